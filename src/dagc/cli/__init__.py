@@ -1,0 +1,31 @@
+"""The `dagc` command. One file per group of commands; all of them only call the library."""
+
+import sys
+
+import typer
+from rich.console import Console
+
+from dagc.cli import allocate
+from dagc.errors import DagcError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="dagc",
+    help="Train one model over many devices with slow, metered uplinks: the same accuracy, far fewer bytes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("allocate")(allocate.allocate)
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line on stderr and exit code 2, never a traceback."""
+    try:
+        app()
+    except DagcError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", style="red", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
