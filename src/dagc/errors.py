@@ -1,6 +1,14 @@
 """The one family of errors: whatever dagc refuses, it refuses with one of these."""
 
-__all__ = ["BudgetWarning", "DagcError", "InvalidInput", "MalformedPayload", "NonFiniteGradient"]
+__all__ = [
+    "BudgetWarning",
+    "DagcError",
+    "DataError",
+    "InvalidInput",
+    "MalformedPayload",
+    "MissingData",
+    "NonFiniteGradient",
+]
 
 
 class DagcError(Exception):
@@ -17,6 +25,14 @@ class NonFiniteGradient(InvalidInput):
 
 class MalformedPayload(DagcError, ValueError):
     """Bytes that are not a valid frame; the message says what is wrong with them."""
+
+
+class DataError(DagcError):
+    """A data file cannot be fetched, read or trusted; the message names the file."""
+
+
+class MissingData(DataError):
+    """A data set is not in the data folder; the message is the command that gets it."""
 
 
 class BudgetWarning(UserWarning):
