@@ -1,0 +1,43 @@
+"""Data-aware gradient compression: each client sends as much as its data is worth, and nothing is lost.
+
+The way of a gradient: `allocate` says who may send how much, `ErrorFeedback` adds what was kept back and selects,
+`encode` and `decode` are the wire, `aggregate` is the server's sum.
+"""
+
+from dagc.allocation import ALLOCATORS, Allocator, allocate, entries
+from dagc.compressors import COMPRESSORS, Compressor, hard_threshold, per_tensor, random_k, top_k
+from dagc.errors import BudgetWarning, DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
+from dagc.feedback import ErrorFeedback
+from dagc.sparse import Sparse, aggregate, aggregate_sparse
+from dagc.wire import INDEX_CODECS, VALUE_CODECS, decode, encode, payload_size, quantise, read_header
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ALLOCATORS",
+    "COMPRESSORS",
+    "INDEX_CODECS",
+    "VALUE_CODECS",
+    "Allocator",
+    "BudgetWarning",
+    "Compressor",
+    "DagcError",
+    "ErrorFeedback",
+    "InvalidInput",
+    "MalformedPayload",
+    "NonFiniteGradient",
+    "Sparse",
+    "aggregate",
+    "aggregate_sparse",
+    "allocate",
+    "decode",
+    "encode",
+    "entries",
+    "hard_threshold",
+    "payload_size",
+    "per_tensor",
+    "quantise",
+    "random_k",
+    "read_header",
+    "top_k",
+]

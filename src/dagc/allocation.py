@@ -1,0 +1,371 @@
+"""Who may send how much: one compression parameter per client, from the data each holds, under one budget.
+
+A *ratio* is the part of a vector's entries that a client may send (δ in the paper); the budget is their mean.
+A *threshold* is the magnitude from which on an entry is sent (λ); the budget is their harmonic mean.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dagc.errors import BudgetWarning, InvalidInput
+from dagc.wire import payload_size
+
+__all__ = [
+    "ALLOCATORS",
+    "Allocator",
+    "allocate",
+    "apportion",
+    "dagc_a",
+    "dagc_r",
+    "entries",
+    "phi_optimal",
+    "power",
+    "uniform",
+]
+
+Array = NDArray[np.float64]
+Rule = Callable[[Array, float], Array]
+"""`(shares, budget) -> parameters`: shares are positive; the budget is the sum of ratios, or the mean threshold."""
+
+
+class Allocator(NamedTuple):
+    """A rule for ratios, one for thresholds, or both; what `ALLOCATORS` holds under a method's name."""
+
+    ratios: Rule | None = None
+    thresholds: Rule | None = None
+
+
+def uniform(shares: Array, total: float) -> Array:
+    """The same ratio for everybody."""
+    return np.full(len(shares), total / len(shares))
+
+
+def power(shares: Array, total: float, exponent: float = 2 / 3) -> Array:
+    """Ratios in proportion to `shares ** exponent`; 2/3 minimises Σ p²/δ² (see `dagc.theory`)."""
+    raised = shares**exponent
+    return total * raised / raised.sum()
+
+
+def dagc_r(shares: Array, total: float) -> Array:
+    """Algorithm 2 of the paper (DAGC-R): the best of n candidates by the bound Φ of Theorem 4.
+
+    Candidate j gives worker j the smallest ratio, the same as the next smallest, and all others ratios in proportion
+    to p^(2/3). All candidates share P = Σ p^(2/3), so they are weighed in O(n) and only the best is written out.
+    """
+    n = len(shares)
+    if n == 1:
+        return np.array([total])
+    order = np.argsort(-shares, kind="stable")
+    p = shares[order]
+    raised = p ** (2 / 3)
+    rest = raised.sum() - raised  # P − p_j^(2/3)
+    base = np.full(n, p[-1])  # p_n, the smallest, is next to the smallest ratio ...
+    base[-1] = p[-2]  # ... unless it is the smallest itself (second case of Theorem 4)
+    q = rest / base ** (2 / 3)
+    phi = (1 + q) * (p + base ** (1 / 3) * rest)  # n·δ̄·Φ_j, with p_base·Q_j = p_base^(1/3)·(P − p_j^(2/3))
+    repeated = np.append(False, p[1:] == p[:-1])
+    repeated[-1] = False  # j = n is always weighed; other repeated weights are bypassed
+    phi[repeated] = np.inf
+    j = n - 1 - int(np.argmin(phi[::-1]))  # j runs from n down to 1 and only a smaller Φ replaces the best
+
+    floor = base[j] ** (2 / 3)
+    ratios = raised / (rest[j] + floor)
+    ratios[j] = floor / (rest[j] + floor)
+    result = np.empty(n)
+    result[order] = total * ratios
+    return result
+
+
+def dagc_a(shares: Array, threshold: float) -> Array:
+    """Algorithm 3 of the paper (DAGC-A): thresholds λ̄·P/n · p^(−2/3), with the harmonic mean λ̄."""
+    return _power_thresholds(shares, threshold, 2 / 3)
+
+
+def _power_thresholds(shares: Array, threshold: float, exponent: float) -> Array:
+    raised = shares**exponent
+    return threshold * (raised.sum() / len(shares)) / raised
+
+
+def phi_optimal(shares: Array, total: float) -> Array:
+    """The true minimiser of Φ = (Σ p/√δ)/√δ_min, which Algorithm 2 is not; for study (see `docs/theory.md`).
+
+    For a given floor m the best ratios are max(m, c·p^(2/3)): water-filling. With P = Σ p^(2/3) over the workers above
+    the floor and W = Σ p over the s workers on it, Φ = W/m + P^1.5/√(m·(total − s·m)): convex in m.
+    """
+    n = len(shares)
+    order = np.argsort(-shares, kind="stable")
+    p = shares[order]
+    raised = p ** (2 / 3)
+    above = np.cumsum(raised)
+    below = np.append(np.cumsum(p[::-1])[::-1][1:], 0.0)
+    on_floor = n - 1.0 - np.arange(n)
+    # At m[i] the worker i just reaches the floor; from the pure power rule (last) to uniform (first).
+    m = total * raised / (above + on_floor * raised)
+
+    def factor(i: NDArray[np.int_], m: Array) -> Array:
+        return below[i] / m + above[i] ** 1.5 / np.sqrt(m * (total - on_floor[i] * m))
+
+    everyone = np.arange(n)
+    at_ends = factor(everyone, m)
+    best = int(np.argmin(at_ends))
+    floor, least = m[best], at_ends[best]
+    if n > 1:
+        # Between m[i + 1] and m[i], Φ·√m does not fall, so Φ is at least this; the other stretches cannot win.
+        lowest = at_ends[1:] * np.sqrt(m[1:] / m[:-1])
+        i = np.flatnonzero(lowest < least)
+        low, high = m[i + 1], m[i]
+        for _ in range(60 if len(i) else 0):
+            middle = (low + high) / 2
+            free = total - on_floor[i] * middle
+            fall = below[i] / middle**2 + above[i] ** 1.5 * (free - on_floor[i] * middle) / (2 * (middle * free) ** 1.5)
+            low, high = np.where(fall > 0, middle, low), np.where(fall > 0, high, middle)
+        if len(i):
+            inside = factor(i, low)
+            k = int(np.argmin(inside))
+            if inside[k] < least:
+                floor = low[k]
+    filled = np.searchsorted(-m, -floor, side="right")  # how many workers are above this floor
+    c = (total - (n - filled) * floor) / above[filled - 1]
+    result = np.empty(n)
+    result[order] = np.where(everyone < filled, c * raised, floor)
+    return result
+
+
+ALLOCATORS: dict[str, Allocator] = {
+    "uniform": Allocator(uniform, lambda shares, threshold: np.full(len(shares), threshold)),
+    "dagc-r": Allocator(ratios=dagc_r),
+    "dagc-a": Allocator(thresholds=dagc_a),
+    "power": Allocator(power, partial(_power_thresholds, exponent=2 / 3)),
+    "phi-optimal": Allocator(ratios=phi_optimal),
+}
+"""Every method by name; add an `Allocator` here and `allocate`, the command line and the contract suite know it."""
+
+
+def allocate(
+    weights: ArrayLike,
+    *,
+    ratio: float | None = None,
+    threshold: float | None = None,
+    bytes: int | None = None,
+    method: str = "dagc-r",
+    exponent: float | None = None,
+    caps: ArrayLike | None = None,
+    size: int | None = None,
+    values: str = "fp32",
+) -> Array:
+    """One compression parameter per client, in the order of `weights`, under one budget.
+
+    Exactly one of the three budgets is given. Clients of weight 0 take no part: they get ratio 0 (threshold infinity)
+    and do not count in the mean.
+
+    Args:
+        weights: How much data each client holds: counts or shares.
+        ratio: The budget as the mean ratio of entries sent, in (0, 1].
+        threshold: The budget as the harmonic mean of the thresholds.
+        bytes: The budget as payload bytes per round, all clients together; needs `size`. It is an upper limit that no
+            gradient can pass, since `dagc.wire.payload_size` is the most that so many entries take on the wire.
+        method: A name in `ALLOCATORS`.
+        exponent: For `power` only; 2/3 if not given.
+        caps: The largest ratio of each client (a metered plan, a slow link), at most 1, which is also the default. What
+            a cap cuts off goes to the others by the same rule. If all caps together stay below the budget, they are
+            the answer, with a `BudgetWarning`.
+        size: The number of entries in the vector, with `bytes`.
+        values: The value codec that will be used, with `bytes`.
+
+    Example:
+        >>> allocate([5000, 3000, 200, 10], ratio=0.001, method="power").round(6)
+        array([2.169e-03, 1.543e-03, 2.540e-04, 3.400e-05])
+        >>> allocate([900, 100], threshold=0.05, method="dagc-a").round(4)
+        array([0.0308, 0.1331])
+    """
+    weight = _checked_weights(weights)
+    if sum(budget is not None for budget in (ratio, threshold, bytes)) != 1:
+        raise InvalidInput("give exactly one budget: ratio=, threshold= or bytes=")
+    allocator = _method(method, exponent)
+    present = np.flatnonzero(weight > 0)
+    order = present[np.argsort(-weight[present], kind="stable")]  # largest first, sorted once for every rule
+    shares = _shares(weight[order])
+
+    if threshold is not None:
+        if allocator.thresholds is None:
+            raise InvalidInput(
+                f"method {method!r} sets ratios, not thresholds: give ratio= or choose {_having('thresholds')}"
+            )
+        if caps is not None:
+            raise InvalidInput("caps limit ratios; a threshold does not fix how much is sent: give ratio= or bytes=")
+        if not (np.isfinite(threshold) and threshold > 0):
+            raise InvalidInput(f"threshold must be positive and finite, not {threshold}")
+        result = np.full(len(weight), np.inf)
+        result[order] = allocator.thresholds(shares, float(threshold))
+        return result
+
+    rule = allocator.ratios
+    if rule is None:
+        raise InvalidInput(
+            f"method {method!r} sets thresholds, not ratios: give threshold= or choose {_having('ratios')}"
+        )
+    cap = _checked_caps(caps, len(weight))[order]
+    result = np.zeros(len(weight))
+    if ratio is not None:
+        if not 0 < ratio <= 1:
+            raise InvalidInput(f"ratio must be above 0 and at most 1, not {ratio}")
+        result[order] = _capped(rule, shares, ratio * len(order), cap)
+    else:
+        assert bytes is not None
+        if size is None:
+            raise InvalidInput("a budget in bytes needs size=, the number of entries in the vector")
+        result[order] = _within_bytes(rule, shares, cap, bytes, size, values)
+    return result
+
+
+def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> NDArray[np.int64]:
+    """How many entries each client sends: integers whose sum is the budget, by largest remainder.
+
+    The sum is `floor(Σ ratios · size)`. Every client with a ratio above 0 gets at least one entry and none gets more
+    than `size` or, if given, its cap.
+
+    Example:
+        >>> entries([0.5, 0.3, 0.1999, 0.0001], size=10)
+        array([4, 3, 2, 1])
+    """
+    ratio = np.atleast_1d(np.asarray(ratios, dtype=np.float64))
+    if ratio.ndim != 1 or not len(ratio) or not np.all((ratio >= 0) & (ratio <= 1 + 1e-9)):
+        raise InvalidInput(f"ratios must be a list of numbers from 0 to 1, not {ratios!r:.200}")
+    if size < 1:
+        raise InvalidInput(f"size must be at least 1, not {size}")
+    present = np.flatnonzero(ratio > 0)
+    most = np.minimum(size, np.floor(_checked_caps(caps, len(ratio))[present] * size * (1 + 1e-12))).astype(np.int64)
+    total = int(np.floor(ratio.sum() * size * (1 + 1e-12) + 1e-9))
+    if total < len(present):
+        raise InvalidInput(
+            f"the budget is {total} entries for {len(present)} clients, and each needs at least one: "
+            f"raise the mean ratio to {len(present) / (len(ratio) * size):.3g} or more"
+        )
+    if len(most) and most.min() < 1:
+        raise InvalidInput(
+            f"a cap of {_checked_caps(caps, len(ratio))[present].min():.3g} is below one entry of {size}: raise it"
+        )
+    result = np.zeros(len(ratio), dtype=np.int64)
+    result[present] = apportion(ratio[present], min(total, int(most.sum())), most)
+    return result
+
+
+def apportion(quota: Array, total: int, most: NDArray[np.int64], least: int = 1) -> NDArray[np.int64]:
+    """Integers from `least` to `most` that add up to `total`, as near to proportional to `quota` as that allows."""
+    count = np.full(len(quota), least, dtype=np.int64)
+    free = np.arange(len(quota))  # whose count is not settled by a bound yet
+    left = total
+    while len(free):
+        want = quota[free] * (left / quota[free].sum())
+        low, high = want < least, want > most[free]
+        # Settle only the bound that matters more this time: settling one side moves the other.
+        low_first = (least - want[low]).sum() >= (want[high] - most[free][high]).sum()
+        settled = low if low_first else high
+        if not settled.any():
+            break
+        count[free[settled]] = least if low_first else most[free[settled]]
+        left -= int(count[free[settled]].sum())
+        free = free[~settled]
+    if len(free):
+        count[free] = np.floor(want)
+        remainder = want - count[free]
+        room = count[free] < most[free]
+        order = np.lexsort((np.arange(len(free)), -remainder, ~room))  # largest remainder first, then the first client
+        count[free[order[: left - int(count[free].sum())]]] += 1
+    return count
+
+
+def _capped(rule: Rule, shares: Array, total: float, caps: Array) -> Array:
+    """The rule's ratios with none above its cap; what caps cut off is given to the others by the same rule."""
+    if caps.sum() <= total:
+        if caps.sum() < total * (1 - 1e-9):
+            warnings.warn(
+                f"all caps together ({caps.sum():.4g}) are below the budget ({total:.4g}): every client gets its cap",
+                BudgetWarning,
+                stacklevel=3,
+            )
+        return caps
+    result = caps.copy()
+    free = np.arange(len(shares))
+    while len(free):
+        ratios = rule(shares[free], total)
+        over = ratios > caps[free]
+        if not over.any():
+            result[free] = ratios
+            break
+        total -= caps[free[over]].sum()
+        free = free[~over]
+    return result
+
+
+def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int, values: str) -> Array:
+    """The largest ratios whose payloads fit into the budget even in the worst case."""
+    n = len(shares)
+
+    def ratios(total: int) -> Array:
+        return _capped(rule, shares, total / size, caps)
+
+    def fits(total: int) -> bool:
+        return int(payload_size(size, entries(ratios(total), size, caps=caps), values).sum()) <= budget
+
+    least, most = n, int(np.floor(caps * size).sum())
+    if least > most or not fits(least):
+        needed = int(payload_size(size, np.ones(n, dtype=np.int64), values).sum())
+        raise InvalidInput(f"{budget} bytes are too few for {n} clients: one entry each takes {needed} bytes")
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle - 1)
+    return ratios(least)
+
+
+def _method(name: str, exponent: float | None) -> Allocator:
+    if name not in ALLOCATORS:
+        raise InvalidInput(f"no method is called {name!r}: choose one of {', '.join(sorted(ALLOCATORS))}")
+    if exponent is None:
+        return ALLOCATORS[name]
+    if name != "power":
+        raise InvalidInput(f"exponent= belongs to the method 'power', not to {name!r}")
+    if not 0 <= exponent <= 4:
+        raise InvalidInput(f"exponent must be from 0 (uniform) to 4, not {exponent}")
+    return Allocator(partial(power, exponent=exponent), partial(_power_thresholds, exponent=exponent))
+
+
+def _having(kind: str) -> str:
+    return ", ".join(sorted(name for name, allocator in ALLOCATORS.items() if getattr(allocator, kind) is not None))
+
+
+def _checked_weights(weights: ArrayLike) -> Array:
+    try:
+        weight = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"weights must be a list of numbers, not {weights!r:.200}") from error
+    if weight.ndim != 1 or not len(weight):
+        raise InvalidInput(f"weights must be a list with one number per client, not of shape {weight.shape}")
+    wrong = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
+    if len(wrong):
+        raise InvalidInput(f"client {wrong[0]} has weight {weight[wrong[0]]}: weights must be finite and not negative")
+    if not weight.any():
+        raise InvalidInput("all weights are 0: at least one client must hold data")
+    return weight
+
+
+def _checked_caps(caps: ArrayLike | None, n: int) -> Array:
+    if caps is None:
+        return np.ones(n)
+    cap = np.asarray(caps, dtype=np.float64)
+    if cap.shape != (n,):
+        raise InvalidInput(f"caps must hold one ratio for each of the {n} clients, not an array of shape {cap.shape}")
+    wrong = np.flatnonzero(~((cap > 0) & (cap <= 1)))
+    if len(wrong):
+        raise InvalidInput(f"client {wrong[0]} has cap {cap[wrong[0]]}: a cap is above 0 and at most 1")
+    return cap
+
+
+def _shares(weight: Array) -> Array:
+    scaled = weight / weight.max()  # the sum of huge weights would overflow
+    return np.maximum(scaled / scaled.sum(), np.finfo(np.float64).tiny)

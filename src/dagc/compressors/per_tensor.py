@@ -1,0 +1,51 @@
+"""Per tensor: a compressor applied to each tensor of a model, instead of to the whole model as one vector."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dagc.allocation import apportion
+from dagc.compressors._vector import Gradient, checked_count, flat
+from dagc.errors import InvalidInput
+from dagc.sparse import Sparse
+
+if TYPE_CHECKING:
+    from dagc.compressors import Compressor
+
+__all__ = ["per_tensor"]
+
+
+def per_tensor(compressor: "Compressor", sizes: Sequence[int]) -> "Compressor":
+    """A compressor that selects within each of consecutive tensors of these sizes.
+
+    A number of entries is divided in proportion to the sizes, by largest remainder; a threshold is the same for all.
+
+    Example:
+        >>> import torch
+        >>> from dagc.compressors import top_k
+        >>> per_tensor(top_k, [2, 4])(torch.tensor([0.1, 0.2, 9.0, 8.0, 7.0, 6.0]), 3).indices
+        array([1, 2, 3])
+    """
+    if not len(sizes) or min(sizes) < 1:
+        raise InvalidInput(f"sizes must be those of the tensors, each at least 1, not {sizes!r:.200}")
+    total = sum(sizes)
+
+    def select(vector: Gradient, parameter: Any, *, seed: int = 0) -> Sparse:
+        values = flat(vector)
+        if len(values) != total:
+            raise InvalidInput(f"the vector has {len(values)} entries, the tensors have {total}")
+        if isinstance(parameter, int | np.integer):
+            most = np.asarray(sizes, dtype=np.int64)
+            parameters = list(apportion(most.astype(np.float64), checked_count(parameter, total), most, least=0))
+        else:
+            parameters = [parameter] * len(sizes)
+        parts = [
+            compressor(part, own, seed=seed + i)
+            for i, (part, own) in enumerate(zip(values.split(list(sizes)), parameters, strict=True))
+        ]
+        starts = np.cumsum([0, *sizes[:-1]])
+        indices = np.concatenate([part.indices + start for part, start in zip(parts, starts, strict=True)])
+        return Sparse.trusted(total, indices, np.concatenate([part.values for part in parts]))
+
+    return select

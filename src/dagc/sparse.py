@@ -1,0 +1,144 @@
+"""The one type that travels: a few entries of a long vector. Below it, how a server adds many of them up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from dagc.errors import InvalidInput
+
+__all__ = ["MAX_SIZE", "Sparse", "aggregate", "aggregate_sparse"]
+
+MAX_SIZE = 1 << 48
+"""The longest vector: far above any model, and low enough that sums of positions never overflow."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sparse:
+    """Some entries of a vector of `size` entries; all others are zero.
+
+    Attributes:
+        size: The length of the whole vector.
+        indices: Where the entries are: int64, ascending, each once.
+        values: What they are: float32, finite.
+        seed: If the indices were drawn by `dagc.random_k`, what they were drawn from; the wire then sends
+            the seed in their place.
+
+    Example:
+        >>> sparse = Sparse(6, [1, 4], [0.5, -2.0])
+        >>> sparse.dense()
+        tensor([ 0.0000,  0.5000,  0.0000,  0.0000, -2.0000,  0.0000])
+    """
+
+    size: int
+    indices: NDArray[np.int64]
+    values: NDArray[np.float32]
+    seed: int | None = None
+
+    def __init__(self, size: int, indices: ArrayLike, values: ArrayLike, seed: int | None = None) -> None:
+        """Check the entries and hold them; `trusted` skips the check."""
+        if not 1 <= size <= MAX_SIZE:
+            raise InvalidInput(f"size must be from 1 to 2^48, not {size}")
+        index, value = np.asarray(indices), np.asarray(values)
+        if not len(index):
+            index = index.astype(np.int64)
+        if index.dtype.kind not in "iu" or index.ndim != 1:
+            raise InvalidInput(f"indices must be a list of integers, not {index.dtype} of shape {index.shape}")
+        if value.dtype.kind not in "fiu" or value.shape != index.shape:
+            raise InvalidInput(
+                f"values must be {len(index)} numbers, one for each index, not {value.dtype} of shape {value.shape}"
+            )
+        index, value = index.astype(np.int64), value.astype(np.float32)
+        if len(index) and (index[0] < 0 or index[-1] >= size or np.any(index[1:] <= index[:-1])):
+            raise InvalidInput(f"indices must ascend, each once, from 0 to {size - 1}")
+        if not np.isfinite(value).all():
+            raise InvalidInput("values must be finite: NaN or infinity would stay in the model for ever")
+        self._hold(size, index, value, seed)
+
+    def _hold(self, size: int, indices: NDArray[np.int64], values: NDArray[np.float32], seed: int | None) -> None:
+        for name, value in zip(("size", "indices", "values", "seed"), (size, indices, values, seed), strict=True):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def trusted(
+        cls, size: int, indices: NDArray[np.int64], values: NDArray[np.float32], seed: int | None = None
+    ) -> Self:
+        """Hold entries that are known to be right, unchecked: for what our own kernels made or `decode` has checked."""
+        sparse = cls.__new__(cls)
+        sparse._hold(size, indices, values, seed)
+        return sparse
+
+    def __len__(self) -> int:
+        """The number of entries held."""
+        return len(self.indices)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal if they hold the same entries, bit for bit."""
+        if not isinstance(other, Sparse):
+            return NotImplemented
+        return (
+            self.size == other.size
+            and np.array_equal(self.indices, other.indices)
+            and self.values.tobytes() == other.values.tobytes()
+        )
+
+    def dense(self, device: Any = None) -> torch.Tensor:
+        """The whole vector, as a float32 tensor."""
+        vector = torch.zeros(self.size, dtype=torch.float32)
+        vector[torch.from_numpy(self.indices)] = torch.from_numpy(self.values)
+        return vector.to(device) if device is not None else vector
+
+
+def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The server's sum Σ p_i · sparse_i as a dense float32 vector, where p_i is weight i over the sum of weights.
+
+    Clients are added in the given order, so the same inputs give the same bits everywhere.
+
+    Args:
+        sparses: What the clients sent; all of one size.
+        weights: How much each counts: counts or shares.
+        out: A float32 CPU vector to write the result to, instead of a new one.
+
+    Example:
+        >>> aggregate([Sparse(3, [0], [1.0]), Sparse(3, [0, 2], [2.0, 4.0])], weights=[300, 100])
+        tensor([1.2500, 0.0000, 1.0000])
+    """
+    shares = _shares(sparses, weights)
+    size = sparses[0].size
+    if out is None:
+        out = torch.zeros(size, dtype=torch.float32)
+    elif out.shape != (size,) or out.dtype != torch.float32 or out.device.type != "cpu" or not out.is_contiguous():
+        raise InvalidInput(f"out must be a contiguous float32 CPU vector of {size} entries")
+    else:
+        out.zero_()
+    total = out.numpy()
+    for sparse, share in zip(sparses, shares, strict=True):
+        total[sparse.indices] += share * sparse.values
+    return out
+
+
+def aggregate_sparse(sparses: Sequence[Sparse], weights: ArrayLike) -> Sparse:
+    """The same sum, bit for bit, as a `Sparse` of all entries that any client sent."""
+    shares = _shares(sparses, weights)
+    indices = np.unique(np.concatenate([sparse.indices for sparse in sparses]))
+    values = np.zeros(len(indices), dtype=np.float32)
+    for sparse, share in zip(sparses, shares, strict=True):
+        values[np.searchsorted(indices, sparse.indices)] += share * sparse.values
+    return Sparse.trusted(sparses[0].size, indices, values)
+
+
+def _shares(sparses: Sequence[Sparse], weights: ArrayLike) -> NDArray[np.float32]:
+    weight = np.asarray(weights, dtype=np.float64)
+    if not len(sparses):
+        raise InvalidInput("nothing to aggregate: give at least one client's entries")
+    if weight.shape != (len(sparses),):
+        raise InvalidInput(f"weights must hold one number for each of the {len(sparses)} clients, not {weight.shape}")
+    if not (np.isfinite(weight).all() and (weight >= 0).all() and weight.any()):
+        raise InvalidInput(f"weights must be finite, not negative, and not all 0, but are {weights!r:.200}")
+    sizes = {sparse.size for sparse in sparses}
+    if len(sizes) > 1:
+        raise InvalidInput(f"all clients must have vectors of one size, not {sorted(sizes)}")
+    return (weight / weight.sum()).astype(np.float32)

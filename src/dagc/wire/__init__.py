@@ -1,0 +1,18 @@
+"""Sparse entries to bytes and back: the frame, its index codecs and its value codecs."""
+
+from dagc.wire.frame import Header, decode, encode, payload_size, read_header
+from dagc.wire.indices import INDEX_CODECS, IndexCodec
+from dagc.wire.values import VALUE_CODECS, ValueCodec, quantise
+
+__all__ = [
+    "INDEX_CODECS",
+    "VALUE_CODECS",
+    "Header",
+    "IndexCodec",
+    "ValueCodec",
+    "decode",
+    "encode",
+    "payload_size",
+    "quantise",
+    "read_header",
+]

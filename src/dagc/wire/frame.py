@@ -1,0 +1,178 @@
+"""The frame: one versioned, checksummed message that carries one `Sparse`. `docs/wire-format.md` has every byte.
+
+    magic DA 6C | version | codecs | round | size | entries | index bytes | indices | values | CRC-32
+
+Round, size, entries and index bytes are varints, so that a few entries cost a few bytes.
+"""
+
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dagc.errors import InvalidInput, MalformedPayload
+from dagc.sparse import MAX_SIZE, Sparse
+from dagc.wire.indices import INDEX_CODECS, largest_section, smallest
+from dagc.wire.values import VALUE_CODECS, value_codec
+
+__all__ = ["Header", "decode", "encode", "payload_size", "read_header"]
+
+MAGIC = b"\xda\x6c"
+VERSION = 1
+CHECKSUM = 4
+_SMALLEST = len(MAGIC) + 1 + 1 + 4 + CHECKSUM
+_INDEX_NAMES = {codec.id: name for name, codec in INDEX_CODECS.items()}
+_VALUE_NAMES = {codec.id: name for name, codec in VALUE_CODECS.items()}
+
+
+class Header(NamedTuple):
+    """What a frame says about itself before its entries are read."""
+
+    round: int
+    size: int
+    entries: int
+    index_codec: str
+    value_codec: str
+    index_bytes: int
+    value_bytes: int
+    header_bytes: int
+
+
+def encode(sparse: Sparse, values: str = "fp32", *, round: int = 0, indices: str | None = None) -> bytes:
+    """One frame with these entries.
+
+    Args:
+        sparse: What to send.
+        values: The value codec: fp32, fp16, bf16, int8 or sign.
+        round: A number that comes back in `read_header`, to tell rounds apart.
+        indices: The index codec; if not given, the one that takes the fewest bytes.
+
+    Example:
+        >>> payload = encode(Sparse(1000, [3, 500], [0.5, -2.0]), values="fp16")
+        >>> len(payload), decode(payload) == Sparse(1000, [3, 500], [0.5, -2.0])
+        (21, True)
+    """
+    codec = value_codec(values)
+    if not 0 <= round < MAX_SIZE:
+        raise InvalidInput(f"round must be from 0 to 2^48 - 1, not {round}")
+    index_id, index_section = smallest(sparse, indices)
+    numbers = (round, sparse.size, len(sparse), len(index_section))
+    head = MAGIC + bytes((VERSION, index_id << 4 | codec.id)) + b"".join(map(_varint, numbers))
+    body = b"".join((head, index_section, codec.write(sparse.values)))
+    return body + zlib.crc32(body).to_bytes(CHECKSUM, "little")
+
+
+def decode(payload: bytes | bytearray | memoryview, *, size: int | None = None) -> Sparse:
+    """The entries in a frame. Whatever the bytes are, the only error raised for them is `MalformedPayload`.
+
+    Lengths and the checksum are checked before anything is allocated, so memory stays in proportion to the payload.
+
+    Args:
+        payload: The bytes received.
+        size: If given, the length the vector must have.
+    """
+    view = _view(payload)
+    header = read_header(view)
+    if size is not None and header.size != size:
+        raise MalformedPayload(f"the frame is for a vector of {header.size} entries, expected {size}")
+    if zlib.crc32(view[:-CHECKSUM]) != int.from_bytes(view[-CHECKSUM:], "little"):
+        raise MalformedPayload("the checksum does not match: the bytes were damaged on the way")
+    start, middle = header.header_bytes, header.header_bytes + header.index_bytes
+    index_section, value_section = view[start:middle], view[middle:-CHECKSUM]
+    indices = INDEX_CODECS[header.index_codec].read(index_section, header.size, header.entries)
+    values = VALUE_CODECS[header.value_codec].read(value_section, header.entries)
+    if not np.isfinite(values).all():
+        raise MalformedPayload("a value is NaN or infinite")
+    seed = int.from_bytes(index_section, "little") if header.index_codec == "seed" else None
+    return Sparse.trusted(header.size, indices, values, seed)
+
+
+def read_header(payload: bytes | bytearray | memoryview) -> Header:
+    """What a frame says about itself, with all lengths checked; the entries are not looked at."""
+    view = _view(payload)
+    if len(view) < _SMALLEST:
+        raise MalformedPayload(f"{len(view)} bytes are too few for a frame, which has at least {_SMALLEST}")
+    if view[:2] != MAGIC:
+        raise MalformedPayload("this is not a dagc frame: it does not begin with DA 6C")
+    if view[2] != VERSION:
+        raise MalformedPayload(f"the frame has version {view[2]}, this library reads version {VERSION}: update it")
+    index_id, value_id = view[3] >> 4, view[3] & 15
+    if index_id not in _INDEX_NAMES:
+        raise MalformedPayload(f"the frame uses the unknown index codec {index_id}")
+    if value_id not in _VALUE_NAMES:
+        raise MalformedPayload(f"the frame uses the unknown value codec {value_id}")
+    at = 4
+    round, at = _read_varint(view, at)
+    size, at = _read_varint(view, at)
+    entries, at = _read_varint(view, at)
+    index_bytes, at = _read_varint(view, at)
+    if not 1 <= size <= MAX_SIZE:
+        raise MalformedPayload(f"the frame is for a vector of {size} entries; 1 to 2^48 are allowed")
+    if entries > size:
+        raise MalformedPayload(f"the frame claims {entries} entries of a vector of {size}")
+    value_name = _VALUE_NAMES[value_id]
+    value_bytes = VALUE_CODECS[value_name].size(entries)
+    expected = at + index_bytes + value_bytes + CHECKSUM
+    if len(view) < expected:
+        raise MalformedPayload(f"the frame is truncated: {len(view)} of {expected} bytes")
+    if len(view) > expected:
+        raise MalformedPayload(f"{len(view) - expected} bytes follow the end of the frame")
+    return Header(round, size, entries, _INDEX_NAMES[index_id], value_name, index_bytes, value_bytes, at)
+
+
+def payload_size(size: int, entries: ArrayLike, values: str = "fp32") -> NDArray[np.int64]:
+    """The most bytes that a frame with so many entries takes, wherever they lie, for rounds below 2²¹.
+
+    Real gradients cluster and take less; this is the bound that byte budgets are kept with.
+
+    Example:
+        >>> payload_size(11_000_000, [11_000, 110], "int8")
+        array([27627,   389])
+    """
+    counts = np.atleast_1d(np.asarray(entries, dtype=np.int64))
+    if not 1 <= size <= MAX_SIZE or counts.min(initial=0) < 0 or counts.max(initial=0) > size:
+        raise InvalidInput(f"cannot send {entries!r:.100} entries of a vector of {size}")
+    codec = value_codec(values)
+    unique, where = np.unique(counts, return_inverse=True)
+    index_bytes = largest_section(size, unique)
+    fixed = len(MAGIC) + 1 + 1 + 3 + len(_varint(size)) + CHECKSUM
+    total = [
+        fixed + len(_varint(int(k))) + len(_varint(int(b))) + int(b) + codec.size(int(k))
+        for k, b in zip(unique, index_bytes, strict=True)
+    ]
+    return np.array(total, dtype=np.int64)[where]
+
+
+def _view(payload: bytes | bytearray | memoryview) -> memoryview:
+    try:
+        return memoryview(payload).cast("B")
+    except TypeError as error:
+        raise InvalidInput(f"a payload is bytes, not {type(payload).__name__}") from error
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits to a byte, lowest first; the high bit says that more follow."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        if at >= len(view) - CHECKSUM:
+            raise MalformedPayload(f"the frame is truncated: its header does not end within {len(view)} bytes")
+        byte = view[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            if byte == 0 and shift > 7:
+                raise MalformedPayload("a number in the header is written with more bytes than it needs")
+            return number, at
+        if shift > 49:
+            raise MalformedPayload("a number in the header is too large")

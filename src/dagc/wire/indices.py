@@ -1,0 +1,149 @@
+"""How the positions of entries are written: five codecs, and the rule that takes the smallest."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagc.errors import InvalidInput, MalformedPayload
+from dagc.sparse import Sparse
+from dagc.wire import rice
+
+__all__ = ["INDEX_CODECS", "IndexCodec", "draw", "largest_section", "scramble", "smallest"]
+
+Ints = NDArray[np.int64]
+
+
+class IndexCodec(NamedTuple):
+    """One way to write indices.
+
+    Attributes:
+        id: Its number on the wire, from 0 to 15.
+        plan: `sparse -> (size, write) | None`: the exact number of bytes, known before anything is written, and the
+            function that writes them; None where this codec does not apply.
+        read: `(section, size, count) -> indices`: checks everything; `MalformedPayload` for what is not exactly right.
+    """
+
+    id: int
+    plan: Callable[[Sparse], tuple[int, Callable[[], bytes]] | None]
+    read: Callable[[memoryview, int, int], Ints]
+
+
+def _plan_dense(sparse: Sparse) -> tuple[int, Callable[[], bytes]] | None:
+    return (0, bytes) if len(sparse) == sparse.size else None
+
+
+def _read_dense(section: memoryview, size: int, count: int) -> Ints:
+    if count != size or len(section):
+        raise MalformedPayload(
+            f"a dense frame holds all {size} entries and no indices, not {count} and {len(section)} bytes"
+        )
+    return np.arange(size)
+
+
+def _plan_bitmap(sparse: Sparse) -> tuple[int, Callable[[], bytes]]:
+    def write() -> bytes:
+        bits = np.zeros(sparse.size, dtype=np.uint8)
+        bits[sparse.indices] = 1
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    return -(-sparse.size // 8), write
+
+
+def _read_bitmap(section: memoryview, size: int, count: int) -> Ints:
+    if len(section) != -(-size // 8):
+        raise MalformedPayload(f"a bitmap of {size} entries takes {-(-size // 8)} bytes, not {len(section)}")
+    indices = np.flatnonzero(np.unpackbits(np.frombuffer(section, dtype=np.uint8), bitorder="little"))
+    if len(indices) != count:
+        raise MalformedPayload(f"the bitmap has {len(indices)} entries, the header says {count}")
+    if count and indices[-1] >= size:
+        raise MalformedPayload(f"index {indices[-1]} is out of range for a vector of {size}")
+    return indices
+
+
+def _rice(id: int, adaptive: bool) -> IndexCodec:
+    def plan(sparse: Sparse) -> tuple[int, Callable[[], bytes]]:
+        planned = rice.plan(sparse.indices, adaptive)
+        return planned.size, lambda: rice.write(planned, adaptive)
+
+    return IndexCodec(id, plan, lambda section, size, count: rice.read(section, size, count, adaptive))
+
+
+def _plan_seed(sparse: Sparse) -> tuple[int, Callable[[], bytes]] | None:
+    seed = sparse.seed
+    return None if seed is None else (8, lambda: seed.to_bytes(8, "little"))
+
+
+def _read_seed(section: memoryview, size: int, count: int) -> Ints:
+    if len(section) != 8:
+        raise MalformedPayload(f"a seed takes 8 bytes, not {len(section)}")
+    return draw(int.from_bytes(section, "little"), size, count)
+
+
+INDEX_CODECS: dict[str, IndexCodec] = {
+    "dense": IndexCodec(0, _plan_dense, _read_dense),
+    "bitmap": IndexCodec(1, _plan_bitmap, _read_bitmap),
+    "rice": _rice(2, adaptive=False),
+    "adaptive-rice": _rice(3, adaptive=True),
+    "seed": IndexCodec(4, _plan_seed, _read_seed),
+}
+"""Every index codec by name."""
+
+
+def smallest(sparse: Sparse, name: str | None = None) -> tuple[int, bytes]:
+    """The codec's number and the section, by the named codec or by the one that needs the fewest bytes."""
+    if name is not None and name not in INDEX_CODECS:
+        raise InvalidInput(f"no index codec is called {name!r}: choose one of {', '.join(INDEX_CODECS)}")
+    best: tuple[int, int, Callable[[], bytes]] | None = None
+    for codec in [INDEX_CODECS[name]] if name else INDEX_CODECS.values():
+        planned = codec.plan(sparse)
+        if planned is not None and (best is None or planned[0] < best[0]):
+            best = planned[0], codec.id, planned[1]
+    if best is None:
+        raise InvalidInput(f"the index codec {name!r} cannot hold {len(sparse)} of {sparse.size} entries")
+    return best[1], best[2]()
+
+
+def largest_section(size: int, counts: Ints) -> Ints:
+    """The most bytes that so many indices of a vector can take, wherever they lie.
+
+    Gaps add up to at most size − count, so b low bits and unary quotients take at most count·(b+1) + (size − count)/2^b
+    bits; the second bound covers supports that end early and so take b − 1 bits.
+    """
+    k = np.maximum(counts, 1)
+    b = rice._best_parameter(size - k, k)
+    bits = np.maximum(k * (b + 1) + ((size - k) >> b), np.where(b > 0, np.ceil(k * (b + 2.0782)).astype(np.int64), 0))
+    coded = np.minimum(-(-bits // 8) + 2, -(-size // 8))  # a parameter byte, and each bit string's padding
+    return np.where(counts == size, 0, np.where(counts == 0, 0, coded))
+
+
+def draw(seed: int, size: int, count: int) -> Ints:
+    """`count` different indices below `size`, ascending, that everybody draws alike from the same seed.
+
+    Draw number i is the SplitMix64 output for `seed + (i + 1)·0x9E3779B97F4A7C15`, modulo `size`; repeated ones are
+    passed over. Where more than half are wanted, those left out are drawn instead.
+    """
+    if 2 * count > size:
+        kept = np.ones(size, dtype=bool)
+        kept[draw(seed, size, size - count)] = False
+        return np.flatnonzero(kept)
+    tries = count + 16
+    while True:
+        drawn, first = np.unique(_splitmix64(seed, tries) % np.uint64(size), return_index=True)
+        if len(drawn) >= count:
+            return np.sort(drawn[np.argsort(first)[:count]].astype(np.int64))
+        tries *= 2
+
+
+def scramble(seed: int, number: int) -> int:
+    """A seed for the given number, of a family: SplitMix64's output of that number."""
+    return int(_splitmix64((seed + number * 0x9E3779B97F4A7C15) % (1 << 64), 1)[0])
+
+
+def _splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        z = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))

@@ -1,0 +1,138 @@
+"""Rice codes for ascending indices: each gap as a unary quotient and `b` low bits, one `b` for all or one per block.
+
+The section holds three bit strings, each padded with zeros to a byte, bits filled from the lowest up:
+the parameters, the low bits of all gaps, and the unary quotients (as many zeros, then a one). Kept apart like this, low
+bits sit at known places and quotients are found by their ones, so both directions work on whole arrays.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagc.errors import MalformedPayload
+
+__all__ = ["BLOCK", "Rice", "plan", "read", "write"]
+
+BLOCK = 128
+"""So many indices share a parameter in the adaptive code."""
+PARAMETER_BITS = 6
+LARGEST_PARAMETER = 48
+
+Ints = NDArray[np.int64]
+Bits = NDArray[np.uint8]
+
+
+class Rice(NamedTuple):
+    """How some indices would be written, worked out before a bit is: what is needed to choose, and then to write."""
+
+    gaps: Ints
+    parameters: Ints  # one for all, or one per block
+    size: int  # bytes in the section
+
+
+def plan(indices: Ints, adaptive: bool) -> Rice:
+    """Choose the parameters and compute the exact size of the section."""
+    gaps = np.diff(indices, prepend=-1) - 1
+    starts = np.arange(0, len(gaps), BLOCK) if adaptive else np.zeros(min(1, len(gaps)), dtype=np.int64)
+    counts = np.diff(starts, append=len(gaps))
+    parameters = _best_parameter(np.add.reduceat(gaps, starts) if len(gaps) else gaps, counts)
+    low = int((parameters * counts).sum())
+    quotients = int((gaps >> np.repeat(parameters, counts)).sum())
+    return Rice(gaps, parameters, _parameter_bytes(len(gaps), adaptive) + _bytes(low) + _bytes(quotients + len(gaps)))
+
+
+def write(rice: Rice, adaptive: bool) -> bytes:
+    """The section's bytes; there are `rice.size` of them."""
+    widths = _widths(rice.parameters, len(rice.gaps), adaptive)
+    quotients = rice.gaps >> widths
+    ends = np.cumsum(quotients + 1)
+    unary = np.zeros(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+    unary[ends - 1] = 1
+    parameters = (
+        _pack(rice.parameters, np.full(len(rice.parameters), PARAMETER_BITS))
+        if adaptive
+        else rice.parameters.astype(np.uint8)
+    )
+    return (
+        parameters.tobytes()
+        + _pack(rice.gaps - (quotients << widths), widths).tobytes()
+        + np.packbits(unary, bitorder="little").tobytes()
+    )
+
+
+def read(section: memoryview, size: int, count: int, adaptive: bool) -> Ints:
+    """The indices in a section written by anybody; `MalformedPayload` if it is not exactly right."""
+    head = _parameter_bytes(count, adaptive)
+    if len(section) < head:
+        raise MalformedPayload(
+            f"the index section is too short for the Rice parameters: {len(section)} of {head} bytes"
+        )
+    data = np.frombuffer(section, dtype=np.uint8)
+    blocks = -(-count // BLOCK)
+    parameters = _unpack(data[:head], np.full(blocks, PARAMETER_BITS)) if adaptive else data[:head].astype(np.int64)
+    if len(parameters) and parameters.max() > LARGEST_PARAMETER:
+        raise MalformedPayload(f"a Rice parameter is {parameters.max()}, above {LARGEST_PARAMETER}")
+    widths = _widths(parameters, count, adaptive)
+    middle = head + _bytes(int(widths.sum()))
+    if len(section) < middle:
+        raise MalformedPayload(f"the index section is too short for the low bits: {len(section)} of {middle} bytes")
+    low = _unpack(data[head:middle], widths)
+    unary = np.unpackbits(data[middle:], bitorder="little")
+    ends = np.flatnonzero(unary)
+    if len(ends) != count or len(unary) - (ends[-1] + 1 if count else 0) >= 8:
+        raise MalformedPayload(
+            f"the unary part holds {len(ends)} quotients for {count} indices, or does not end with them"
+        )
+    quotients = np.diff(ends, prepend=-1) - 1
+    if np.any(quotients > size >> widths):
+        raise MalformedPayload(f"an index is out of range for a vector of {size}")
+    steps = (quotients << widths) + low + 1
+    if steps.sum(dtype=np.float64) > 2.0 * size:  # before an exact sum could overflow
+        raise MalformedPayload(f"an index is out of range for a vector of {size}")
+    indices = np.cumsum(steps) - 1
+    if count and indices[-1] >= size:
+        raise MalformedPayload(f"index {indices[-1]} is out of range for a vector of {size}")
+    return indices
+
+
+def _best_parameter(total: Ints, count: Ints) -> Ints:
+    """The bit length of ⌊0.4812·(mean gap + ½)⌋, the best for geometric gaps; in integers, so equal everywhere."""
+    x = (2 * total + count) * 4812 // (20000 * count)
+    return np.frexp(x.astype(np.float64))[1].astype(np.int64)
+
+
+def _widths(parameters: Ints, count: int, adaptive: bool) -> Ints:
+    return np.repeat(parameters, BLOCK)[:count] if adaptive else np.repeat(parameters, count)[:count]
+
+
+def _parameter_bytes(count: int, adaptive: bool) -> int:
+    return _bytes(-(-count // BLOCK) * PARAMETER_BITS) if adaptive else min(1, count)
+
+
+def _bytes(bits: int) -> int:
+    return -(-bits // 8)
+
+
+def _pack(numbers: Ints, widths: Ints) -> Bits:
+    """The lowest `width` bits of each number, one after the other."""
+    ends = np.cumsum(widths)
+    bits = np.zeros(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+    for bit in range(int(widths.max(initial=0))):
+        wide = widths > bit
+        bits[(ends - widths)[wide] + bit] = (numbers[wide] >> bit) & 1
+    return np.packbits(bits, bitorder="little")
+
+
+def _unpack(data: Bits, widths: Ints) -> Ints:
+    """The inverse of `_pack`; the padding must be zero."""
+    ends = np.cumsum(widths)
+    used = int(ends[-1]) if len(ends) else 0
+    bits = np.unpackbits(data, bitorder="little")
+    if bits[used:].any():
+        raise MalformedPayload("the padding of a bit string is not zero")
+    numbers = np.zeros(len(widths), dtype=np.int64)
+    for bit in range(int(widths.max(initial=0))):
+        wide = widths > bit
+        numbers[wide] |= bits[(ends - widths)[wide] + bit].astype(np.int64) << bit
+    return numbers

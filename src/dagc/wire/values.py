@@ -1,0 +1,136 @@
+"""How the entries themselves are written: five codecs, each a projection: what was decoded encodes to the same bytes.
+
+That is what lets error feedback know exactly what the server will read before anything is sent.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagc.errors import InvalidInput, MalformedPayload
+
+__all__ = ["VALUE_CODECS", "ValueCodec", "quantise", "value_codec"]
+
+Floats = NDArray[np.float32]
+
+BLOCK = 256
+"""So many int8 values share a scale."""
+
+
+class ValueCodec(NamedTuple):
+    """One way to write float32 values.
+
+    Attributes:
+        id: Its number on the wire, from 0 to 15.
+        size: How many bytes so many values take.
+        write: The bytes of finite values; what does not fit the codec's range is written as its largest.
+        read: The values in exactly `size(count)` bytes; `MalformedPayload` for what `write` never makes.
+    """
+
+    id: int
+    size: Callable[[int], int]
+    write: Callable[[Floats], bytes]
+    read: Callable[[memoryview, int], Floats]
+
+
+def _read_fp32(section: memoryview, count: int) -> Floats:
+    return np.frombuffer(section, dtype="<f4").astype(np.float32)
+
+
+def _write_fp16(values: Floats) -> bytes:
+    return np.clip(values, -65504, 65504).astype("<f2").tobytes()
+
+
+def _read_fp16(section: memoryview, count: int) -> Floats:
+    return np.frombuffer(section, dtype="<f2").astype(np.float32)
+
+
+def _write_bf16(values: Floats) -> bytes:
+    bits = values.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
+    overflow = (rounded & 0x7F80) == 0x7F80
+    return np.where(overflow, (rounded & 0x8000) | 0x7F7F, rounded).astype("<u2").tobytes()
+
+
+def _read_bf16(section: memoryview, count: int) -> Floats:
+    return (np.frombuffer(section, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _write_int8(values: Floats) -> bytes:
+    """A scale for each block, so that its largest value is 127 scales, then the values in scales.
+
+    The scale is rounded up to 16 significant bits: then 127 scales is exact in float32, and so is every decoded value.
+    """
+    if not len(values):
+        return b""
+    largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BLOCK))
+    bits = (largest / np.float32(127)).view(np.uint32)
+    up, down = (bits + 0xFF) & 0xFFFFFF00, bits & 0xFFFFFF00
+    scales = np.where(_overflows(up), down, up).astype(np.uint32).view(np.float32)
+    spread = np.repeat(np.where(scales > 0, scales, 1), BLOCK)[: len(values)]
+    steps = np.where(np.repeat(scales, BLOCK)[: len(values)] > 0, np.rint(values / spread), 0)
+    return scales.astype("<f4").tobytes() + np.clip(steps, -127, 127).astype(np.int8).tobytes()
+
+
+def _overflows(scale_bits: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    return scale_bits.astype(np.uint32).view(np.float32).astype(np.float64) * 127 > np.finfo(np.float32).max
+
+
+def _read_int8(section: memoryview, count: int) -> Floats:
+    blocks = -(-count // BLOCK)
+    scales = np.frombuffer(section[: 4 * blocks], dtype="<f4").astype(np.float32)
+    steps = np.frombuffer(section[4 * blocks :], dtype=np.int8)
+    bits = scales.view(np.uint32)
+    if np.any(bits & 0xFF) or np.any(bits >= 0x7F800000) or np.any(_overflows(bits)):
+        raise MalformedPayload("a scale of the int8 values is not finite, is negative, or has too many digits")
+    if np.any(steps == -128):
+        raise MalformedPayload("an int8 value is -128, which is never written")
+    return np.repeat(scales, BLOCK)[:count] * steps.astype(np.float32)
+
+
+def _write_sign(values: Floats) -> bytes:
+    """The mean magnitude once, then a bit per value: 1 for negative."""
+    if not len(values):
+        return b""
+    mean = np.abs(values).mean(dtype=np.float64).astype("<f4")
+    return mean.tobytes() + np.packbits((values < 0) & (mean > 0), bitorder="little").tobytes()
+
+
+def _read_sign(section: memoryview, count: int) -> Floats:
+    if not count:
+        return np.zeros(0, dtype=np.float32)
+    mean = np.frombuffer(section[:4], dtype="<f4").astype(np.float32)[0]
+    negative = np.unpackbits(np.frombuffer(section[4:], dtype=np.uint8), bitorder="little").astype(bool)
+    if np.signbit(mean) or negative[count:].any() or (mean == 0 and negative.any()):
+        raise MalformedPayload("the mean magnitude is negative, or sign bits are set where there is no value")
+    return np.where(negative[:count], -mean, mean)
+
+
+VALUE_CODECS: dict[str, ValueCodec] = {
+    "fp32": ValueCodec(0, lambda count: 4 * count, lambda values: values.astype("<f4").tobytes(), _read_fp32),
+    "fp16": ValueCodec(1, lambda count: 2 * count, _write_fp16, _read_fp16),
+    "bf16": ValueCodec(2, lambda count: 2 * count, _write_bf16, _read_bf16),
+    "int8": ValueCodec(3, lambda count: count + 4 * -(-count // BLOCK), _write_int8, _read_int8),
+    "sign": ValueCodec(4, lambda count: 4 * min(1, count) + -(-count // 8), _write_sign, _read_sign),
+}
+"""Every value codec by name."""
+
+
+def value_codec(name: str) -> ValueCodec:
+    """The codec of that name, or an error that lists the names."""
+    if name not in VALUE_CODECS:
+        raise InvalidInput(f"no value codec is called {name!r}: choose one of {', '.join(VALUE_CODECS)}")
+    return VALUE_CODECS[name]
+
+
+def quantise(values: Floats, name: str) -> Floats:
+    """The values as the receiver will read them; quantising them again changes nothing.
+
+    Example:
+        >>> quantise(np.array([1.0, -0.25, 3.0], dtype=np.float32), "sign").round(4)
+        array([ 1.4167, -1.4167,  1.4167], dtype=float32)
+    """
+    codec = value_codec(name)
+    return codec.read(memoryview(codec.write(values)), len(values))
