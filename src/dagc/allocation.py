@@ -48,7 +48,7 @@ def uniform(shares: Array, total: float) -> Array:
 def power(shares: Array, total: float, exponent: float = 2 / 3) -> Array:
     """Ratios in proportion to `shares ** exponent`; 2/3 minimises Σ p²/δ² (see `dagc.theory`)."""
     raised = shares**exponent
-    return total * raised / raised.sum()
+    return np.asarray(total * raised / raised.sum())
 
 
 def dagc_r(shares: Array, total: float) -> Array:
@@ -88,7 +88,7 @@ def dagc_a(shares: Array, threshold: float) -> Array:
 
 def _power_thresholds(shares: Array, threshold: float, exponent: float) -> Array:
     raised = shares**exponent
-    return threshold * (raised.sum() / len(shares)) / raised
+    return np.asarray(threshold * (raised.sum() / len(shares)) / raised)
 
 
 def phi_optimal(shares: Array, total: float) -> Array:
@@ -181,7 +181,7 @@ def allocate(
         >>> allocate([5000, 3000, 200, 10], ratio=0.001, method="power").round(6)
         array([2.169e-03, 1.543e-03, 2.540e-04, 3.400e-05])
         >>> allocate([900, 100], threshold=0.05, method="dagc-a").round(4)
-        array([0.0308, 0.1331])
+        array([0.0308, 0.1332])
     """
     weight = _checked_weights(weights)
     if sum(budget is not None for budget in (ratio, threshold, bytes)) != 1:
@@ -368,4 +368,4 @@ def _checked_caps(caps: ArrayLike | None, n: int) -> Array:
 
 def _shares(weight: Array) -> Array:
     scaled = weight / weight.max()  # the sum of huge weights would overflow
-    return np.maximum(scaled / scaled.sum(), np.finfo(np.float64).tiny)
+    return np.asarray(np.maximum(scaled / scaled.sum(), np.finfo(np.float64).tiny))

@@ -141,4 +141,4 @@ def _shares(sparses: Sequence[Sparse], weights: ArrayLike) -> NDArray[np.float32
     sizes = {sparse.size for sparse in sparses}
     if len(sizes) > 1:
         raise InvalidInput(f"all clients must have vectors of one size, not {sorted(sizes)}")
-    return (weight / weight.sum()).astype(np.float32)
+    return np.asarray(weight / weight.sum(), dtype=np.float32)

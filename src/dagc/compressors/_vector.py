@@ -1,6 +1,7 @@
 """What every compressor asks of the vector it is given."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ def refuse_non_finite(vector: torch.Tensor) -> None:
         )
 
 
-def checked_count(count: int, size: int) -> int:
+def checked_count(count: int | np.integer[Any], size: int) -> int:
     """A number of entries that can be taken of `size`."""
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
         raise InvalidInput(

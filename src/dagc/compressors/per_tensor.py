@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from dagc.allocation import apportion
 from dagc.compressors._vector import Gradient, checked_count, flat
@@ -22,7 +23,6 @@ def per_tensor(compressor: "Compressor", sizes: Sequence[int]) -> "Compressor":
     A number of entries is divided in proportion to the sizes, by largest remainder; a threshold is the same for all.
 
     Example:
-        >>> import torch
         >>> from dagc.compressors import top_k
         >>> per_tensor(top_k, [2, 4])(torch.tensor([0.1, 0.2, 9.0, 8.0, 7.0, 6.0]), 3).indices
         array([1, 2, 3])
@@ -42,7 +42,7 @@ def per_tensor(compressor: "Compressor", sizes: Sequence[int]) -> "Compressor":
             parameters = [parameter] * len(sizes)
         parts = [
             compressor(part, own, seed=seed + i)
-            for i, (part, own) in enumerate(zip(values.split(list(sizes)), parameters, strict=True))
+            for i, (part, own) in enumerate(zip(torch.split(values, list(sizes)), parameters, strict=True))
         ]
         starts = np.cumsum([0, *sizes[:-1]])
         indices = np.concatenate([part.indices + start for part, start in zip(parts, starts, strict=True)])

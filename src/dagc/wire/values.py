@@ -67,15 +67,16 @@ def _write_int8(values: Floats) -> bytes:
         return b""
     largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BLOCK))
     bits = (largest / np.float32(127)).view(np.uint32)
-    up, down = (bits + 0xFF) & 0xFFFFFF00, bits & 0xFFFFFF00
-    scales = np.where(_overflows(up), down, up).astype(np.uint32).view(np.float32)
+    mask = np.uint32(0xFFFFFF00)
+    up, down = ((bits + np.uint32(0xFF)) & mask).view(np.float32), (bits & mask).view(np.float32)
+    scales = np.where(_overflows(up), down, up)
     spread = np.repeat(np.where(scales > 0, scales, 1), BLOCK)[: len(values)]
     steps = np.where(np.repeat(scales, BLOCK)[: len(values)] > 0, np.rint(values / spread), 0)
     return scales.astype("<f4").tobytes() + np.clip(steps, -127, 127).astype(np.int8).tobytes()
 
 
-def _overflows(scale_bits: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    return scale_bits.astype(np.uint32).view(np.float32).astype(np.float64) * 127 > np.finfo(np.float32).max
+def _overflows(scales: Floats) -> NDArray[np.bool_]:
+    return np.asarray(scales.astype(np.float64) * 127 > np.finfo(np.float32).max)
 
 
 def _read_int8(section: memoryview, count: int) -> Floats:
@@ -83,7 +84,7 @@ def _read_int8(section: memoryview, count: int) -> Floats:
     scales = np.frombuffer(section[: 4 * blocks], dtype="<f4").astype(np.float32)
     steps = np.frombuffer(section[4 * blocks :], dtype=np.int8)
     bits = scales.view(np.uint32)
-    if np.any(bits & 0xFF) or np.any(bits >= 0x7F800000) or np.any(_overflows(bits)):
+    if np.any(bits & 0xFF) or np.any(bits >= 0x7F800000) or np.any(_overflows(scales)):
         raise MalformedPayload("a scale of the int8 values is not finite, is negative, or has too many digits")
     if np.any(steps == -128):
         raise MalformedPayload("an int8 value is -128, which is never written")
@@ -94,7 +95,7 @@ def _write_sign(values: Floats) -> bytes:
     """The mean magnitude once, then a bit per value: 1 for negative."""
     if not len(values):
         return b""
-    mean = np.abs(values).mean(dtype=np.float64).astype("<f4")
+    mean = np.array([np.abs(values).mean(dtype=np.float64)], dtype="<f4")
     return mean.tobytes() + np.packbits((values < 0) & (mean > 0), bitorder="little").tobytes()
 
 
@@ -105,7 +106,7 @@ def _read_sign(section: memoryview, count: int) -> Floats:
     negative = np.unpackbits(np.frombuffer(section[4:], dtype=np.uint8), bitorder="little").astype(bool)
     if np.signbit(mean) or negative[count:].any() or (mean == 0 and negative.any()):
         raise MalformedPayload("the mean magnitude is negative, or sign bits are set where there is no value")
-    return np.where(negative[:count], -mean, mean)
+    return np.asarray(np.where(negative[:count], -mean, mean), dtype=np.float32)
 
 
 VALUE_CODECS: dict[str, ValueCodec] = {
