@@ -63,7 +63,8 @@ def dagc_r(shares: Array, total: float) -> Array:
     order = np.argsort(-shares, kind="stable")
     p = shares[order]
     raised = p ** (2 / 3)
-    rest = raised.sum() - raised  # P − p_j^(2/3)
+    up_to, from_on = np.cumsum(raised), np.cumsum(raised[::-1])[::-1]
+    rest = np.append(0.0, up_to[:-1]) + np.append(from_on[1:], 0.0)  # P − p_j^(2/3), without cancellation
     base = np.full(n, p[-1])  # p_n, the smallest, is next to the smallest ratio ...
     base[-1] = p[-2]  # ... unless it is the smallest itself (second case of Theorem 4)
     q = rest / base ** (2 / 3)

@@ -1,11 +1,13 @@
 """The `dagc` command. One file per group of commands; all of them only call the library."""
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from dagc.cli import allocate
+import dagc
+from dagc.cli.allocate import allocate
 from dagc.errors import DagcError
 
 __all__ = ["app", "main"]
@@ -17,7 +19,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("allocate")(allocate.allocate)
+app.command()(allocate)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    """Options of the command itself."""
+    if show:
+        print(f"dagc {dagc.__version__}")
+        raise typer.Exit
 
 
 def main() -> None:

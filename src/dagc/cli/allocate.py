@@ -1,0 +1,107 @@
+"""`dagc allocate`: who may send how much, before anything is trained."""
+
+import json
+import warnings
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import dagc
+from dagc.errors import BudgetWarning, InvalidInput
+
+__all__ = ["allocate"]
+
+
+def allocate(
+    sizes: Annotated[str, typer.Option(help="How many examples each client holds: numbers with commas between them.")],
+    ratio: Annotated[float | None, typer.Option(help="Budget: the mean part of entries sent, e.g. 0.001.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Budget: the mean threshold (methods dagc-a, power).")] = None,
+    bytes: Annotated[int | None, typer.Option(help="Budget: bytes per round, all clients together.")] = None,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(sorted(dagc.ALLOCATORS))}.")] = "dagc-r",
+    parameters: Annotated[int, typer.Option(help="Entries in the model: for entries and bytes.")] = 1_000_000,
+    values: Annotated[str, typer.Option(help=f"Value codec: {', '.join(dagc.VALUE_CODECS)}.")] = "fp32",
+    caps: Annotated[str | None, typer.Option(help="The largest ratio of each client, e.g. 1,0.01,1.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Show each client's share of the data, its ratio (or threshold), its entries and its bytes per round.
+
+    Example: dagc allocate --sizes 5000,3000,200,10 --ratio 0.001 --method dagc-r --parameters 11200000
+    """
+    weights = _numbers(sizes, "--sizes")
+    limits = None if caps is None else _numbers(caps, "--caps")
+    if ratio is None and threshold is None and bytes is None:
+        ratio = 0.001
+    told: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", BudgetWarning)
+        given = dagc.allocate(
+            weights,
+            ratio=ratio,
+            threshold=threshold,
+            bytes=bytes,
+            method=method,
+            caps=limits,
+            size=parameters if bytes is not None else None,
+            values=values,
+        )
+        told += [str(warning.message) for warning in caught if issubclass(warning.category, BudgetWarning)]
+    share = np.asarray(weights) / np.sum(weights)
+    clients = [{"client": i, "size": w, "share": float(s)} for i, (w, s) in enumerate(zip(weights, share, strict=True))]
+    if threshold is not None:
+        for client, value in zip(clients, given, strict=True):
+            client["threshold"] = float(value) if np.isfinite(value) else None
+    else:
+        counts = dagc.entries(given, parameters, caps=limits)
+        most = dagc.payload_size(parameters, counts, values)
+        for client, value, count, size in zip(clients, given, counts, most, strict=True):
+            client |= {"ratio": float(value), "entries": int(count), "bytes": int(size) if count else 0}
+    if as_json:
+        print(
+            json.dumps(
+                {"method": method, "parameters": parameters, "values": values, "clients": clients, "warnings": told}
+            )
+        )
+        return
+    _print(clients, method, parameters, values)
+    for line in told:
+        Console(stderr=True, highlight=False).print(f"warning: {line}", style="yellow", markup=False)
+
+
+def _print(clients: list[dict[str, float]], method: str, parameters: int, values: str) -> None:
+    console = Console(highlight=False)
+    table = Table(title=f"{method}, {parameters:,} parameters", title_justify="left")
+    absolute = "threshold" in clients[0]
+    for name in ("client", "examples", "share", *(("threshold",) if absolute else ("ratio", "entries", "bytes"))):
+        table.add_column(name, justify="right")
+    for client in clients:
+        row = [f"{client['client']}", f"{client['size']:,.10g}", f"{client['share']:.2%}"]
+        if absolute:
+            row += [f"{client['threshold']:.4g}" if client["threshold"] is not None else "sends nothing"]
+        else:
+            row += [f"{client['ratio']:.4%}", f"{client['entries']:,}", f"{client['bytes']:,}"]
+        table.add_row(*row)
+    if not absolute:
+        table.add_section()
+        total = [sum(client[name] for client in clients) for name in ("size", "ratio", "entries", "bytes")]
+        mean = total[1] / max(1, sum(client["size"] > 0 for client in clients))
+        table.add_row("all", f"{total[0]:,.10g}", "", f"mean {mean:.4%}", f"{total[2]:,}", f"{total[3]:,}")
+    console.print(table)
+    if not absolute:
+        dense = parameters * 4 * sum(client["size"] > 0 for client in clients)
+        console.print(
+            f"At most so many bytes a round with {values} values, {dense / max(1, total[3]):,.0f} times fewer than "
+            f"sending everything ({dense:,})."
+        )
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    numbers = []
+    for part in text.split(","):
+        try:
+            numbers.append(float(part))
+        except ValueError:
+            raise InvalidInput(f"{option} holds {part.strip()!r}: write numbers, e.g. 5000,3000,200,10") from None
+    return numbers

@@ -1,0 +1,92 @@
+"""The contract suite over everything registered: whoever adds a part has it tested by adding it."""
+
+import pytest
+import torch
+
+from dagc import ALLOCATORS, COMPRESSORS, INDEX_CODECS, VALUE_CODECS, Allocator, Compressor, Sparse, per_tensor
+from dagc.allocation import power
+from dagc.testing import check_allocator, check_compressor, check_index_codec, check_value_codec
+
+PARAMETERS = {
+    "top-k": lambda vector: [0, 1, len(vector) // 10, len(vector)],
+    "random-k": lambda vector: [0, 1, len(vector) // 10, len(vector)],
+    "hard-threshold": lambda vector: [0.0, float(vector.abs().median()), float(vector.abs().max()), float("inf")],
+}
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_allocator(name):
+    check_allocator(ALLOCATORS[name], name)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_compressor(name):
+    check_compressor(COMPRESSORS[name], PARAMETERS[name], name)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_compressor_per_tensor(name):
+    def select(vector, parameter, *, seed=0):
+        sizes = [len(vector)] if len(vector) < 4 else [1, len(vector) // 2, len(vector) - 1 - len(vector) // 2]
+        return per_tensor(COMPRESSORS[name], sizes)(vector, parameter, seed=seed)
+
+    check_compressor(select, PARAMETERS[name], f"{name} per tensor")
+
+
+@pytest.mark.parametrize("name", INDEX_CODECS)
+def test_index_codec(name):
+    check_index_codec(INDEX_CODECS[name], name)
+
+
+@pytest.mark.parametrize("name", VALUE_CODECS)
+def test_value_codec(name):
+    check_value_codec(VALUE_CODECS[name], name)
+
+
+class TestTheSuiteCatches:
+    """A contract suite that passes everything is worth nothing."""
+
+    def test_an_overspending_allocator(self):
+        with pytest.raises(AssertionError, match="spends"):
+            check_allocator(Allocator(ratios=lambda shares, total: power(shares, total) * 1.01))
+
+    def test_an_allocator_that_starves_a_client(self):
+        def starve(shares, total):
+            ratios = power(shares, total)
+            if len(ratios) > 1:
+                ratios[:2] = ratios[:2].sum(), 0
+            return ratios
+
+        with pytest.raises(AssertionError, match="gets nothing"):
+            check_allocator(Allocator(ratios=starve))
+
+    @pytest.mark.parametrize(
+        ("broken", "complaint"),
+        [
+            (lambda vector, k, seed: Sparse(len(vector), range(k), vector[:k] * 2), "changed a value"),
+            (lambda vector, k, seed: Sparse(len(vector), range(k), vector.neg_()[:k]), "changed its input"),
+            (lambda vector, k, seed: Sparse(len(vector) + 1, range(k), vector[:k]), "has size"),
+        ],
+    )
+    def test_a_broken_compressor(self, broken, complaint):
+        compressor: Compressor = lambda vector, parameter, *, seed=0: broken(vector, parameter, seed)  # noqa: E731
+        with pytest.raises(AssertionError, match=complaint):
+            check_compressor(compressor, lambda vector: [min(3, len(vector))])
+
+    def test_a_codec_that_is_no_projection(self):
+        fp16 = VALUE_CODECS["fp16"]
+        drifting = fp16._replace(read=lambda section, count: fp16.read(section, count) * 1.5)
+        with pytest.raises(AssertionError, match=r"other bytes|NaN"):
+            check_value_codec(drifting)
+
+    def test_a_codec_that_reads_too_much(self):
+        bitmap = INDEX_CODECS["bitmap"]
+        lax = bitmap._replace(read=lambda section, size, count: bitmap.read(section[: -(-size // 8)], size, count))
+        with pytest.raises(AssertionError, match="a byte too many"):
+            check_index_codec(lax, "bitmap")
+
+
+def test_vectors_are_what_they_say():
+    from dagc.testing import vectors
+
+    assert all(torch.isfinite(vector).all() and vector.dtype == torch.float32 for vector in vectors().values())
