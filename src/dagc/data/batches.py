@@ -1,0 +1,121 @@
+"""The mini-batches of a worker: a pure function of seed, worker and round, so a resumed run sees the same samples."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dagc.data.dataset import Dataset
+from dagc.data.partition import Partition
+from dagc.errors import InvalidInput
+
+__all__ = ["Batches"]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_PADDING = 4
+
+
+class Batches:
+    """Every worker's mini-batches, by round.
+
+    A worker shuffles its samples anew for each epoch and lays the epochs end to end; round t takes positions t·b to
+    t·b + b − 1 of that line. So each sample is used once per epoch, and a batch that crosses the end of an epoch is
+    still full. A worker with no more than b samples uses all of them in every round. The shuffle is a counter hashed
+    (SplitMix64) with seed, worker and epoch: no generator has a state to save, and the threads do not matter.
+
+    Args:
+        dataset: Where the samples are.
+        partition: Which of them each worker has.
+        batch_size: Samples per batch.
+        seed: Another seed, other batches.
+
+    Example:
+        >>> from dagc.data import load, make_partition
+        >>> digits = load("digits")
+        >>> batches = Batches(digits, make_partition("iid:workers=4", digits), batch_size=32)
+        >>> x, y = batches.batch(worker=0, round=7)
+        >>> x.shape, x.dtype, y.shape
+        (torch.Size([32, 1, 8, 8]), torch.float32, torch.Size([32]))
+    """
+
+    def __init__(self, dataset: Dataset, partition: Partition, batch_size: int = 32, seed: int = 0) -> None:
+        if batch_size < 1:
+            raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
+        for worker, indices in enumerate(partition.indices):
+            if len(indices) and not (indices.min() >= 0 and indices.max() < len(dataset)):
+                raise InvalidInput(
+                    f"the partition gives worker {worker} sample {indices.max()}, but {dataset.name} has "
+                    f"{len(dataset)} training samples; make the partition from this data set"
+                )
+        if dataset.augment and len(dataset.shape) != 3:
+            raise InvalidInput(f"{dataset.name}: only images can be cropped and flipped, not samples {dataset.shape}")
+        self.dataset = dataset
+        self.partition = partition
+        self.batch_size = batch_size
+        self.seed = seed
+        self._epochs: dict[int, tuple[int, NDArray[np.int64]]] = {}
+
+    def indices(self, worker: int, round: int) -> NDArray[np.int64]:
+        """Which training samples worker `worker` uses in round `round`."""
+        if round < 0 or not 0 <= worker < len(self.partition.indices):
+            workers = len(self.partition.indices)
+            raise InvalidInput(f"there is no batch for worker {worker} of {workers} in round {round}")
+        mine = self.partition.indices[worker]
+        if len(mine) <= self.batch_size:
+            return mine
+        epoch, start = divmod(round * self.batch_size, len(mine))
+        taken = self._shuffled(worker, epoch)[start : start + self.batch_size]
+        if len(taken) < self.batch_size:
+            taken = np.concatenate([taken, self._shuffled(worker, epoch + 1)[: self.batch_size - len(taken)]])
+        return taken
+
+    def batch(self, worker: int, round: int) -> tuple[Tensor, Tensor]:
+        """The normalised samples and the labels of worker `worker` in round `round`."""
+        chosen = torch.from_numpy(self.indices(worker, round))
+        x = self.dataset.train_x.index_select(0, chosen)
+        if self.dataset.augment:
+            x = crop_and_flip(x, _hash(self.seed, worker, round, 1))
+        return self.dataset.normalise(x), self.dataset.train_y.index_select(0, chosen)
+
+    def _shuffled(self, worker: int, epoch: int) -> NDArray[np.int64]:
+        """The worker's samples in the order of this epoch; the last one made is kept, since rounds go forward."""
+        kept = self._epochs.get(worker)
+        if kept is None or kept[0] != epoch:
+            mine = self.partition.indices[worker]
+            order = np.argsort(_numbers(_hash(self.seed, worker, epoch, 0), len(mine)), kind="stable")
+            kept = (epoch, mine[order])
+            self._epochs[worker] = kept
+        return kept[1]
+
+
+def crop_and_flip(x: Tensor, key: int) -> Tensor:
+    """Shift each image by up to four pixels, black beyond its edge, and mirror half of them; `key` decides how."""
+    count, _, height, width = x.shape
+    random = _numbers(key, 3 * count).reshape(3, count)
+    span = np.uint64(2 * _PADDING + 1)
+    top, left = torch.from_numpy((random[:2] % span).astype(np.int64))
+    mirrored = torch.from_numpy((random[2] >> np.uint64(63)).astype(bool))
+    windows = torch.nn.functional.pad(x, (_PADDING,) * 4).unfold(2, height, 1).unfold(3, width, 1)
+    shifted = windows[torch.arange(count), :, top, left]
+    shifted[mirrored] = shifted[mirrored].flip(-1)
+    return shifted
+
+
+def _hash(*parts: int) -> int:
+    """One 64-bit number from several (SplitMix64's finaliser, chained)."""
+    state = 0
+    for part in parts:
+        state = (state ^ (part & _MASK)) + _GOLDEN & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state
+
+
+def _numbers(key: int, count: int) -> NDArray[np.uint64]:
+    """The first `count` numbers of SplitMix64 started at `key`."""
+    z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,47 @@
+"""What is costly to compute from data files, kept in the data folder until the files change."""
+
+import hashlib
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagc.data.folder import write_atomically
+
+__all__ = ["cached", "fingerprint"]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def fingerprint(path: Path, base: Path) -> str:
+    """A file's name below `base`, its size and its time of change; of a missing file, that it is missing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return f"{path.relative_to(base)} missing"
+    return f"{path.relative_to(base)} {status.st_size} {status.st_mtime_ns}"
+
+
+def cached(root: Path, kind: str, key: Iterable[str], compute: Callable[[], Arrays]) -> tuple[Arrays, tuple[str, ...]]:
+    """The arrays that `compute` makes, from `root`/cache where they were made before from the same `key`.
+
+    Returns:
+        The arrays, and a note where they could not be kept (a folder that is read-only, a full disk).
+    """
+    digest = hashlib.sha256("\n".join(key).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    path = root / "cache" / f"{kind}-{digest}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            return {name: kept[name] for name in kept.files}, ()
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        pass  # not there, or damaged: compute it and write it again
+    arrays = compute()
+    try:
+        with write_atomically(path) as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        return arrays, (f"{path} could not be written ({error}); the same work is done again next time",)
+    return arrays, ()

@@ -1,0 +1,215 @@
+"""The data sets by name: what they are, where they come from, whether they are here, and how to load them."""
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dagc.data import cifar, digits, fashion_mnist, flickr, own, speech
+from dagc.data.dataset import Dataset
+from dagc.data.download import Report, Source, fetch_all
+from dagc.data.folder import data_folder
+from dagc.errors import DataError, InvalidInput, MissingData
+
+__all__ = ["CATALOGUE", "Entry", "get", "load"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A data set that dagc knows.
+
+    Attributes:
+        name: What to call it.
+        about: One line.
+        classes: The number of labels.
+        size: How much there is to download.
+        licence: On what terms.
+        sources: The official files; none where there is nothing to download.
+        locate: Where it is below a data folder, or none.
+        read: Load it from where it is.
+    """
+
+    name: str
+    about: str
+    classes: int
+    size: str
+    licence: str
+    sources: tuple[Source, ...]
+    locate: Callable[[Path], Path | None]
+    read: Callable[[Path, Path], Dataset]
+
+
+_FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
+_FASHION_MD5 = {  # published in the README of that repository
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+}
+_KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz"  # its page publishes the md5 sums of the archives
+_SPEECH = "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz"
+_SPEECH_SHA256 = "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58"  # as torchaudio publishes it
+_FLICKR = "https://zenodo.org/records/3676081/files/geo_animal.tar.gz"  # no checksum known to us
+
+CATALOGUE: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            "digits",
+            "1,797 handwritten digits, 8 × 8, from scikit-learn",
+            10,
+            "bundled",
+            "CC BY 4.0",
+            (),
+            digits.locate,
+            digits.read,
+        ),
+        Entry(
+            "fashion-mnist",
+            "70,000 articles of clothing, 28 × 28",
+            10,
+            "30 MB",
+            "MIT",
+            tuple(Source(f"{_FASHION}/{name}", f"md5:{md5}", "FashionMNIST/raw") for name, md5 in _FASHION_MD5.items()),
+            fashion_mnist.locate,
+            fashion_mnist.read,
+        ),
+        Entry(
+            "cifar-10",
+            "60,000 photographs, 32 × 32 × 3",
+            10,
+            "162 MB",
+            "cite Krizhevsky 2009",
+            (
+                Source(
+                    f"{_KRIZHEVSKY}/cifar-10-binary.tar.gz",
+                    "md5:c32a1d4ab5d03f1284b67883e8d87530",
+                    "cifar-10-batches-bin",
+                    "cifar-10-batches-bin",
+                ),
+            ),
+            cifar.locate["cifar-10"],
+            cifar.read["cifar-10"],
+        ),
+        Entry(
+            "cifar-100",
+            "60,000 photographs, 32 × 32 × 3, fine labels",
+            100,
+            "161 MB",
+            "cite Krizhevsky 2009",
+            (
+                Source(
+                    f"{_KRIZHEVSKY}/cifar-100-binary.tar.gz",
+                    "md5:03b5dce01913d631647c71ecec9e9cb8",
+                    "cifar-100-binary",
+                    "cifar-100-binary",
+                ),
+            ),
+            cifar.locate["cifar-100"],
+            cifar.read["cifar-100"],
+        ),
+        Entry(
+            "speech-commands",
+            "40,000 spoken words as 32 × 32 log-mel, ten largest words",
+            10,
+            "2.4 GB",
+            "CC BY 4.0",
+            (Source(_SPEECH, f"sha256:{_SPEECH_SHA256}", "SpeechCommands/speech_commands_v0.02"),),
+            speech.locate,
+            speech.read,
+        ),
+        Entry(
+            "flickr-mammal",
+            "photographs of mammals by subcontinent, 32 × 32 × 3, ten largest labels",
+            10,
+            "see docs/data.md",
+            "per photograph",
+            (Source(_FLICKR, None, "flickr-mammal-addresses"),),
+            flickr.locate,
+            flickr.read,
+        ),
+    )
+}
+
+
+def load(
+    name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None, augment: bool = False
+) -> Dataset:
+    """Load a data set by its name, or your own by its path.
+
+    Args:
+        name: A name of `dagc data list`, or the path of an `.npz` file, a `.csv` file or a folder per client.
+        data_dir: The data folder; without one `DAGC_DATA`, else the user's cache.
+        augment: Crop and flip training images at random (the paper does not say whether it did).
+
+    Raises:
+        MissingData: Where the set is not in the data folder; the message says how to get it.
+        DataError: Where a file is truncated, corrupt or of the wrong shape; the message names it.
+
+    Example:
+        >>> digits = load("digits")
+        >>> len(digits), digits.shape, len(digits.classes)
+        (1442, (1, 8, 8), 10)
+    """
+    root = data_folder(data_dir)
+    entry = CATALOGUE.get(os.fspath(name))
+    try:
+        data = _known(entry, root) if entry else own.read_path(_as_path(os.fspath(name)), root)
+    except OSError as error:
+        raise DataError(f"{name} cannot be read ({error})") from None
+    if augment and len(data.shape) != 3:
+        raise InvalidInput(f"{name}: only images can be cropped and flipped, not samples of shape {data.shape}")
+    return replace(data, augment=True) if augment else data
+
+
+def get(
+    name: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    mirror: str | None = None,
+    force: bool = False,
+    report: Report | None = None,
+) -> bool:
+    """Download a data set from its official address, unless it is here.
+
+    Args:
+        name: A name of `dagc data list`.
+        data_dir: The data folder.
+        mirror: An address that holds the same files.
+        force: Download even if it is here, and replace it.
+        report: Told of progress: file name, bytes so far, bytes in all.
+
+    Returns:
+        Whether anything was downloaded.
+    """
+    entry = CATALOGUE.get(name)
+    if entry is None:
+        raise InvalidInput(_unknown(name))
+    root = data_folder(data_dir)
+    if not entry.sources or (entry.locate(root) is not None and not force):
+        return False
+    fetch_all(entry.sources, root, mirror, report)
+    return True
+
+
+def _known(entry: Entry, root: Path) -> Dataset:
+    found = entry.locate(root)
+    if found is None:
+        raise MissingData(
+            f"{entry.name} is not in {root}; get it with: dagc data get {entry.name} --data-dir '{root}' "
+            f"({entry.size}), or say with --data-dir or DAGC_DATA where it is"
+        )
+    return entry.read(found, root)
+
+
+def _as_path(name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.exists() and not path.suffix and len(path.parts) < 2:
+        raise InvalidInput(_unknown(name))
+    return path
+
+
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name, CATALOGUE, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(CATALOGUE)}, or the path of your own data"
+    return f"there is no data set {name!r}; {hint}"

@@ -1,0 +1,86 @@
+"""CIFAR-10 and CIFAR-100 from the official binary version: records of label bytes and 3,072 bytes of pixels."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dagc.data.dataset import Dataset, statistics
+from dagc.errors import DataError
+
+__all__ = ["locate", "read"]
+
+_PIXELS = 3 * 32 * 32
+
+
+def _folder(root: Path, name: str, marker: str) -> Path | None:
+    return root / name if (root / name / marker).is_file() else None
+
+
+locate = {
+    "cifar-10": partial(_folder, name="cifar-10-batches-bin", marker="test_batch.bin"),
+    "cifar-100": partial(_folder, name="cifar-100-binary", marker="test.bin"),
+}
+
+
+def _read_10(folder: Path, root: Path) -> Dataset:
+    train = [folder / f"data_batch_{part}.bin" for part in range(1, 6)]
+    return _read("cifar-10", train, folder / "test_batch.bin", folder / "batches.meta.txt", 10)
+
+
+def _read_100(folder: Path, root: Path) -> Dataset:
+    return _read(
+        "cifar-100", [folder / "train.bin"], folder / "test.bin", folder / "fine_label_names.txt", 100, label_bytes=2
+    )
+
+
+read = {"cifar-10": _read_10, "cifar-100": _read_100}
+
+
+def _read(name: str, train: list[Path], test: Path, names: Path, classes: int, label_bytes: int = 1) -> Dataset:
+    parts = [_records(path, classes, label_bytes) for path in train]
+    train_x = torch.from_numpy(np.concatenate([x for x, _ in parts]))
+    train_y = torch.from_numpy(np.concatenate([y for _, y in parts]))
+    test_x, test_y = _records(test, classes, label_bytes)
+    mean, std = statistics(train_x)
+    return Dataset(
+        name,
+        train_x,
+        train_y,
+        torch.from_numpy(test_x),
+        torch.from_numpy(test_y),
+        _class_names(names, classes),
+        mean=mean,
+        std=std,
+    )
+
+
+def _records(path: Path, classes: int, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images and labels of one file; of CIFAR-100's two labels the second, the fine one."""
+    try:
+        raw = np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}); get the data set again with --force") from None
+    record = label_bytes + _PIXELS
+    if len(raw) == 0 or len(raw) % record:
+        raise DataError(
+            f"{path} has {len(raw):,} bytes, which is not a number of {record}-byte records; "
+            "it is truncated or not the binary version: get the data set again with --force"
+        )
+    rows = raw.reshape(-1, record)
+    labels = rows[:, label_bytes - 1].astype(np.int64)
+    if labels.max() >= classes:
+        row = int(np.flatnonzero(labels >= classes)[0])
+        raise DataError(f"{path}: record {row} has the label {labels[row]}, above {classes - 1}; the file is corrupt")
+    return np.ascontiguousarray(rows[:, label_bytes:]).reshape(-1, 3, 32, 32), labels
+
+
+def _class_names(path: Path, classes: int) -> tuple[str, ...]:
+    """The names beside the data; numbers where that file is missing or another."""
+    try:
+        names = tuple(path.read_text(encoding="utf-8").split())
+    except (OSError, UnicodeDecodeError):
+        names = ()
+    return names if len(names) == classes else tuple(str(label) for label in range(classes))

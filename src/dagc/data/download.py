@@ -1,0 +1,190 @@
+"""Fetch files from the web: with progress, resumed where they broke off, and checked before they are used."""
+
+import hashlib
+import http.client
+import shutil
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagc.errors import DataError
+
+__all__ = ["Source", "fetch", "fetch_all", "unpack"]
+
+_CHUNK = 1 << 18
+_TIMEOUT = 60.0  # seconds without a byte
+Report = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where known
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file to fetch.
+
+    Attributes:
+        url: The official address.
+        checksum: `md5:…` or `sha256:…` as published; none where none is published.
+        into: The folder, below the data folder, that the file or the archive's contents go to.
+        inner: The folder inside of the archive that becomes `into`; empty for all of it.
+    """
+
+    url: str
+    checksum: str | None
+    into: str
+    inner: str = ""
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.url.rsplit("/", 1)[1]
+
+
+def fetch_all(
+    sources: tuple[Source, ...], root: Path, mirror: str | None = None, report: Report | None = None, pause: float = 1.0
+) -> None:
+    """Fetch and unpack all of `sources` below `root`; what was there before is replaced only by something whole.
+
+    Args:
+        sources: What to fetch.
+        root: The data folder.
+        mirror: An address that holds the same files under the same names.
+        report: Told of progress.
+        pause: Seconds to wait before the first retry, doubled for each further one.
+    """
+    for source in sources:
+        url = f"{mirror.rstrip('/')}/{source.name}" if mirror else source.url
+        file = root / "downloads" / source.name
+        fetch(url, file, source.checksum, report, pause)
+        target = root / source.into
+        if source.name.endswith((".tar.gz", ".tgz")):
+            unpack(file, target, source.inner)
+            file.unlink()
+        else:
+            target.mkdir(parents=True, exist_ok=True)
+            file.replace(target / source.name)
+
+
+def fetch(
+    url: str, path: Path, checksum: str | None, report: Report | None = None, pause: float = 1.0, attempts: int = 4
+) -> None:
+    """Fetch one file; `path` appears when it is complete and has the right checksum, `path`.part grows until then.
+
+    Raises:
+        DataError: Where the server refuses, the connection breaks off in every attempt, or the checksum is wrong.
+    """
+    part = path.with_name(path.name + ".part")
+    problem = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in range(attempts):
+            if attempt:
+                time.sleep(pause * 2 ** (attempt - 1))
+            try:
+                _receive(url, part, path.name, report)
+                break
+            except urllib.error.HTTPError as error:
+                error.close()
+                if error.code < 500:
+                    raise DataError(f"{url}: the server says {error.code} {error.reason}; try --mirror") from None
+                problem = f"{error.code} {error.reason}"
+            except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+                problem = str(error)
+        else:
+            size = part.stat().st_size if part.exists() else 0
+            raise DataError(
+                f"{url} broke off at byte {size:,} ({problem}); the same command goes on from there, or try --mirror"
+            )
+        _verify(part, checksum, url)
+        part.replace(path)
+    except OSError as error:
+        raise DataError(f"{part} cannot be written ({error})") from None
+
+
+def _receive(url: str, part: Path, name: str, report: Report | None) -> None:
+    """Append to `part` what is still missing."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "dagc"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    try:
+        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code != 416 or not have:
+            raise
+        error.close()
+        total = error.headers.get("Content-Range", "").rpartition("/")[2]
+        if total != str(have):  # not the rest of this file: begin again
+            part.unlink()
+            raise ConnectionError(f"{have:,} bytes are here but the file has {total or 'another number'}") from None
+        return
+    except ValueError as error:
+        raise DataError(f"{url!r} is not an address ({error}); it begins with http:// or https://") from None
+    with response:
+        resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        have = have if resumed else 0
+        length = response.headers.get("Content-Length")
+        total_bytes = have + int(length) if length else None
+        with part.open("ab" if resumed else "wb") as file:
+            while chunk := response.read(_CHUNK):
+                file.write(chunk)
+                have += len(chunk)
+                if report:
+                    report(name, have, total_bytes)
+    if total_bytes is not None and have != total_bytes:
+        raise ConnectionError(f"{have:,} of {total_bytes:,} bytes came")
+
+
+def _verify(part: Path, checksum: str | None, url: str) -> None:
+    if checksum is None:
+        return
+    kind, _, expected = checksum.partition(":")
+    with part.open("rb") as file:
+        found = hashlib.file_digest(file, kind).hexdigest()
+    if found != expected:
+        part.unlink()
+        raise DataError(
+            f"{url} has the {kind} {found} and not the published {expected}; it was deleted: try again or --mirror"
+        )
+
+
+def unpack(archive: Path, target: Path, inner: str = "") -> None:
+    """Unpack a tar archive beside `target` and give it the name `target` only when all of it is there.
+
+    Args:
+        archive: The tar file, compressed or not.
+        target: The folder that it becomes; one that is there already is replaced.
+        inner: The folder inside of the archive that is wanted; empty for all of it.
+
+    Raises:
+        DataError: Where the archive is corrupt, or would write outside of its folder.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    workplace = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                _refuse_escape(archive, member)
+                tar.extract(member, workplace / "new", filter="data")
+        fresh = workplace / "new" / inner
+        if not fresh.is_dir():
+            raise DataError(f"{archive} holds no folder {inner!r}; it is another archive than the official one")
+        if target.exists():
+            target.rename(workplace / "old")
+        fresh.rename(target)
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{archive} cannot be unpacked ({error}); delete it and get it again") from None
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+
+
+def _refuse_escape(archive: Path, member: tarfile.TarInfo) -> None:
+    name = Path(member.name)
+    if name.is_absolute() or ".." in name.parts or not (member.isfile() or member.isdir()):
+        raise DataError(
+            f"{archive} holds {member.name!r}, which is no plain file below the archive; nothing was unpacked"
+        )

@@ -1,0 +1,174 @@
+"""Your own data: an `.npz` file, a CSV file, or a folder with one folder per client."""
+
+import zipfile
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dagc.data.dataset import Dataset, hold_out, statistics
+from dagc.data.images import SUFFIXES, read_image
+from dagc.data.mel import log_mel, read_wav
+from dagc.data.speech import is_speech_folder, read_folder
+from dagc.data.table import read_table
+from dagc.errors import DataError, InvalidInput
+
+__all__ = ["read_csv", "read_npz", "read_path"]
+
+
+def read_path(path: Path, root: Path) -> Dataset:
+    """Load whatever is at `path`; `root` is the data folder, where features of sound are cached."""
+    if path.is_dir():
+        return read_folder(path, root, str(path)) if is_speech_folder(path) else _read_clients(path)
+    if not path.exists():
+        raise InvalidInput(f"{path} does not exist; give a data set's name (dagc data list) or a file of your own")
+    if path.suffix.lower() == ".npz":
+        return read_npz(path)
+    if path.suffix.lower() == ".csv":
+        return read_csv(path)
+    raise InvalidInput(f"{path} is neither .npz nor .csv nor a folder; docs/data.md shows how to convert data")
+
+
+def read_npz(path: Path) -> Dataset:
+    """Load an `.npz` file with `x`, `y`, and where there are any `client`, `x_test`, `y_test`."""
+    arrays = _open_npz(path)
+    x, y = _samples(path, "x", arrays["x"]), arrays["y"]
+    client = arrays.get("client")
+    if "x_test" in arrays or "y_test" in arrays:
+        if not {"x_test", "y_test"} <= arrays.keys():
+            raise DataError(f"{path} has only one of x_test and y_test; give both or none")
+        test = _samples(path, "x_test", arrays["x_test"]), arrays["y_test"]
+        return _assemble(path, x, y, client, test)
+    return _assemble(path, x, y, client)
+
+
+def read_csv(path: Path, label: str = "label", client: str = "client") -> Dataset:
+    """Load a CSV file with a first line of column names.
+
+    Args:
+        path: The file.
+        label: The column to predict.
+        client: The column that says whose the row is; the file need not have one.
+
+    Every other column is a feature: numbers as they are (missing ones, empty or `?`, become the column's mean), text
+    as one column of 0 and 1 per value.
+    """
+    table = read_table(path, label, client)
+    data = _assemble(path, table.features, table.labels, table.clients)
+    return replace(data, notes=table.notes)
+
+
+def _open_npz(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as .npz of plain arrays ({error})") from None
+    lacking = [name for name in ("x", "y") if name not in arrays]
+    if lacking:
+        raise DataError(f"{path} has no array {lacking[0]!r}, only {', '.join(arrays) or 'nothing'}; save x and y")
+    return arrays
+
+
+def _samples(path: Path, name: str, x: NDArray[Any]) -> NDArray[Any]:
+    """Samples as uint8 or float32."""
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype == bool:
+        return x.astype(np.uint8)
+    if not (np.issubdtype(x.dtype, np.integer) or np.issubdtype(x.dtype, np.floating)):
+        raise DataError(f"{path}: {name} is of type {x.dtype}; it must be numbers")
+    with np.errstate(over="ignore"):  # what does not fit becomes infinity, which Dataset refuses by sample
+        return x.astype(np.float32)
+
+
+def _numbered(path: Path, name: str, values: NDArray[Any], known: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Labels or clients, whole numbers or text, as 0, 1, … and their names; a list that must be `known` long."""
+    if values.shape != (known,):
+        raise DataError(f"{path}: {name} has shape {values.shape} for {known} samples; give one value per sample")
+    if np.issubdtype(values.dtype, np.floating):
+        if not np.array_equal(values, np.floor(values)):
+            raise DataError(f"{path}: {name} has fractions or NaN; whole numbers or text are needed (classification)")
+        values = values.astype(np.int64)
+    if not (np.issubdtype(values.dtype, np.integer) or values.dtype.kind in "Ub"):
+        raise DataError(f"{path}: {name} is of type {values.dtype}; whole numbers or text are needed")
+    names, numbers = np.unique(values, return_inverse=True)
+    return numbers.astype(np.int64), tuple(str(value) for value in names)
+
+
+def _assemble(
+    path: Path,
+    x: NDArray[Any],
+    labels: NDArray[Any],
+    clients: NDArray[Any] | None,
+    test: tuple[NDArray[Any], NDArray[Any]] | None = None,
+) -> Dataset:
+    """Number labels and clients, hold out a test set where there is none, normalise by the training part."""
+    if x.ndim < 2 or len(x) < 2:
+        raise DataError(f"{path}: x has shape {x.shape}; samples × features are needed, two samples or more")
+    count = len(x)
+    both = np.concatenate([labels, test[1]]) if test is not None else labels
+    numbers, classes = _numbered(path, "y", both, count + (len(test[0]) if test is not None else 0))
+    if len(classes) < 2:
+        raise DataError(f"{path}: all labels are {classes[0]}; two classes or more are needed")
+    y = torch.from_numpy(numbers)
+    owner, names = _numbered(path, "client", clients, count) if clients is not None else (None, ())
+    everything = torch.from_numpy(x)
+    if test is not None:
+        train = torch.arange(count)
+        test_x, test_y = torch.from_numpy(test[0]), y[count:]
+    else:
+        kept, held = hold_out(owner if owner is not None else numbers)
+        train = torch.from_numpy(kept)
+        test_x, test_y = everything[torch.from_numpy(held)], y[torch.from_numpy(held)]
+    train_x = everything[train] if test is None else everything
+    mean, std = statistics(train_x)
+    own = None if owner is None else torch.from_numpy(owner)[train]
+    return Dataset(str(path), train_x, y[train], test_x, test_y, classes, own, names, mean, std)
+
+
+def _read_clients(folder: Path) -> Dataset:
+    """A folder per client: in it folders per label with images or WAV files, or `.npz` files with x and y."""
+    clients = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
+    samples: list[NDArray[Any]] = []
+    labels: list[NDArray[Any]] = []
+    owners: list[str] = []
+    for client in clients:
+        for x, y in _client_parts(client):
+            samples.append(x)
+            labels.append(y.astype(str))
+            owners += [client.name] * len(x)
+    shapes = {x.shape[1:] for x in samples}
+    if len(shapes) != 1:
+        found = (
+            f"samples of shapes {sorted(shapes)}"
+            if shapes
+            else "no client/label/image, client/label/wav or client/*.npz"
+        )
+        raise DataError(f"{folder} holds {found}; all clients must have samples of one shape")
+    return _assemble(folder, np.concatenate(samples), np.concatenate(labels), np.array(owners))
+
+
+def _client_parts(client: Path) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    parts: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    for path in sorted(client.iterdir()):
+        if path.suffix.lower() == ".npz":
+            arrays = _open_npz(path)
+            parts.append((_samples(path, "x", arrays["x"]), arrays["y"]))
+        elif path.is_dir():
+            read = [_read_file(file) for file in sorted(path.iterdir()) if not file.name.startswith(".")]
+            if read:
+                parts.append((np.stack(read), np.full(len(read), path.name)))
+    return parts
+
+
+def _read_file(path: Path) -> NDArray[Any]:
+    if path.suffix.lower() == ".wav":
+        return log_mel(*read_wav(path))
+    if path.suffix.lower() in SUFFIXES:
+        return read_image(path)
+    raise DataError(f"{path} is neither a WAV file nor an image ({', '.join(SUFFIXES)})")

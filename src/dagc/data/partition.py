@@ -1,0 +1,274 @@
+"""How training samples are split over workers: the paper's skewed split, one large worker, natural clients and more."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dagc.data.fill import Ints, as_labels, fill
+from dagc.errors import InvalidInput
+
+__all__ = ["Partition", "by_client", "from_sizes", "iid", "one_large", "skewed", "skewed_sizes"]
+
+_EVEN = 0.5  # of each step of the skewed series is the arithmetic series' own, the rest is Dirichlet's
+_STRETCH = 1.25  # the inner terms may be scaled by this much to use the last samples
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which training samples each worker has; no sample is in two places.
+
+    Attributes:
+        indices: For each worker, the positions of its samples in the training set.
+        names: The workers' names, where they have any.
+
+    Example:
+        >>> split = iid([0, 1, 0, 1, 0, 1, 0], workers=3)
+        >>> split.sizes.tolist(), split.workers, split.skew_ratio
+        ([3, 2, 2], 3, 1.5)
+    """
+
+    indices: tuple[NDArray[np.int64], ...]
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.indices or min(len(indices) for indices in self.indices) < 1:
+            raise InvalidInput("a partition needs at least one worker, and every worker at least one sample")
+
+    @property
+    def workers(self) -> int:
+        """The number of workers."""
+        return len(self.indices)
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """The number of samples of each worker."""
+        return np.array([len(indices) for indices in self.indices], dtype=np.int64)
+
+    @cached_property
+    def weights(self) -> NDArray[np.float64]:
+        """Each worker's share of all samples in use, p_i; they sum to 1."""
+        shares: NDArray[np.float64] = self.sizes / self.sizes.sum()
+        return shares
+
+    @property
+    def skew_ratio(self) -> float:
+        """Largest over smallest worker."""
+        return float(self.sizes.max() / self.sizes.min())
+
+    def label_counts(self, labels: ArrayLike, classes: int) -> NDArray[np.int64]:
+        """How many samples of each class (column) each worker (row) has."""
+        known = np.asarray(labels)
+        return np.stack([np.bincount(known[indices], minlength=classes) for indices in self.indices])
+
+
+def skewed(
+    labels: ArrayLike, *, workers: int = 10, skew_ratio: float = 10.0, label_alpha: float = 0.5, seed: int = 0
+) -> Partition:
+    """The paper's artificial split: sizes fall from SR to 1, labels per worker are drawn from a Dirichlet distribution.
+
+    Args:
+        labels: The label of each training sample.
+        workers: The number of workers n.
+        skew_ratio: Largest over smallest worker, SR.
+        label_alpha: The Dirichlet concentration α of the labels of a worker; `inf` gives all workers the same mix.
+        seed: Decides the sizes, the label mixes and the samples.
+
+    Returns:
+        Workers from the largest to the smallest. Sizes and label mixes depend on how many samples each label has, not
+        on the order of the samples.
+
+    Raises:
+        InvalidInput: Where the data are too few for the smallest worker to have one sample.
+
+    Example:
+        >>> split = skewed([0, 1] * 500, workers=5, skew_ratio=10)
+        >>> split.skew_ratio, int(split.sizes.sum())
+        (10.0, 1000)
+    """
+    known = as_labels(labels)
+    rng = np.random.default_rng([seed, 1])
+    sizes = skewed_sizes(len(known), workers, skew_ratio, rng)
+    return Partition(fill(known, sizes, label_alpha, rng))
+
+
+def one_large(
+    labels: ArrayLike, *, share: float = 0.5, workers: int = 11, label_alpha: float = 0.5, seed: int = 0
+) -> Partition:
+    """The split of the paper's motivation: one worker with `share` of all samples, the rest equal.
+
+    Example:
+        >>> one_large([0, 1] * 55, share=0.5, workers=11).sizes.tolist()
+        [55, 6, 6, 6, 6, 6, 5, 5, 5, 5, 5]
+    """
+    known = as_labels(labels)
+    _check_workers(workers, len(known))
+    if workers < 2 or not 0 < share < 1:
+        raise InvalidInput(
+            f"share is {share} with {workers} workers; use a share between 0 and 1 and two workers or more"
+        )
+    large = round(share * len(known))
+    if large < 1 or len(known) - large < workers - 1:
+        raise InvalidInput(
+            f"with share {share} of {len(known)} samples the large worker gets {large} and the other "
+            f"{workers - 1} share {len(known) - large}; lower the share or the number of workers"
+        )
+    sizes = np.concatenate([[large], _even(len(known) - large, workers - 1)])
+    return Partition(fill(known, sizes, label_alpha, np.random.default_rng([seed, 2])))
+
+
+def iid(labels: ArrayLike, *, workers: int = 10, seed: int = 0) -> Partition:
+    """Equal workers (± 1 sample) with the same mix of labels, drawn at random.
+
+    Example:
+        >>> iid([0, 1] * 50, workers=4).sizes.tolist()
+        [25, 25, 25, 25]
+    """
+    known = as_labels(labels)
+    _check_workers(workers, len(known))
+    sizes = _even(len(known), workers)
+    return Partition(fill(known, sizes, None, np.random.default_rng([seed, 3])))
+
+
+def from_sizes(
+    labels: ArrayLike,
+    *,
+    sizes: Sequence[int],
+    scale: bool = False,
+    label_alpha: float | None = None,
+    seed: int = 0,
+) -> Partition:
+    """Workers of given sizes, for example those of a real federation.
+
+    Args:
+        labels: The label of each training sample.
+        sizes: Samples per worker, in the workers' order.
+        scale: Use the sizes as proportions and spread all samples (each worker keeps at least one).
+        label_alpha: Dirichlet concentration of the labels; none draws the samples at random.
+        seed: Decides the samples.
+
+    Example:
+        >>> from_sizes([0, 1] * 50, sizes=[30, 12, 3]).sizes.tolist()
+        [30, 12, 3]
+        >>> from_sizes([0, 1] * 50, sizes=[900, 90, 10], scale=True).sizes.tolist()
+        [90, 9, 1]
+    """
+    known = as_labels(labels)
+    wanted = np.asarray(sizes)
+    if wanted.ndim != 1 or not len(wanted) or not np.issubdtype(wanted.dtype, np.integer) or wanted.min() < 1:
+        raise InvalidInput(f"sizes are {sizes!r:.80}; give one positive whole number per worker")
+    _check_workers(len(wanted), len(known))
+    if scale:
+        wanted = 1 + _proportional(wanted - 1 if wanted.max() > 1 else wanted, len(known) - len(wanted))
+    elif wanted.sum() > len(known):
+        raise InvalidInput(
+            f"sizes add up to {wanted.sum():,} but there are {len(known):,} training samples; "
+            "set scale=true to use the sizes as proportions"
+        )
+    return Partition(fill(known, wanted.astype(np.int64), label_alpha, np.random.default_rng([seed, 4])))
+
+
+def by_client(
+    client: ArrayLike | None, *, names: Sequence[str] = (), min_size: int = 1, workers: int | None = None
+) -> Partition:
+    """The natural split: each owner of data is a worker, the largest first.
+
+    Args:
+        client: The owner of each training sample, 0, 1, …
+        names: The names of the owners.
+        min_size: Leave out owners with fewer samples.
+        workers: Keep only this many of the largest.
+
+    Example:
+        >>> split = by_client([0, 1, 1, 1, 2, 2], names=["Ann", "Bob", "Cleo"], min_size=2)
+        >>> split.names, split.sizes.tolist()
+        (('Bob', 'Cleo'), [3, 2])
+    """
+    if client is None:
+        raise InvalidInput("this data set has no clients; use skewed, one-large, iid or from-sizes instead")
+    owner = as_labels(client)
+    counts = np.bincount(owner)
+    order = np.argsort(-counts, kind="stable")
+    kept = [int(c) for c in order if counts[c] >= max(1, min_size)][:workers]
+    if not kept or (workers is not None and len(kept) < workers):
+        wanted = f"{workers} " if workers is not None else ""
+        raise InvalidInput(
+            f"{len(kept)} of {np.count_nonzero(counts)} clients have {min_size} samples or more; "
+            f"{wanted or 'some '}are wanted: lower min_size or workers"
+        )
+    grouped = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
+    chosen = tuple(names[c] for c in kept) if names else tuple(str(c) for c in kept)
+    return Partition(tuple(grouped[c].astype(np.int64) for c in kept), chosen)
+
+
+def skewed_sizes(samples: int, workers: int, skew_ratio: float, rng: np.random.Generator) -> Ints:
+    """The sizes of `skewed`: descending, first / last = SR exactly (to the nearest sample where SR is not whole).
+
+    The steps from SR down to 1 are half the equal steps of an arithmetic series and half a Dirichlet(0.5) draw, so the
+    inner terms are perturbed and still descend. The smallest worker gets a whole number u of samples and the largest
+    SR·u; the inner terms are scaled, by a quarter at most, so that all samples are used.
+    """
+    _check_workers(workers, samples)
+    if not 1 <= skew_ratio < np.inf:
+        raise InvalidInput(f"skew_ratio is {skew_ratio}; largest over smallest worker is a number from 1 up")
+    if workers == 1:
+        if skew_ratio != 1:
+            raise InvalidInput(f"skew_ratio is {skew_ratio} with one worker; use skew_ratio=1 or more workers")
+        return np.array([samples], dtype=np.int64)
+    noise = rng.dirichlet(np.full(workers - 1, 0.5))
+    steps = (skew_ratio - 1) * (_EVEN / (workers - 1) + (1 - _EVEN) * noise)
+    series = skew_ratio - np.concatenate([[0.0], np.cumsum(steps)])
+    series[-1] = 1.0
+    unit = samples / series.sum()
+    if unit < 1:
+        raise InvalidInput(
+            f"{workers} workers with skew ratio {skew_ratio:g} need {int(np.ceil(series.sum())):,} samples, for the "
+            f"smallest to have one, but there are {samples:,}; lower workers or skew_ratio"
+        )
+    units = [int(unit), int(unit) + 1]
+    stretches = [_stretch(series, whole, samples) for whole in units]
+    if stretches[1] >= 1 / _STRETCH and stretches[0] * stretches[1] > 1:  # the second is the nearer to 1
+        units.reverse()
+    return _whole_sizes(series, units[0], samples)
+
+
+def _stretch(series: NDArray[np.float64], smallest: int, samples: int) -> float:
+    """What to scale the inner terms by (above the smallest) to use all samples; NaN without inner terms."""
+    excess = (series[1:-1] - 1).sum() * smallest
+    left = samples - round(series[0] * smallest) - smallest * (len(series) - 1)
+    return float(left / excess) if excess > 0 else np.nan
+
+
+def _whole_sizes(series: NDArray[np.float64], smallest: int, samples: int) -> Ints:
+    """The series in whole samples when the last term is `smallest`."""
+    largest = round(series[0] * smallest)
+    excess = (series[1:-1] - 1) * smallest
+    if not excess.sum() > 0:
+        return np.concatenate([[largest], np.full(len(series) - 1, smallest)]).astype(np.int64)
+    factor = min(_stretch(series, smallest, samples), _STRETCH, (largest - smallest) / excess[0])
+    used = min(int(factor * excess.sum() + 0.5), samples - largest - smallest * (len(series) - 1))
+    whole = smallest + _proportional(excess, used)
+    return np.concatenate([[largest], np.minimum(np.sort(whole)[::-1], largest), [smallest]]).astype(np.int64)
+
+
+def _check_workers(workers: int, samples: int) -> None:
+    if workers < 1:
+        raise InvalidInput(f"workers is {workers}; it must be at least 1")
+    if workers > samples:
+        raise InvalidInput(f"{workers:,} workers cannot each have one of {samples:,} samples; lower workers")
+
+
+def _even(total: int, parts: int) -> Ints:
+    return np.array([total // parts + (part < total % parts) for part in range(parts)], dtype=np.int64)
+
+
+def _proportional(weights: ArrayLike, total: int) -> Ints:
+    """Whole numbers in proportion to `weights` that add up to `total` (largest remainders)."""
+    share = np.asarray(weights, dtype=np.float64)
+    exact = share * (total / share.sum())
+    whole: Ints = np.floor(exact).astype(np.int64)
+    left = total - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:left]] += 1
+    return whole
