@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dagc import theory
-from dagc.allocation import allocate, dagc_r, phi_optimal, power
+from dagc.allocation import allocate, dagc_r, entries, phi_optimal, power
 from dagc.errors import InvalidInput
 from dagc.theory import Problem
 
@@ -247,7 +247,7 @@ def test_algorithm_2_is_the_printed_one(weights: Array, total: float) -> None:
         np.testing.assert_allclose(fast, slow, rtol=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(PROFILES)
 def test_phi_optimal_is_the_minimum_of_a_dense_search(weights: Array) -> None:
     total = 0.001 * len(weights)
@@ -441,6 +441,17 @@ def test_the_error_of_a_toy_training_follows_the_residual_factor_and_not_phi() -
     assert errors[0] > errors[1] > errors[2]
 
 
+def test_where_one_client_is_half_of_the_average_its_own_heterogeneity_counts() -> None:
+    own = ONE_LARGE * np.sqrt(1 - 2 * ONE_LARGE + np.sum(ONE_LARGE**2))  # p_i·ζ_i at the optimum of the toy
+    ratios = [allocate(ONE_LARGE, ratio=0.02, method=method) for method in ("uniform", "phi-optimal", "power")]
+    ratios += [power(ONE_LARGE, 0.22, exponent=1), power(own, 0.22)]
+    errors = np.array([[_toy_training(ONE_LARGE, r, seed) for r in ratios] for seed in range(2)]).mean(axis=0)
+    plain, weighed = (np.array([theory.residual_factor(w, r) for r in ratios]) for w in (ONE_LARGE, own))
+    assert plain / plain[0] == pytest.approx([1, 0.313, 0.236, 0.331, 0.276], abs=5e-4)
+    assert weighed / weighed[0] == pytest.approx([1, 0.534, 0.588, 1.013, 0.526], abs=5e-4)
+    np.testing.assert_allclose(errors / errors[0], weighed / weighed[0], rtol=0.2)
+
+
 def _toy_training(shares: Array, ratios: Array, seed: int, size: int = 500, rounds: int = 400) -> float:
     """Algorithm 1 with Top-k on f_i = ‖x − b_i‖²/2: the mean squared distance to the optimum in the last rounds."""
     rng = np.random.default_rng(seed)
@@ -451,7 +462,7 @@ def _toy_training(shares: Array, ratios: Array, seed: int, size: int = 500, roun
     distances = []
     for _ in range(rounds):
         residual += x - target
-        for i, count in enumerate(np.rint(ratios * size).astype(int)):
+        for i, count in enumerate(entries(ratios, size)):
             top = np.argpartition(-abs(residual[i]), count - 1)[:count]
             x[top] -= 0.02 * shares[i] * residual[i, top]
             residual[i, top] = 0
