@@ -8,6 +8,7 @@ from rich.console import Console
 
 import dagc
 from dagc.cli.allocate import allocate
+from dagc.cli.data import app as data_app
 from dagc.errors import DagcError
 
 __all__ = ["app", "main"]
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(allocate)
+app.add_typer(data_app, name="data")
 
 
 @app.callback(invoke_without_command=True)

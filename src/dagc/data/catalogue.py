@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +58,7 @@ CATALOGUE: dict[str, Entry] = {
     for entry in (
         Entry(
             "digits",
-            "1,797 handwritten digits, 8 × 8, from scikit-learn",
+            "1,797 handwritten digits, 8×8",
             10,
             "bundled",
             "CC BY 4.0",
@@ -67,7 +68,7 @@ CATALOGUE: dict[str, Entry] = {
         ),
         Entry(
             "fashion-mnist",
-            "70,000 articles of clothing, 28 × 28",
+            "70,000 clothes, 28×28",
             10,
             "30 MB",
             "MIT",
@@ -77,7 +78,7 @@ CATALOGUE: dict[str, Entry] = {
         ),
         Entry(
             "cifar-10",
-            "60,000 photographs, 32 × 32 × 3",
+            "60,000 photos, 32×32×3",
             10,
             "162 MB",
             "cite Krizhevsky 2009",
@@ -94,7 +95,7 @@ CATALOGUE: dict[str, Entry] = {
         ),
         Entry(
             "cifar-100",
-            "60,000 photographs, 32 × 32 × 3, fine labels",
+            "60,000 photos, 32×32×3",
             100,
             "161 MB",
             "cite Krizhevsky 2009",
@@ -111,7 +112,7 @@ CATALOGUE: dict[str, Entry] = {
         ),
         Entry(
             "speech-commands",
-            "40,000 spoken words as 32 × 32 log-mel, ten largest words",
+            "40,000 spoken words, log-mel 32×32",
             10,
             "2.4 GB",
             "CC BY 4.0",
@@ -121,10 +122,10 @@ CATALOGUE: dict[str, Entry] = {
         ),
         Entry(
             "flickr-mammal",
-            "photographs of mammals by subcontinent, 32 × 32 × 3, ten largest labels",
+            "mammals by subcontinent, 32×32×3",
             10,
-            "see docs/data.md",
-            "per photograph",
+            "docs/data.md",
+            "per photo",
             (Source(_FLICKR, None, "flickr-mammal-addresses"),),
             flickr.locate,
             flickr.read,
@@ -196,7 +197,7 @@ def _known(entry: Entry, root: Path) -> Dataset:
     found = entry.locate(root)
     if found is None:
         raise MissingData(
-            f"{entry.name} is not in {root}; get it with: dagc data get {entry.name} --data-dir '{root}' "
+            f"{entry.name} is not in {root}; get it with: dagc data get {entry.name} --data-dir {shlex.quote(str(root))} "
             f"({entry.size}), or say with --data-dir or DAGC_DATA where it is"
         )
     return entry.read(found, root)

@@ -78,9 +78,7 @@ def _whole(table: NDArray[np.float64], sizes: Ints, pools: Ints) -> Ints:
             whole[worker, label] -= taken
             over[label] -= taken
     left = pools - whole.sum(axis=0)
-    for worker in np.argsort(
-        sizes, kind="stable"
-    ).tolist():  # the small ones first: a single sample matters most to them
+    for worker in np.argsort(sizes, kind="stable").tolist():  # small ones first: a sample matters most to them
         lacking = int(sizes[worker] - whole[worker].sum())
         while lacking:
             missed = np.where(left > 0, table[worker] - whole[worker], -np.inf)

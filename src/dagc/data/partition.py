@@ -161,7 +161,7 @@ def from_sizes(
         raise InvalidInput(f"sizes are {sizes!r:.80}; give one positive whole number per worker")
     _check_workers(len(wanted), len(known))
     if scale:
-        wanted = 1 + _proportional(wanted - 1 if wanted.max() > 1 else wanted, len(known) - len(wanted))
+        wanted = _scaled(wanted, len(known))
     elif wanted.sum() > len(known):
         raise InvalidInput(
             f"sizes add up to {wanted.sum():,} but there are {len(known):,} training samples; "
@@ -262,6 +262,15 @@ def _check_workers(workers: int, samples: int) -> None:
 
 def _even(total: int, parts: int) -> Ints:
     return np.array([total // parts + (part < total % parts) for part in range(parts)], dtype=np.int64)
+
+
+def _scaled(sizes: Ints, total: int) -> Ints:
+    """The sizes as proportions of `total`; who would get nothing gets one sample of the largest worker's."""
+    scaled = _proportional(sizes, total)
+    while not scaled.all():
+        scaled[scaled.argmin()] += 1
+        scaled[scaled.argmax()] -= 1
+    return scaled
 
 
 def _proportional(weights: ArrayLike, total: int) -> Ints:

@@ -1,0 +1,220 @@
+"""`dagc data`: which data sets there are and are here, download, check, and how a partition looks."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+from dagc import data
+from dagc.errors import DagcError
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Data sets: list, get, check, show.", no_args_is_help=True)
+
+DataDir = Annotated[
+    str | None, typer.Option("--data-dir", help="The data folder (else DAGC_DATA, else the user's cache).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+_COLOURS = ("blue", "red", "green", "yellow", "magenta", "cyan", "bright_blue", "bright_red", "bright_green", "white")
+_SYMBOLS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_WIDTH = 50
+_MOST_ROWS = 40
+
+
+@app.command("list")
+def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Say what there is, what is here, how large it is, its classes and its licence."""
+    root = data.data_folder(data_dir)
+    places = {name: entry.locate(root) for name, entry in data.CATALOGUE.items()}
+    sizes = {name: _size(place) for name, place in places.items() if place and data.CATALOGUE[name].sources}
+    if as_json:
+        sets = [
+            {
+                "name": name,
+                "about": entry.about,
+                "classes": entry.classes,
+                "licence": entry.licence,
+                "download": entry.size,
+                "here": str(places[name]) if places[name] else None,
+                "bytes": sizes.get(name),
+            }
+            for name, entry in data.CATALOGUE.items()
+        ]
+        print(json.dumps({"folder": str(root), "sets": sets}))
+        return
+    table = Table(title=f"Data folder: {root}", title_justify="left")
+    for column in ("name", "here", "size", "classes", "licence", "what"):
+        table.add_column(column, justify="right" if column in ("size", "classes") else "left", no_wrap=column == "name")
+    for name, entry in data.CATALOGUE.items():
+        here = Text("yes", "green") if places[name] else Text("no", "yellow")
+        size = f"{sizes[name] / 1e6:,.0f} MB" if name in sizes else entry.size
+        table.add_row(name, here, size, str(entry.classes), entry.licence, entry.about)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("Get one that is not here: dagc data get NAME. Your own: the path of a .npz, a .csv or a folder.")
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="A name of `dagc data list`.")],
+    data_dir: DataDir = None,
+    mirror: Annotated[str | None, typer.Option(help="An address that holds the same files.")] = None,
+    force: Annotated[bool, typer.Option(help="Download again and replace what is here.")] = False,
+) -> None:
+    """Download a data set from its official address; a download that broke off goes on where it stopped."""
+    console = Console(highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def report(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = progress.add_task(file, total=total)
+            progress.update(tasks[file], completed=done, total=total)
+
+        fetched = data.get(name, data_dir, mirror, force, report)
+    entry = data.CATALOGUE[name]
+    place = entry.locate(data.data_folder(data_dir))
+    if fetched and any(source.checksum is None for source in entry.sources):
+        console.print("No checksum is published for this file, so only its size was checked.", style="yellow")
+    if place is None:
+        console.print(
+            f"{name} still needs its images and metadata.csv in {data.data_folder(data_dir) / name}: see docs/data.md",
+            style="yellow",
+        )
+        raise typer.Exit(1)
+    console.print(f"{name} is in {place}" + ("" if fetched else " already"), soft_wrap=True)
+
+
+@app.command()
+def check(
+    names: Annotated[list[str] | None, typer.Argument(help="Names or paths; without any, all that are here.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Read every file of the sets that are here and say what is wrong with them; exit code 1 if anything is."""
+    root = data.data_folder(data_dir)
+    console = Console(highlight=False, soft_wrap=True)
+    chosen = names or [entry.name for entry in data.CATALOGUE.values() if entry.locate(root) is not None]
+    wrong = 0
+    for name in chosen:
+        try:
+            found = data.load(name, data_dir)
+        except DagcError as error:
+            wrong += 1
+            console.print(Text("wrong  ", "red") + Text(f"{name}: {error}", "default"))
+            continue
+        counts = f"{len(found):,} to train, {len(found.test_y):,} to test, {len(found.classes)} classes"
+        console.print(Text("right  ", "green") + Text(f"{name}: {counts}", "default"))
+        for note in found.notes:
+            console.print(f"       {note}", markup=False)
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A name of `dagc data list`, or the path of your own data.")],
+    partition: Annotated[
+        str, typer.Option(help=f"How to split it: {', '.join(data.PARTITIONS)}, with options after a colon.")
+    ] = "iid:workers=1",
+    seed: Annotated[int, typer.Option(help="The partition's seed.")] = 0,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a partition: sizes, skew ratio and the labels of each worker.
+
+    Example: dagc data show digits --partition skewed:workers=10,skew_ratio=10,label_alpha=0.5
+    """
+    loaded = data.load(name, data_dir)
+    split = data.make_partition(partition, loaded, seed)
+    counts = split.label_counts(loaded.train_y.numpy(), len(loaded.classes))
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "name": loaded.name,
+                    "partition": partition,
+                    "seed": seed,
+                    "samples": len(loaded),
+                    "test_samples": len(loaded.test_y),
+                    "shape": loaded.shape,
+                    "classes": loaded.classes,
+                    "workers": split.names or list(range(split.workers)),
+                    "sizes": split.sizes.tolist(),
+                    "skew_ratio": split.skew_ratio,
+                    "labels": counts.tolist(),
+                    "notes": loaded.notes,
+                }
+            )
+        )
+        return
+    console = Console(highlight=False)
+    console.print(
+        f"{loaded.name}: {len(loaded):,} samples to train, {len(loaded.test_y):,} to test, shape {loaded.shape}; "
+        f"{partition}, seed {seed}: {split.workers:,} workers with {split.sizes.sum():,} samples, "
+        f"largest / smallest = {split.sizes.max():,} / {split.sizes.min():,} = {split.skew_ratio:,.4g}",
+        markup=False,
+    )
+    for note in loaded.notes:
+        console.print(note, style="yellow", markup=False)
+    console.print(_drawing(split, counts, console.width))
+    console.print(_legend(loaded.classes))
+
+
+def _drawing(split: data.Partition, counts: NDArray[np.int64], width: int) -> Table:
+    """One line per worker: its size, its share, and a bar of its labels."""
+    groups = _groups(counts)
+    table = Table(title="Labels per worker", title_justify="left")
+    for column in ("worker", "samples", "share"):
+        table.add_column(column, justify="right", no_wrap=True, max_width=20)
+    table.add_column("labels", no_wrap=True)
+    rows = list(range(split.workers))
+    shown = rows if len(rows) <= _MOST_ROWS else [*rows[: _MOST_ROWS // 2], -1, *rows[-_MOST_ROWS // 2 :]]
+    bar = max(10, min(_WIDTH, width - 45))
+    for worker in shown:
+        if worker < 0:
+            table.add_row("…", "…", "…", f"… {len(rows) - _MOST_ROWS:,} workers between")
+            continue
+        name = split.names[worker] if split.names else str(worker)
+        table.add_row(Text(name), f"{split.sizes[worker]:,}", f"{split.weights[worker]:.2%}", _bar(groups[worker], bar))
+    return table
+
+
+def _groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Labels to draw: all of them where there are symbols enough, else ten neighbouring ones together."""
+    if counts.shape[1] <= len(_SYMBOLS):
+        return counts
+    edges = np.linspace(0, counts.shape[1], 11).astype(int)[:-1]
+    return np.add.reduceat(counts, edges, axis=1)
+
+
+def _bar(counts: NDArray[np.int64], width: int) -> Text:
+    ends = np.round(np.cumsum(counts) / counts.sum() * width).astype(int)
+    bar = Text()
+    for label, cells in enumerate(np.diff(ends, prepend=0)):
+        bar.append(_SYMBOLS[label] * int(cells), f"black on {_COLOURS[label % len(_COLOURS)]}")
+    return bar
+
+
+def _legend(classes: tuple[str, ...]) -> Text:
+    if len(classes) > len(_SYMBOLS):
+        edges = np.linspace(0, len(classes), 11).astype(int)
+        classes = tuple(f"labels {edges[i]}–{edges[i + 1] - 1}" for i in range(10))
+    legend = Text()
+    for label, name in enumerate(classes):
+        legend.append(_SYMBOLS[label], f"black on {_COLOURS[label % len(_COLOURS)]}")
+        legend.append(f" {name}  ")
+    return legend
+
+
+def _size(place: Path) -> int:
+    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())

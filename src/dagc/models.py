@@ -1,0 +1,232 @@
+"""The paper's models, without batch norm anywhere, initialised from a seed of their own."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dagc.data.dataset import Dataset
+from dagc.errors import InvalidInput
+
+__all__ = ["MODELS", "Model", "build", "parameter_count"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A kind of model: how to make it for a shape of samples and a number of classes, and where the paper uses it."""
+
+    make: Callable[[Shape, int], nn.Module]
+    source: str
+
+
+def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: int = 0) -> nn.Module:
+    """Make a model.
+
+    Args:
+        name: One of `MODELS`.
+        like: The data set to train on, or the shape of one sample.
+        classes: The number of labels; taken from the data set where there is one.
+        seed: Decides the initial weights, whatever the state of torch's global generator, which is left alone.
+
+    Example:
+        >>> parameter_count(build("logistic", (1, 28, 28), 10))
+        7850
+    """
+    if name not in MODELS:
+        raise InvalidInput(f"there is no model {name!r}; there are {', '.join(MODELS)}")
+    shape = like.shape if isinstance(like, Dataset) else tuple(like)
+    labels = len(like.classes) if isinstance(like, Dataset) and classes is None else classes
+    if labels is None or labels < 2:
+        raise InvalidInput(f"classes is {labels}; give the number of labels, 2 or more")
+    if not shape or min(shape) < 1:
+        raise InvalidInput(f"samples of shape {shape} have nothing to learn from; give for example (3, 32, 32)")
+    with torch.device("meta"):  # no memory and no random numbers yet
+        model = MODELS[name].make(shape, labels)
+    model.to_empty(device="cpu")
+    _initialise(model, seed)
+    return model
+
+
+def parameter_count(model: nn.Module) -> int:
+    """The number of trainable parameters.
+
+    Example:
+        >>> parameter_count(build("cnn", (3, 32, 32), 10))
+        235690
+    """
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+class _AsImage(nn.Module):
+    """Samples of two axes (frames × bands, rows × columns) get a channel axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(1) if x.ndim == 3 else x
+
+
+def _image(shape: Shape, least: int) -> Shape:
+    """The shape as (channels, height, width), each side at least `least` pixels."""
+    image = (1, *shape) if len(shape) == 2 else shape
+    if len(image) != 3 or min(image[1:]) < least:
+        raise InvalidInput(
+            f"this model needs images of {least} × {least} pixels or more, as (channels, height, width), not samples "
+            f"of shape {shape}; logistic and mlp take any"
+        )
+    return image
+
+
+def _logistic(shape: Shape, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def _mlp(shape: Shape, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 256), nn.ReLU(), nn.Linear(256, classes))
+
+
+def _cnn(shape: Shape, classes: int) -> nn.Module:
+    channels, height, width = _image(shape, 16)
+    side = [((pixels - 4) // 2 - 4) // 2 for pixels in (height, width)]
+    return nn.Sequential(
+        _AsImage(),
+        *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(32 * side[0] * side[1], 256), nn.ReLU(), nn.Linear(256, classes)),
+    )
+
+
+def _vgg(shape: Shape, classes: int, widths: tuple[int, ...], pooled: tuple[int, ...], hidden: int) -> nn.Module:
+    """3 × 3 convolutions of the given widths, 2 × 2 pooling after some, three linear layers."""
+    channels, height, width = _image(shape, 32)
+    layers: list[nn.Module] = [_AsImage()]
+    for index, out in enumerate(widths):
+        layers += [nn.Conv2d(channels, out, 3, padding=1), nn.ReLU()]
+        if index in pooled:
+            layers.append(nn.MaxPool2d(2))
+            height, width = height // 2, width // 2
+        channels = out
+    layers += [nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.ReLU()]
+    layers += [nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
+    return nn.Sequential(*layers)
+
+
+_POOLED = (0, 1, 3, 5, 7)
+
+
+def _vgg11s(shape: Shape, classes: int) -> nn.Module:
+    return _vgg(shape, classes, (32, 64, 128, 128, 128, 128, 128, 128), _POOLED, 128)
+
+
+def _vgg11(shape: Shape, classes: int) -> nn.Module:
+    return _vgg(shape, classes, (64, 128, 256, 256, 512, 512, 512, 512), _POOLED, 512)
+
+
+class _Lstm(nn.Module):
+    """Two layers of 128 over the rows of a sample; the last state decides."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(features, 128, num_layers=2, batch_first=True)
+        self.out = nn.Linear(128, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.squeeze(1) if x.ndim == 4 else x
+        states, _ = self.lstm(rows)
+        decision: Tensor = self.out(states[:, -1])
+        return decision
+
+
+def _lstm(shape: Shape, classes: int) -> nn.Module:
+    rows = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
+    if len(rows) != 2:
+        raise InvalidInput(f"lstm needs sequences, (steps, features), not samples of shape {shape}")
+    return _Lstm(rows[1], classes)
+
+
+class _Residual(nn.Module):
+    """Two 3 × 3 convolutions beside a shortcut; a learned bias and scale do what batch norm is used for."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, out, 3, stride, padding=1)
+        self.second = nn.Conv2d(out, out, 3, padding=1)
+        self.scale = nn.Parameter(torch.empty(1))
+        self.shortcut = nn.Conv2d(channels, out, 1, stride) if stride > 1 or channels != out else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.second(torch.relu(self.first(x)))
+        return torch.relu(self.scale * branch + self.shortcut(x))
+
+
+class _Mean(nn.Module):
+    """The mean of each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+def _resnet18(shape: Shape, classes: int) -> nn.Module:
+    channels = _image(shape, 8)[0]
+    layers: list[nn.Module] = [_AsImage(), nn.Conv2d(channels, 64, 3, padding=1), nn.ReLU()]
+    inner = 64
+    for out, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [_Residual(inner, out, stride), _Residual(out, out, 1)]
+        inner = out
+    return nn.Sequential(*layers, _Mean(), nn.Linear(512, classes))
+
+
+MODELS: dict[str, Model] = {
+    "logistic": Model(_logistic, "Logistic@FMNIST: Fig. 2a, Tables III and V"),
+    "mlp": Model(_mlp, "not in the paper: one hidden layer of 256, about 20,000 parameters on digits"),
+    "cnn": Model(_cnn, "CNN@CIFAR-10: Tables III to VI; the four layers of McMahan et al. 2017, half as wide"),
+    "lstm": Model(_lstm, "LSTM@SCs: Fig. 2b, Tables III and V"),
+    "vgg11s": Model(_vgg11s, "VGG11s@Flickr: Figs. 3 and 4; the reduced VGG11 of Sattler et al."),
+    "vgg11": Model(_vgg11, "VGG11@CIFAR-100: Fig. 5; the hidden linear layers are 512 wide, as suits 32 × 32 images"),
+    "resnet18": Model(_resnet18, "ResNet18@CIFAR-10: Fig. 5; first convolution 3 × 3, as suits 32 × 32 images"),
+}
+
+
+def _initialise(model: nn.Module, seed: int) -> None:
+    """Set every parameter from `seed`.
+
+    Layers before a ReLU keep the size of the signal (He), the last one begins small. A residual branch begins at zero
+    and is narrowed by the number of branches, so that without normalisation the signal neither grows nor fades with
+    depth (as in Fixup).
+    """
+    random = torch.Generator().manual_seed(seed)
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    branches = [block for block in model.modules() if isinstance(block, _Residual)]
+    for layer in layers:
+        fan_in = layer.weight[0].numel()
+        if layer is layers[-1]:
+            nn.init.uniform_(layer.weight, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=random)
+        else:
+            nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_in), generator=random)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+    for block in branches:
+        nn.init.ones_(block.scale)
+        nn.init.zeros_(block.second.weight)
+        with torch.no_grad():
+            block.first.weight.mul_(len(branches) ** -0.5)
+            if isinstance(block.shortcut, nn.Conv2d):
+                block.shortcut.weight.mul_(math.sqrt(0.5))  # its input is already rectified and its output is added
+    for lstm in (layer for layer in model.modules() if isinstance(layer, nn.LSTM)):
+        _initialise_lstm(lstm, random)
+
+
+def _initialise_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
+    """Rotations from state to state and open forget gates: with torch's own values plain SGD does not get going."""
+    for name, parameter in lstm.named_parameters():
+        if name.startswith("weight_hh"):
+            for gate in parameter.data.chunk(4):
+                nn.init.orthogonal_(gate, generator=random)
+        elif name.startswith("weight_ih"):
+            nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[1]), generator=random)
+        else:
+            nn.init.zeros_(parameter)
+            if name.startswith("bias_ih"):
+                parameter.data[lstm.hidden_size : 2 * lstm.hidden_size] = 1.0
