@@ -162,8 +162,8 @@ def check_value_codec(codec: ValueCodec, name: str = "the value codec") -> None:
             section = codec.write(values)
             assert len(section) == codec.size(count), f"{where}: {len(section)} bytes, not {codec.size(count)}"
             decoded = codec.read(memoryview(section), count)
-            got = decoded.shape, decoded.dtype
-            assert got == ((count,), np.float32), f"{where}: read {got}, not {count} float32 values"
+            got = f"{len(decoded)} {decoded.dtype}"
+            assert got == f"{count} float32", f"{where}: read {got}, not {count} float32 values"
             assert np.isfinite(decoded).all(), f"{where}: made NaN or infinity of finite values"
             again = codec.write(decoded)
             assert again == section, f"{where}: what was decoded encodes to other bytes"

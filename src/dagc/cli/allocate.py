@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -49,7 +49,9 @@ def allocate(
         )
         told += [str(warning.message) for warning in caught if issubclass(warning.category, BudgetWarning)]
     share = np.asarray(weights) / np.sum(weights)
-    clients = [{"client": i, "size": w, "share": float(s)} for i, (w, s) in enumerate(zip(weights, share, strict=True))]
+    clients: list[dict[str, Any]] = [
+        {"client": i, "size": w, "share": float(s)} for i, (w, s) in enumerate(zip(weights, share, strict=True))
+    ]
     if threshold is not None:
         for client, value in zip(clients, given, strict=True):
             client["threshold"] = float(value) if np.isfinite(value) else None
@@ -70,7 +72,7 @@ def allocate(
         Console(stderr=True, highlight=False).print(f"warning: {line}", style="yellow", markup=False)
 
 
-def _print(clients: list[dict[str, float]], method: str, parameters: int, values: str) -> None:
+def _print(clients: list[dict[str, Any]], method: str, parameters: int, values: str) -> None:
     console = Console(highlight=False)
     table = Table(title=f"{method}, {parameters:,} parameters", title_justify="left")
     absolute = "threshold" in clients[0]

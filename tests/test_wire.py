@@ -1,0 +1,306 @@
+"""The wire: exact round trips, honest sizes, the documented bytes, and no bytes that bring it down."""
+
+import contextlib
+import math
+import re
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dagc
+from dagc import INDEX_CODECS, VALUE_CODECS, InvalidInput, MalformedPayload, Sparse, decode, encode, read_header
+from dagc.wire import payload_size
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "wire-format.md"
+
+
+@st.composite
+def sparses(draw, largest=3000):
+    size = draw(st.integers(1, largest) | st.just(1 << 48) | st.integers(1 << 31, 1 << 34))
+    indices = sorted(draw(st.sets(st.integers(0, size - 1), max_size=300)))
+    values = draw(
+        st.lists(
+            st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=len(indices), max_size=len(indices)
+        )
+    )
+    return Sparse(size, np.array(indices, dtype=np.int64), np.array(values, dtype=np.float32))
+
+
+@given(sparses(), st.integers(0, 1 << 40))
+def test_fp32_comes_back_bit_for_bit(sparse, round):
+    payload = encode(sparse, round=round)
+    assert decode(payload, size=sparse.size) == sparse
+    assert read_header(payload).round == round
+
+
+@pytest.mark.parametrize("values", VALUE_CODECS)
+@given(sparse=sparses())
+@settings(max_examples=60)
+def test_what_was_decoded_encodes_to_the_same_bytes(values, sparse):
+    payload = encode(sparse, values)
+    decoded = decode(payload)
+    assert encode(decoded, values) == payload
+    assert np.array_equal(decoded.indices, sparse.indices)
+    assert np.array_equal(decoded.values, dagc.quantise(sparse.values, values))
+
+
+@pytest.mark.parametrize(("values", "error"), [("fp16", 2**-11), ("bf16", 2**-8), ("int8", 1 / 127)])
+def test_quantisation_is_as_good_as_its_bits(values, error):
+    exact = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).numpy()
+    difference = np.abs(dagc.quantise(exact, values) - exact)
+    assert np.all(difference <= error * (np.abs(exact) if values != "int8" else np.abs(exact).max()))
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
+def test_indices_take_within_two_percent_of_the_bound(ratio):
+    size = 2_000_000
+    count = int(size * ratio)
+    indices = np.sort(np.random.default_rng(0).choice(size, count, replace=False))
+    bound = (math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)) / math.log(2)
+    assert 8 * read_header(encode(Sparse(size, indices, np.ones(count)))).index_bytes < 1.02 * bound
+
+
+def test_clustered_indices_take_half_with_the_adaptive_code():
+    rng = np.random.default_rng(0)
+    dense_layer = np.sort(rng.choice(20_000, 5000, replace=False))
+    sparse_layer = 20_000 + np.sort(rng.choice(2_000_000, 300, replace=False))
+    sparse = Sparse(2_020_000, np.concatenate([dense_layer, sparse_layer]), np.ones(5300))
+    sizes = {name: read_header(encode(sparse, indices=name)).index_bytes for name in ("rice", "adaptive-rice")}
+    assert sizes["adaptive-rice"] < 0.5 * sizes["rice"]
+    assert read_header(encode(sparse)).index_codec == "adaptive-rice"
+
+
+@pytest.mark.parametrize(
+    ("sparse", "codec"),
+    [
+        (Sparse(100, range(100), np.ones(100)), "dense"),
+        (Sparse(100, range(0, 100, 2), np.ones(50)), "bitmap"),
+        (Sparse(100_000, [5, 70_000], np.ones(2)), "rice"),
+    ],
+)
+def test_the_smallest_codec_is_taken(sparse, codec):
+    payload = encode(sparse)
+    assert read_header(payload).index_codec == codec
+    sizes = [
+        len(encode(sparse, indices=name))
+        for name in INDEX_CODECS
+        if name != "seed" and (name != "dense" or codec == "dense")
+    ]
+    assert len(payload) == min(sizes)
+
+
+@given(st.integers(1, 3000), st.data())
+def test_no_support_takes_more_than_payload_size_says(size, data):
+    count = data.draw(st.integers(0, size))
+    style = data.draw(st.sampled_from(["random", "first", "last", "even", "ends"]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    indices = {
+        "random": np.sort(rng.choice(size, count, replace=False)),
+        "first": np.arange(count),
+        "last": np.arange(size - count, size),
+        "even": np.unique(np.linspace(0, size - 1, count).astype(np.int64)),
+        "ends": np.unique(np.concatenate([np.arange(count // 2), np.arange(size - (count - count // 2), size)])),
+    }[style]
+    for values in VALUE_CODECS:
+        payload = encode(Sparse(size, indices, np.ones(len(indices))), values, round=2**21 - 1)
+        assert len(payload) <= payload_size(size, len(indices), values)[0]
+
+
+class TestDocumentedBytes:
+    LINES = re.search(r"```text\n(.*?)```", DOCUMENT.read_text(), re.S).group(1).splitlines()
+
+    def test_every_codec_has_one(self):
+        headers = [read_header(bytes.fromhex(line.split("|")[-1])) for line in self.LINES]
+        assert {header.index_codec for header in headers} == set(INDEX_CODECS)
+        assert {header.value_codec for header in headers} == set(VALUE_CODECS)
+
+    @pytest.mark.parametrize("line", LINES)
+    def test_vector(self, line):
+        size, indices, values, codecs, round, frame = (part.strip() for part in line.split("|"))
+        index_codec, value_codec = codecs.split()
+        expected = np.array([float(value) for value in values.split()], dtype=np.float32)
+        decoded = decode(bytes.fromhex(frame))
+        assert decoded.size == int(size)
+        assert decoded.indices.tolist() == [int(index) for index in indices.split()]
+        assert decoded.values.tobytes() == expected.tobytes()
+        assert encode(decoded, value_codec, round=int(round), indices=index_codec) == bytes.fromhex(frame)
+
+
+def sealed(frame):
+    """With a right checksum: the attacker can compute one."""
+    return frame + zlib.crc32(frame).to_bytes(4, "little")
+
+
+def frame(
+    index_id=2, value_id=0, size=1000, entries=1, index=b"\x00\x01", values=bytes(4), version=1, magic=b"\xda\x6c"
+):
+    from dagc.wire.frame import _varint
+
+    numbers = b"".join(map(_varint, (0, size, entries, len(index))))
+    return sealed(magic + bytes((version, index_id << 4 | value_id)) + numbers + index + values)
+
+
+GOOD = encode(Sparse(1000, [3, 500, 999], [1.0, -2.0, 0.5]))
+
+
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [
+        (b"", "0 bytes are too few"),
+        (GOOD[:11], "too few"),
+        (GOOD[:-1], "truncated: .* of"),
+        (GOOD[:14], "truncated"),
+        (GOOD + b"\0", "1 bytes follow the end"),
+        (b"XX" + GOOD[2:], "not a dagc frame"),
+        (frame(version=2), "version 2, this library reads version 1: update"),
+        (GOOD[:-1] + bytes([GOOD[-1] ^ 1]), "checksum does not match"),
+        (GOOD[:12] + bytes([GOOD[12] ^ 1]) + GOOD[13:], "checksum does not match"),
+        (frame(index_id=9), "unknown index codec 9"),
+        (frame(value_id=9), "unknown value codec 9"),
+        (frame(size=0, entries=0, values=b""), "vector of 0 entries"),
+        (frame(size=2**48 + 1), "1 to 2\\^48"),
+        (frame(size=3, entries=4, values=bytes(16)), "claims 4 entries of a vector of 3"),
+        (frame(size=2**41, entries=2**40), "truncated"),
+        (frame(index=b"\x00" + bytes(200) + b"\x01"), "out of range"),
+        (frame(index=b"\x31" + bytes(7) + b"\x01"), "Rice parameter is 49"),
+        (frame(index=b""), "too short for the Rice parameters"),
+        (frame(index=b"\x20\x01"), "too short for the low bits"),
+        (frame(index=b"\x00\x03"), "2 quotients for 1 indices"),
+        (frame(index=b"\x00\x00"), "0 quotients for 1 indices"),
+        (frame(index=b"\x00\x01\x00"), "does not end"),
+        (frame(index=b"\x04\xf0\x01"), "padding"),
+        (frame(index_id=3, index=b"\xc0\x01"), "padding"),
+        (frame(index_id=0), "dense frame"),
+        (frame(index_id=1), "bitmap of 1000 entries takes 125 bytes, not 2"),
+        (frame(index_id=1, index=bytes(125)), "bitmap has 0 entries, the header says 1"),
+        (frame(index_id=1, size=9, index=b"\x00\x80"), "index 15 is out of range"),
+        (frame(index_id=4), "seed takes 8 bytes"),
+        (frame(values=b"\x00\x00\xc0\x7f"), "NaN or infinite"),
+        (frame(values=b"\x00\x00\x80\xff"), "NaN or infinite"),
+        (frame(value_id=1, values=b"\x00\x7c"), "NaN or infinite"),
+        (frame(value_id=2, values=b"\x80\x7f"), "NaN or infinite"),
+        (frame(value_id=3, values=b"\x00\x00\x80\x7f\x01"), "scale"),
+        (frame(value_id=3, values=b"\x00\x00\x80\xbf\x01"), "scale"),
+        (frame(value_id=3, values=b"\x01\x00\x80\x3f\x01"), "scale"),
+        (frame(value_id=3, values=b"\x00\x00\x80\x3f\x80"), "-128"),
+        (frame(value_id=4, values=b"\x00\x00\x80\xbf\x01"), "mean magnitude is negative"),
+        (frame(value_id=4, values=b"\x00\x00\x80\x3f\x02"), "sign bits"),
+        (sealed(b"\xda\x6c\x01\x20" + b"\x80\x00" + b"\x08\x00\x00"), "more bytes than it needs"),
+        (sealed(b"\xda\x6c\x01\x20" + b"\xff" * 9), "too large"),
+        (sealed(b"\xda\x6c\x01\x20" + b"\xff" * 5), "header does not end"),
+    ],
+)
+def test_malformed_bytes_are_refused_each_with_its_own_words(payload, says):
+    with pytest.raises(MalformedPayload, match=says):
+        decode(payload)
+
+
+def test_a_frame_for_another_model_is_refused():
+    with pytest.raises(MalformedPayload, match="vector of 1000 entries, expected 1001"):
+        decode(GOOD, size=1001)
+
+
+def test_what_is_not_bytes_is_refused():
+    for wrong in ("text", 5, None, [1, 2]):
+        with pytest.raises(InvalidInput, match="a payload is bytes"):
+            decode(wrong)
+    assert decode(bytearray(GOOD)) == decode(memoryview(GOOD)) == decode(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda sparse: encode(sparse, "fp64"), "'fp64': choose one of"),
+        (lambda sparse: encode(sparse, indices="huffman"), "'huffman': choose one of"),
+        (lambda sparse: encode(sparse, indices="dense"), "cannot hold 1 of 3"),
+        (lambda sparse: encode(sparse, round=-1), "round"),
+        (lambda sparse: payload_size(3, 4), "4 entries of a vector of 3"),
+    ],
+)
+def test_encode_refuses_what_it_cannot_write(call, says):
+    with pytest.raises(InvalidInput, match=says):
+        call(Sparse(3, [1], [1.0]))
+
+
+def test_a_lying_header_allocates_nothing():
+    lies = [
+        frame(entries=2**30),
+        frame(size=2**47, entries=2**46),
+        frame(index_id=1, size=2**46),
+        frame(index_id=4, entries=2**40, size=2**41, index=bytes(8)),
+    ]
+    for lie in lies:
+        tracemalloc.start()
+        with pytest.raises(MalformedPayload):
+            decode(lie)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 100_000
+
+
+def mutants(number, seed):
+    """Frames of every codec with a few changes each, most of them with a right checksum again."""
+    rng = np.random.default_rng(seed)
+    seeds = []
+    for size, count in [(1, 1), (300, 0), (300, 7), (300, 200), (300, 300), (100_000, 150), (1 << 40, 20)]:
+        indices = np.sort(rng.choice(min(size, 1 << 20), count, replace=False))
+        for values in VALUE_CODECS:
+            for codec in INDEX_CODECS:
+                if codec == "seed":
+                    sparse = dagc.random_k(torch.ones(min(size, 1000)), min(count, size, 1000), seed=5)
+                else:
+                    sparse = Sparse(size, indices, rng.standard_normal(count))
+                if (codec != "dense" or count == size) and (codec != "bitmap" or size < 1 << 20):
+                    seeds.append(encode(sparse, values, indices=codec, round=int(rng.integers(1 << 20))))
+    for _ in range(number):
+        body = bytearray(seeds[rng.integers(len(seeds))][:-4])
+        for _ in range(rng.integers(1, 4)):
+            kind, at = (
+                rng.integers(4),
+                int(rng.integers(len(body)) if rng.random() < 0.5 else rng.integers(min(16, len(body)))),
+            )
+            if kind == 0:
+                body[at] ^= 1 << rng.integers(8)
+            elif kind == 1:
+                body[at] = rng.integers(256)
+            elif kind == 2:
+                del body[at : at + int(rng.integers(1, 5))]
+            else:
+                body[at:at] = rng.bytes(int(rng.integers(1, 5)))
+            if not body:
+                body = bytearray(b"\0")
+        yield sealed(bytes(body)) if rng.random() < 0.9 else bytes(body)
+
+
+def survives(number, seed):
+    accepted = 0
+    for payload in mutants(number, seed):
+        try:
+            sparse = decode(payload)
+        except MalformedPayload:
+            continue
+        accepted += 1
+        Sparse(sparse.size, sparse.indices, sparse.values)  # what is accepted is in order
+    return accepted
+
+
+def test_mutated_frames_never_crash_the_decoder():
+    assert 0 < survives(5000, seed=0) < 4000
+
+
+@pytest.mark.slow
+def test_200_000_mutated_frames_never_crash_the_decoder():
+    assert survives(200_000, seed=1) > 0
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_never_crash_the_decoder(payload):
+    for bytes_ in (payload, sealed(GOOD[:4] + payload)):
+        with contextlib.suppress(MalformedPayload):
+            decode(bytes_)
