@@ -147,18 +147,17 @@ def _lstm(shape: Shape, classes: int) -> nn.Module:
 
 
 class _Residual(nn.Module):
-    """Two 3 × 3 convolutions beside a shortcut; a learned bias and scale do what batch norm is used for."""
+    """Two 3 × 3 convolutions beside a shortcut."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(channels, out, 3, stride, padding=1)
         self.second = nn.Conv2d(out, out, 3, padding=1)
-        self.scale = nn.Parameter(torch.empty(1))
         self.shortcut = nn.Conv2d(channels, out, 1, stride) if stride > 1 or channels != out else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         branch = self.second(torch.relu(self.first(x)))
-        return torch.relu(self.scale * branch + self.shortcut(x))
+        return torch.relu(branch + self.shortcut(x))
 
 
 class _Mean(nn.Module):
@@ -192,9 +191,10 @@ MODELS: dict[str, Model] = {
 def _initialise(model: nn.Module, seed: int) -> None:
     """Set every parameter from `seed`.
 
-    Layers before a ReLU keep the size of the signal (He), the last one begins small. A residual branch begins at zero
-    and is narrowed by the number of branches, so that without normalisation the signal neither grows nor fades with
-    depth (as in Fixup).
+    Layers before a ReLU keep the size of the signal (He), the last one begins small. The branches of a residual network
+    are narrowed by the root of their number, so that together they add no more than one layer would: without
+    normalisation the signal neither grows nor fades with depth. Of the starts we tried (branches at zero, a learned
+    scale per branch) this one trains fastest at a learning rate of 0.01.
     """
     random = torch.Generator().manual_seed(seed)
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
@@ -207,13 +207,9 @@ def _initialise(model: nn.Module, seed: int) -> None:
             nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_in), generator=random)
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
-    for block in branches:
-        nn.init.ones_(block.scale)
-        nn.init.zeros_(block.second.weight)
-        with torch.no_grad():
-            block.first.weight.mul_(len(branches) ** -0.5)
-            if isinstance(block.shortcut, nn.Conv2d):
-                block.shortcut.weight.mul_(math.sqrt(0.5))  # its input is already rectified and its output is added
+    with torch.no_grad():
+        for block in branches:
+            block.second.weight.mul_(len(branches) ** -0.5)
     for lstm in (layer for layer in model.modules() if isinstance(layer, nn.LSTM)):
         _initialise_lstm(lstm, random)
 

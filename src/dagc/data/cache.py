@@ -34,14 +34,14 @@ def cached(root: Path, kind: str, key: Iterable[str], compute: Callable[[], Arra
     digest = hashlib.sha256("\n".join(key).encode("utf-8", "surrogateescape")).hexdigest()[:24]
     path = root / "cache" / f"{kind}-{digest}.npz"
     try:
-        with np.load(path, allow_pickle=False) as kept:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
             return {name: kept[name] for name in kept.files}, ()
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         pass  # not there, or damaged: compute it and write it again
     arrays = compute()
     try:
-        with write_atomically(path) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+        with write_atomically(path) as fresh:
+            np.savez(fresh, **arrays)  # type: ignore[arg-type]
     except OSError as error:
         return arrays, (f"{path} could not be written ({error}); the same work is done again next time",)
     return arrays, ()

@@ -197,7 +197,7 @@ def _known(entry: Entry, root: Path) -> Dataset:
     found = entry.locate(root)
     if found is None:
         raise MissingData(
-            f"{entry.name} is not in {root}; get it with: dagc data get {entry.name} --data-dir {shlex.quote(str(root))} "
+            f"{entry.name} is not in {root}; get it: dagc data get {entry.name} --data-dir {shlex.quote(str(root))} "
             f"({entry.size}), or say with --data-dir or DAGC_DATA where it is"
         )
     return entry.read(found, root)

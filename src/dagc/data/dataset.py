@@ -117,16 +117,16 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     axes = {2: (0,), 4: (0, 2, 3)}.get(x.ndim, tuple(range(x.ndim)))
     total = torch.zeros((), dtype=torch.float64)
     square = torch.zeros((), dtype=torch.float64)
-    shift = x[0].to(torch.float64).mean()  # keeps the difference of the two sums accurate
+    shift = x[:1].to(torch.float32).mean(axes, keepdim=True)[0]  # keeps the difference of the two sums accurate
     for start in range(0, len(x), 1000):
-        values = x[start : start + 1000].to(torch.float32) - shift.to(torch.float32)
+        values = x[start : start + 1000].to(torch.float32) - shift
         total = total + values.sum(axes, keepdim=True, dtype=torch.float64)[0]
         square = square + values.square_().sum(axes, keepdim=True, dtype=torch.float64)[0]
     count = x.numel() / total.numel()
     mean = total / count
     std = (square / count - mean.square()).clamp_min(0).sqrt()
     std[std < 1e-6 * (1 + mean.abs())] = 1.0
-    return (mean + shift.to(torch.float32)).to(torch.float32), std.to(torch.float32)
+    return (mean + shift).to(torch.float32), std.to(torch.float32)
 
 
 def hold_out(groups: NDArray[np.int64], share: float = 0.2) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

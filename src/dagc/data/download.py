@@ -77,6 +77,8 @@ def fetch(
     Raises:
         DataError: Where the server refuses, the connection breaks off in every attempt, or the checksum is wrong.
     """
+    if not url.startswith(("http://", "https://")):
+        raise DataError(f"{url!r} is not an address; it begins with http:// or https://")
     part = path.with_name(path.name + ".part")
     problem = ""
     try:
@@ -122,8 +124,6 @@ def _receive(url: str, part: Path, name: str, report: Report | None) -> None:
             part.unlink()
             raise ConnectionError(f"{have:,} bytes are here but the file has {total or 'another number'}") from None
         return
-    except ValueError as error:
-        raise DataError(f"{url!r} is not an address ({error}); it begins with http:// or https://") from None
     with response:
         resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         have = have if resumed else 0

@@ -22,7 +22,7 @@ def as_labels(labels: ArrayLike) -> Ints:
     if known.ndim != 1 or not len(known):
         raise InvalidInput(f"labels have shape {known.shape}; one whole number per sample is needed")
     if not np.issubdtype(known.dtype, np.integer) or known.min() < 0:
-        raise InvalidInput(f"labels are {known.dtype} from {known.min()} up; use whole numbers 0, 1, …")
+        raise InvalidInput(f"labels are {known.dtype} like {known.tolist()[0]!r}; use whole numbers 0, 1, …")
     return known.astype(np.int64)
 
 

@@ -64,8 +64,8 @@ def read_csv(path: Path, label: str = "label", client: str = "client") -> Datase
 
 def _open_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
+            arrays = {name: kept[name] for name in kept.files}
     except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as .npz of plain arrays ({error})") from None
     lacking = [name for name in ("x", "y") if name not in arrays]

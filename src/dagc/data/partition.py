@@ -247,10 +247,20 @@ def _whole_sizes(series: NDArray[np.float64], smallest: int, samples: int) -> In
     excess = (series[1:-1] - 1) * smallest
     if not excess.sum() > 0:
         return np.concatenate([[largest], np.full(len(series) - 1, smallest)]).astype(np.int64)
-    factor = min(_stretch(series, smallest, samples), _STRETCH, (largest - smallest) / excess[0])
-    used = min(int(factor * excess.sum() + 0.5), samples - largest - smallest * (len(series) - 1))
-    whole = smallest + _proportional(excess, used)
-    return np.concatenate([[largest], np.minimum(np.sort(whole)[::-1], largest), [smallest]]).astype(np.int64)
+    factor = min(_stretch(series, smallest, samples), _STRETCH)
+    used = min(int(factor * excess.sum() + 0.5), len(excess) * (largest - smallest))
+    whole = smallest + _proportional_below(excess, used, largest - smallest)
+    return np.concatenate([[largest], np.sort(whole)[::-1], [smallest]]).astype(np.int64)
+
+
+def _proportional_below(weights: NDArray[np.float64], total: int, cap: int) -> Ints:
+    """As `_proportional`, but none above `cap`: what a capped one cannot take goes to the others."""
+    shares = _proportional(weights, total)
+    while (shares > cap).any():
+        full = shares >= cap
+        rest = _proportional(np.where(full, 0.0, weights), total - cap * int(full.sum()))
+        shares = np.where(full, cap, rest)
+    return shares
 
 
 def _check_workers(workers: int, samples: int) -> None:

@@ -67,6 +67,8 @@ def _value(spec: str, key: str, value: str, kind: str) -> Any:
         if "bool" in kind:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
         return int(value) if "int" in kind else float(value)
+    except InvalidInput:
+        raise
     except (ValueError, KeyError):
         wanted = "whole numbers separated by /" if "Sequence" in kind else "true or false" if "bool" in kind else ""
         wanted = wanted or ("a whole number" if "int" in kind else "a number")

@@ -1,0 +1,234 @@
+"""Partitions: sizes, labels, no sample twice, for every request that the data allow."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dagc.data import Partition, by_client, from_sizes, iid, load, make_partition, one_large, skewed
+from dagc.data.partition import skewed_sizes
+from dagc.errors import InvalidInput
+
+FASHION_LABELS = np.repeat(np.arange(10), 6000)
+
+
+def _disjoint(split: Partition, samples: int) -> None:
+    used = np.concatenate(split.indices)
+    assert len(np.unique(used)) == len(used) <= samples
+    assert used.min() >= 0
+    assert used.max() < samples
+    assert split.sizes.min() >= 1
+    assert split.weights.sum() == pytest.approx(1)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    pools=st.lists(st.integers(0, 300), min_size=1, max_size=12).filter(lambda pools: sum(pools) > 0),
+    workers=st.integers(1, 40),
+    ratio=st.one_of(st.integers(1, 60), st.floats(1, 60)),
+    alpha=st.sampled_from([1e-3, 0.1, 0.5, 5.0, float("inf")]),
+    seed=st.integers(0, 2**32),
+)
+def test_skewed_meets_its_sizes_or_says_why_not(
+    pools: list[int], workers: int, ratio: float, alpha: float, seed: int
+) -> None:
+    labels = np.repeat(np.arange(len(pools)), pools)
+    try:
+        split = skewed(labels, workers=workers, skew_ratio=ratio, label_alpha=alpha, seed=seed)
+    except InvalidInput:
+        rough = workers * ((1 + ratio) / 2 + ratio)  # more than any series of these workers needs
+        assert len(labels) < rough or (workers == 1 and ratio != 1)
+        return
+    _disjoint(split, len(labels))
+    assert (np.diff(split.sizes) <= 0).all()
+    assert split.sizes[0] == round(ratio * split.sizes[-1]) or workers == 1
+    assert (split.label_counts(labels, len(pools)).sum(axis=0) <= pools).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    samples=st.integers(1000, 100_000), workers=st.integers(3, 50), ratio=st.integers(1, 100), seed=st.integers(0, 99)
+)
+def test_skewed_sizes_use_the_data_and_keep_near_the_series(samples: int, workers: int, ratio: int, seed: int) -> None:
+    assume(samples > 8 * workers * (ratio + 1) / 2)
+    sizes = skewed_sizes(samples, workers, ratio, np.random.default_rng(seed))
+    assert sizes[0] == ratio * sizes[-1]
+    if ratio > 1:
+        assert sizes.sum() == samples if workers >= 8 else sizes.sum() > 0.9 * samples
+        steps = -np.diff(sizes) / (sizes[0] - sizes[-1])  # at least half of the arithmetic step is left, and rounding
+        assert steps[1:-1].min(initial=1) >= 0.5 / (workers - 1) / 1.25 - 2 / (sizes[0] - sizes[-1])
+    else:
+        assert samples - sizes.sum() < workers
+
+
+@pytest.mark.parametrize(("workers", "ratio"), [(10, 10), (10, 100), (10, 1000), (5, 100), (200, 100), (1000, 100)])
+def test_the_settings_of_the_paper(workers: int, ratio: int) -> None:
+    split = skewed(FASHION_LABELS, workers=workers, skew_ratio=ratio)
+    assert split.workers == workers
+    assert split.skew_ratio == ratio
+    _disjoint(split, len(FASHION_LABELS))
+    if workers <= 200:
+        assert split.sizes.sum() == 60_000
+        mean_steps = np.diff(split.sizes[:: max(1, workers // 5)])
+        assert (mean_steps < 0).all()
+
+
+def test_a_thousand_workers_with_ratio_a_thousand_when_the_data_allow() -> None:
+    labels = np.arange(600_000) % 10
+    split = skewed(labels, workers=1000, skew_ratio=1000)
+    assert (split.skew_ratio, split.sizes.min(), split.workers) == (1000, 1, 1000)
+    with pytest.raises(
+        InvalidInput, match=r"need 5\d\d,\d\d\d samples.* there are 60,000; lower workers or skew_ratio"
+    ):
+        skewed(FASHION_LABELS, workers=1000, skew_ratio=1000)
+
+
+def test_label_mixes_are_as_uneven_as_alpha_says() -> None:
+    def unevenness(alpha: float) -> float:
+        split = skewed(FASHION_LABELS, workers=20, skew_ratio=10, label_alpha=alpha)
+        mix = split.label_counts(FASHION_LABELS, 10) / split.sizes[:, None]
+        return float(((mix - 0.1) ** 2).sum(axis=1).mean())
+
+    assert unevenness(float("inf")) < 1e-4
+    assert unevenness(100) < unevenness(5) < unevenness(0.5) < unevenness(0.05)
+    expected = (1 - 0.1) / (1 + 10 * 0.5)  # Σ var of Dirichlet(0.5) over ten labels
+    assert unevenness(0.5) == pytest.approx(expected, rel=0.5)
+
+
+def test_sizes_and_mixes_do_not_depend_on_the_order_of_the_data() -> None:
+    shuffled = np.random.default_rng(1).permutation(FASHION_LABELS)
+    for make in (
+        lambda labels: skewed(labels, skew_ratio=100, seed=5),
+        lambda labels: one_large(labels, seed=5),
+        lambda labels: from_sizes(labels, sizes=[900, 20, 5], label_alpha=0.5, seed=5),
+    ):
+        one, other = make(FASHION_LABELS), make(shuffled)
+        np.testing.assert_array_equal(one.label_counts(FASHION_LABELS, 10), other.label_counts(shuffled, 10))
+
+
+def test_the_seed_decides() -> None:
+    for make in (skewed, one_large, iid):
+        first, again, other = make(FASHION_LABELS, seed=1), make(FASHION_LABELS, seed=1), make(FASHION_LABELS, seed=2)
+        assert all(np.array_equal(a, b) for a, b in zip(first.indices, again.indices, strict=True))
+        assert not all(np.array_equal(a, b) for a, b in zip(first.indices, other.indices, strict=True))
+    np.random.seed(0)
+    state = np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
+    skewed(FASHION_LABELS)
+    assert (np.random.get_state()[1] == state).all()  # type: ignore[index]
+
+
+def test_one_large_is_figure_2() -> None:
+    split = one_large(FASHION_LABELS, share=0.5, workers=11)
+    assert split.sizes.tolist() == [30_000] + [3_000] * 10
+    _disjoint(split, 60_000)
+    for bad in ({"share": 0.0}, {"share": 1.0}, {"share": float("nan")}, {"workers": 1}, {"share": 0.99999}):
+        with pytest.raises(InvalidInput, match="share"):
+            one_large(FASHION_LABELS, **bad)
+
+
+def test_iid_is_even() -> None:
+    split = iid(FASHION_LABELS, workers=7)
+    assert split.sizes.max() - split.sizes.min() <= 1
+    assert split.sizes.sum() == 60_000
+    mix = split.label_counts(FASHION_LABELS, 10) / split.sizes[:, None]
+    assert abs(mix - 0.1).max() < 0.02
+
+
+def test_real_size_profiles() -> None:
+    hospitals = [12413, 3954, 3363, 2259, 819, 439]
+    assert from_sizes(FASHION_LABELS, sizes=hospitals).sizes.tolist() == hospitals
+    scaled = from_sizes(FASHION_LABELS, sizes=hospitals, scale=True)
+    exact = np.array(hospitals) * 60_000 / sum(hospitals)
+    assert abs(scaled.sizes - exact).max() <= 1
+    assert scaled.sizes.sum() == 60_000
+    lopsided = from_sizes(FASHION_LABELS, sizes=[10_000_000, 1, 1], scale=True)
+    assert lopsided.sizes.tolist() == [59_998, 1, 1]
+    for bad in ([], [0, 3], [1.5], [-1], [[1]], ["a"]):
+        with pytest.raises(InvalidInput, match="sizes"):
+            from_sizes(FASHION_LABELS, sizes=bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="add up to 60,001"):
+        from_sizes(FASHION_LABELS, sizes=[60_000, 1])
+
+
+def test_by_client_keeps_names_and_filters() -> None:
+    owner = np.array([3, 1, 1, 3, 3, 0])
+    split = by_client(owner, names=["a", "b", "c", "d"])
+    assert split.names == ("d", "b", "a")
+    assert [indices.tolist() for indices in split.indices] == [[0, 3, 4], [1, 2], [5]]
+    assert by_client(owner, workers=2).names == ("3", "1")
+    with pytest.raises(InvalidInput, match="no clients"):
+        by_client(None)
+    with pytest.raises(InvalidInput, match="0 of 3 clients have 9"):
+        by_client(owner, min_size=9)
+    with pytest.raises(InvalidInput, match="3 of 3 clients have 1"):
+        by_client(owner, workers=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"workers": 0}, "workers is 0"),
+        ({"workers": 101}, "101 workers cannot each have one of 100"),
+        ({"workers": 1}, "with one worker"),
+        ({"skew_ratio": 0.9}, "skew_ratio is 0.9"),
+        ({"skew_ratio": float("nan")}, "skew_ratio is nan"),
+        ({"skew_ratio": float("inf")}, "skew_ratio is inf"),
+        ({"skew_ratio": 50}, "lower workers or skew_ratio"),
+        ({"workers": 2, "label_alpha": 0}, "label_alpha is 0"),
+        ({"workers": 2, "label_alpha": -1}, "label_alpha is -1"),
+        ({"workers": 2, "label_alpha": float("nan")}, "label_alpha is nan"),
+    ],
+)
+def test_infeasible_requests_are_refused_with_the_reason(options: dict[str, float], reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        skewed(np.arange(100) % 3, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("labels", [[], [[0, 1]], [0.5, 1.0], [-1, 0], ["a", "b"]])
+def test_labels_must_be_whole_numbers(labels: list[object]) -> None:
+    with pytest.raises(InvalidInput, match="labels"):
+        iid(labels, workers=1)  # type: ignore[arg-type]
+
+
+def test_partitions_as_text(tmp_path: Path) -> None:
+    digits = load("digits")
+    split = make_partition("skewed:workers=5, skew_ratio=20,label_alpha=inf", digits, seed=3)
+    assert (split.workers, split.skew_ratio) == (5, 20)
+    assert make_partition("one_large:share=0.4,workers=3", digits).sizes[0] == round(0.4 * len(digits))
+    assert make_partition("iid", digits).workers == 10
+    assert make_partition("from-sizes:sizes=300/200/10,label_alpha=0.5", digits).sizes.tolist() == [300, 200, 10]
+    (tmp_path / "sizes.txt").write_text("30\n20\n10\n")
+    assert make_partition(f"from-sizes:sizes={tmp_path / 'sizes.txt'}", digits).sizes.tolist() == [30, 20, 10]
+    scaled = make_partition("from-sizes:sizes=30/20/10,scale=true", digits)
+    assert scaled.sizes.sum() == len(digits)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("", "partition '' is unknown; there are skewed, one-large"),
+        ("random", "partition 'random' is unknown"),
+        ("skewed:worker=3", "'worker=3' is not an option; write option=value with workers, skew_ratio, label_alpha"),
+        ("skewed:10", "'10' is not an option"),
+        ("skewed:seed=1", "'seed=1' is not an option"),
+        ("skewed:workers=ten", "workers is 'ten'; it must be a whole number"),
+        ("skewed:workers=3,workers=4", "workers is given twice"),
+        ("skewed:label_alpha=x", "label_alpha is 'x'; it must be a number"),
+        ("from-sizes", "has no sizes"),
+        ("from-sizes:sizes=no-such-file", "neither numbers"),
+        ("from-sizes:sizes=3/2,scale=maybe", "it must be true or false"),
+        ("by-client", "has no clients"),
+        ("by-client:names=3", "'names=3' is not an option"),
+    ],
+)
+def test_wrong_texts_say_what_is_right(spec: str, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        make_partition(spec, load("digits"))
+
+
+def test_an_empty_worker_is_no_partition() -> None:
+    for indices in ((), (np.array([1]), np.array([], dtype=np.int64))):
+        with pytest.raises(InvalidInput, match="at least one sample"):
+            Partition(indices)
