@@ -118,8 +118,9 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     total = torch.zeros((), dtype=torch.float64)
     square = torch.zeros((), dtype=torch.float64)
     shift = x[:1].to(torch.float32).mean(axes, keepdim=True)[0]  # keeps the difference of the two sums accurate
-    for start in range(0, len(x), 1000):
-        values = x[start : start + 1000].to(torch.float32) - shift
+    rows = max(1, 2**18 // max(1, x[0].numel()))  # what the processor's cache holds
+    for start in range(0, len(x), rows):
+        values = x[start : start + rows].to(torch.float32) - shift
         total = total + values.sum(axes, keepdim=True, dtype=torch.float64)[0]
         square = square + values.square_().sum(axes, keepdim=True, dtype=torch.float64)[0]
     count = x.numel() / total.numel()
