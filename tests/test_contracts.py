@@ -8,6 +8,7 @@ from dagc.allocation import power
 from dagc.testing import check_allocator, check_compressor, check_index_codec, check_value_codec
 
 PARAMETERS = {
+    "none": lambda vector: [None],
     "top-k": lambda vector: [0, 1, len(vector) // 10, len(vector)],
     "random-k": lambda vector: [0, 1, len(vector) // 10, len(vector)],
     "hard-threshold": lambda vector: [0.0, float(vector.abs().median()), float(vector.abs().max()), float("inf")],

@@ -5,7 +5,7 @@ The way of a gradient: `allocate` says who may send how much, `ErrorFeedback` ad
 """
 
 from dagc.allocation import ALLOCATORS, Allocator, allocate, entries
-from dagc.compressors import COMPRESSORS, Compressor, hard_threshold, per_tensor, random_k, top_k
+from dagc.compressors import COMPRESSORS, Compressor, everything, hard_threshold, per_tensor, random_k, top_k
 from dagc.errors import BudgetWarning, DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.feedback import ErrorFeedback
 from dagc.sparse import Sparse, aggregate, aggregate_sparse
@@ -33,6 +33,7 @@ __all__ = [
     "decode",
     "encode",
     "entries",
+    "everything",
     "hard_threshold",
     "payload_size",
     "per_tensor",

@@ -137,12 +137,31 @@ def phi_optimal(shares: Array, total: float) -> Array:
     return result
 
 
+def scheme_i(shares: Array, total: float) -> Array:
+    """The paper's motivating scheme I: the largest client has almost all, each other a tenth of the mean ratio."""
+    return _one_against_the_rest(shares, total, rest=total / len(shares) / 10)
+
+
+def scheme_ii(shares: Array, total: float) -> Array:
+    """The opposite, scheme II: the largest client has a tenth of the mean ratio, the others share the rest."""
+    n = len(shares)
+    return _one_against_the_rest(shares, total, rest=total * (1 - 0.1 / n) / max(1, n - 1))
+
+
+def _one_against_the_rest(shares: Array, total: float, rest: float) -> Array:
+    result = np.full(len(shares), rest)
+    result[np.argmax(shares)] = total - rest * (len(shares) - 1)
+    return result
+
+
 ALLOCATORS: dict[str, Allocator] = {
     "uniform": Allocator(uniform, lambda shares, threshold: np.full(len(shares), threshold)),
     "dagc-r": Allocator(ratios=dagc_r),
     "dagc-a": Allocator(thresholds=dagc_a),
     "power": Allocator(power, partial(_power_thresholds, exponent=2 / 3)),
     "phi-optimal": Allocator(ratios=phi_optimal),
+    "scheme-i": Allocator(ratios=scheme_i),
+    "scheme-ii": Allocator(ratios=scheme_ii),
 }
 """Every method by name; add an `Allocator` here and `allocate`, the command line and the contract suite know it."""
 

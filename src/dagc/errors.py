@@ -2,6 +2,7 @@
 
 __all__ = [
     "BudgetWarning",
+    "CheckpointError",
     "DagcError",
     "DataError",
     "InvalidInput",
@@ -37,3 +38,7 @@ class MissingData(DataError):
 
 class BudgetWarning(UserWarning):
     """The budget could not be spent in full, because every client has reached its cap."""
+
+
+class CheckpointError(DagcError):
+    """A run cannot be saved, or cannot be gone on with; the message says what is left and what to do."""

@@ -1,0 +1,158 @@
+"""The network's clock: how long bytes take over links that differ between clients and change over time.
+
+The clock is simulated: it says what a federation on such links would have taken, whatever the computer here took.
+"""
+
+import csv
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from dagc.errors import InvalidInput
+from dagc.wire.indices import scramble
+
+__all__ = ["NETWORKS", "Network", "constant", "make_network", "random", "trace"]
+
+Direction = Literal["up", "down"]
+Rate = Callable[[int, Direction, int], float]
+"""`(client, direction, slot) -> bits per second` during the slot of that number."""
+
+
+class Network(NamedTuple):
+    """Links whose rate is constant within slots of time.
+
+    Attributes:
+        rate: The rate of a client's link in a slot, in bits per second.
+        slot: The length of a slot in seconds; infinity if the rate never changes.
+        latency: Seconds for each transfer, before its first byte arrives.
+    """
+
+    rate: Rate
+    slot: float
+    latency: float
+
+    def seconds(self, client: int, direction: Direction, bytes: int, start: float) -> float:
+        """How long a transfer takes that begins at `start`.
+
+        Example:
+            >>> constant(up=8.0, down=80.0, latency=0.05).seconds(client=3, direction="up", bytes=1_000_000, start=0)
+            1.05
+        """
+        bits, now = 8.0 * bytes, start + self.latency
+        while True:
+            number = 0 if math.isinf(self.slot) else int(now // self.slot)
+            rate = self.rate(client, direction, number)
+            room = rate * ((number + 1) * self.slot - now)
+            if bits <= room:
+                return now + bits / rate - start
+            bits, now = bits - room, (number + 1) * self.slot
+
+
+def constant(up: float = 8.4, down: float = 8.4, latency: float = 0.0) -> Network:
+    """The same rates, in Mb/s, for everybody at all times."""
+    _positive(up=up, down=down)
+    rates = {"up": up * 1e6, "down": down * 1e6}
+    return Network(lambda client, direction, slot: rates[direction], math.inf, _latency(latency))
+
+
+def random(
+    mean: float = 8.4, spread: float = 0.5, down: float = 1.0, period: float = 10.0, latency: float = 0.0, seed: int = 0
+) -> Network:
+    """Log-normal rates that change every `period` seconds, each client its own.
+
+    Args:
+        mean: The mean uplink in Mb/s.
+        spread: The standard deviation of the rate's logarithm.
+        down: How many times faster the downlink is.
+        period: Seconds between changes.
+        latency: Seconds for each transfer.
+        seed: Another seed, other links.
+    """
+    _positive(mean=mean, down=down, period=period)
+    if not 0 <= spread <= 2:
+        raise InvalidInput(f"spread must be from 0 to 2, not {spread}")
+    factor = {"up": 1.0, "down": down}
+
+    @lru_cache(maxsize=100_000)
+    def rate(client: int, direction: Direction, slot: int) -> float:
+        key = scramble(scramble(seed, client), 2 * slot + (direction == "down"))
+        u, v = (scramble(key, i) / 2.0**64 for i in (0, 1))
+        normal = math.sqrt(-2 * math.log(1 - u)) * math.cos(2 * math.pi * v)
+        return mean * 1e6 * factor[direction] * math.exp(spread * normal - spread**2 / 2)
+
+    return Network(rate, period, _latency(latency))
+
+
+def trace(file: str, latency: float = 0.0) -> Network:
+    """Rates from a CSV file with the columns `up` and `down` in Mb/s, a row per second, repeated from its end on.
+
+    Client i starts at row 97·i, so that clients differ; a column `client` gives each its own rows instead.
+    """
+    rows: dict[int, list[dict[Direction, float]]] = {}
+    try:
+        with Path(file).open(newline="") as lines:
+            for number, row in enumerate(csv.DictReader(lines), start=2):
+                try:
+                    rates: dict[Direction, float] = {"up": float(row["up"]) * 1e6, "down": float(row["down"]) * 1e6}
+                    client = int(row.get("client") or -1)
+                except (KeyError, TypeError, ValueError):
+                    raise InvalidInput(
+                        f"{file}, line {number}: needs numbers in the columns up and down, has {row}"
+                    ) from None
+                if not all(0 < value < math.inf for value in rates.values()):
+                    raise InvalidInput(f"{file}, line {number}: rates must be above 0, not {row}")
+                rows.setdefault(client, []).append(rates)
+    except OSError as error:
+        raise InvalidInput(f"the trace {file} cannot be read: {error.strerror}") from error
+    if not rows:
+        raise InvalidInput(f"the trace {file} has no rows")
+
+    def rate(client: int, direction: Direction, slot: int) -> float:
+        if -1 in rows:
+            return rows[-1][(slot + 97 * client) % len(rows[-1])][direction]
+        if client not in rows:
+            raise InvalidInput(f"the trace {file} has no rows for client {client}")
+        return rows[client][slot % len(rows[client])][direction]
+
+    return Network(rate, 1.0, _latency(latency))
+
+
+NETWORKS: dict[str, Callable[..., Network]] = {"constant": constant, "random": random, "trace": trace}
+"""Every kind of network by name."""
+
+
+def make_network(spec: str) -> Network:
+    """A network as a text says: `constant:up=8.4,down=50`, `random:mean=8.4,seed=1`, `trace:file=links.csv`.
+
+    Example:
+        >>> make_network("constant:up=1,latency=0.1").latency
+        0.1
+    """
+    name, _, text = spec.partition(":")
+    if name not in NETWORKS:
+        raise InvalidInput(f"network {name!r} is unknown: choose one of {', '.join(NETWORKS)}")
+    options: dict[str, str | float | int] = {}
+    for item in filter(None, text.split(",")):
+        key, _, value = item.partition("=")
+        try:
+            options[key.strip()] = value if key == "file" else int(value) if key == "seed" else float(value)
+        except ValueError:
+            raise InvalidInput(f"network {spec!r}: {key} must be a number, not {value!r}") from None
+    try:
+        return NETWORKS[name](**options)
+    except TypeError as error:
+        raise InvalidInput(f"network {spec!r}: {str(error).replace(f'{name}() ', '')}") from None
+
+
+def _positive(**rates: float) -> None:
+    for name, rate in rates.items():
+        if not 0 < rate < math.inf:
+            raise InvalidInput(f"{name} must be above 0 and finite, not {rate}")
+
+
+def _latency(latency: float) -> float:
+    if not 0 <= latency < math.inf:
+        raise InvalidInput(f"latency must be a number of seconds, not {latency}")
+    return latency

@@ -1,0 +1,77 @@
+"""What a policy is: it says, each round, with which parameter each client compresses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagc.compressors import Compressor
+from dagc.errors import InvalidInput
+
+__all__ = ["Policy", "Report", "Setting"]
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What a policy is made for.
+
+    Attributes:
+        weights: How much data each client of the federation holds.
+        size: The number of entries in the model.
+        ratio: The budget as the mean ratio of entries sent, or
+        threshold: as the mean threshold, in the units of what is compressed, or
+        bytes: as bytes per round for all clients together. At most one of the three is given.
+        values: The value codec in use.
+        exponent: For the power rule.
+    """
+
+    weights: NDArray[np.float64]
+    size: int
+    ratio: float | None = None
+    threshold: float | None = None
+    bytes: int | None = None
+    values: str = "fp32"
+    exponent: float | None = None
+
+    def need(self, method: str, *budgets: str) -> None:
+        """Refuse the setting unless exactly one of these budgets, and no other, is given."""
+        given = [name for name in ("ratio", "threshold", "bytes") if getattr(self, name) is not None]
+        if len(given) != 1 or given[0] not in budgets:
+            have = ", ".join(given) or "none"
+            raise InvalidInput(f"method {method!r} needs {' or '.join(budgets)} as its budget; given: {have}")
+
+
+class Report(NamedTuple):
+    """What a client tells the server after a round, beside its payload."""
+
+    client: int
+    norm: float | None  # of its gradient, where the policy asks for it
+    entries: int
+    bytes: int
+
+
+class Policy(Protocol):
+    """Maps a round and the last reports to one parameter per client."""
+
+    compressor: Compressor
+    wants_norms: bool
+
+    def parameters(self, round: int, present: Sequence[int], reports: Sequence[Report]) -> list[Any]:
+        """One parameter for each client that is present, in that order.
+
+        Args:
+            round: From 0.
+            present: The clients that take part in this round.
+            reports: Of the clients that took part in the last one.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything to go on from, as JSON can hold it."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        ...

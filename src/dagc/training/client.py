@@ -1,0 +1,82 @@
+"""A client: its gradient on its own data, its residual, its payload."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from dagc.data import Batches
+from dagc.errors import NonFiniteGradient
+from dagc.feedback import ErrorFeedback
+from dagc.sparse import Sparse
+from dagc.wire import encode
+
+__all__ = ["Client", "Upload"]
+
+
+class Upload(NamedTuple):
+    """What a client sends, and what it tells beside it."""
+
+    payload: bytes
+    sparse: Sparse
+    loss: float
+    norm: float | None
+
+
+class Client:
+    """The workers' side of Algorithm 1.
+
+    Args:
+        number: Which client of the partition this is.
+        batches: Where its examples come from.
+        feedback: Its memory of what it has not sent.
+        learning_rate: Of its own steps, if it takes more than one.
+        local_steps: Steps per round; with one it sends the gradient, with more the difference of the model.
+    """
+
+    def __init__(
+        self, number: int, batches: Batches, feedback: ErrorFeedback, learning_rate: float, local_steps: int = 1
+    ) -> None:
+        """Nothing is computed yet."""
+        self.number = number
+        self.batches = batches
+        self.feedback = feedback
+        self.learning_rate = learning_rate
+        self.local_steps = local_steps
+
+    def upload(self, model: nn.Module, round: int, parameter: Any, *, norm: bool = False) -> Upload:
+        """Add the gradient to the residual, select by the client's own parameter, encode."""
+        loss, change = self.gradient(model, round) if self.local_steps == 1 else self.difference(model, round)
+        try:
+            sparse = self.feedback.step(change, parameter)
+        except NonFiniteGradient as error:
+            raise NonFiniteGradient(f"client {self.number}, round {round}: {error}") from None
+        payload = encode(sparse, self.feedback.values, round=round)
+        length = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(change)))) if norm else None
+        return Upload(payload, sparse, float(loss), length)
+
+    def gradient(self, model: nn.Module, round: int) -> tuple[Tensor, list[Tensor]]:
+        """The loss and its gradient on the round's batch, at the given model."""
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        x, y = self._batch(round, parameters[0].device)
+        loss = cross_entropy(model(x), y)
+        return loss.detach(), list(torch.autograd.grad(loss, parameters))
+
+    def difference(self, model: nn.Module, round: int) -> tuple[Tensor, list[Tensor]]:
+        """The first step's loss, and the given model minus the one after all local steps."""
+        names, start = zip(*((name, p) for name, p in model.named_parameters() if p.requires_grad), strict=True)
+        local, losses = list(start), []
+        for step in range(self.local_steps):
+            x, y = self._batch(round * self.local_steps + step, start[0].device)
+            local = [parameter.detach().requires_grad_() for parameter in local]
+            loss = cross_entropy(functional_call(model, dict(zip(names, local, strict=True)), (x,)), y)
+            gradients = torch.autograd.grad(loss, local)
+            losses.append(loss.detach())
+            local = [torch.add(p.detach(), g, alpha=-self.learning_rate) for p, g in zip(local, gradients, strict=True)]
+        return losses[0], [(before.detach() - after) for before, after in zip(start, local, strict=True)]
+
+    def _batch(self, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        x, y = self.batches.batch(self.number, number)
+        return (x, y) if device.type == "cpu" else (x.to(device), y.to(device))

@@ -1,0 +1,222 @@
+"""The configuration of a run: every field checked before any work, written to and read from TOML."""
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from dagc.data import CATALOGUE
+from dagc.errors import InvalidInput
+from dagc.models import MODELS
+from dagc.network import make_network
+from dagc.policies import POLICIES
+from dagc.wire import VALUE_CODECS
+
+__all__ = ["Config"]
+
+
+class Config(BaseModel):
+    """What to train, how, and under which budget.
+
+    Example:
+        >>> Config(task="mlp@digits", method="dagc-r", ratio=0.01).model
+        'mlp'
+        >>> Config(task="mlp@digits", method="magic", ratio=0.01)
+        Traceback (most recent call last):
+        ...
+        dagc.errors.InvalidInput: method is 'magic': choose one of none, top-k, ...
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task: str = Field("mlp@digits", description="MODEL@DATA, e.g. cnn@cifar-10; DATA may be a path to your own")
+    method: str = Field("dagc-r", description="how each client's compression is chosen")
+    ratio: float | None = Field(None, gt=0, le=1, description="budget: the mean part of entries sent")
+    threshold: float | None = Field(None, gt=0, description="budget: the mean threshold")
+    budget_bytes: int | None = Field(None, gt=0, description="budget: bytes per round, all clients together")
+    threshold_units: Literal["update", "gradient"] = Field("update", description="update = learning rate x gradient")
+    exponent: float | None = Field(None, ge=0, le=4, description="of the power rule; 2/3 if not given")
+    values: str = Field("fp32", description="value codec on the wire")
+
+    workers: int = Field(10, ge=1, description="number of clients")
+    skew_ratio: float = Field(100.0, ge=1, description="largest / smallest client")
+    label_alpha: float = Field(0.5, gt=0, description="Dirichlet parameter of the labels per client")
+    partition: str | None = Field(None, description="another split, e.g. iid:workers=10 or by-client")
+    data_dir: str | None = Field(None, description="data folder; else DAGC_DATA, else the user's cache")
+    augment: bool = Field(False, description="crop and flip images")
+
+    rounds: int = Field(1000, ge=1, description="number of rounds")
+    learning_rate: float = Field(0.1, gt=0, description="step size")
+    batch_size: int = Field(32, ge=1, description="examples per client and step")
+    local_steps: int = Field(1, ge=1, description="steps per round; above 1 the model difference is sent")
+    participation: float = Field(1.0, gt=0, le=1, description="part of the clients asked in a round")
+    failures: float = Field(0.0, ge=0, lt=1, description="chance that a client asked does not answer")
+    late: float = Field(0.0, ge=0, lt=1, description="chance that an upload arrives too late to be taken")
+    optimizer: str = Field("SGD", description="the server's: any class of torch.optim")
+    optimizer_options: dict[str, bool | float | list[float]] = Field(
+        default_factory=dict, description="e.g. {momentum = 0.9}"
+    )
+
+    network: str = Field("constant:up=8.4,down=8.4", description="links, for the clock")
+    compute_seconds: float | Literal["measured"] = Field(0.0, description="compute per client and round, for the clock")
+    evaluate_every: int | None = Field(None, ge=1, description="rounds between evaluations; a twentieth of all")
+    checkpoint_every: int | None = Field(None, ge=1, description="rounds between checkpoints; a tenth of all")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="decides partition, batches, model and mishaps")
+    device: str = Field("cpu", description="where to compute")
+    threads: int | None = Field(None, ge=1, description="threads; the result does not depend on them")
+
+    def __init__(self, **fields: Any) -> None:
+        """Check every field; `InvalidInput` names the field, the value and what is allowed."""
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise InvalidInput("; ".join(_in_words(problem) for problem in error.errors())) from None
+
+    @property
+    def model(self) -> str:
+        """The part of the task before the @."""
+        return self.task.partition("@")[0]
+
+    @property
+    def data(self) -> str:
+        """The part of the task after the @."""
+        return self.task.partition("@")[2]
+
+    @property
+    def partition_spec(self) -> str:
+        """How the data is split, in the words of `dagc.data.make_partition`."""
+        skewed = f"skewed:workers={self.workers},skew_ratio={self.skew_ratio:g},label_alpha={self.label_alpha:g}"
+        return self.partition or skewed
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Rounds between evaluations."""
+        return self.evaluate_every or max(1, self.rounds // 20)
+
+    @property
+    def checkpoint_interval(self) -> int:
+        """Rounds between checkpoints."""
+        return self.checkpoint_every or max(1, self.rounds // 10)
+
+    def budget(self) -> dict[str, float | int | None]:
+        """The budget as `dagc.policies.Setting` takes it: thresholds in the units of what is compressed.
+
+        A gradient is compressed with one local step, the model difference (the update) with more.
+        """
+        threshold = self.threshold
+        if threshold is not None:
+            compressed = "gradient" if self.local_steps == 1 else "update"
+            if self.threshold_units != compressed:
+                in_update = self.threshold_units == "update"
+                threshold = threshold / self.learning_rate if in_update else threshold * self.learning_rate
+        return {"ratio": self.ratio, "threshold": threshold, "bytes": self.budget_bytes}
+
+    def key(self) -> str:
+        """A short name for exactly this result: what cannot change it (threads, device folders) is left out."""
+        told = self.model_dump(exclude={"threads", "data_dir", "checkpoint_every"})
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+
+    def toml(self) -> str:
+        """As a TOML file with every field that is set."""
+        lines = []
+        for name, value in self.model_dump(exclude_none=True).items():
+            if isinstance(value, dict):
+                value = "{" + ", ".join(f"{key} = {json.dumps(item)}" for key, item in value.items()) + "}"
+                lines.append(f"{name} = {value}")
+            else:
+                lines.append(f"{name} = {json.dumps(value)}")
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def read(cls, path: str | Path, **changes: Any) -> Self:
+        """The configuration in a TOML file, with some fields changed."""
+        try:
+            fields = tomllib.loads(Path(path).read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"the configuration {path} cannot be read: {error}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidInput(f"the configuration {path} is not valid TOML: {error}") from error
+        return cls(**{**fields, **changes})
+
+    @field_validator("task")
+    @classmethod
+    def _task(cls, task: str) -> str:
+        model, at, data = task.partition("@")
+        if not at or model not in MODELS:
+            raise ValueError(f"write MODEL@DATA with a model of {', '.join(MODELS)}")
+        if data not in CATALOGUE and not Path(data).exists():
+            raise ValueError(f"there is no data set or path {data!r}; known are {', '.join(CATALOGUE)}")
+        return task
+
+    @field_validator("method")
+    @classmethod
+    def _method(cls, method: str) -> str:
+        return _one_of(method, POLICIES)
+
+    @field_validator("values")
+    @classmethod
+    def _values(cls, values: str) -> str:
+        return _one_of(values, VALUE_CODECS)
+
+    @field_validator("optimizer")
+    @classmethod
+    def _optimizer(cls, name: str) -> str:
+        kind = getattr(torch.optim, name, None)
+        if not (
+            isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in ("Optimizer", "LBFGS")
+        ):
+            raise ValueError("name a class of torch.optim that steps on a gradient, e.g. SGD or Adam")
+        return name
+
+    @field_validator("network")
+    @classmethod
+    def _network(cls, spec: str) -> str:
+        make_network(spec)
+        return spec
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, device: str) -> str:
+        try:
+            torch.zeros(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"torch cannot use it: {str(error).splitlines()[0]}") from None
+        return device
+
+    @field_validator("compute_seconds")
+    @classmethod
+    def _compute(cls, seconds: float | str) -> float | str:
+        if not isinstance(seconds, str) and not 0 <= seconds < float("inf"):
+            raise ValueError("give seconds, or 'measured'")
+        return seconds
+
+    @model_validator(mode="after")
+    def _options(self) -> Self:
+        try:
+            getattr(torch.optim, self.optimizer)([torch.nn.Parameter(torch.zeros(1))], lr=1.0, **self.optimizer_options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"optimizer_options is {self.optimizer_options}: torch.optim.{self.optimizer}: {error}"
+            ) from None
+        return self
+
+
+def _one_of(name: str, names: Any) -> str:
+    if name not in names:
+        raise ValueError(f"choose one of {', '.join(names)}")
+    return name
+
+
+def _in_words(problem: Any) -> str:
+    field = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        return f"there is no field {field!r}: choose from {', '.join(Config.model_fields)}"
+    if not field:
+        return str(message)
+    message = message[:1].lower() + message[1:]
+    return f"{field} is {problem['input']!r}: {message}"

@@ -1,0 +1,240 @@
+"""Non-uniform D-EF-SGD: Algorithm 1 of the paper is `Federation.step`; all else here sets it up or measures it."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import cpu_count
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from dagc import data, models
+from dagc.errors import InvalidInput
+from dagc.feedback import ErrorFeedback
+from dagc.network import make_network
+from dagc.policies import Report, Setting, make_policy
+from dagc.training.client import Client, Upload
+from dagc.training.config import Config
+from dagc.training.server import Server
+from dagc.wire import decode
+from dagc.wire.indices import scramble
+
+__all__ = ["Federation", "Round"]
+
+T = TypeVar("T")
+SLOW = 0.002
+"""Seconds that a client's work takes from which on threads pay."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did.
+
+    Attributes:
+        round: How many rounds are done, this one included.
+        loss: The training loss of those present, weighted by their data.
+        present: How many clients took part.
+        entries: How many entries were uploaded.
+        up: Bytes uploaded in this round, late uploads included.
+        down: Bytes downloaded in this round.
+        bytes_up: Bytes uploaded so far.
+        bytes_down: Bytes downloaded so far.
+        seconds: The network's clock.
+        accuracy: On the test set, where this round was evaluated.
+        test_loss: On the test set, where this round was evaluated.
+    """
+
+    round: int
+    loss: float | None
+    present: int
+    entries: int
+    up: int
+    down: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    accuracy: float | None = None
+    test_loss: float | None = None
+
+
+class Federation:
+    """Clients, a server, a policy and the network between them, on this computer.
+
+    Everything random is a function of the seed and the round, and clients are added up in order, so the same
+    configuration gives the same bits with any number of threads, and after a resume.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Load, split, build; whatever cannot work is refused here."""
+        self.config = config
+        self.data = data.load(config.data, config.data_dir, config.augment)
+        self.partition = data.make_partition(config.partition_spec, self.data, config.seed)
+        self.weights = self.partition.weights
+        self.model = models.build(config.model, self.data, seed=config.seed).to(config.device)
+        rate = config.learning_rate if config.local_steps == 1 else 1.0  # a model difference holds the step already
+        n = self.partition.workers
+        self.server = Server(self.model, n, config.optimizer, rate, **config.optimizer_options)
+        size = len(self.server.vector)
+        setting = Setting(self.weights, size, **config.budget(), values=config.values, exponent=config.exponent)  # type: ignore[arg-type]
+        self.policy = make_policy(config.method, setting)
+        batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
+        self.clients = [
+            Client(
+                i,
+                batches,
+                ErrorFeedback(self.policy.compressor, size, values=config.values, seed=i, device=config.device),
+                config.learning_rate,
+                config.local_steps,
+            )
+            for i in range(n)
+        ]
+        self.network = make_network(config.network)
+        self.round, self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0, 0.0
+        self.reports: list[Report] = []
+        self._threads = config.threads
+        self._pool: ThreadPoolExecutor | None = None
+
+    def step(self) -> Round:
+        """One iteration of Algorithm 1."""
+        t = self.round
+        present = self._present(t)
+        parameters = self.policy.parameters(t, present, self.reports)
+        down = [len(self.server.download(i)) for i in present]
+        uploads, took = self._work(t, present, parameters)
+
+        taken = [self._chance(t, i, "late") >= self.config.late for i in present]
+        received = [decode(upload.payload, size=len(self.server.vector)) for upload in uploads]
+        for i, upload, in_time in zip(present, uploads, taken, strict=True):
+            if not in_time:
+                self.clients[i].feedback.unsend(upload.sparse)
+        in_order = [k for k, in_time in enumerate(taken) if in_time]
+        self.server.step([received[k] for k in in_order], self.weights[[present[k] for k in in_order]])
+
+        self.round += 1
+        self.reports = [
+            Report(i, upload.norm, len(upload.sparse), len(upload.payload))
+            for i, upload in zip(present, uploads, strict=True)
+        ]
+        self.seconds += self._duration(present, down, took)
+        return self._measured(present, uploads, sum(down))
+
+    def evaluate(self) -> tuple[float, float]:
+        """Accuracy and mean loss on the whole test set."""
+
+        def chunk(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[int, float]:
+            x, y = (part.to(self.config.device) for part in batch)
+            with torch.no_grad():
+                scores = self.model(x)
+            return int((scores.argmax(1) == y).sum()), float(cross_entropy(scores, y, reduction="sum"))
+
+        results = self._map(chunk, self.data.test_batches(500))
+        n = len(self.data.test_y)
+        return sum(right for right, _ in results) / n, sum(loss for _, loss in results) / n
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """One torch thread per client's work while training, so that no sum depends on the number of threads."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+
+    def _present(self, round: int) -> list[int]:
+        """Who is asked and answers: at least one of those with data."""
+        holding = [int(i) for i in np.flatnonzero(self.weights > 0)]
+        asked = max(1, int(np.ceil(self.config.participation * len(holding) - 1e-9)))
+        order = (
+            holding if asked == len(holding) else sorted(holding, key=lambda i: self._chance(round, i, "asked"))[:asked]
+        )
+        answers = [i for i in order if self._chance(round, i, "fails") >= self.config.failures] or [order[0]]
+        return sorted(answers)
+
+    def _chance(self, round: int, client: int, what: str) -> float:
+        """A number from 0 to 1 that is the same whenever this is asked."""
+        if not (self.config.participation < 1 or self.config.failures or self.config.late):
+            return 1.0
+        purpose = ("asked", "fails", "late").index(what)
+        return scramble(scramble(scramble(self.config.seed, round), client), purpose) / 2.0**64
+
+    def _work(self, round: int, present: list[int], parameters: list[Any]) -> tuple[list[Upload], list[float]]:
+        """Everybody's upload and how long it took to compute."""
+
+        def work(job: tuple[int, Any]) -> tuple[Upload, float]:
+            began = time.perf_counter()
+            upload = self.clients[job[0]].upload(self.model, round, job[1], norm=self.policy.wants_norms)
+            return upload, time.perf_counter() - began
+
+        results = self._map(work, zip(present, parameters, strict=True))
+        if self._threads is None and round > 0:  # the first round compiles and warms up
+            self._threads = (cpu_count() or 1) if min(took for _, took in results) > SLOW else 1
+        given = self.config.compute_seconds
+        return [upload for upload, _ in results], [took if given == "measured" else float(given) for _, took in results]
+
+    def _map(self, function: Callable[[Any], T], jobs: Iterable[Any]) -> list[T]:
+        """In order, on threads if they pay; each thread runs torch on one."""
+        if (self._threads or 1) == 1:
+            return [function(job) for job in jobs]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,))
+        return list(self._pool.map(function, jobs))
+
+    def _duration(self, present: list[int], down: list[int], took: list[float]) -> float:
+        """A synchronous round lasts as long as its slowest client: download, compute, upload."""
+        slowest = 0.0
+        for i, received, computed, report in zip(present, down, took, self.reports, strict=True):
+            here = self.network.seconds(i, "down", received, self.seconds) + computed
+            slowest = max(slowest, here + self.network.seconds(i, "up", report.bytes, self.seconds + here))
+        return slowest
+
+    def _measured(self, present: list[int], uploads: list[Upload], down: int) -> Round:
+        up = sum(len(upload.payload) for upload in uploads)
+        self.bytes_up += up
+        self.bytes_down += down
+        share = self.weights[present] / self.weights[present].sum()
+        loss = float(sum(p * upload.loss for p, upload in zip(share, uploads, strict=True)))
+        entries = sum(len(upload.sparse) for upload in uploads)
+        counted = (up, down, self.bytes_up, self.bytes_down, self.seconds)
+        return Round(self.round, loss, len(present), entries, *counted)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All arrays of the state: the server's and the clients' residuals."""
+        state = {f"server.{name}": tensor for name, tensor in self.server.state_dict().items()}
+        for client in self.clients:
+            state[f"residual.{client.number}"] = client.feedback.residual
+        return state
+
+    def numbers(self) -> dict[str, Any]:
+        """The rest of the state, as JSON can hold it."""
+        return {
+            "round": self.round,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "seconds": self.seconds,
+            "steps": [client.feedback.steps for client in self.clients],
+            "reports": [list(report) for report in self.reports],
+            "policy": self.policy.state_dict(),
+        }
+
+    def restore(self, tensors: dict[str, torch.Tensor], numbers: dict[str, Any]) -> None:
+        """Go on from `tensors` and `numbers`."""
+        try:
+            self.round, self.seconds = int(numbers["round"]), float(numbers["seconds"])
+            self.bytes_up, self.bytes_down = int(numbers["bytes_up"]), int(numbers["bytes_down"])
+            self.reports = [Report(*report) for report in numbers["reports"]]
+            self.policy.load_state_dict(numbers["policy"])
+            of_server = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
+            self.server.load_state_dict(of_server, self.round)
+            for client, steps in zip(self.clients, numbers["steps"], strict=True):
+                residual = tensors[f"residual.{client.number}"].numpy()
+                client.feedback.load_state_dict({"residual": residual, "steps": np.array(steps)})
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise InvalidInput(f"the state does not fit this configuration: {error}") from error

@@ -1,0 +1,198 @@
+"""A run's folder: its configuration, who its clients are, its metrics, its checkpoints, its model, its result."""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, Self
+
+from safetensors.torch import save_file
+
+from dagc.data.folder import write_atomically
+from dagc.errors import CheckpointError, InvalidInput
+from dagc.training import checkpoint
+from dagc.training.config import Config
+from dagc.training.federation import Federation, Round
+
+__all__ = ["RunFolder", "read_metrics", "summary"]
+
+LAST = 5
+"""The final accuracy is the mean of so many last evaluations: a single one is noise."""
+
+
+class RunFolder:
+    """Everything of one run on disk.
+
+    `config.toml`, `clients.json` (sizes, labels and first parameters), `metrics.jsonl` (a line per round),
+    `checkpoints/`, and, once it is finished, `model.safetensors` and `result.json`. Only one process may write to it at
+    a time.
+    """
+
+    def __init__(self, path: str | Path, federation: Federation) -> None:
+        """Open the folder for a federation and bring that to where the last run was."""
+        self.path = Path(path)
+        self.federation = federation
+        self._lock: IO[str] | None = None
+        self._metrics: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Make or find the folder, lock it, go back to the newest checkpoint."""
+        config = self.federation.config
+        try:
+            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self.path / "lock")
+            self._claim(config)
+            saved = checkpoint.load(self.path / "checkpoints")
+            lines = self.path / "metrics.jsonl"
+            self._metrics = lines.open("r+b" if lines.exists() else "w+b")
+            kept = 0
+            if saved is not None:
+                tensors, numbers = saved
+                kept = int(numbers.pop("metrics_bytes"))
+                if lines.stat().st_size < kept:
+                    raise CheckpointError(f"{lines} has lost lines since the checkpoint: start the run anew elsewhere")
+                self.federation.restore(tensors, numbers)
+            self._metrics.truncate(kept)
+            self._metrics.seek(kept)
+        except OSError as error:
+            self.close()
+            raise CheckpointError(f"the run folder {self.path} cannot be used: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of the folder."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        for file in (self._metrics, self._lock):
+            if file is not None:
+                file.close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the result is there."""
+        return (self.path / "result.json").exists()
+
+    def record(self, result: Round) -> None:
+        """Write a round's line."""
+        assert self._metrics is not None
+        told = {name: value for name, value in asdict(result).items() if value is not None}
+        self._metrics.write(json.dumps(told).encode() + b"\n")
+
+    def save(self) -> None:
+        """Write a checkpoint of where the federation is."""
+        assert self._metrics is not None
+        try:
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
+        except OSError as error:
+            raise CheckpointError(
+                f"the metrics of {self.path} cannot be written: {error}; resume once there is room"
+            ) from error
+        numbers = {**self.federation.numbers(), "metrics_bytes": self._metrics.tell()}
+        checkpoint.save(self.path / "checkpoints", self.federation.tensors(), numbers)
+
+    def finish(self) -> None:
+        """Write the model by its parameters' names, and the result."""
+        partial = self.path / f".model.{os.getpid()}"
+        try:
+            state = {name: value.contiguous().clone() for name, value in self.federation.model.state_dict().items()}
+            save_file(state, partial)
+            partial.replace(self.path / "model.safetensors")
+            result = {**summary(read_metrics(self.path)), "config": self.federation.config.key()}
+            _write(self.path / "result.json", json.dumps(result, indent=1))
+        except OSError as error:
+            raise CheckpointError(
+                f"the result cannot be written to {self.path}: {error}; resume once there is room"
+            ) from error
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+    def _claim(self, config: Config) -> None:
+        """Refuse a folder with another run's configuration; write ours to a new one."""
+        known = self.path / "config.toml"
+        if known.exists():
+            there = Config.read(known)
+            if there.key() != config.key():
+                ours, theirs = config.model_dump(), there.model_dump()
+                other = [
+                    f"{name} is {theirs[name]!r} there, {ours[name]!r} here"
+                    for name in ours
+                    if ours[name] != theirs[name]
+                ]
+                raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another --output")
+            return
+        _write(self.path / "clients.json", json.dumps(_clients(self.federation)))
+        _write(known, config.toml())
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, without a last one that is half written."""
+    rows = []
+    try:
+        lines = (Path(path) / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise InvalidInput(f"{path} is not a run folder: it has no metrics.jsonl") from error
+    for line in lines:
+        if line.endswith(b"\n"):
+            rows.append(json.loads(line))
+    return rows
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What came of a run: accuracies (the final one is the mean of the last five evaluations), bytes, seconds."""
+    accuracies = [row["accuracy"] for row in rows if "accuracy" in row]
+    last = rows[-1]
+    return {
+        "rounds": last["round"],
+        "final_accuracy": sum(accuracies[-LAST:]) / len(accuracies[-LAST:]),
+        "best_accuracy": max(accuracies),
+        "bytes_up": last["bytes_up"],
+        "bytes_down": last["bytes_down"],
+        "seconds": last["seconds"],
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    with write_atomically(path) as file:
+        file.write(text.encode())
+
+
+def _clients(federation: Federation) -> dict[str, Any]:
+    """Who takes part: for tables and pictures."""
+    partition, data = federation.partition, federation.data
+    n = partition.workers
+    holding = [i for i in range(n) if federation.weights[i] > 0]
+    parameters = dict(zip(holding, federation.policy.parameters(0, holding, ()), strict=True))
+    return {
+        "data": data.name,
+        "classes": list(data.classes),
+        "notes": list(data.notes),
+        "parameters": len(federation.server.vector),
+        "sizes": [int(size) for size in partition.sizes],
+        "labels": partition.label_counts(data.train_y.numpy(), len(data.classes)).tolist(),
+        "first_parameters": [parameters.get(i) for i in range(n)],
+    }
+
+
+def _locked(path: Path) -> IO[str]:
+    """An open file that no other process can open so until it is closed."""
+    file = path.open("w")
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise CheckpointError(
+            f"another process is working in {path.parent}: wait for it, or choose another --output"
+        ) from None
+    return file
