@@ -3,13 +3,14 @@
 from typing import Any, Protocol
 
 from dagc.compressors._vector import Gradient
+from dagc.compressors.everything import everything
 from dagc.compressors.hard_threshold import hard_threshold
 from dagc.compressors.per_tensor import per_tensor
 from dagc.compressors.random_k import random_k
 from dagc.compressors.top_k import top_k
 from dagc.sparse import Sparse
 
-__all__ = ["COMPRESSORS", "Compressor", "Gradient", "hard_threshold", "per_tensor", "random_k", "top_k"]
+__all__ = ["COMPRESSORS", "Compressor", "Gradient", "everything", "hard_threshold", "per_tensor", "random_k", "top_k"]
 
 
 class Compressor(Protocol):
@@ -26,5 +27,10 @@ class Compressor(Protocol):
         ...
 
 
-COMPRESSORS: dict[str, Compressor] = {"top-k": top_k, "random-k": random_k, "hard-threshold": hard_threshold}
+COMPRESSORS: dict[str, Compressor] = {
+    "none": everything,
+    "top-k": top_k,
+    "random-k": random_k,
+    "hard-threshold": hard_threshold,
+}
 """Every compressor by name."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from dagc.compressors import Compressor, hard_threshold, random_k, top_k
 from dagc.errors import InvalidInput
@@ -9,36 +10,45 @@ from dagc.policies.accordion import Accordion
 from dagc.policies.fixed import Fixed, Nothing
 from dagc.policies.policy import Policy, Report, Setting
 
-__all__ = ["POLICIES", "Accordion", "Fixed", "Nothing", "Policy", "Report", "Setting", "make_policy"]
+__all__ = ["POLICIES", "Accordion", "Fixed", "Method", "Nothing", "Policy", "Report", "Setting", "make_policy"]
 
 
-def _relative(setting: Setting, method: str, allocator: str, compressor: Compressor) -> Policy:
-    setting.need(method, "ratio", "bytes")
-    return Fixed(setting, allocator, compressor)
+class Method(NamedTuple):
+    """A training method.
+
+    Attributes:
+        budgets: Which of `ratio`, `bytes` and `threshold` it can be given; the first is the usual one.
+        make: Makes its policy.
+    """
+
+    budgets: tuple[str, ...]
+    make: Callable[[Setting], Policy]
 
 
-def _absolute(setting: Setting, method: str, allocator: str) -> Policy:
-    setting.need(method, "threshold")
-    return Fixed(setting, allocator, hard_threshold)
+def _relative(allocator: str, compressor: Compressor = top_k) -> Method:
+    return Method(("ratio", "bytes"), partial(Fixed, allocator=allocator, compressor=compressor))
+
+
+def _absolute(allocator: str) -> Method:
+    return Method(("threshold",), partial(Fixed, allocator=allocator, compressor=hard_threshold))
 
 
 def _power(setting: Setting) -> Policy:
-    setting.need("power", "ratio", "bytes", "threshold")
     return Fixed(setting, "power", top_k if setting.threshold is None else hard_threshold)
 
 
-POLICIES: dict[str, Callable[[Setting], Policy]] = {
-    "none": Nothing,
-    "top-k": partial(_relative, method="top-k", allocator="uniform", compressor=top_k),
-    "random-k": partial(_relative, method="random-k", allocator="uniform", compressor=random_k),
-    "hard-threshold": partial(_absolute, method="hard-threshold", allocator="uniform"),
-    "dagc-r": partial(_relative, method="dagc-r", allocator="dagc-r", compressor=top_k),
-    "dagc-a": partial(_absolute, method="dagc-a", allocator="dagc-a"),
-    "power": _power,
-    "phi-optimal": partial(_relative, method="phi-optimal", allocator="phi-optimal", compressor=top_k),
-    "scheme-i": partial(_relative, method="scheme-i", allocator="scheme-i", compressor=top_k),
-    "scheme-ii": partial(_relative, method="scheme-ii", allocator="scheme-ii", compressor=top_k),
-    "accordion": Accordion,
+POLICIES: dict[str, Method] = {
+    "none": Method((), Nothing),
+    "top-k": _relative("uniform"),
+    "random-k": _relative("uniform", random_k),
+    "hard-threshold": _absolute("uniform"),
+    "dagc-r": _relative("dagc-r"),
+    "dagc-a": _absolute("dagc-a"),
+    "power": Method(("ratio", "bytes", "threshold"), _power),
+    "phi-optimal": _relative("phi-optimal"),
+    "scheme-i": _relative("scheme-i"),
+    "scheme-ii": _relative("scheme-ii"),
+    "accordion": Method(("ratio", "bytes", "threshold"), Accordion),
 }
 """Every training method by name."""
 
@@ -56,4 +66,9 @@ def make_policy(method: str, setting: Setting) -> Policy:
     """
     if method not in POLICIES:
         raise InvalidInput(f"no method is called {method!r}: choose one of {', '.join(POLICIES)}")
-    return POLICIES[method](setting)
+    budgets = POLICIES[method].budgets
+    given = [name for name in ("ratio", "bytes", "threshold") if getattr(setting, name) is not None]
+    if len(given) != bool(budgets) or not set(given) <= set(budgets):
+        wanted = f"one budget, {' or '.join(budgets)}" if budgets else "no budget"
+        raise InvalidInput(f"method {method!r} takes {wanted}; given: {', '.join(given) or 'none'}")
+    return POLICIES[method].make(setting)

@@ -27,7 +27,6 @@ class Accordion:
 
     def __init__(self, setting: Setting, interval: int = 10, change: float = 0.5) -> None:
         """Find the two parameters."""
-        setting.need("accordion", "ratio", "threshold")
         self.weights = setting.weights
         self.interval = interval
         self.change = change
@@ -37,7 +36,8 @@ class Accordion:
             self.gentle: Any = float(thresholds.min())
             self.aggressive: Any = float(thresholds[np.isfinite(thresholds)].max())
         else:
-            ratios = allocate(setting.weights, ratio=setting.ratio, method="dagc-r")
+            budget = {"ratio": setting.ratio, "bytes": setting.bytes}
+            ratios = allocate(setting.weights, **budget, method="dagc-r", size=setting.size, values=setting.values)  # type: ignore[arg-type]
             self.compressor = top_k
             self.gentle = max(1, int(ratios.max() * setting.size))
             self.aggressive = max(1, int(ratios[ratios > 0].min() * setting.size))

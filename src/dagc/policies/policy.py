@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagc.compressors import Compressor
-from dagc.errors import InvalidInput
 
 __all__ = ["Policy", "Report", "Setting"]
 
@@ -34,13 +33,6 @@ class Setting:
     bytes: int | None = None
     values: str = "fp32"
     exponent: float | None = None
-
-    def need(self, method: str, *budgets: str) -> None:
-        """Refuse the setting unless exactly one of these budgets, and no other, is given."""
-        given = [name for name in ("ratio", "threshold", "bytes") if getattr(self, name) is not None]
-        if len(given) != 1 or given[0] not in budgets:
-            have = ", ".join(given) or "none"
-            raise InvalidInput(f"method {method!r} needs {' or '.join(budgets)} as its budget; given: {have}")
 
 
 class Report(NamedTuple):

@@ -83,6 +83,7 @@ class RunFolder:
         assert self._metrics is not None
         told = {name: value for name, value in asdict(result).items() if value is not None}
         self._metrics.write(json.dumps(told).encode() + b"\n")
+        self._metrics.flush()
 
     def save(self) -> None:
         """Write a checkpoint of where the federation is."""
