@@ -1,5 +1,7 @@
 """Error feedback: what a client does not send now it keeps and adds to its next gradient, around any compressor."""
 
+import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,8 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dagc.compressors import Compressor, Gradient
-from dagc.compressors._vector import flat, refuse_non_finite
+from dagc._numba import compiled
+from dagc.compressors import Compressor, Gradient, hard_threshold, random_k, top_k
+from dagc.compressors._vector import flat, refuse_non_finite, tensors
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 from dagc.wire import quantise
@@ -16,6 +19,34 @@ from dagc.wire.indices import scramble
 from dagc.wire.values import value_codec
 
 __all__ = ["ErrorFeedback"]
+
+FUSED = (top_k, hard_threshold, random_k)
+"""The compressors that have kernels."""
+
+
+class _Spare(threading.local):
+    """The array that a thread's next step writes to: what the thread's last step left behind.
+
+    One per thread, whatever the number of clients. It is used only if no tensor or view of it is left anywhere, so
+    nobody ever sees a residual that he holds change.
+    """
+
+    def __init__(self) -> None:
+        self.array = np.empty(0, dtype=np.float32)
+        self._alone = sys.getrefcount(self.array)
+
+    def take(self, size: int) -> NDArray[np.float32]:
+        if len(self.array) != size or sys.getrefcount(self.array) > self._alone:
+            self.array = np.empty(size, dtype=np.float32)
+        taken, self.array = self.array, np.empty(0, dtype=np.float32)
+        return taken
+
+
+_spare = _Spare()
+
+
+def _on_host(vectors: list[torch.Tensor]) -> bool:
+    return all(vector.device.type == "cpu" and vector.is_contiguous() for vector in vectors)
 
 
 class ErrorFeedback:
@@ -30,6 +61,9 @@ class ErrorFeedback:
         values: The value codec that `encode` will be given, so that the residual can keep its rounding error.
         seed: For compressors that draw; give every client its own.
         device: Where the residual lives; the gradients must be there, too.
+
+    Attributes:
+        residual: What was kept back: a float32 vector. Each step makes a new tensor of it.
 
     Example:
         >>> from dagc import top_k
@@ -54,7 +88,8 @@ class ErrorFeedback:
         self.values = values
         self.seed = seed
         self.steps = 0
-        self.residual = torch.zeros(size, dtype=torch.float32, device=device)
+        self._array = np.zeros(size, dtype=np.float32)
+        self.residual = torch.from_numpy(self._array).to(device)
 
     def step(self, gradient: Gradient, parameter: Any) -> Sparse:
         """Add a gradient to what was kept back and hand out what to send of it; if refused, nothing has changed.
@@ -63,12 +98,23 @@ class ErrorFeedback:
             gradient: A tensor of any shape and float type, or the tensors of a model in order.
             parameter: The compressor's: the number of entries, or the threshold.
         """
-        vector = flat(gradient)
-        if len(vector) != self.size:
-            raise InvalidInput(f"the gradient has {len(vector)} entries, this error feedback is for {self.size}")
-        total = self.residual + vector
+        parts = tensors(gradient)
+        size = sum(map(len, parts))
+        if size != self.size:
+            raise InvalidInput(f"the gradient has {size} entries, this error feedback is for {self.size}")
+        seed = scramble(self.seed, self.steps)
+        if self.compressor in FUSED and compiled() and _on_host([*parts, self.residual]):
+            sparse = self._fused(parts, parameter, seed)
+        else:
+            sparse = self._plain(parts, parameter, seed)
+        self.steps += 1
+        return sparse
+
+    def _plain(self, parts: list[torch.Tensor], parameter: Any, seed: int) -> Sparse:
+        """Algorithm 1 for any compressor on any device; the reference for `_fused`."""
+        total = self.residual + flat(parts)
         refuse_non_finite(total)
-        sparse = self.compressor(total, parameter, seed=scramble(self.seed, self.steps))
+        sparse = self.compressor(total, parameter, seed=seed)
         where = torch.from_numpy(sparse.indices).to(total.device)
         if self.values == "fp32":
             total[where] = 0.0
@@ -77,7 +123,24 @@ class ErrorFeedback:
             sparse = Sparse.trusted(sparse.size, sparse.indices, sent, sparse.seed)
             total[where] -= torch.from_numpy(sent).to(total.device)
         self.residual = total
-        self.steps += 1
+        return sparse
+
+    def _fused(self, parts: list[torch.Tensor], parameter: Any, seed: int) -> Sparse:
+        """The same in one pass: the sum goes to a spare array, so that the residual is there still if it is refused."""
+        from dagc.compressors import _select
+
+        out = _spare.take(self.size)
+        try:
+            sparse = _select.SELECT[self.compressor](_select.total(parts, self.residual.numpy(), out), parameter, seed)
+        except InvalidInput:
+            _spare.array = out
+            raise
+        if self.values != "fp32":
+            sent = quantise(sparse.values, self.values)
+            out[sparse.indices] = sparse.values - sent
+            sparse = Sparse.trusted(sparse.size, sparse.indices, sent, sparse.seed)
+        _spare.array, self._array = self._array, out
+        self.residual = torch.from_numpy(out)
         return sparse
 
     def unsend(self, sparse: Sparse) -> None:
@@ -104,5 +167,6 @@ class ErrorFeedback:
             )
         if not np.isfinite(residual).all():
             raise InvalidInput("the residual holds NaN or infinity: the state is damaged")
-        self.residual = torch.from_numpy(residual.copy()).to(self.residual.device)
+        self._array = residual.copy()
+        self.residual = torch.from_numpy(self._array).to(self.residual.device)
         self.steps = int(state["steps"])

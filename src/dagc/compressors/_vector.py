@@ -9,29 +9,34 @@ import torch
 from dagc.errors import InvalidInput, NonFiniteGradient
 from dagc.sparse import Sparse
 
-__all__ = ["Gradient", "checked_count", "flat", "picked", "refuse_non_finite"]
+__all__ = ["Gradient", "checked_count", "checked_threshold", "flat", "picked", "refuse_non_finite", "tensors"]
 
 Gradient = torch.Tensor | Sequence[torch.Tensor]
 """One tensor of any shape, or the tensors of a model in order: the vector is their entries in row-major order."""
 
 
-def flat(gradient: Gradient) -> torch.Tensor:
-    """The gradient as one float32 vector: logical row-major order, whatever the memory layout."""
-    tensors = [gradient] if isinstance(gradient, torch.Tensor) else list(gradient)
-    for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            kind = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+def tensors(gradient: Gradient) -> list[torch.Tensor]:
+    """The gradient as vectors, in logical row-major order whatever the memory layout; copied only if need be."""
+    parts = [gradient] if isinstance(gradient, torch.Tensor) else list(gradient)
+    for part in parts:
+        if not isinstance(part, torch.Tensor) or not part.is_floating_point():
+            kind = part.dtype if isinstance(part, torch.Tensor) else type(part).__name__
             raise InvalidInput(f"a gradient is a floating-point torch tensor or a list of them, not {kind}")
-    parts = [tensor.detach().reshape(-1).to(torch.float32) for tensor in tensors]
-    if len(parts) == 1:
-        return parts[0]
     if not parts:
         raise InvalidInput("a gradient needs at least one tensor")
-    return torch.cat(parts)
+    return [part.detach().resolve_neg().reshape(-1).contiguous() for part in parts]
+
+
+def flat(gradient: Gradient) -> torch.Tensor:
+    """The gradient as one float32 vector."""
+    parts = [part.to(torch.float32) for part in tensors(gradient)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def refuse_non_finite(vector: torch.Tensor) -> None:
     """`NonFiniteGradient` if there is a NaN or an infinity, saying where the first one is."""
+    if len(vector) and torch.isfinite(torch.linalg.vector_norm(vector, torch.inf)):
+        return  # the largest magnitude is finite, and a NaN would be the largest
     finite = torch.isfinite(vector)
     if not finite.all():
         at = int((~finite).nonzero()[0, 0])
@@ -50,6 +55,13 @@ def checked_count(count: int | np.integer[Any], size: int) -> int:
     if not 0 <= count <= size:
         raise InvalidInput(f"cannot take {count} entries of a vector of {size}")
     return int(count)
+
+
+def checked_threshold(threshold: float) -> torch.Tensor:
+    """A threshold as a float32: compared as such, one between two float32 values means the same everywhere."""
+    if not threshold >= 0:
+        raise InvalidInput(f"a threshold must not be negative, but is {threshold}")
+    return torch.tensor(threshold, dtype=torch.float32)
 
 
 def picked(vector: torch.Tensor, indices: torch.Tensor, seed: int | None = None) -> Sparse:

@@ -1,0 +1,412 @@
+"""Select while adding: one pass over residual and gradient that writes their sum and picks out its largest entries.
+
+Everything compares integer keys: the bits of a float32 without its sign order like its magnitude, with infinity and
+NaN above all numbers. So a NaN is never below a threshold and cannot hide in the residual.
+
+A gradient comes as `parts`, a row (address, length, kind) for each tensor, so that the tensors of a model are never
+copied together. The pass writes to another array than the residual's, so that a refused gradient leaves no trace.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from dagc._numba import kernel
+
+__all__ = ["BF16", "BLOCK", "FP16", "FP32", "INFINITE", "MAGNITUDE", "bracket", "choose", "collect", "expect"]
+
+FP32, FP16, BF16 = 0, 1, 2
+MAGNITUDE = 0x7FFFFFFF
+INFINITE = 0x7F800000
+"""The lowest key that is not a finite number's."""
+BLOCK = 64
+"""As many entries as a mask has bits. A buffer needs room for one whole block."""
+
+_LANES = 8
+_I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def _vector(builder: Any, value: Any, lanes: int) -> Any:
+    """The same value in each lane."""
+    if isinstance(value, ir.Constant):
+        return ir.Constant(ir.VectorType(value.type, lanes), [value.constant] * lanes)
+    one = builder.insert_element(ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined), value, _I32(0))
+    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
+
+
+def _widen(builder: Any, halves: Any, kind: int) -> Any:
+    """16-bit floats to float32, exactly, in integer steps that every processor has."""
+    lanes = halves.type.count
+
+    def const(number: int) -> Any:
+        return _vector(builder, _I32(number), lanes)
+
+    bits = builder.zext(halves, ir.VectorType(_I32, lanes))
+    floats = ir.VectorType(_F32, lanes)
+    if kind == BF16:
+        return builder.bitcast(builder.shl(bits, const(16)), floats)
+    sign = builder.shl(builder.and_(bits, const(0x8000)), const(16))
+    shifted = builder.shl(builder.and_(bits, const(0x7FFF)), const(13))
+    # Read as float32, the exponent is 112 too small; a multiplication sets that right, for denormal numbers, too.
+    scaled = builder.fmul(builder.bitcast(shifted, floats), _vector(builder, _F32(2.0**112), lanes))
+    special = builder.icmp_signed(">=", shifted, const(0x7C00 << 13))
+    whole = builder.bitcast(scaled, const(0).type)
+    whole = builder.or_(whole, builder.select(special, const(INFINITE), const(0)))
+    return builder.bitcast(builder.or_(whole, sign), floats)
+
+
+def _load(builder: Any, address: Any, kind: int, lanes: int) -> Any:
+    """`lanes` gradient entries from an address, as float32."""
+    element = _F32 if kind == FP32 else _I16
+    loaded = builder.load(builder.inttoptr(address, ir.VectorType(element, lanes).as_pointer()))
+    loaded.align = 4 if kind == FP32 else 2
+    return loaded if kind == FP32 else _widen(builder, loaded, kind)
+
+
+@intrinsic(prefer_literal=True)
+def _entry(typing: Any, address: Any, kind: Any) -> Any:
+    """One gradient entry of a literal kind, as float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.extract_element(_load(builder, arguments[0], kind.literal_value, 1), _I32(0))
+
+    return types.float32(types.int64, kind), generate
+
+
+@intrinsic(prefer_literal=True)
+def _block(
+    typing: Any, residual: Any, gradient: Any, out: Any, sums: Any, threshold: Any, kind: Any, write: Any
+) -> Any:
+    """Bit i of the result says whether the key of residual[i] + gradient[i] is at least the threshold, for 64 entries.
+
+    Literal `write`: 0 leaves residual and out alone and looks at the gradient only; 1 writes the sums to out, and zero
+    where a bit is set; 2 does so past the cache, for vectors that do not fit in it: memory is then spared reading what
+    is about to be overwritten, but out must lie on 32 bytes. Most blocks have no bit set, so that is found out first,
+    by the largest key, and which bits only then; if there are any, all 64 sums are left at the address `sums`.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        residual, gradient, out, sums, threshold = arguments[:5]
+        width = 4 if kind.literal_value == FP32 else 2
+        floats, ints, bits = ir.VectorType(_F32, _LANES), ir.VectorType(_I32, _LANES), ir.IntType(_LANES)
+        below = _vector(builder, builder.sub(threshold, _I32(1)), _LANES)
+        magnitude = _vector(builder, _I32(MAGNITUDE), _LANES)
+        totals, keys = [], []
+        for lane in range(0, BLOCK, _LANES):
+            total = _load(builder, builder.add(gradient, _I64(width * lane)), kind.literal_value, _LANES)
+            if write.literal_value:
+                kept = _load(builder, builder.add(residual, _I64(4 * lane)), FP32, _LANES)
+                total = builder.fadd(kept, total)
+            totals.append(total)
+            keys.append(builder.and_(builder.bitcast(total, ints), magnitude))
+
+        def store(vectors: list[Any], start: Any, how: int) -> None:
+            for i, vector in enumerate(vectors if how else []):
+                to = builder.inttoptr(builder.add(start, _I64(4 * _LANES * i)), floats.as_pointer())
+                stored = builder.store(vector, to, align=32 if how == 2 else 4)
+                if how == 2:
+                    stored.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+
+        largest = keys
+        while len(largest) > 1:
+            pairs = zip(largest[::2], largest[1::2], strict=True)
+            largest = [builder.select(builder.icmp_signed(">", a, b), a, b) for a, b in pairs]
+        hits = builder.bitcast(builder.icmp_signed(">", largest[0], below), bits)
+        with builder.if_else(builder.icmp_signed("!=", hits, bits(0)), likely=False) as (some, none):
+            with some:
+                mask, rest = _I64(0), []
+                for i, (total, key) in enumerate(zip(totals, keys, strict=True)):
+                    hit = builder.icmp_signed(">", key, below)
+                    rest.append(builder.select(hit, ir.Constant(floats, None), total))
+                    bit = builder.zext(builder.bitcast(hit, bits), _I64)
+                    mask = builder.or_(mask, builder.shl(bit, _I64(_LANES * i)))
+                store(rest, out, write.literal_value)
+                store(totals, sums, 1)
+                after_some = builder.block
+            with none:
+                store(totals, out, write.literal_value)
+                after_none = builder.block
+        result = builder.phi(_I64)
+        result.add_incoming(mask, after_some)
+        result.add_incoming(_I64(0), after_none)
+        return result
+
+    return types.uint64(*[types.int64] * 4, types.int32, kind, write), generate
+
+
+@intrinsic
+def _fence(typing: Any) -> Any:
+    """Writes past the cache are done before anything that follows, for other threads, too."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def _lowest(typing: Any, mask: Any) -> Any:
+    """The place of the lowest set bit; one must be set."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.IntType(1)(1))
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
+def _prefetch(typing: Any, address: Any) -> Any:
+    """Begin to fetch what is at an address; it is read or written soon after."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        signature = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
+        fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
+        builder.call(fetch, [builder.inttoptr(arguments[0], _I8.as_pointer()), _I32(1), _I32(3), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@kernel
+def _total(gradient, kind, residual):
+    """The entry at an address, plus the float32 at the address `residual` if that is not 0.
+
+    Addresses, not arrays: passing an array counts a reference, and that waits for all writes past the cache.
+    """
+    if kind == FP32:
+        value = _entry(gradient, 0)
+    elif kind == FP16:
+        value = _entry(gradient, 1)
+    else:
+        value = _entry(gradient, 2)
+    if residual:
+        value = _entry(residual, 0) + value
+    return value
+
+
+@kernel
+def collect(parts, residual, out, stream, threshold, cursor, indices, values):
+    """Go on from the cursor, until the end (False) or a full buffer (True).
+
+    The cursor is: part, offset in it, position in the whole, number found, largest key found.
+    Invariant: before the cursor's position, `out` holds residual + gradient, with zero for what was found; found is
+    every entry whose key is at least the threshold (which may rise between calls), in ascending order.
+    With an empty residual, the entries are the gradient's own and nothing is written.
+    """
+    part, offset, position, found, largest = cursor[0], cursor[1], cursor[2], cursor[3], cursor[4]
+    threshold = np.int32(threshold)
+    write = len(residual) > 0
+    residual_start = residual.ctypes.data if write else 0
+    out_start = out.ctypes.data
+    sums = np.empty(BLOCK, np.float32)
+    sums_start = sums.ctypes.data
+    keys = sums.view(np.int32)
+    full = False
+    while part < len(parts) and not full:
+        address, length, kind = parts[part, 0], parts[part, 1], parts[part, 2]
+        width = 4 if kind == FP32 else 2
+        while offset < length:
+            if found + BLOCK > len(indices):
+                full = True
+                break
+            gradient = address + width * offset
+            kept = residual_start + 4 * position if write else 0
+            to = out_start + 4 * position
+            mask = np.uint64(0)
+            size = BLOCK
+            if length - offset < BLOCK or (stream and to % 32):
+                # The ends of a part: one by one; at the beginning, up to where a block can be written past the cache.
+                size = length - offset
+                if stream and to % 32:
+                    size = min(size, (32 - to % 32) // 4)
+                for i in range(size):
+                    total = _total(gradient + width * i, kind, kept + 4 * i if write else 0)
+                    hit = (np.float32(total).view(np.int32) & MAGNITUDE) >= threshold
+                    mask |= np.uint64(hit) << np.uint64(i)
+                    sums[i] = total
+                    if write:
+                        out[position + i] = np.float32(0) if hit else total
+            elif kind == FP32:
+                if stream:
+                    mask = _block(kept, gradient, to, sums_start, threshold, 0, 2)
+                elif write:
+                    mask = _block(kept, gradient, to, sums_start, threshold, 0, 1)
+                else:
+                    mask = _block(kept, gradient, to, sums_start, threshold, 0, 0)
+            elif kind == FP16:
+                if stream:
+                    mask = _block(kept, gradient, to, sums_start, threshold, 1, 2)
+                elif write:
+                    mask = _block(kept, gradient, to, sums_start, threshold, 1, 1)
+                else:
+                    mask = _block(kept, gradient, to, sums_start, threshold, 1, 0)
+            else:
+                if stream:
+                    mask = _block(kept, gradient, to, sums_start, threshold, 2, 2)
+                elif write:
+                    mask = _block(kept, gradient, to, sums_start, threshold, 2, 1)
+                else:
+                    mask = _block(kept, gradient, to, sums_start, threshold, 2, 0)
+            while mask:
+                i = _lowest(mask)
+                mask &= mask - np.uint64(1)
+                indices[found] = position + i
+                values[found] = sums[i]
+                largest = max(largest, keys[i] & MAGNITUDE)
+                found += 1
+            offset += size
+            position += size
+        if not full:
+            part, offset = part + 1, 0
+    cursor[0], cursor[1], cursor[2], cursor[3], cursor[4] = part, offset, position, found, largest
+    _fence()
+    return full
+
+
+@kernel
+def _largest(keys, rank, low, high, scratch):
+    """The rank-th largest of the keys (from 1, signs passed over) and, of those equal to it, how many rank up to it.
+
+    `low <= it <= high` is a guess that saves work if it is right.
+    Invariant: `scratch[:count]` are the keys from low to high, and the one sought is the rank-th largest of those.
+    """
+    count = above = 0
+    for key in keys:
+        key &= MAGNITUDE
+        scratch[count] = key
+        count += (key >= low) & (key <= high)
+        above += key > high
+    if not above < rank <= above + count:
+        low, high = np.int64(0), np.int64(MAGNITUDE)
+        count = above = 0
+        for key in keys:
+            scratch[count] = key & MAGNITUDE
+            count += 1
+    rank -= above
+    bins = np.empty(1024, np.int64)
+    while high > low:
+        shift = 0
+        while (high - low) >> shift >= 1024:
+            shift += 1
+        bins[:] = 0
+        for i in range(count):
+            bins[(scratch[i] - low) >> shift] += 1
+        best = (high - low) >> shift
+        while rank > bins[best]:
+            rank -= bins[best]
+            best -= 1
+        low += best << shift
+        high = min(high, low + (1 << shift) - 1)
+        kept = 0
+        for i in range(count):
+            key = scratch[i]
+            scratch[kept] = key
+            kept += (key >= low) & (key <= high)
+        count = kept
+    return low, rank
+
+
+@kernel
+def _sample(parts, residual, size, sample):
+    """Fill the sample with the bits of one entry of each of as many equal strata: always the same places."""
+    residual_start = residual.ctypes.data if len(residual) else 0
+    width = size / len(sample)
+    places = np.empty((BLOCK, 3), np.int64)
+    part = start = 0
+    for begin in range(0, len(sample), BLOCK):
+        # They lie far apart, so memory is asked for many of them at a time.
+        count = min(BLOCK, len(sample) - begin)
+        for j in range(count):
+            z = np.uint64(begin + j + 1) * np.uint64(0x9E3779B97F4A7C15)
+            z = (z ^ (z >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+            at = min(size - 1, int((begin + j + (z >> np.uint64(40)) * 2.0**-24) * width))
+            while at - start >= parts[part, 1]:
+                start += parts[part, 1]
+                part += 1
+            kind = parts[part, 2]
+            gradient = parts[part, 0] + (at - start) * (4 if kind == FP32 else 2)
+            kept = residual_start + 4 * at if residual_start else 0
+            places[j, 0], places[j, 1], places[j, 2] = gradient, kind, kept
+            _prefetch(gradient)
+            _prefetch(kept)
+        for j in range(count):
+            total = _total(places[j, 0], places[j, 1], places[j, 2])
+            sample[begin + j] = np.float32(total).view(np.int32)
+
+
+@kernel
+def bracket(parts, residual, size, count):
+    """Two keys with the count-th largest key of all between them, most likely: a guess from a sample.
+
+    The sample's ranks three standard deviations to either side of the expected one give the keys; the lower one is too
+    high in about one call of a thousand.
+    """
+    share = count / size
+    s = max(256, int(2 * size**0.5), int((0.6 * size * share**0.5) ** (2 / 3)))
+    low, high = np.int64(1), np.int64(MAGNITUDE)
+    if s * 4 > size:
+        return low, high
+    sample, scratch = np.empty(s, np.int32), np.empty(s + 1, np.int32)
+    _sample(parts, residual, size, sample)
+    expected = s * share
+    margin = 3 * (expected * (1 - share)) ** 0.5 + 3
+    if expected + margin < s:
+        low = max(low, _largest(sample, int(expected + margin), low, high, scratch)[0])
+    if expected - margin >= 1:
+        high = max(low, _largest(sample, int(expected - margin), low, high, scratch)[0])
+    return low, high
+
+
+@kernel
+def expect(parts, residual, size, threshold):
+    """How many entries have a key of at least the threshold: rather too many, from a sample."""
+    if size <= 8192:
+        return size
+    sample = np.empty(int(2 * size**0.5), np.int32)
+    _sample(parts, residual, size, sample)
+    hits = 0
+    for key in sample:
+        hits += (key & MAGNITUDE) >= threshold
+    return min(size, int((hits + 3 * hits**0.5 + 3) * (size / len(sample))))
+
+
+@kernel
+def choose(indices, values, count, low, high, out, scratch, to_indices, to_values):
+    """Keep the `count` largest, of equal ones the first; the others go back to `out`, if it is not empty.
+
+    `to_indices` and `to_values` need room for one more than that, and may be the arrays `indices` and `values`.
+    `low` and `high` are a guess of the smallest key kept, which is returned. Loops write first and then advance or not,
+    which is faster than a branch that cannot be foreseen.
+    """
+    keys = values.view(np.int32)
+    smallest, equal = _largest(keys, count, low, high, scratch)
+    bound = np.int32(smallest)  # what a key must reach: from the last equal one that is kept on, one more
+    last = len(keys)
+    dropped = np.uint64(0)
+    for i in range(len(keys)):
+        key = keys[i] & np.int32(MAGNITUDE)
+        scratch[dropped] = i
+        dropped += np.uint64(key < bound)
+        if key == smallest:
+            equal -= 1
+            if equal == 0:
+                bound += np.int32(1)
+                last = i
+    if len(out):
+        start = out.ctypes.data
+        ahead = 16
+        for j in range(dropped):
+            if j + ahead < dropped:
+                _prefetch(start + 4 * indices[scratch[j + ahead]])
+            out[indices[scratch[j]]] = values[scratch[j]]
+    kept = np.uint64(0)
+    for i in range(len(keys)):
+        key = keys[i] & np.int32(MAGNITUDE)
+        to_indices[kept], to_values[kept] = indices[i], values[i]
+        kept += np.uint64(key >= np.int32(smallest) + np.int32(i > last))
+    return smallest

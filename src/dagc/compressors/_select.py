@@ -1,0 +1,120 @@
+"""The compressors on compiled kernels: the same entries, bit for bit, and the sum with a residual in the same pass."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dagc.compressors import _kernels as kernels
+from dagc.compressors._vector import checked_count, checked_threshold, refuse_non_finite
+from dagc.compressors.hard_threshold import hard_threshold
+from dagc.compressors.random_k import random_k
+from dagc.compressors.top_k import top_k
+from dagc.sparse import Sparse
+from dagc.wire.indices import draw
+
+__all__ = ["SELECT", "Total", "total"]
+
+STREAM_FROM = 1 << 21
+"""From so many entries on, sums are written past the cache: they would not stay in it until the next step."""
+KEEP_BUFFERS = 1 << 22
+"""Candidate buffers of up to so many entries are kept for the thread's next call."""
+
+Floats = NDArray[np.float32]
+NOTHING = np.zeros(0, dtype=np.float32)
+KINDS = {torch.float32: kernels.FP32, torch.float16: kernels.FP16, torch.bfloat16: kernels.BF16}
+_buffers = threading.local()
+
+
+class Total(NamedTuple):
+    """The vector to select from: residual + gradient, or the gradient alone."""
+
+    size: int
+    tensors: Sequence[torch.Tensor]  # keeps alive what `parts` points to
+    parts: NDArray[np.int64]
+    residual: Floats  # empty: there is none
+    out: Floats  # where the sum goes, zero where it was selected; empty with the residual
+
+    def pass_over(self, threshold: int, cursor: NDArray[np.int64], indices: Any, values: Any) -> bool:
+        """Collect from the cursor on; True if the buffers are full. A sum that is not finite is refused."""
+        stream = len(self.out) >= max(1, STREAM_FROM)
+        full = kernels.collect(self.parts, self.residual, self.out, stream, threshold, cursor, indices, values)
+        if cursor[4] >= kernels.INFINITE:
+            vector = torch.cat([tensor.to(torch.float32) for tensor in self.tensors])
+            refuse_non_finite(torch.from_numpy(self.residual) + vector if len(self.residual) else vector)
+        return bool(full)
+
+
+def total(tensors: Sequence[torch.Tensor], residual: Floats = NOTHING, out: Floats = NOTHING) -> Total:
+    """The sum of a residual and a gradient of contiguous vectors in the CPU's memory."""
+    kept = [tensor if tensor.dtype in KINDS else tensor.to(torch.float32) for tensor in tensors]
+    rows = [(tensor.data_ptr(), len(tensor), KINDS[tensor.dtype]) for tensor in kept if len(tensor)]
+    parts = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return Total(sum(map(len, kept)), kept, parts, residual, out)
+
+
+def _top_k(total: Total, parameter: int, seed: int) -> Sparse:
+    """Collect what is above a guessed threshold, then choose among that: exact, whatever the guess was worth."""
+    count = checked_count(parameter, total.size)
+    low, high = kernels.INFINITE, kernels.MAGNITUDE
+    if count:
+        low, high = kernels.bracket(total.parts, total.residual, total.size, count)
+    indices, values, scratch = _candidates(min(2 * count + 8192, total.size) + kernels.BLOCK)
+    while True:
+        cursor = np.zeros(5, dtype=np.int64)
+        threshold = low
+        while total.pass_over(threshold, cursor, indices, values):
+            # Too many: those that are not among the best so far never will be, nor what comes later and equals them.
+            found = cursor[3]
+            chosen = indices[:found], values[:found], count, threshold, kernels.MAGNITUDE, total.out, scratch
+            threshold = kernels.choose(*chosen, indices, values) + 1
+            cursor[3] = count
+        found = int(cursor[3])
+        if found >= count or low == 1:
+            break
+        low = 1  # Too few: once more, with everything that is not zero.
+    if found <= count:
+        return Sparse.trusted(total.size, indices[:found].copy(), values[:found].copy())
+    sent_indices, sent_values = np.empty(count + 1, dtype=np.int64), np.empty(count + 1, dtype=np.float32)
+    kernels.choose(indices[:found], values[:found], count, low, high, total.out, scratch, sent_indices, sent_values)
+    return Sparse.trusted(total.size, sent_indices[:count], sent_values[:count])
+
+
+def _hard_threshold(total: Total, parameter: float, seed: int) -> Sparse:
+    threshold = max(1, int(checked_threshold(parameter).view(torch.int32)))
+    room = int(kernels.expect(total.parts, total.residual, total.size, threshold)) + kernels.BLOCK
+    indices, values = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.float32)
+    cursor = np.zeros(5, dtype=np.int64)
+    while total.pass_over(threshold, cursor, indices, values):
+        indices, values = np.concatenate((indices, indices)), np.concatenate((values, values))  # twice the room
+    return Sparse.trusted(total.size, indices[: cursor[3]], values[: cursor[3]])
+
+
+def _random_k(total: Total, parameter: int, seed: int) -> Sparse:
+    count = checked_count(parameter, total.size)
+    indices, values = np.empty(kernels.BLOCK, dtype=np.int64), np.empty(kernels.BLOCK, dtype=np.float32)
+    total.pass_over(kernels.INFINITE, np.zeros(5, dtype=np.int64), indices, values)
+    drawn = draw(seed % (1 << 64), total.size, count)
+    sent = total.out[drawn]
+    total.out[drawn] = 0.0
+    return Sparse.trusted(total.size, drawn, sent, seed % (1 << 64))
+
+
+def _candidates(room: int) -> tuple[NDArray[np.int64], Floats, NDArray[np.int32]]:
+    """Buffers for candidates, the last ones again if they are large enough: fresh memory is slow at first touch."""
+    kept: tuple[Any, Any, Any] | None = getattr(_buffers, "kept", None)
+    if kept is None or len(kept[0]) < room:
+        kept = np.empty(room, np.int64), np.empty(room, np.float32), np.empty(room + 1, np.int32)
+        _buffers.kept = kept if room <= KEEP_BUFFERS else None
+    return kept[0][:room], kept[1][:room], kept[2]
+
+
+SELECT: dict[Any, Callable[[Total, Any, int], Sparse]] = {
+    top_k: _top_k,
+    hard_threshold: _hard_threshold,
+    random_k: _random_k,
+}
+"""For each of these compressors, the same on a `Total`. Random-k needs one with a residual."""
