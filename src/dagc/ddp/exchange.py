@@ -1,0 +1,93 @@
+"""The variable-size all-gather: every rank gets everybody's message, in one exchange nearly always."""
+
+from itertools import accumulate
+from struct import Struct
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from dagc.errors import DagcError
+
+__all__ = ["Exchange", "Message"]
+
+_HEAD = Struct("<?QdI")
+
+
+class Message(NamedTuple):
+    """What a rank tells all others in a step.
+
+    Attributes:
+        refused: Whether its gradient could not be used; the body then says why.
+        step: The number of the step.
+        norm: Of its gradient, where the policy asks for it.
+        body: The payload.
+    """
+
+    refused: bool
+    step: int
+    norm: float
+    body: bytes | memoryview
+
+
+class Exchange:
+    """A rank's place in a process group.
+
+    Payloads hardly change in length from step to step, so every rank sends as much as last time and a little more. The
+    heads say how long the messages really are; where that was too little, a second exchange brings the rest.
+
+    Attributes:
+        sent: Bytes handed to the network in the last exchange, for all other ranks together.
+        received: Bytes got from the others.
+        times: 1 or 2.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """Nothing is sent yet."""
+        self.group = group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.device = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
+        self.sent = self.received = self.times = 0
+        self._expected = [_HEAD.size] * self.world
+
+    def all_gather(self, message: Message) -> list[Message]:
+        """Everybody's message, in rank order."""
+        told = _HEAD.pack(*message[:3], len(message.body)) + message.body
+        self.sent = self.received = self.times = 0
+        parts = self._send(told, self._expected, message.step)
+        lengths = [_HEAD.size + int(_HEAD.unpack_from(part)[3]) for part in parts]
+        missing = [max(0, length - sent) for length, sent in zip(lengths, self._expected, strict=True)]
+        if any(missing):
+            rest = self._send(told[self._expected[self.rank] :], missing, message.step)
+            parts = [memoryview(b"".join(pair)) for pair in zip(parts, rest, strict=True)]
+        self._expected = [length + length // 32 + 16 for length in lengths]
+        return [
+            Message._make((*_HEAD.unpack_from(part)[:3], part[_HEAD.size : length]))
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+
+    def numbers(self, own: list[int]) -> list[list[int]]:
+        """Everybody's list of as many integers, in rank order."""
+        every = [torch.empty(len(own), dtype=torch.int64, device=self.device) for _ in range(self.world)]
+        dist.all_gather(every, torch.tensor(own, dtype=torch.int64, device=self.device), group=self.group)
+        return [numbers.tolist() for numbers in every]
+
+    def _send(self, told: bytes, lengths: list[int], step: int) -> list[memoryview]:
+        """Send to everybody, cut or padded to this rank's length, and get what they send."""
+        length = lengths[self.rank]
+        own = told[:length].ljust(length, b"\0")
+        to_all = torch.frombuffer(bytearray(own * self.world) or bytearray(1), dtype=torch.uint8)[: length * self.world]
+        of_all = torch.empty(sum(lengths), dtype=torch.uint8, device=self.device)
+        try:
+            dist.all_to_all_single(of_all, to_all.to(self.device), lengths, [length] * self.world, group=self.group)
+        except RuntimeError as error:
+            raise DagcError(
+                f"rank {self.rank} lost the others in step {step}: a rank has died, hangs or is slower than the "
+                "process group's timeout; start all ranks again from their checkpoints of one step. "
+                f"{dist.get_backend(self.group)} says: {str(error).splitlines()[0]}"
+            ) from error
+        self.sent += length * (self.world - 1)
+        self.received += sum(lengths) - length
+        self.times += 1
+        whole = memoryview(of_all.cpu().numpy().data)
+        return [whole[end - part : end] for part, end in zip(lengths, accumulate(lengths), strict=True)]
