@@ -39,6 +39,7 @@ def test_a_batch_depends_on_seed_worker_and_round_only(augment: bool) -> None:
         x, y = other.batch(worker, round)
         assert torch.equal(x, expected[worker, round][0])
         assert torch.equal(y, expected[worker, round][1])
+    assert torch.equal(other.batch(np.int64(1), np.int64(2))[0], expected[1, 2][0])  # type: ignore[arg-type]
     resumed = Batches(data, split, 8, seed=3).batch(1, 29)
     assert torch.equal(resumed[0], expected[1, 29][0])
     assert not torch.equal(Batches(data, split, 8, seed=4).batch(1, 29)[0], resumed[0])

@@ -119,6 +119,12 @@ def test_the_seed_decides() -> None:
     assert (np.random.get_state()[1] == state).all()  # type: ignore[index]
 
 
+def test_a_negative_seed_is_refused() -> None:
+    for make in (skewed, one_large, iid):
+        with pytest.raises(InvalidInput, match="seed is -1"):
+            make(FASHION_LABELS, seed=-1)
+
+
 def test_one_large_is_figure_2() -> None:
     split = one_large(FASHION_LABELS, share=0.5, workers=11)
     assert split.sizes.tolist() == [30_000] + [3_000] * 10

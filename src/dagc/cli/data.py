@@ -161,7 +161,7 @@ def show(
     console.print(
         f"{loaded.name}: {len(loaded):,} samples to train, {len(loaded.test_y):,} to test, shape {loaded.shape}; "
         f"{partition}, seed {seed}: {split.workers:,} workers with {split.sizes.sum():,} samples, "
-        f"largest / smallest = {split.sizes.max():,} / {split.sizes.min():,} = {split.skew_ratio:,.4g}",
+        f"largest / smallest = {split.sizes.max():,} / {split.sizes.min():,} = {_plain(split.skew_ratio)}",
         markup=False,
     )
     for note in loaded.notes:
@@ -179,7 +179,8 @@ def _drawing(split: data.Partition, counts: NDArray[np.int64], width: int) -> Ta
     table.add_column("labels", no_wrap=True)
     rows = list(range(split.workers))
     shown = rows if len(rows) <= _MOST_ROWS else [*rows[: _MOST_ROWS // 2], -1, *rows[-_MOST_ROWS // 2 :]]
-    bar = max(10, min(_WIDTH, width - 45))
+    longest = max((len(name) for name in split.names), default=6)
+    bar = max(10, min(_WIDTH, width - 32 - max(6, min(20, longest))))
     for worker in shown:
         if worker < 0:
             table.add_row("…", "…", "…", f"… {len(rows) - _MOST_ROWS:,} workers between")
@@ -187,6 +188,10 @@ def _drawing(split: data.Partition, counts: NDArray[np.int64], width: int) -> Ta
         name = split.names[worker] if split.names else str(worker)
         table.add_row(Text(name), f"{split.sizes[worker]:,}", f"{split.weights[worker]:.2%}", _bar(groups[worker], bar))
     return table
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.2f}".rstrip("0").rstrip(".")
 
 
 def _groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:

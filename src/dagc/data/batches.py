@@ -106,7 +106,7 @@ def _hash(*parts: int) -> int:
     """One 64-bit number from several (SplitMix64's finaliser, chained)."""
     state = 0
     for part in parts:
-        state = (state ^ (part & _MASK)) + _GOLDEN & _MASK
+        state = (state ^ (int(part) & _MASK)) + _GOLDEN & _MASK
         state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
         state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
         state ^= state >> 31

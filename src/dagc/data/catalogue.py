@@ -126,7 +126,7 @@ CATALOGUE: dict[str, Entry] = {
             10,
             "docs/data.md",
             "per photo",
-            (Source(_FLICKR, None, "flickr-mammal-addresses"),),
+            (Source(_FLICKR, None, "flickr-mammal-zenodo"),),
             flickr.locate,
             flickr.read,
         ),
@@ -205,7 +205,7 @@ def _known(entry: Entry, root: Path) -> Dataset:
 
 def _as_path(name: str) -> Path:
     path = Path(name).expanduser()
-    if not path.exists() and not path.suffix and len(path.parts) < 2:
+    if not name or (not path.exists() and not path.suffix and len(path.parts) < 2):
         raise InvalidInput(_unknown(name))
     return path
 

@@ -163,8 +163,11 @@ def unpack(archive: Path, target: Path, inner: str = "") -> None:
     Raises:
         DataError: Where the archive is corrupt, or would write outside of its folder.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    workplace = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        workplace = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    except OSError as error:
+        raise DataError(f"{target} cannot be written ({error})") from None
     try:
         with tarfile.open(archive) as tar:
             for member in tar:

@@ -89,7 +89,7 @@ def skewed(
         (10.0, 1000)
     """
     known = as_labels(labels)
-    rng = np.random.default_rng([seed, 1])
+    rng = _generator(seed, 1)
     sizes = skewed_sizes(len(known), workers, skew_ratio, rng)
     return Partition(fill(known, sizes, label_alpha, rng))
 
@@ -116,7 +116,7 @@ def one_large(
             f"{workers - 1} share {len(known) - large}; lower the share or the number of workers"
         )
     sizes = np.concatenate([[large], _even(len(known) - large, workers - 1)])
-    return Partition(fill(known, sizes, label_alpha, np.random.default_rng([seed, 2])))
+    return Partition(fill(known, sizes, label_alpha, _generator(seed, 2)))
 
 
 def iid(labels: ArrayLike, *, workers: int = 10, seed: int = 0) -> Partition:
@@ -129,7 +129,7 @@ def iid(labels: ArrayLike, *, workers: int = 10, seed: int = 0) -> Partition:
     known = as_labels(labels)
     _check_workers(workers, len(known))
     sizes = _even(len(known), workers)
-    return Partition(fill(known, sizes, None, np.random.default_rng([seed, 3])))
+    return Partition(fill(known, sizes, None, _generator(seed, 3)))
 
 
 def from_sizes(
@@ -167,7 +167,7 @@ def from_sizes(
             f"sizes add up to {wanted.sum():,} but there are {len(known):,} training samples; "
             "set scale=true to use the sizes as proportions"
         )
-    return Partition(fill(known, wanted.astype(np.int64), label_alpha, np.random.default_rng([seed, 4])))
+    return Partition(fill(known, wanted.astype(np.int64), label_alpha, _generator(seed, 4)))
 
 
 def by_client(
@@ -261,6 +261,13 @@ def _proportional_below(weights: NDArray[np.float64], total: int, cap: int) -> I
         rest = _proportional(np.where(full, 0.0, weights), total - cap * int(full.sum()))
         shares = np.where(full, cap, rest)
     return shares
+
+
+def _generator(seed: int, stream: int) -> np.random.Generator:
+    """The random numbers of one kind of partition."""
+    if seed < 0:
+        raise InvalidInput(f"seed is {seed}; it must be 0 or more")
+    return np.random.default_rng([seed, stream])
 
 
 def _check_workers(workers: int, samples: int) -> None:
