@@ -49,7 +49,7 @@ class Accordion:
         """As `Policy.parameters`."""
         norms = [(report.norm, self.weights[report.client]) for report in reports if report.norm is not None]
         if norms:
-            self._sum += sum(norm * weight for norm, weight in norms) / sum(weight for _, weight in norms)
+            self._sum += float(sum(norm * weight for norm, weight in norms) / sum(weight for _, weight in norms))
             self._rounds += 1
         if self._rounds == self.interval:
             now = self._sum / self.interval
