@@ -9,6 +9,8 @@ from rich.console import Console
 import dagc
 from dagc.cli.allocate import allocate
 from dagc.cli.data import app as data_app
+from dagc.cli.plan import plan
+from dagc.cli.train import compare, resume, run
 from dagc.errors import DagcError
 
 __all__ = ["app", "main"]
@@ -20,7 +22,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(allocate)
+for command in (run, compare, resume, plan, allocate):
+    app.command()(command)
 app.add_typer(data_app, name="data")
 
 

@@ -1,0 +1,53 @@
+"""The flags that are the same everywhere: one for every field of `Config`, with its own words as help."""
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, get_args
+
+import typer
+
+from dagc.errors import InvalidInput
+from dagc.training import Config
+
+__all__ = ["given_fields", "with_config_flags"]
+
+
+def with_config_flags(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command that takes `**fields` a flag for every field of `Config`, but for those left out."""
+
+    def extend(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        flags = [_flag(name) for name in Config.model_fields if name not in ("task", *left_out)]
+        command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
+        return command
+
+    return extend
+
+
+def given_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """The flags that were given, as `Config` takes them."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    if "optimizer_options" in given:
+        try:
+            given["optimizer_options"] = json.loads(given["optimizer_options"])
+        except json.JSONDecodeError:
+            text = given["optimizer_options"]
+            raise InvalidInput(f"optimizer_options is {text!r}: write JSON, e.g. '{{\"momentum\": 0.9}}'") from None
+    return given
+
+
+def _flag(name: str) -> inspect.Parameter:
+    field = Config.model_fields[name]
+    kinds = get_args(field.annotation) or (field.annotation,)
+    kind = next((kind for kind in (int, float, bool) if kind in kinds and str not in kinds), str)
+    if name in ("compute_seconds", "optimizer_options"):
+        kind = str
+    default = "" if field.default is None or name == "optimizer_options" else f" (default: {field.default})"
+    flag = f"--{name.replace('_', '-')}"
+    words = field.description or name
+    option = typer.Option(flag, help=f"{words[0].upper()}{words[1:]}{default}.", show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )

@@ -1,0 +1,264 @@
+"""`dagc run`, `dagc resume`, `dagc compare`: training from the command line."""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dagc.cli.options import given_fields, with_config_flags
+from dagc.errors import InvalidInput
+from dagc.experiments import compared, comparison_configs, run_all, stopping, write_curves
+from dagc.training import Config, Federation, Round, read_metrics, summary, train
+
+__all__ = ["compare", "resume", "run"]
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file; flags change what it says.")]
+Output = Annotated[
+    Path | None, typer.Option(help="The run's folder (default: runs/TASK/METHOD-…).", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+TensorBoard = Annotated[bool, typer.Option(help="Write TensorBoard logs to the run's folder, too.")]
+
+log = Console(stderr=True, highlight=False)
+
+
+@with_config_flags()
+def run(
+    task: Annotated[str | None, typer.Argument(help="MODEL@DATA, e.g. cnn@cifar-10.")] = None,
+    config: ConfigFile = None,
+    output: Output = None,
+    as_json: AsJson = False,
+    tensorboard: TensorBoard = False,
+    **fields: Any,
+) -> None:
+    """Train one model over many clients, with one method.
+
+    Killed or stopped with Ctrl-C, the same command goes on where it was.
+
+    Example: dagc run logistic@fashion-mnist --method dagc-r --ratio 0.001 --workers 10 --skew-ratio 100
+    """
+    given = given_fields({"task": task, **fields})
+    if not given and config is None:
+        raise InvalidInput("say what to train: dagc run TASK, e.g. dagc run mlp@digits, or --config FILE")
+    settings = _with_budget(given, config)
+    folder = output or Path("runs") / _slug(settings.task) / f"{settings.method}-{settings.key()}"
+    _train(settings, folder, as_json, tensorboard)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that did not come to its end.")],
+    as_json: AsJson = False,
+    tensorboard: TensorBoard = False,
+) -> None:
+    """Go on with a run from its last checkpoint; the result is the same to the bit."""
+    if not (folder / "config.toml").exists():
+        raise InvalidInput(f"{folder} is not a run's folder: it has no config.toml")
+    _train(Config.read(folder / "config.toml"), folder, as_json, tensorboard)
+
+
+@with_config_flags("method", "seed")
+def compare(
+    task: Annotated[str, typer.Argument(help="MODEL@DATA, e.g. cnn@cifar-10.")] = "mlp@digits",
+    methods: Annotated[str, typer.Option(help="With commas between them.")] = "dagc-r,top-k,accordion,none",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2, …")] = 3,
+    target: Annotated[float | None, typer.Option(help="Accuracy to be reached, e.g. 0.75.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the cores).")] = None,
+    config: ConfigFile = None,
+    output: Output = None,
+    as_json: AsJson = False,
+    **fields: Any,
+) -> None:
+    """Compare methods on the same data, seeds, model and budget.
+
+    Killed or stopped with Ctrl-C, the same command goes on where it was; what is finished is not done again.
+
+    Example: dagc compare logistic@fashion-mnist --methods dagc-r,top-k,none --ratio 0.001 --seeds 4 --target 0.75
+    """
+    base = {"task": task, **given_fields(fields)}
+    if config is not None:
+        base = {**Config.read(config).model_dump(exclude_none=True, exclude={"method", "seed"}), **base}
+    budgets = {name: base.pop(name, None) for name in ("ratio", "budget_bytes", "threshold")}
+    if all(value is None for value in budgets.values()):
+        budgets["ratio"] = 0.01
+    configs = comparison_configs(base, [name.strip() for name in methods.split(",")], range(seeds), budgets)
+    for method in dict.fromkeys(config.method for config in configs):  # what cannot work is refused before any work
+        Federation(next(config for config in configs if config.method == method))
+    folder = output or Path("runs") / f"compare-{_slug(task)}"
+    try:
+        with _bars([f"{c.method}, seed {c.seed}" for c in configs], configs[0].rounds) as tell:
+            paths = run_all(configs, folder, jobs or os.cpu_count() or 1, tell)
+    except KeyboardInterrupt:
+        log.print(f"stopped; what is done is kept in {folder}, and the same command goes on from there", markup=False)
+        raise
+    result = compared(configs, paths, target)
+    write_curves(configs, paths, result, folder)
+    if as_json:
+        print(json.dumps(result))
+    else:
+        _print_comparison(result, budgets)
+        Console(highlight=False).print(
+            f"\ncurves: {folder / 'curves.csv'}; runs: {folder}", markup=False, soft_wrap=True
+        )
+
+
+def _with_budget(given: dict[str, Any], config: Path | None) -> Config:
+    settings = Config.read(config, **given) if config is not None else Config(**given)
+    if settings.method != "none" and settings.ratio is settings.threshold is settings.budget_bytes is None:
+        raise InvalidInput(
+            f"method {settings.method!r} needs a budget: give --ratio (e.g. 0.001), --threshold or --budget-bytes"
+        )
+    return settings
+
+
+def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> None:
+    callbacks = [_tensorboard(folder)] if tensorboard else []
+    with (
+        warnings.catch_warnings(),
+        _bars([f"{config.task} {config.method}"], config.rounds) as tell,
+        stopping() as stop,
+    ):
+        warnings.showwarning = lambda message, *_: log.print(f"warning: {message}", style="yellow", markup=False)
+        for result in train(config, folder, callbacks):
+            tell(0, result.round, _in_words(result))
+            if stop.is_set() and result.round < config.rounds:
+                break
+        else:
+            stop.clear()
+    if stop.is_set():
+        log.print(f"stopped after a checkpoint; go on with: dagc resume {folder}", markup=False, soft_wrap=True)
+        sys.exit(130)
+    told = {"task": config.task, "method": config.method, **summary(read_metrics(folder)), "folder": str(folder)}
+    if as_json:
+        print(json.dumps(told))
+        return
+    table = Table(show_header=False)
+    for name, value in (
+        ("task, method", f"{config.task}, {config.method}"),
+        ("final accuracy", f"{told['final_accuracy']:.2%} (mean of the last evaluations)"),
+        ("best accuracy", f"{told['best_accuracy']:.2%}"),
+        ("uploaded", _bytes(told["bytes_up"])),
+        ("downloaded", _bytes(told["bytes_down"])),
+        ("network's clock", f"{told['seconds']:,.1f} s on {config.network}"),
+        ("folder", str(folder)),
+    ):
+        table.add_row(name, value)
+    Console(highlight=False).print(table)
+
+
+def _print_comparison(result: dict[str, Any], budgets: dict[str, Any]) -> None:
+    budget = ", ".join(f"{name} {value:g}" for name, value in budgets.items() if value is not None)
+    table = Table(title=f"{result['task']}, {result['rounds']:,} rounds, {budget}", title_justify="left")
+    target = f"{result['target']:.0%}"
+    for name in (
+        "method",
+        "final",
+        "best",
+        f"rounds to {target}",
+        f"bytes up to {target}",
+        "× the best",
+        f"s to {target}",
+        "bytes up",
+    ):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    reached = [row["to_target"]["bytes"] for row in result["methods"] if row["to_target"]["bytes"] is not None]
+    for row in result["methods"]:
+        to = row["to_target"]
+        there = (
+            [
+                f"{to['iterations']:,.0f}",
+                _bytes(to["bytes"]),
+                f"{to['bytes'] / min(reached):.1f}",
+                f"{to['seconds']:,.1f}",
+            ]
+            if to["bytes"] is not None
+            else [f"{to['reached']} of {row['seeds']}", "", "", ""]
+        )
+        table.add_row(
+            row["method"],
+            _percent(row, "final_accuracy"),
+            _percent(row, "best_accuracy"),
+            *there,
+            _bytes(row["bytes_up"]),
+        )
+    Console(highlight=False).print(table)
+
+
+def _percent(row: dict[str, Any], name: str) -> str:
+    spread = row[f"{name}_sd"]
+    return f"{100 * row[name]:.1f} %" if spread is None else f"{100 * row[name]:.1f} ± {100 * spread:.1f} %"
+
+
+@contextmanager
+def _bars(names: list[str], rounds: int) -> Iterator[Any]:
+    """Live progress on a terminal; on anything else a line now and then."""
+    if not log.is_terminal:
+        last = [0] * len(names)
+
+        def say(number: int, done: int, text: str = "") -> None:
+            if done > last[number] and (done == rounds or done * 10 // rounds > last[number] * 10 // rounds):
+                log.print(f"{names[number]}: round {done:,} of {rounds:,} {text}", markup=False, soft_wrap=True)
+                last[number] = done
+
+        yield say
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, TextColumn("{task.fields[text]}"), console=log) as bars:
+        tasks = [bars.add_task(name, total=rounds, text="") for name in names]
+        yield lambda number, done, text="": bars.update(
+            tasks[number], completed=done, **({"text": text} if text else {})
+        )
+
+
+_seen: dict[str, str] = {"accuracy": ""}
+
+
+def _in_words(result: Round) -> str:
+    if result.accuracy is not None:
+        _seen["accuracy"] = f"accuracy {result.accuracy:.1%}, "
+    traffic = f"up {_bytes(result.bytes_up)}, down {_bytes(result.bytes_down)}"
+    return f"{_seen['accuracy']}loss {result.loss:.3f}, {traffic}"
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InvalidInput("--tensorboard needs the package tensorboard: pip install tensorboard") from None
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(federation: Federation, result: Round) -> None:
+        for name in ("loss", "accuracy", "test_loss", "bytes_up", "bytes_down", "seconds"):
+            value = getattr(result, name)
+            if value is not None:
+                writer.add_scalar(name, value, result.round)
+        if result.accuracy is not None:
+            writer.flush()
+
+    return write
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def _slug(task: str) -> str:
+    return Path(task).name if "/" in task else task

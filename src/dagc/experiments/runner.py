@@ -1,0 +1,95 @@
+"""Many runs at once, in processes of their own; what is finished is not done again."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dagc.errors import DagcError
+from dagc.training import Config, train
+
+__all__ = ["Progress", "last_round", "run_all", "stopping"]
+
+Progress = Callable[[int, int], object]
+"""`(run, rounds done) -> anything`: told now and then."""
+
+
+@contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """An event that Ctrl-C (or SIGTERM) sets, instead of breaking off in the middle; a second one breaks off."""
+    stop = threading.Event()
+
+    def first(number: int, frame: object) -> None:
+        stop.set()
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {name: signal.signal(name, first) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def run_all(
+    configs: Sequence[Config], folder: Path, jobs: int, progress: Progress = lambda run, done: None
+) -> list[Path]:
+    """Run every configuration in a folder of its own below `folder`; returns those folders.
+
+    Runs that are finished are left alone, and those that were interrupted go on. `KeyboardInterrupt` reaches the runs,
+    too: each stops after its round, with a checkpoint.
+    """
+    paths = [folder / f"{config.method}-seed{config.seed}-{config.key()}" for config in configs]
+    threads = max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(configs))))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(jobs, len(configs)), mp_context=context)
+    try:
+        tasks: dict[Future[bool], int] = {}
+        for number, (config, path) in enumerate(zip(configs, paths, strict=True)):
+            if (path / "result.json").exists():
+                progress(number, config.rounds)
+            else:
+                alone = config if config.threads else config.model_copy(update={"threads": threads})
+                tasks[pool.submit(_run, alone.model_dump(), str(path))] = number
+        waiting = set(tasks)
+        while waiting:
+            done, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
+            for task in done:
+                if not task.result():
+                    raise KeyboardInterrupt
+            for number in tasks.values():
+                progress(number, last_round(paths[number]))
+    except BrokenProcessPool:
+        raise DagcError(f"a run died (too little memory?): the same command goes on with those in {folder}") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return paths
+
+
+def last_round(path: Path) -> int:
+    """How many rounds a run has done, from the end of its metrics."""
+    try:
+        with (path / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
+            lines = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
+    except OSError:
+        return 0
+    return int(lines[-1].partition(b'"round": ')[2].partition(b",")[0]) if lines else 0
+
+
+def _run(fields: dict[str, Any], path: str) -> bool:
+    """One run in this process; whether it came to its end."""
+    with stopping() as stop:
+        for _ in train(Config(**fields), path):
+            if stop.is_set():
+                return False
+    return True
