@@ -10,8 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from _data_files import write_cifar10, write_fashion
+from dagc.cli import app
 from dagc.data import CATALOGUE, catalogue, get, load
 from dagc.data.download import Source, fetch, fetch_all, unpack
 from dagc.errors import DataError, InvalidInput
@@ -218,7 +220,22 @@ def test_get_takes_cifar10_from_a_mirror(server: Server, tmp_path: Path, monkeyp
     asked = len(server.requests)
     assert not get("cifar-10", root, mirror=f"{server.url}/mirror/")
     assert len(server.requests) == asked
-    assert get("cifar-10", root, mirror=f"{server.url}/mirror/", force=True)
+    arguments = ["data", "get", "cifar-10", "--data-dir", str(root), "--mirror", f"{server.url}/mirror"]
+    assert "already" in CliRunner().invoke(app, arguments, catch_exceptions=False).output
+    told = CliRunner().invoke(app, [*arguments, "--force"], catch_exceptions=False)
+    assert told.exit_code == 0
+    assert "cifar-10-binary.tar.gz" in told.output
+    assert len(server.requests) == asked + 1
+
+
+def test_flickr_says_that_it_needs_its_images(server: Server, tmp_path: Path) -> None:
+    server.files["geo_animal.tar.gz"] = _archive({"list.txt": b"addresses"})
+    arguments = ["data", "get", "flickr-mammal", "--data-dir", str(tmp_path), "--mirror", server.url]
+    told = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert told.exit_code == 1
+    assert "No checksum is published" in told.output
+    assert "still needs its images and metadata.csv" in " ".join(told.output.split())
+    assert (tmp_path / "flickr-mammal-zenodo" / "list.txt").read_bytes() == b"addresses"
 
 
 def test_fashion_mnist_is_fetched_file_by_file(server: Server, tmp_path: Path) -> None:

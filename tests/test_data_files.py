@@ -251,6 +251,8 @@ def test_statistics_are_accurate_and_safe_for_constants() -> None:
     np.testing.assert_allclose(mean, x.double().mean(0), rtol=1e-5)
     np.testing.assert_allclose(std[:2], x.double().std(0, correction=0)[:2], rtol=1e-3)
     assert std[2] == 1
+    mean, std = statistics(torch.tensor([[1e30], [-1e30]]))
+    assert (mean.item(), std.item()) == (0, pytest.approx(1e30))
 
 
 def test_hold_out_takes_a_share_of_every_group() -> None:

@@ -116,17 +116,20 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     groups = {2: x.shape[1], 4: x.shape[1]}.get(x.ndim, 1)
     samples = x.reshape(len(x), groups, -1).numpy()  # numpy: torch's threads wait for each other on a busy machine
-    shift = samples[0].mean(axis=1, dtype=np.float32)[:, None]  # keeps the difference of the two sums accurate
+    kind = np.float32 if x.dtype == torch.uint8 else np.float64  # squares of bytes fit, those of large numbers do not
+    shift = samples[0].mean(axis=1, dtype=kind)[:, None]  # keeps the difference of the two sums accurate
     total, square = np.zeros(groups), np.zeros(groups)
     rows = max(1, 2**18 // max(1, samples[0].size))  # what the processor's cache holds
     for start in range(0, len(samples), rows):
-        values = samples[start : start + rows].astype(np.float32) - shift
-        total += values.sum(axis=2).sum(axis=0, dtype=np.float64)
-        square += np.einsum("ngv,ngv->ng", values, values).sum(axis=0, dtype=np.float64)
+        with np.errstate(all="ignore"):  # NaN and infinity are refused, with the sample's number, by Dataset
+            values = samples[start : start + rows].astype(kind) - shift
+            total += values.sum(axis=2).sum(axis=0, dtype=np.float64)
+            square += np.einsum("ngv,ngv->ng", values, values).sum(axis=0, dtype=np.float64)
     count = samples.size / groups
     mean = total / count
-    std = np.sqrt(np.maximum(square / count - mean**2, 0))
-    std[std < 1e-6 * (1 + abs(mean))] = 1.0
+    with np.errstate(all="ignore"):
+        std = np.sqrt(np.maximum(square / count - mean**2, 0))
+        std[std < 1e-6 * (1 + abs(mean))] = 1.0
     shape = (groups, 1, 1) if x.ndim == 4 else (groups,)
     return (
         torch.from_numpy((mean + shift[:, 0]).astype(np.float32)).reshape(shape),
