@@ -73,15 +73,20 @@ def get(
     """Download a data set from its official address; a download that broke off goes on where it stopped."""
     console = Console(highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console) as progress:
-        tasks: dict[str, TaskID] = {}
+    progress = Progress(*columns, console=console)
+    tasks: dict[str, TaskID] = {}
 
-        def report(file: str, done: int, total: int | None) -> None:
-            if file not in tasks:
-                tasks[file] = progress.add_task(file, total=total)
-            progress.update(tasks[file], completed=done, total=total)
+    def report(file: str, done: int, total: int | None) -> None:
+        progress.start()  # only when there is something to show
+        if file not in tasks:
+            tasks[file] = progress.add_task(file, total=total)
+        progress.update(tasks[file], completed=done, total=total)
 
+    try:
         fetched = data.get(name, data_dir, mirror, force, report)
+    finally:
+        if tasks:
+            progress.stop()
     entry = data.CATALOGUE[name]
     place = entry.locate(data.data_folder(data_dir))
     if fetched and any(source.checksum is None for source in entry.sources):
