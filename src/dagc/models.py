@@ -193,8 +193,8 @@ def _initialise(model: nn.Module, seed: int) -> None:
 
     Layers before a ReLU keep the size of the signal (He), the last one begins small. The branches of a residual network
     are narrowed by the root of their number, so that together they add no more than one layer would: without
-    normalisation the signal neither grows nor fades with depth. Of the starts we tried (branches at zero, a learned
-    scale per branch) this one trains fastest at a learning rate of 0.01.
+    normalisation the signal neither grows nor fades with depth. It was chosen over branches that
+    begin at zero and a learned scale per branch by the loss of 100 steps on CIFAR-10 at a rate of 0.01, one seed each.
     """
     random = torch.Generator().manual_seed(seed)
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]

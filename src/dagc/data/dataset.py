@@ -18,7 +18,7 @@ class Dataset:
     """Training and test samples with their labels.
 
     Images stay the bytes they are on disk: 50,000 CIFAR images are 154 MB so, and 614 MB as float32, while turning a
-    batch of 32 into floats costs 10 to 40 µs. `normalise` does it.
+    batch of 32 into floats costs about 10 to 45 µs. `normalise` does it.
 
     Attributes:
         name: What `load` was asked for.
