@@ -4,12 +4,17 @@ The way of a gradient: `allocate` says who may send how much, `ErrorFeedback` ad
 `encode` and `decode` are the wire, `aggregate` is the server's sum.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from dagc.allocation import ALLOCATORS, Allocator, allocate, entries
 from dagc.compressors import COMPRESSORS, Compressor, everything, hard_threshold, per_tensor, random_k, top_k
 from dagc.errors import BudgetWarning, DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.feedback import ErrorFeedback
 from dagc.sparse import Sparse, aggregate, aggregate_sparse
 from dagc.wire import INDEX_CODECS, VALUE_CODECS, decode, encode, payload_size, quantise, read_header
+
+if TYPE_CHECKING:
+    from dagc.training import Config, train
 
 __version__ = "0.1.0"
 
@@ -21,6 +26,7 @@ __all__ = [
     "Allocator",
     "BudgetWarning",
     "Compressor",
+    "Config",
     "DagcError",
     "ErrorFeedback",
     "InvalidInput",
@@ -41,4 +47,14 @@ __all__ = [
     "random_k",
     "read_header",
     "top_k",
+    "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`train` and `Config` are loaded when they are first asked for: who only compresses need not load the rest."""
+    if name in ("Config", "train"):
+        from dagc import training
+
+        return getattr(training, name)
+    raise AttributeError(f"module 'dagc' has no attribute {name!r}")

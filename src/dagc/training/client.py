@@ -1,10 +1,10 @@
 """A client: its gradient on its own data, its residual, its payload."""
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from dagc.data import Batches
@@ -66,16 +66,17 @@ class Client:
 
     def difference(self, model: nn.Module, round: int) -> tuple[Tensor, list[Tensor]]:
         """The first step's loss, and the given model minus the one after all local steps."""
-        names, start = zip(*((name, p) for name, p in model.named_parameters() if p.requires_grad), strict=True)
-        local, losses = list(start), []
+        own = copy.deepcopy(model)  # other clients work on the given one at the same time
+        start = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
+        parameters = [parameter for parameter in own.parameters() if parameter.requires_grad]
+        losses = []
         for step in range(self.local_steps):
             x, y = self._batch(round * self.local_steps + step, start[0].device)
-            local = [parameter.detach().requires_grad_() for parameter in local]
-            loss = cross_entropy(functional_call(model, dict(zip(names, local, strict=True)), (x,)), y)
-            gradients = torch.autograd.grad(loss, local)
+            loss = cross_entropy(own(x), y)
             losses.append(loss.detach())
-            local = [torch.add(p.detach(), g, alpha=-self.learning_rate) for p, g in zip(local, gradients, strict=True)]
-        return losses[0], [(before.detach() - after) for before, after in zip(start, local, strict=True)]
+            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                parameter.data.add_(gradient, alpha=-self.learning_rate)
+        return losses[0], [before - after.detach() for before, after in zip(start, parameters, strict=True)]
 
     def _batch(self, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
         x, y = self.batches.batch(self.number, number)

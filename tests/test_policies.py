@@ -1,0 +1,104 @@
+"""Policies: one parameter per client present, the budget kept in every round, ACCORDION's regimes."""
+
+import numpy as np
+import pytest
+
+from dagc import InvalidInput
+from dagc.policies import POLICIES, Report, Setting, make_policy
+
+WEIGHTS = np.linspace(1000, 10, 10)
+BUDGETS = {"ratio": 0.01, "bytes": 30_000, "threshold": 0.05}
+
+
+def settings():
+    for method, kind in POLICIES.items():
+        for budget in kind.budgets or (None,):
+            yield pytest.param(method, {budget: BUDGETS[budget]} if budget else {}, id=f"{method}-{budget}")
+
+
+@pytest.mark.parametrize(("method", "budget"), list(settings()))
+def test_contract_of_every_policy(method, budget):
+    policy = make_policy(method, Setting(WEIGHTS, size=100_000, **budget))
+    for round, present in enumerate([list(range(10)), [0, 3, 9], [5], list(range(10))]):
+        reports = [Report(i, 1.0 + round, 10, 100) for i in present]
+        parameters = policy.parameters(round, present, reports)
+        assert len(parameters) == len(present)
+        if method != "none":
+            kind = float if "threshold" in budget else int
+            assert all(type(parameter) is kind and parameter > 0 for parameter in parameters)
+    again = make_policy(method, Setting(WEIGHTS, size=100_000, **budget))
+    again.load_state_dict(policy.state_dict())
+    reports = [Report(0, 50.0, 10, 100)]
+    for round in range(4, 30):
+        assert policy.parameters(round, [0, 1], reports) == again.parameters(round, [0, 1], reports)
+
+
+RELATIVE = [name for name, kind in POLICIES.items() if "ratio" in kind.budgets and name != "accordion"]
+
+
+@pytest.mark.parametrize("method", RELATIVE)
+def test_the_budget_holds_for_whoever_is_present(method):
+    policy = make_policy(method, Setting(WEIGHTS, size=100_000, ratio=0.01))
+    assert sum(policy.parameters(0, range(10), [])) == 10_000
+    assert sum(policy.parameters(1, [2, 4, 9], [])) == 3_000
+
+
+def test_accordion_is_gentle_while_the_norm_changes_and_aggressive_otherwise():
+    policy = make_policy("accordion", Setting(WEIGHTS, size=100_000, ratio=0.01))
+    gentle, aggressive = policy.gentle, policy.aggressive
+    assert gentle > 1000 > aggressive
+
+    def after(norm):
+        return {policy.parameters(0, [0], [Report(0, norm, 1, 1)])[0] for _ in range(10)}
+
+    assert after(8.0) == {gentle}
+    assert after(4.0) == {gentle}, "a fall by a half is a critical regime"
+    after(4.0)
+    assert after(3.9) == {aggressive}
+    assert gentle in after(9.0), "and so is a rise"
+
+
+def test_accordion_bounds_are_dagcs_smallest_and_largest():
+    policy = make_policy("accordion", Setting(WEIGHTS, size=100_000, threshold=0.05))
+    dagc_a = make_policy("dagc-a", Setting(WEIGHTS, size=100_000, threshold=0.05)).parameters(0, range(10), [])
+    assert (policy.gentle, policy.aggressive) == pytest.approx((min(dagc_a), max(dagc_a)))
+
+
+def test_schemes_are_the_papers():
+    setting = Setting(np.array([0.5, *[0.05] * 10]), size=1_000_000, ratio=0.001)
+    assert make_policy("scheme-i", setting).parameters(0, range(11), []) == [10_000, *[100] * 10]
+    assert make_policy("scheme-ii", setting).parameters(0, range(11), []) == [100, *[1090] * 10]
+
+
+@pytest.mark.parametrize(
+    ("method", "budget", "says"),
+    [
+        ("magic", {"ratio": 0.1}, "'magic': choose one of none, top-k"),
+        ("top-k", {}, "takes one budget, ratio or bytes; given: none"),
+        ("top-k", {"threshold": 1.0}, "given: threshold"),
+        ("dagc-a", {"ratio": 0.1}, "takes one budget, threshold; given: ratio"),
+        ("dagc-r", {"ratio": 0.1, "bytes": 1000}, "given: ratio, bytes"),
+        ("none", {"ratio": 0.1}, "takes no budget; given: ratio"),
+        ("dagc-r", {"ratio": 1e-7}, "at least one"),
+    ],
+)
+def test_a_budget_that_does_not_fit_is_refused_before_any_work(method, budget, says):
+    with pytest.raises(InvalidInput, match=says):
+        make_policy(method, Setting(WEIGHTS, size=1000, **budget))
+
+
+def test_a_third_party_can_register_one(monkeypatch):
+    from dagc.policies import Fixed, Method
+    from dagc.training import Config, train
+
+    class Halving(Fixed):
+        """Uniform, and half as much from the third round on."""
+
+        def parameters(self, round, present, reports):
+            return [count // (2 if round > 1 else 1) for count in super().parameters(round, present, reports)]
+
+    from dagc import top_k
+
+    monkeypatch.setitem(POLICIES, "halving", Method(("ratio",), lambda setting: Halving(setting, "uniform", top_k)))
+    rounds = list(train(Config(task="logistic@digits", method="halving", ratio=0.04, rounds=3)))
+    assert [r.entries for r in rounds] == [260, 260, 130]
