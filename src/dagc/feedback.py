@@ -21,7 +21,7 @@ from dagc.wire.values import value_codec
 __all__ = ["ErrorFeedback"]
 
 FUSED = (top_k, hard_threshold, random_k)
-"""The compressors that have kernels."""
+"""The compressors that have kernels; all of them refuse what is not finite."""
 
 
 class _Spare(threading.local):
@@ -102,46 +102,41 @@ class ErrorFeedback:
         size = sum(map(len, parts))
         if size != self.size:
             raise InvalidInput(f"the gradient has {size} entries, this error feedback is for {self.size}")
-        seed = scramble(self.seed, self.steps)
-        if self.compressor in FUSED and compiled() and _on_host([*parts, self.residual]):
-            sparse = self._fused(parts, parameter, seed)
-        else:
-            sparse = self._plain(parts, parameter, seed)
-        self.steps += 1
-        return sparse
-
-    def _plain(self, parts: list[torch.Tensor], parameter: Any, seed: int) -> Sparse:
-        """Algorithm 1 for any compressor on any device; the reference for `_fused`."""
-        total = self.residual + flat(parts)
-        refuse_non_finite(total)
-        sparse = self.compressor(total, parameter, seed=seed)
-        where = torch.from_numpy(sparse.indices).to(total.device)
-        if self.values == "fp32":
-            total[where] = 0.0
-        else:
-            sent = quantise(sparse.values, self.values)
-            sparse = Sparse.trusted(sparse.size, sparse.indices, sent, sparse.seed)
-            total[where] -= torch.from_numpy(sent).to(total.device)
-        self.residual = total
-        return sparse
-
-    def _fused(self, parts: list[torch.Tensor], parameter: Any, seed: int) -> Sparse:
-        """The same in one pass: the sum goes to a spare array, so that the residual is there still if it is refused."""
-        from dagc.compressors import _select
-
-        out = _spare.take(self.size)
+        array = _spare.take(size)
+        out = torch.from_numpy(array).to(self.residual.device)
         try:
-            sparse = _select.SELECT[self.compressor](_select.total(parts, self.residual.numpy(), out), parameter, seed)
-        except InvalidInput:
-            _spare.array = out
+            sparse = self._select(parts, out, parameter, scramble(self.seed, self.steps))
+        except BaseException:
+            _spare.array = array
             raise
         if self.values != "fp32":
             sent = quantise(sparse.values, self.values)
-            out[sparse.indices] = sparse.values - sent
+            out[self._places(sparse)] = torch.from_numpy(sparse.values - sent).to(out.device)
             sparse = Sparse.trusted(sparse.size, sparse.indices, sent, sparse.seed)
-        _spare.array, self._array = self._array, out
-        self.residual = torch.from_numpy(out)
+        _spare.array, self._array = self._array, array
+        self.residual = out
+        self.steps += 1
         return sparse
+
+    def _select(self, parts: list[torch.Tensor], out: torch.Tensor, parameter: Any, seed: int) -> Sparse:
+        """Write residual + gradient to `out`, with zero for what is selected; the residual is only read.
+
+        So the residual is there still, bit for bit, if the sum turns out not to be finite.
+        """
+        if self.compressor in FUSED and compiled() and _on_host([*parts, self.residual]):
+            from dagc.compressors import _select
+
+            total = _select.total(parts, self.residual.numpy(), out.numpy())
+            return _select.SELECT[self.compressor](total, parameter, seed)
+        torch.add(self.residual, flat(parts), out=out)
+        if self.compressor not in FUSED:  # those look themselves
+            refuse_non_finite(out)
+        sparse = self.compressor(out, parameter, seed=seed)
+        out[self._places(sparse)] = 0.0
+        return sparse
+
+    def _places(self, sparse: Sparse) -> torch.Tensor:
+        return torch.from_numpy(sparse.indices).to(self.residual.device)
 
     def unsend(self, sparse: Sparse) -> None:
         """Take an upload back that the server never took; it goes out with later ones."""
@@ -149,8 +144,7 @@ class ErrorFeedback:
             raise InvalidInput(
                 f"the upload is of a vector of {sparse.size} entries, this error feedback is for {self.size}"
             )
-        where = torch.from_numpy(sparse.indices).to(self.residual.device)
-        self.residual[where] += torch.from_numpy(sparse.values).to(self.residual.device)
+        self.residual[self._places(sparse)] += torch.from_numpy(sparse.values).to(self.residual.device)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Everything to go on from, as plain arrays."""

@@ -9,7 +9,7 @@ import torch
 from dagc.errors import InvalidInput, NonFiniteGradient
 from dagc.sparse import Sparse
 
-__all__ = ["Gradient", "checked_count", "checked_threshold", "flat", "picked", "refuse_non_finite", "tensors"]
+__all__ = ["Gradient", "beyond", "checked_count", "checked_threshold", "flat", "picked", "refuse_non_finite", "tensors"]
 
 Gradient = torch.Tensor | Sequence[torch.Tensor]
 """One tensor of any shape, or the tensors of a model in order: the vector is their entries in row-major order."""
@@ -35,8 +35,8 @@ def flat(gradient: Gradient) -> torch.Tensor:
 
 def refuse_non_finite(vector: torch.Tensor) -> None:
     """`NonFiniteGradient` if there is a NaN or an infinity, saying where the first one is."""
-    if len(vector) and torch.isfinite(torch.linalg.vector_norm(vector, torch.inf)):
-        return  # the largest magnitude is finite, and a NaN would be the largest
+    if not len(vector) or torch.isfinite(torch.stack(torch.aminmax(vector))).all():
+        return  # a NaN would be the smallest and the largest
     finite = torch.isfinite(vector)
     if not finite.all():
         at = int((~finite).nonzero()[0, 0])
@@ -62,6 +62,19 @@ def checked_threshold(threshold: float) -> torch.Tensor:
     if not threshold >= 0:
         raise InvalidInput(f"a threshold must not be negative, but is {threshold}")
     return torch.tensor(threshold, dtype=torch.float32)
+
+
+def beyond(vector: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """Where the magnitude is at least a bound above zero, ascending; also where it is NaN, which is not below any."""
+    if vector.device.type != "cpu":
+        return (vector.abs() < bound).logical_not().nonzero()[:, 0]
+    # numpy is several times faster than torch here, above all in pieces that fit the cache.
+    numbers, piece = vector.numpy(), 1 << 17
+    found = [
+        np.flatnonzero(~(np.abs(numbers[start : start + piece]) < bound.numpy())) + start
+        for start in range(0, len(numbers), piece)
+    ]
+    return torch.from_numpy(np.concatenate(found))
 
 
 def picked(vector: torch.Tensor, indices: torch.Tensor, seed: int | None = None) -> Sparse:

@@ -1,10 +1,15 @@
 """Hard threshold: every entry of at least a given magnitude."""
 
+import numpy as np
+
 from dagc._numba import compiled
-from dagc.compressors._vector import Gradient, checked_threshold, flat, picked, refuse_non_finite, tensors
+from dagc.compressors._vector import Gradient, beyond, checked_threshold, flat, picked, refuse_non_finite, tensors
 from dagc.sparse import Sparse
 
 __all__ = ["hard_threshold"]
+
+SMALLEST = 2.0**-149
+"""The smallest float32 above zero."""
 
 
 def hard_threshold(vector: Gradient, parameter: float, *, seed: int = 0) -> Sparse:
@@ -22,6 +27,7 @@ def hard_threshold(vector: Gradient, parameter: float, *, seed: int = 0) -> Spar
         return _select.SELECT[hard_threshold](_select.total(parts), parameter, seed)
     values = flat(parts)
     threshold = checked_threshold(parameter).to(values.device)
-    refuse_non_finite(values)
-    magnitude = values.abs()
-    return picked(values, ((magnitude >= threshold) & (magnitude > 0)).nonzero()[:, 0])
+    sparse = picked(values, beyond(values, threshold.clamp(min=SMALLEST)))
+    if not np.isfinite(sparse.values).all():
+        refuse_non_finite(values)
+    return sparse

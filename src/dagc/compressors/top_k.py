@@ -3,7 +3,7 @@
 import torch
 
 from dagc._numba import compiled
-from dagc.compressors._vector import Gradient, checked_count, flat, picked, refuse_non_finite, tensors
+from dagc.compressors._vector import Gradient, beyond, checked_count, flat, picked, refuse_non_finite, tensors
 from dagc.sparse import Sparse
 
 __all__ = ["top_k"]
@@ -26,9 +26,11 @@ def top_k(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
         return _select.SELECT[top_k](_select.total(parts), parameter, seed)
     values = flat(parts)
     count = checked_count(parameter, len(values))
-    refuse_non_finite(values)
-    magnitude = values.abs()
-    return picked(values, _sampled(magnitude, count) if len(values) >= SAMPLE_FROM else _largest(magnitude, count))
+    chosen = _sampled(values, count) if len(values) >= SAMPLE_FROM else None
+    if chosen is None:
+        refuse_non_finite(values)
+        chosen = _largest(values.abs(), count)
+    return picked(values, chosen)
 
 
 def _largest(magnitude: torch.Tensor, count: int) -> torch.Tensor:
@@ -43,22 +45,25 @@ def _largest(magnitude: torch.Tensor, count: int) -> torch.Tensor:
     return chosen.nonzero()[:, 0]
 
 
-def _sampled(magnitude: torch.Tensor, count: int) -> torch.Tensor:
+def _sampled(values: torch.Tensor, count: int) -> torch.Tensor | None:
     """The same by a guess: most entries are below a threshold taken from a sample, and need no sorting.
 
     The sample is one entry from each of s strata; its rank three standard deviations beyond the expected one is too
-    high a threshold in about one of a thousand calls, which then sort everything.
+    high a threshold in about one of a thousand calls. None then, and if something is not finite.
     """
-    size = len(magnitude)
+    size = len(values)
     share = count / size
     s = max(256, int(2 * size**0.5), int((0.6 * size * share**0.5) ** (2 / 3)))
     rank = int(s * share + 3 * (s * share * (1 - share)) ** 0.5 + 3)
-    if count == 0 or 4 * rank > s:
-        return _largest(magnitude, count)
-    strata = torch.arange(s, dtype=torch.float64, device=magnitude.device)
+    if count == 0 or 2 * rank > s:
+        return None
+    strata = torch.arange(s, dtype=torch.float64, device=values.device)
     at = ((strata + (strata * 0.6180339887498949) % 1) * (size / s)).long().clamp_(max=size - 1)
-    guess = torch.topk(magnitude[at], rank).values[-1]
-    candidates = (magnitude >= guess).nonzero()[:, 0]
-    if guess == 0 or len(candidates) < count:
-        return _largest(magnitude, count)
-    return candidates[_largest(magnitude[candidates], count)]
+    guess = torch.topk(values[at].abs(), rank).values[-1]
+    if not guess > 0:
+        return None
+    candidates = beyond(values, guess)
+    among = values[candidates].abs()
+    if len(candidates) < count or not torch.isfinite(among.max()):
+        return None
+    return candidates[_largest(among, count)]
