@@ -1,6 +1,24 @@
 """Experiments: several runs, and what they say together."""
 
+from dagc.experiments.cells import Cell, Variant, choose
 from dagc.experiments.compare import compared, comparison_configs, write_curves
+from dagc.experiments.paper import EXPERIMENTS, TITLES
+from dagc.experiments.reproduce import run_cells
 from dagc.experiments.runner import run_all, stopping
+from dagc.experiments.stand_in import STAND_INS, with_data
 
-__all__ = ["compared", "comparison_configs", "run_all", "stopping", "write_curves"]
+__all__ = [
+    "EXPERIMENTS",
+    "STAND_INS",
+    "TITLES",
+    "Cell",
+    "Variant",
+    "choose",
+    "compared",
+    "comparison_configs",
+    "run_all",
+    "run_cells",
+    "stopping",
+    "with_data",
+    "write_curves",
+]

@@ -59,7 +59,7 @@ def run_all(
                 progress(number, config.rounds)
             else:
                 alone = config if config.threads else config.model_copy(update={"threads": threads})
-                tasks[pool.submit(_run, alone.model_dump(), str(path))] = number
+                tasks[pool.submit(_run, alone.model_dump(), str(path), os.getpid())] = number
         waiting = set(tasks)
         while waiting:
             done, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
@@ -86,10 +86,10 @@ def last_round(path: Path) -> int:
     return int(lines[-1].partition(b'"round": ')[2].partition(b",")[0]) if lines else 0
 
 
-def _run(fields: dict[str, Any], path: str) -> bool:
-    """One run in this process; whether it came to its end."""
+def _run(fields: dict[str, Any], path: str, parent: int) -> bool:
+    """One run in this process; whether it came to its end. If the parent was killed it stops, with a checkpoint."""
     with stopping() as stop:
         for _ in train(Config(**fields), path):
-            if stop.is_set():
+            if stop.is_set() or os.getppid() != parent:
                 return False
     return True
