@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dagc._numba import compiled
 from dagc.errors import MalformedPayload
 
 __all__ = ["BLOCK", "Rice", "plan", "read", "write"]
@@ -26,57 +27,88 @@ Bits = NDArray[np.uint8]
 class Rice(NamedTuple):
     """How some indices would be written, worked out before a bit is: what is needed to choose, and then to write."""
 
-    gaps: Ints
+    indices: Ints
     parameters: Ints  # one for all, or one per block
+    low: int  # bits
+    unary: int  # bits
     size: int  # bytes in the section
 
 
 def plan(indices: Ints, adaptive: bool) -> Rice:
     """Choose the parameters and compute the exact size of the section."""
-    gaps = np.diff(indices, prepend=-1) - 1
-    starts = np.arange(0, len(gaps), BLOCK) if adaptive else np.zeros(min(1, len(gaps)), dtype=np.int64)
-    counts = np.diff(starts, append=len(gaps))
-    parameters = _best_parameter(np.add.reduceat(gaps, starts) if len(gaps) else gaps, counts)
-    low = int((parameters * counts).sum())
-    quotients = int((gaps >> np.repeat(parameters, counts)).sum())
-    return Rice(gaps, parameters, _parameter_bytes(len(gaps), adaptive) + _bytes(low) + _bytes(quotients + len(gaps)))
+    if compiled():
+        from dagc.wire import _kernels
+
+        indices = np.ascontiguousarray(indices)
+        parameters = np.empty(_blocks(len(indices), adaptive), dtype=np.int64)
+        low, unary = _kernels.rice_parameters(indices, BLOCK if adaptive else max(1, len(indices)), parameters)
+    else:
+        parameters, low, unary = _parameters(indices, adaptive)
+    size = _parameter_bytes(len(indices), adaptive) + _bytes(low) + _bytes(unary)
+    return Rice(indices, parameters, low, unary, size)
 
 
 def write(rice: Rice, adaptive: bool) -> bytes:
     """The section's bytes; there are `rice.size` of them."""
-    widths = _widths(rice.parameters, len(rice.gaps), adaptive)
-    quotients = rice.gaps >> widths
-    ends = np.cumsum(quotients + 1)
-    unary = np.zeros(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
-    unary[ends - 1] = 1
-    parameters = (
-        _pack(rice.parameters, np.full(len(rice.parameters), PARAMETER_BITS))
-        if adaptive
-        else rice.parameters.astype(np.uint8)
-    )
-    return (
-        parameters.tobytes()
-        + _pack(rice.gaps - (quotients << widths), widths).tobytes()
-        + np.packbits(unary, bitorder="little").tobytes()
-    )
+    if not compiled():
+        return _write(rice, adaptive)
+    from dagc.wire import _kernels
+
+    head = _parameter_bytes(len(rice.indices), adaptive)
+    out = np.zeros(rice.size + 8, dtype=np.uint8)
+    bits, block = (PARAMETER_BITS, BLOCK) if adaptive else (8, max(1, len(rice.indices)))
+    _kernels.rice_write(rice.indices, block, rice.parameters, bits, head, head + _bytes(rice.low), out)
+    return out[: rice.size].tobytes()
 
 
 def read(section: memoryview, size: int, count: int, adaptive: bool) -> Ints:
     """The indices in a section written by anybody; `MalformedPayload` if it is not exactly right."""
     head = _parameter_bytes(count, adaptive)
-    if len(section) < head:
-        raise MalformedPayload(
-            f"the index section is too short for the Rice parameters: {len(section)} of {head} bytes"
-        )
+    if compiled() and head <= len(section) and count <= 8 * len(section):
+        from dagc.wire import _kernels
+
+        data = np.zeros(len(section) + 8, dtype=np.uint8)
+        data[: len(section)] = section
+        bits, block = (PARAMETER_BITS, BLOCK) if adaptive else (8, max(1, count))
+        parameters = np.empty(_blocks(count, adaptive), dtype=np.int64)
+        low = _kernels.rice_read_parameters(data, bits, block, count, LARGEST_PARAMETER, parameters)
+        middle, end = head + _bytes(low), len(section)
+        if low >= 0 and middle <= end:
+            indices = np.empty(count, dtype=np.int64)
+            if _kernels.rice_read(data, block, parameters, head, middle, end, size, indices):
+                return indices
+    return _read(section, size, count, adaptive)  # which also says what is wrong
+
+
+def _parameters(indices: Ints, adaptive: bool) -> tuple[Ints, int, int]:
+    """The best parameters, and how many bits the low bits and the unary quotients then take: the reference."""
+    gaps = np.diff(indices, prepend=-1) - 1
+    starts = np.arange(0, len(gaps), BLOCK) if adaptive else np.zeros(min(1, len(gaps)), dtype=np.int64)
+    counts = np.diff(starts, append=len(gaps))
+    parameters = _best_parameter(np.add.reduceat(gaps, starts) if len(gaps) else gaps, counts)
+    quotients = gaps >> np.repeat(parameters, counts)
+    return parameters, int((parameters * counts).sum()), int(quotients.sum()) + len(gaps)
+
+
+def _write(rice: Rice, adaptive: bool) -> bytes:
+    """The reference for `write`: a byte for each bit, then packed."""
+    gaps = np.diff(rice.indices, prepend=-1) - 1
+    widths = _widths(rice.parameters, len(gaps), adaptive)
+    quotients = gaps >> widths
+    unary = np.zeros(rice.unary, dtype=np.uint8)
+    unary[np.cumsum(quotients + 1) - 1] = 1
+    return (
+        _pack_parameters(rice.parameters, adaptive).tobytes()
+        + _pack(gaps - (quotients << widths), widths).tobytes()
+        + np.packbits(unary, bitorder="little").tobytes()
+    )
+
+
+def _read(section: memoryview, size: int, count: int, adaptive: bool) -> Ints:
+    """The reference for `read`."""
+    parameters, head, middle = _frame(section, count, adaptive)
     data = np.frombuffer(section, dtype=np.uint8)
-    blocks = -(-count // BLOCK)
-    parameters = _unpack(data[:head], np.full(blocks, PARAMETER_BITS)) if adaptive else data[:head].astype(np.int64)
-    if len(parameters) and parameters.max() > LARGEST_PARAMETER:
-        raise MalformedPayload(f"a Rice parameter is {parameters.max()}, above {LARGEST_PARAMETER}")
     widths = _widths(parameters, count, adaptive)
-    middle = head + _bytes(int(widths.sum()))
-    if len(section) < middle:
-        raise MalformedPayload(f"the index section is too short for the low bits: {len(section)} of {middle} bytes")
     low = _unpack(data[head:middle], widths)
     unary = np.unpackbits(data[middle:], bitorder="little")
     ends = np.flatnonzero(unary)
@@ -96,6 +128,31 @@ def read(section: memoryview, size: int, count: int, adaptive: bool) -> Ints:
     return indices
 
 
+def _frame(section: memoryview, count: int, adaptive: bool) -> tuple[Ints, int, int]:
+    """The parameters of a section, where its low bits begin and where its unary quotients do."""
+    head = _parameter_bytes(count, adaptive)
+    if len(section) < head:
+        raise MalformedPayload(
+            f"the index section is too short for the Rice parameters: {len(section)} of {head} bytes"
+        )
+    data = np.frombuffer(section, dtype=np.uint8)
+    blocks = _blocks(count, adaptive)
+    parameters = _unpack(data[:head], np.full(blocks, PARAMETER_BITS)) if adaptive else data[:head].astype(np.int64)
+    if len(parameters) and parameters.max() > LARGEST_PARAMETER:
+        raise MalformedPayload(f"a Rice parameter is {parameters.max()}, above {LARGEST_PARAMETER}")
+    counts = np.full(blocks, BLOCK) if adaptive else np.full(blocks, count)
+    counts[-1:] += count - counts.sum()
+    low = int((parameters * counts).sum())
+    middle = head + _bytes(low)
+    if len(section) < middle:
+        raise MalformedPayload(f"the index section is too short for the low bits: {len(section)} of {middle} bytes")
+    if low % 8 and data[middle - 1] >> low % 8:
+        raise MalformedPayload("the padding of a bit string is not zero")
+    if count > 8 * (len(section) - middle):
+        raise MalformedPayload(f"the unary part is too short for {count} indices: {len(section) - middle} bytes")
+    return parameters, head, middle
+
+
 def _best_parameter(total: Ints, count: Ints) -> Ints:
     """The bit length of ⌊0.4812·(mean gap + ½)⌋, the best for geometric gaps; in integers, so equal everywhere."""
     x = (2 * total + count) * 4812 // (20000 * count)
@@ -106,12 +163,23 @@ def _widths(parameters: Ints, count: int, adaptive: bool) -> Ints:
     return np.repeat(parameters, BLOCK)[:count] if adaptive else np.repeat(parameters, count)[:count]
 
 
+def _blocks(count: int, adaptive: bool) -> int:
+    return -(-count // BLOCK) if adaptive else min(1, count)
+
+
 def _parameter_bytes(count: int, adaptive: bool) -> int:
-    return _bytes(-(-count // BLOCK) * PARAMETER_BITS) if adaptive else min(1, count)
+    blocks = _blocks(count, adaptive)
+    return _bytes(blocks * PARAMETER_BITS) if adaptive else blocks
 
 
 def _bytes(bits: int) -> int:
     return -(-bits // 8)
+
+
+def _pack_parameters(parameters: Ints, adaptive: bool) -> Bits:
+    if adaptive:
+        return _pack(parameters, np.full(len(parameters), PARAMETER_BITS))
+    return parameters.astype(np.uint8)
 
 
 def _pack(numbers: Ints, widths: Ints) -> Bits:
