@@ -30,6 +30,7 @@ class Client:
 
     Args:
         number: Which client of the partition this is.
+        model: The server's, which all clients share: they are up to date when they compute.
         batches: Where its examples come from.
         feedback: Its memory of what it has not sent.
         learning_rate: Of its own steps, if it takes more than one.
@@ -37,18 +38,26 @@ class Client:
     """
 
     def __init__(
-        self, number: int, batches: Batches, feedback: ErrorFeedback, learning_rate: float, local_steps: int = 1
+        self,
+        number: int,
+        model: nn.Module,
+        batches: Batches,
+        feedback: ErrorFeedback,
+        learning_rate: float,
+        local_steps: int = 1,
     ) -> None:
         """Nothing is computed yet."""
         self.number = number
+        self.model = model
+        self.parameters = _trainable(model)
         self.batches = batches
         self.feedback = feedback
         self.learning_rate = learning_rate
         self.local_steps = local_steps
 
-    def upload(self, model: nn.Module, round: int, parameter: Any, *, norm: bool = False) -> Upload:
+    def upload(self, round: int, parameter: Any, *, norm: bool = False) -> Upload:
         """Add the gradient to the residual, select by the client's own parameter, encode."""
-        loss, change = self.gradient(model, round) if self.local_steps == 1 else self.difference(model, round)
+        loss, change = self.gradient(round) if self.local_steps == 1 else self.difference(round)
         try:
             sparse = self.feedback.step(change, parameter)
         except NonFiniteGradient as error:
@@ -57,27 +66,30 @@ class Client:
         length = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(change)))) if norm else None
         return Upload(payload, sparse, float(loss), length)
 
-    def gradient(self, model: nn.Module, round: int) -> tuple[Tensor, list[Tensor]]:
-        """The loss and its gradient on the round's batch, at the given model."""
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        x, y = self._batch(round, parameters[0].device)
-        loss = cross_entropy(model(x), y)
-        return loss.detach(), list(torch.autograd.grad(loss, parameters))
+    def gradient(self, round: int) -> tuple[Tensor, list[Tensor]]:
+        """The loss and its gradient on the round's batch."""
+        x, y = self._batch(round)
+        loss = cross_entropy(self.model(x), y)
+        return loss.detach(), list(torch.autograd.grad(loss, self.parameters))
 
-    def difference(self, model: nn.Module, round: int) -> tuple[Tensor, list[Tensor]]:
-        """The first step's loss, and the given model minus the one after all local steps."""
-        own = copy.deepcopy(model)  # other clients work on the given one at the same time
-        start = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
-        parameters = [parameter for parameter in own.parameters() if parameter.requires_grad]
+    def difference(self, round: int) -> tuple[Tensor, list[Tensor]]:
+        """The first step's loss, and the server's model minus the one after all local steps."""
+        own = copy.deepcopy(self.model)  # other clients work on the shared one at the same time
+        parameters = _trainable(own)
         losses = []
         for step in range(self.local_steps):
-            x, y = self._batch(round * self.local_steps + step, start[0].device)
+            x, y = self._batch(round * self.local_steps + step)
             loss = cross_entropy(own(x), y)
             losses.append(loss.detach())
             for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
                 parameter.data.add_(gradient, alpha=-self.learning_rate)
-        return losses[0], [before - after.detach() for before, after in zip(start, parameters, strict=True)]
+        return losses[0], [old.detach() - new.detach() for old, new in zip(self.parameters, parameters, strict=True)]
 
-    def _batch(self, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _batch(self, number: int) -> tuple[Tensor, Tensor]:
         x, y = self.batches.batch(self.number, number)
+        device = self.parameters[0].device
         return (x, y) if device.type == "cpu" else (x.to(device), y.to(device))
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -85,6 +85,7 @@ class Federation:
         self.clients = [
             Client(
                 i,
+                self.model,
                 batches,
                 ErrorFeedback(self.policy.compressor, size, values=config.values, seed=i, device=config.device),
                 config.learning_rate,
@@ -170,7 +171,7 @@ class Federation:
 
         def work(job: tuple[int, Any]) -> tuple[Upload, float]:
             began = time.perf_counter()
-            upload = self.clients[job[0]].upload(self.model, round, job[1], norm=self.policy.wants_norms)
+            upload = self.clients[job[0]].upload(round, job[1], norm=self.policy.wants_norms)
             return upload, time.perf_counter() - began
 
         results = self._map(work, zip(present, parameters, strict=True))

@@ -137,8 +137,12 @@ def draw(seed: int, size: int, count: int) -> Ints:
 
 
 def scramble(seed: int, number: int) -> int:
-    """A seed for the given number, of a family: SplitMix64's output of that number."""
-    return int(_splitmix64((seed + number * 0x9E3779B97F4A7C15) % (1 << 64), 1)[0])
+    """A seed for the given number, of a family: SplitMix64's output of that number (as below, for one)."""
+    mask = (1 << 64) - 1
+    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & mask
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
+    return z ^ (z >> 31)
 
 
 def _splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
