@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from dagc._numba import compiled
 from dagc.errors import InvalidInput
 
 __all__ = ["MAX_SIZE", "Sparse", "aggregate", "aggregate_sparse"]
@@ -109,12 +110,17 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
     shares = _shares(sparses, weights)
     size = sparses[0].size
     if out is None:
-        out = torch.zeros(size, dtype=torch.float32)
+        out = torch.from_numpy(np.empty(size, dtype=np.float32))
     elif out.shape != (size,) or out.dtype != torch.float32 or out.device.type != "cpu" or not out.is_contiguous():
         raise InvalidInput(f"out must be a contiguous float32 CPU vector of {size} entries")
-    else:
-        out.zero_()
     total = out.numpy()
+    if compiled():
+        from dagc import _sum_kernels
+
+        clients, _held = _addresses(sparses)
+        _sum_kernels.add_up(clients, shares, total)
+        return out
+    total[:] = 0
     for sparse, share in zip(sparses, shares, strict=True):
         total[sparse.indices] += share * sparse.values
     return out
@@ -123,11 +129,31 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
 def aggregate_sparse(sparses: Sequence[Sparse], weights: ArrayLike) -> Sparse:
     """The same sum, bit for bit, as a `Sparse` of all entries that any client sent."""
     shares = _shares(sparses, weights)
+    if compiled():
+        from dagc import _sum_kernels
+
+        clients, _held = _addresses(sparses)
+        most = min(sparses[0].size, sum(map(len, sparses)))
+        indices, values = np.empty(most + 1, dtype=np.int64), np.empty(most + 1, dtype=np.float32)
+        found = _sum_kernels.add_up_sparse(clients, shares, indices, values)
+        return Sparse.trusted(sparses[0].size, indices[:found], values[:found])
     indices = np.unique(np.concatenate([sparse.indices for sparse in sparses]))
     values = np.zeros(len(indices), dtype=np.float32)
     for sparse, share in zip(sparses, shares, strict=True):
         values[np.searchsorted(indices, sparse.indices)] += share * sparse.values
     return Sparse.trusted(sparses[0].size, indices, values)
+
+
+def _addresses(sparses: Sequence[Sparse]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
+    """A row (address of indices, address of values, length) for each, and the arrays to hold on to meanwhile."""
+    held: list[NDArray[Any]] = []
+    rows = []
+    for sparse in sparses:
+        indices = np.ascontiguousarray(sparse.indices, dtype=np.int64)
+        values = np.ascontiguousarray(sparse.values, dtype=np.float32)
+        held += indices, values
+        rows.append((indices.ctypes.data, values.ctypes.data, len(indices)))
+    return np.array(rows, dtype=np.int64).reshape(-1, 3), held
 
 
 def _shares(sparses: Sequence[Sparse], weights: ArrayLike) -> NDArray[np.float32]:

@@ -1,0 +1,101 @@
+"""The server's sum, compiled: block by block of the vector, in each block client by client, so that it stays in cache.
+
+Every coordinate is added to in the order of the clients, whatever the blocks: the bits do not depend on them.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from dagc._numba import kernel
+
+__all__ = ["BLOCK", "add_up", "add_up_sparse"]
+
+BLOCK = 1 << 15
+"""So many coordinates at a time: 128 KiB of float32, which a core has for itself."""
+
+
+@intrinsic
+def _index(typing: Any, address: Any, i: Any) -> Any:
+    """Entry i of the int64 array at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load(builder.gep(start, [arguments[1]]))
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def _value(typing: Any, address: Any, i: Any) -> Any:
+    """Entry i of the float32 array at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+        return builder.load(builder.gep(start, [arguments[1]]))
+
+    return types.float32(types.int64, types.int64), generate
+
+
+@kernel
+def add_up(clients, shares, out):
+    """Out = Σ share · client, for clients given as rows (address of indices, address of values, length).
+
+    Invariant: before each block, a client's cursor is at its first entry in the block or beyond.
+    """
+    cursors = np.zeros(len(clients), np.int64)
+    for start in range(0, len(out), BLOCK):
+        stop = min(len(out), start + BLOCK)
+        out[start:stop] = np.float32(0)
+        for c in range(len(clients)):
+            indices, values, length = clients[c, 0], clients[c, 1], clients[c, 2]
+            share, i = shares[c], cursors[c]
+            while i < length:
+                at = _index(indices, i)
+                if at >= stop:
+                    break
+                out[np.uint64(at)] += share * _value(values, i)
+                i += 1
+            cursors[c] = i
+
+
+@kernel
+def add_up_sparse(clients, shares, out_indices, out_values):
+    """The same for only those coordinates that some client has; returns how many those are.
+
+    There must be room for one more.
+    Invariant as above; between blocks, `total` is zero and `seen` empty.
+    """
+    cursors = np.zeros(len(clients), np.int64)
+    total = np.zeros(BLOCK, np.float32)
+    seen = np.zeros(BLOCK, np.uint8)
+    found = 0
+    while True:
+        nearest = np.int64(-1)  # the next block that holds anything
+        for c in range(len(clients)):
+            if cursors[c] < clients[c, 2]:
+                at = _index(clients[c, 0], cursors[c])
+                if nearest < 0 or at < nearest:
+                    nearest = at
+        if nearest < 0:
+            return found
+        start = nearest // BLOCK * BLOCK
+        for c in range(len(clients)):
+            indices, values, length = clients[c, 0], clients[c, 1], clients[c, 2]
+            share, i = shares[c], cursors[c]
+            while i < length:
+                at = np.uint64(_index(indices, i) - start)
+                if at >= np.uint64(BLOCK):
+                    break
+                total[at] += share * _value(values, i)
+                seen[at] = 1
+                i += 1
+            cursors[c] = i
+        for at in range(BLOCK):
+            out_indices[found], out_values[found] = start + at, total[at]  # seen or not: cheaper than a branch
+            found += np.int64(seen[at])
+        total[:] = np.float32(0)
+        seen[:] = 0
