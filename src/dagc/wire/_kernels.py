@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 
 from dagc._numba import kernel
 
-__all__ = ["rice_parameters", "rice_read", "rice_read_parameters", "rice_write"]
+__all__ = ["int8_write", "rice_parameters", "rice_read", "rice_read_parameters", "rice_write"]
 
 _I64 = ir.IntType(64)
 ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
@@ -205,3 +205,26 @@ def rice_read(data, block, parameters, low_start, unary_start, end, size, out):
         unary += 64
         word = _load(start + (unary >> 3))
     return word == 0 and 8 * end - last - 1 < 8
+
+
+@kernel
+def int8_write(values, block, scales, steps):
+    """Fill in the scale of each block and each value in scales.
+
+    Invariant: a scale has 16 significant bits and 127 of it do not overflow, so what is read back is exact.
+    """
+    limit = np.float64(np.finfo(np.float32).max)
+    for j in range(len(scales)):
+        start, stop = j * block, min(len(values), (j + 1) * block)
+        mine, to = values[start:stop], steps[start:stop]
+        largest = np.float32(0)
+        for i in range(len(mine)):
+            largest = max(largest, abs(mine[i]))
+        bits = np.float32(largest / np.float32(127)).view(np.uint32)
+        up = np.uint32((bits + np.uint32(0xFF)) & np.uint32(0xFFFFFF00)).view(np.float32)
+        down = np.uint32(bits & np.uint32(0xFFFFFF00)).view(np.float32)
+        scale = down if np.float64(up) * 127 > limit else up
+        scales[j] = scale
+        for i in range(len(mine)):
+            step = np.rint(mine[i] / scale) if scale > 0 else np.float32(0)
+            to[i] = np.int8(min(max(step, np.float32(-127)), np.float32(127)))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dagc._numba import compiled
 from dagc.errors import InvalidInput, MalformedPayload
 
 __all__ = ["VALUE_CODECS", "ValueCodec", "quantise", "value_codec"]
@@ -65,14 +66,20 @@ def _write_int8(values: Floats) -> bytes:
     """
     if not len(values):
         return b""
+    if compiled():
+        from dagc.wire import _kernels
+
+        scales, steps = np.empty(-(-len(values) // BLOCK), dtype="<f4"), np.empty(len(values), dtype=np.int8)
+        _kernels.int8_write(np.ascontiguousarray(values), BLOCK, scales, steps)
+        return scales.tobytes() + steps.tobytes()
     largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BLOCK))
     bits = (largest / np.float32(127)).view(np.uint32)
     mask = np.uint32(0xFFFFFF00)
     up, down = ((bits + np.uint32(0xFF)) & mask).view(np.float32), (bits & mask).view(np.float32)
     scales = np.where(_overflows(up), down, up)
     spread = np.repeat(np.where(scales > 0, scales, 1), BLOCK)[: len(values)]
-    steps = np.where(np.repeat(scales, BLOCK)[: len(values)] > 0, np.rint(values / spread), 0)
-    return scales.astype("<f4").tobytes() + np.clip(steps, -127, 127).astype(np.int8).tobytes()
+    rounded = np.where(np.repeat(scales, BLOCK)[: len(values)] > 0, np.rint(values / spread), 0)
+    return scales.astype("<f4").tobytes() + np.clip(rounded, -127, 127).astype(np.int8).tobytes()
 
 
 def _overflows(scales: Floats) -> NDArray[np.bool_]:
@@ -88,7 +95,11 @@ def _read_int8(section: memoryview, count: int) -> Floats:
         raise MalformedPayload("a scale of the int8 values is not finite, is negative, or has too many digits")
     if np.any(steps == -128):
         raise MalformedPayload("an int8 value is -128, which is never written")
-    return np.repeat(scales, BLOCK)[:count] * steps.astype(np.float32)
+    values = steps.astype(np.float32)
+    whole = count // BLOCK * BLOCK
+    values[:whole].reshape(-1, BLOCK)[:] *= scales[: count // BLOCK, None]
+    values[whole:] *= scales[-1:]
+    return values
 
 
 def _write_sign(values: Floats) -> bytes:
@@ -103,10 +114,10 @@ def _read_sign(section: memoryview, count: int) -> Floats:
     if not count:
         return np.zeros(0, dtype=np.float32)
     mean = np.frombuffer(section[:4], dtype="<f4").astype(np.float32)[0]
-    negative = np.unpackbits(np.frombuffer(section[4:], dtype=np.uint8), bitorder="little").astype(bool)
+    negative = np.unpackbits(np.frombuffer(section[4:], dtype=np.uint8), bitorder="little")
     if np.signbit(mean) or negative[count:].any() or (mean == 0 and negative.any()):
         raise MalformedPayload("the mean magnitude is negative, or sign bits are set where there is no value")
-    return np.asarray(np.where(negative[:count], -mean, mean), dtype=np.float32)
+    return np.array([mean, -mean], dtype=np.float32)[negative[:count]]
 
 
 VALUE_CODECS: dict[str, ValueCodec] = {
