@@ -10,6 +10,8 @@ import dagc
 from dagc.cli.allocate import allocate
 from dagc.cli.data import app as data_app
 from dagc.cli.plan import plan
+from dagc.cli.report import report
+from dagc.cli.reproduce import reproduce
 from dagc.cli.train import compare, resume, run
 from dagc.errors import DagcError
 
@@ -22,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, resume, plan, allocate):
+for command in (run, compare, resume, report, reproduce, plan, allocate):
     app.command()(command)
 app.add_typer(data_app, name="data")
 

@@ -1,0 +1,149 @@
+"""`dagc reproduce`: the paper's tables and figures again, cell by cell, with its own figures beside them."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dagc.cli.report import command_line
+from dagc.errors import InvalidInput
+from dagc.experiments import EXPERIMENTS, TITLES, Cell, choose, run_cells, with_data
+from dagc.experiments.reproduce import Progress as Tell
+from dagc.report import Panel, Run, Series, read_run, sentence, write_report
+from dagc.report.tables import rows
+from dagc.report.words import percent
+from dagc.training import Config
+
+__all__ = ["reproduce"]
+
+log = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help=f"{', '.join(EXPERIMENTS)}, or all.")],
+    cells: Annotated[
+        str | None, typer.Option(help="Beginnings of cells' names, e.g. logistic/sr100,cnn/*/0.001.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2, …")] = 3,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Fewer than the paper's, to be done sooner.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the cores).")] = None,
+    device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
+    stand_in: Annotated[bool, typer.Option(help="Where data is not at hand, use its substitute, and say so.")] = False,
+    data_dir: Annotated[
+        str | None, typer.Option(help="The data folder (else DAGC_DATA, else the user's cache).")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Where runs and reports go.")] = Path("runs/reproduce"),
+    list_cells: Annotated[bool, typer.Option("--list", help="Print the names of the cells and stop.")] = False,
+) -> None:
+    """Do the paper's experiments again and write a page for each, with the paper's figures beside ours.
+
+    Killed or stopped with Ctrl-C, the same command goes on where it was; what is finished is not done again.
+
+    Example: dagc reproduce table3 --cells logistic --seeds 1 --iterations 200
+    """
+    if experiment != "all" and experiment not in EXPERIMENTS:
+        raise InvalidInput(f"there is no experiment {experiment!r}: choose one of {', '.join(EXPERIMENTS)}, or all")
+    chosen = _chosen(list(EXPERIMENTS) if experiment == "all" else [experiment], cells)
+    if list_cells:
+        for name, some in chosen.items():
+            for cell in some:
+                Console(highlight=False, soft_wrap=True).print(f"{name} {cell.name}: {cell.title}", markup=False)
+        return
+    ready = {
+        name: [cell.shrunk(iterations) for cell in with_data(some, stand_in, data_dir)] for name, some in chosen.items()
+    }
+    everything = [cell for some in ready.values() for cell in some]
+    try:
+        with _progress() as tell:
+            paths = run_cells(everything, seeds, output / "runs", jobs or os.cpu_count() or 1, device, data_dir, tell)
+    except KeyboardInterrupt:
+        log.print(f"stopped; what is done is kept in {output}, and the same command goes on from there", markup=False)
+        raise
+    read: dict[Path, Run] = {}
+    for name, some in ready.items():
+        panels = [_panel(cell, paths.pop(0), read) for cell in some]
+        page = write_report(panels, output / name, TITLES[name], command_line())
+        _print(panels, TITLES[name])
+        Console(highlight=False, soft_wrap=True).print(f"{sentence(panels)}\npage: {page}\n", markup=False)
+
+
+def _chosen(names: Sequence[str], wanted: str | None) -> dict[str, list[Cell]]:
+    """The cells wanted of each experiment; one that has none of them is left out."""
+    if wanted is not None:
+        choose([cell for name in names for cell in EXPERIMENTS[name]], wanted)  # refuses what no cell is called
+    found = {}
+    for name in names:
+        parts = [part for part in (wanted or "").split(",") if _any(EXPERIMENTS[name], part)]
+        if wanted is None or parts:
+            found[name] = choose(EXPERIMENTS[name], None if wanted is None else ",".join(parts))
+    return found
+
+
+def _any(cells: Sequence[Cell], part: str) -> bool:
+    try:
+        return bool(choose(cells, part))
+    except InvalidInput:
+        return False
+
+
+def _panel(cell: Cell, paths: Sequence[Sequence[Path]], read: dict[Path, Run]) -> Panel:
+    """A cell's runs; each folder is read once, though several cells may share it."""
+    series = []
+    for variant, folders in zip(cell.variants, paths, strict=True):
+        for folder in folders:
+            read.setdefault(folder, read_run(folder))
+        runs = tuple(read[folder] for folder in folders)
+        series.append(Series(variant.label, runs, variant.paper, variant.bytes_per_entry))
+    return Panel(cell.title, tuple(series), cell.targets, cell.paper, cell.notes)
+
+
+def _print(panels: Sequence[Panel], title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in ("setting", "method", "accuracy", "paper", "entries sent"):
+        table.add_column(column, justify="left" if column in ("setting", "method") else "right")
+    before = None
+    for row in rows(panels):
+        if before not in (None, row["panel"]):
+            table.add_section()
+        paper = "" if row["paper"] is None else f"{row['paper']:.2f} %"
+        name = row["panel"] if row["panel"] != before else ""
+        table.add_row(name, row["series"], percent(row["accuracy"]), paper, f"{100 * row['entries']:.3g} %")
+        before = row["panel"]
+    console = Console(highlight=False)
+    console.print(table)
+    for note in dict.fromkeys(note for panel in panels for note in panel.notes):
+        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """One bar for all runs on a terminal; on anything else a line for each run that is done."""
+    done: dict[int, int] = {}
+    if not log.is_terminal:
+
+        def say(runs: list[Config], number: int, rounds: int) -> None:
+            if rounds == runs[number].rounds and done.get(number) != rounds:
+                done[number] = rounds
+                config = runs[number]
+                words = f"{config.task} {config.method}, seed {config.seed}"
+                log.print(f"{len(done)} of {len(runs)} runs: {words}", markup=False)
+
+        yield say
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=log) as bars:
+        bar = bars.add_task("starting", total=None)
+
+        def show(runs: list[Config], number: int, rounds: int) -> None:
+            done[number] = rounds
+            finished = sum(done[n] == runs[n].rounds for n in done)
+            total = sum(config.rounds for config in runs)
+            bars.update(bar, description=f"{finished} of {len(runs)} runs", total=total, completed=sum(done.values()))
+
+        yield show

@@ -1,0 +1,58 @@
+"""Curves as SVG and PNG for papers and slides; needs matplotlib, which `pip install 'dagc[figures]'` brings."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dagc.report.numbers import curve
+from dagc.report.panels import Panel
+
+__all__ = ["COLOURS", "write_figures"]
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#6b6b6b")
+"""Colours that people with any colour vision tell apart (after Okabe and Ito); the page uses the same."""
+_AXES = {"rounds": "iterations", "bytes": "bytes uploaded", "seconds": "seconds on the network's clock"}
+
+
+def write_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
+    """`curves-AXIS.svg` and `.png` for iterations, bytes and seconds; nothing without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return []
+    from matplotlib.figure import Figure  # no pyplot: no global state, no window
+
+    written = []
+    width = min(3, len(panels))
+    height = -(-len(panels) // width)
+    style: dict[Any, Any] = {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "svg.hashsalt": "dagc",
+    }
+    for axis, words in _AXES.items():
+        with matplotlib.rc_context(style):
+            figure = Figure(figsize=(max(5.0, 4.2 * width), 3.4 * height), layout="constrained")
+            for number, panel in enumerate(panels):
+                axes = figure.add_subplot(height, width, number + 1)
+                for place, series in enumerate(panel.series):
+                    told = curve(series)
+                    if not told[axis]:
+                        continue
+                    colour = COLOURS[place % len(COLOURS)]
+                    axes.plot(told[axis], [100 * y for y in told["mean"]], color=colour, label=series.label, lw=1.4)
+                    low, high = ([100 * y for y in told[side]] for side in ("low", "high"))
+                    axes.fill_between(told[axis], low, high, color=colour, alpha=0.15, lw=0)
+                if axis == "bytes":
+                    axes.set_xscale("log")
+                axes.set(xlabel=words, ylabel="accuracy, %")
+                axes.set_title(panel.title, fontsize=8, wrap=True)
+                axes.grid(alpha=0.25, lw=0.5)
+                if axes.lines:
+                    axes.legend(frameon=False, fontsize=7, loc="lower right")
+            for ending in ("svg", "png"):
+                path = folder / f"curves-{axis}.{ending}"
+                figure.savefig(path, dpi=200, metadata={"Date": None} if ending == "svg" else {})
+                written.append(path)
+    return written

@@ -1,0 +1,111 @@
+"""The table of a report: as rows for the page, as CSV for machines and as LaTeX for papers."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from dagc.report.numbers import Spread, curve, final, in_bytes, reached, targets
+from dagc.report.panels import Panel, Series
+from dagc.report.words import percent
+
+__all__ = ["csv_table", "curves_csv", "latex_table", "rows"]
+
+
+def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """One row for each series: its accuracy, the paper's, its traffic, and when it reached each target."""
+    told = []
+    for panel in panels:
+        for series in panel.series:
+            row: dict[str, Any] = {"panel": panel.title, "series": series.label, "seeds": len(series.runs)}
+            row["rounds"] = min(run.result["rounds"] for run in series.runs)
+            row["accuracy"], row["best"] = final(series), final(series, "best_accuracy")
+            row["paper"] = series.paper
+            row["bytes_up"], row["bytes_down"] = final(series, "bytes_up"), final(series, "bytes_down")
+            row["seconds"] = None if series.bytes_per_entry else final(series, "seconds")
+            row["entries"] = _part_sent(series)
+            row["formula"] = series.bytes_per_entry
+            row["reached"] = [reached(series, target) for target in targets(panel)]
+            told.append(row)
+    return told
+
+
+def csv_table(panels: Sequence[Panel]) -> str:
+    """The rows as CSV; a line for each series and target, so that every panel may have its own targets."""
+    numbers = ("accuracy", "best", "bytes_up", "bytes_down", "seconds")
+    names = [*("panel", "series", "seeds", "rounds", "paper_percent", "part_sent", "bytes_per_entry")]
+    for name in numbers:
+        names += [name, f"{name}_sd"]
+    names += ["target", "seeds_there"]
+    for name in ("iterations", "bytes", "seconds"):
+        names += [f"{name}_to_target", f"{name}_to_target_sd"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows(panels):
+        head = [row["panel"], row["series"], row["seeds"], row["rounds"], row["paper"], row["entries"], row["formula"]]
+        for name in numbers:
+            head += _cells(row[name])
+        for goal in row["reached"]:
+            there = [*_cells(goal.iterations), *_cells(goal.bytes), *_cells(goal.seconds)]
+            writer.writerow([*head, goal.accuracy, goal.seeds, *there])
+    return text.getvalue()
+
+
+def curves_csv(panels: Sequence[Panel]) -> str:
+    """Every evaluation of every series: means over the seeds, and the range of the accuracy."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["panel", "series", "round", "bytes_up", "seconds", "accuracy", "lowest", "highest"])
+    for panel in panels:
+        for series in panel.series:
+            told = curve(series)
+            seconds: Sequence[float | None] = told["seconds"] or [None] * len(told["rounds"])
+            lines = zip(told["rounds"], told["bytes"], seconds, told["mean"], told["low"], told["high"], strict=True)
+            for number, *line in lines:
+                writer.writerow([panel.title, series.label, int(number), *line])
+    return text.getvalue()
+
+
+def latex_table(panels: Sequence[Panel], caption: str) -> str:
+    """The rows as a LaTeX table with booktabs."""
+    told = rows(panels)
+    paper = any(row["paper"] is not None for row in told)
+    several = len(panels) > 1
+    shared = {targets(panel) for panel in panels}
+    goals = next(iter(shared)) if len(shared) == 1 else ()
+    heads = ["Setting"] * several + ["Method", "Accuracy"] + ["Paper"] * paper + ["Up", "Down"]
+    heads += [f"Up to {goal:.0%}" for goal in goals]
+    columns = "l" * (1 + several) + "r" * (len(heads) - 1 - several)
+    lines = [rf"\begin{{table}}\caption{{{_tex(caption)}}}\centering", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    lines += [" & ".join(map(_tex, heads)) + r" \\", r"\midrule"]
+    before = ""
+    for row in told:
+        if several and before and row["panel"] != before:
+            lines.append(r"\midrule")
+        line = [row["panel"] if row["panel"] != before else ""] * several + [row["series"], percent(row["accuracy"])]
+        line += ["" if row["paper"] is None else f"{row['paper']:.2f} %"] * paper
+        line += [in_bytes(row["bytes_up"].mean), in_bytes(row["bytes_down"].mean)]
+        line += [in_bytes(goal.bytes.mean) if goal.bytes else "–" for goal in row["reached"]] if goals else []
+        lines.append(" & ".join(map(_tex, line)) + r" \\")
+        before = row["panel"]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def _part_sent(series: Series) -> float:
+    """The mean part of entries that was uploaded per client and round."""
+    parts: list[float] = []
+    for run in series.runs:
+        clients = len(run.clients["sizes"])
+        parts.append(run.rows[-1]["entries_sent"] / (run.rows[-1]["round"] * clients * run.clients["parameters"]))
+    return sum(parts) / len(parts)
+
+
+def _cells(value: Spread | None) -> list[float | None]:
+    return [None, None] if value is None else [value.mean, value.sd]
+
+
+def _tex(text: str) -> str:
+    for plain, escaped in (("\\", r"\textbackslash "), ("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#")):
+        text = text.replace(plain, escaped)
+    return text.replace("±", r"$\pm$").replace("–", "--").replace("…", r"\dots ")

@@ -1,0 +1,77 @@
+"""The report in a sentence: what came of it, before anybody looks at a picture."""
+
+from collections.abc import Sequence
+
+from dagc.report.numbers import Spread, difference, final, in_bytes, reached, targets
+from dagc.report.panels import Panel, Series
+
+__all__ = ["percent", "sentence"]
+
+
+def percent(value: Spread) -> str:
+    """A part as people write it, with its spread.
+
+    Example:
+        >>> percent(Spread(0.8312, 0.002)), percent(Spread(0.5, None))
+        ('83.12 ± 0.20 %', '50.00 %')
+    """
+    return f"{100 * value.mean:.2f} %" if value.sd is None else f"{100 * value.mean:.2f} ± {100 * value.sd:.2f} %"
+
+
+def sentence(panels: Sequence[Panel]) -> str:
+    """What the runs say, in one sentence."""
+    if len(panels) > 1:
+        return _over_panels(panels)
+    panel = panels[0]
+    if len(panel.series) == 1:
+        return _alone(panel.series[0])
+    return _by_bytes(panel)
+
+
+def _alone(series: Series) -> str:
+    up, down = final(series, "bytes_up").mean, final(series, "bytes_down").mean
+    rounds = series.runs[0].result["rounds"]
+    seeds = f"{len(series.runs)} seeds" if len(series.runs) > 1 else "one seed"
+    return (
+        f"{series.label} ends at {percent(final(series))} after {rounds:,} rounds ({seeds}), "
+        f"with {in_bytes(up)} uploaded and {in_bytes(down)} downloaded."
+    )
+
+
+def _by_bytes(panel: Panel) -> str:
+    """The series that reaches the highest target that most reach with the fewest bytes, beside its rivals."""
+    counts = {
+        target: [(s, found.bytes.mean) for s in panel.series if (found := reached(s, target)).bytes is not None]
+        for target in targets(panel)
+    }
+    target = max(counts, key=lambda value: (len(counts[value]), value))
+    there = sorted(counts[target], key=lambda pair: pair[1])
+    if len(there) < 2:
+        best = max(panel.series, key=lambda one: final(one).mean)
+        return f"{best.label} ends highest, at {percent(final(best))}; nothing else got to {target:.0%}."
+    (best, fewest), *rest = there
+    dense = [pair for pair in rest if pair[0].runs[0].config.method == "none"]
+    others = [pair for pair in rest if pair not in dense]
+    against = [f"{amount / fewest:,.1f} times fewer than {one.label}" for one, amount in others[-1:] + dense]
+    return f"{best.label} reaches {target:.0%} with {in_bytes(fewest)} uploaded, {' and '.join(against)}."
+
+
+def _over_panels(panels: Sequence[Panel]) -> str:
+    """How often the first series of a panel is ahead of the second."""
+    pairs = [panel.series[:2] for panel in panels if len(panel.series) > 1]
+    if not pairs or len({tuple(one.label for one in pair) for pair in pairs}) > 1:
+        runs = sum(len(series.runs) for panel in panels for series in panel.series)
+        return f"{len(panels)} settings, {runs} runs: choose a setting below."
+    first, second = pairs[0]
+    gaps = [difference(one, other) for one, other in pairs]
+    ahead = sum(gap.mean > 0 for gap in gaps)
+    points = 100 * sum(gap.mean for gap in gaps) / len(gaps)
+    words = f"{first.label} ends above {second.label} in {ahead} of {len(gaps)} settings"
+    words += f", by {points:+.2f} points on average"
+    if any(gap.sd is not None for gap in gaps):
+        clear = sum(gap.mean > (gap.sd or 0.0) for gap in gaps)
+        words += f"; in {clear} by more than the spread between seeds"
+    told = [(one.paper, other.paper) for one, other in pairs if one.paper is not None and other.paper is not None]
+    if told:
+        words += f" (in the paper: {sum(one > other for one, other in told)} of {len(told)})"
+    return words + "."
