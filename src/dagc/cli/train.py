@@ -15,8 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dagc.cli.options import given_fields, with_config_flags
+from dagc.cli.report import command_line
 from dagc.errors import InvalidInput
 from dagc.experiments import compared, comparison_configs, run_all, stopping, write_curves
+from dagc.report import panels_of, read_run, sentence, write_report
 from dagc.training import Config, Federation, Round, read_metrics, summary, train
 
 __all__ = ["compare", "resume", "run"]
@@ -101,12 +103,14 @@ def compare(
         raise
     result = compared(configs, paths, target)
     write_curves(configs, paths, result, folder)
+    panels = panels_of(map(read_run, paths), () if target is None else (target,))
+    page = write_report(panels, folder, panels[0].title, command_line())
     if as_json:
         print(json.dumps(result))
     else:
         _print_comparison(result, budgets)
         Console(highlight=False).print(
-            f"\ncurves: {folder / 'curves.csv'}; runs: {folder}", markup=False, soft_wrap=True
+            f"\n{sentence(panels)}\npage: {page}; runs: {folder}", markup=False, soft_wrap=True
         )
 
 

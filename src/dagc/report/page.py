@@ -1,6 +1,7 @@
 """The one page: everything of a report in one HTML file that opens anywhere, offline, and stays."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
@@ -12,8 +13,9 @@ from dagc.report.numbers import Reached, Spread, curve, final, in_bytes, targets
 from dagc.report.panels import Panel, Series
 from dagc.report.tables import rows
 from dagc.report.words import percent, sentence
+from dagc.training import Config
 
-__all__ = ["page"]
+__all__ = ["page", "run_command"]
 
 
 def page(panels: Sequence[Panel], title: str, command: str) -> str:
@@ -68,7 +70,7 @@ def _table(panels: Sequence[Panel]) -> str:
     shared = {targets(panel) for panel in panels}
     goals = next(iter(shared)) if len(shared) == 1 else ()
     heads = ["Method", "Accuracy", *["Paper"] * paper, "Entries sent", "Uploaded", "Downloaded"]
-    heads += [f"Bytes up to {goal:.0%}" for goal in goals]
+    heads += [f"Bytes up to {100 * goal:g} %" for goal in goals]
     body, before = [], None
     for row in told:
         if len(panels) > 1 and row["panel"] != before:
@@ -110,9 +112,26 @@ def _times(times: float) -> str:
 
 def _config(panel: Panel, series: Series) -> str:
     name = escape(f"{panel.title}: {series.label}")
-    text = escape(series.runs[0].config.toml())
+    config = series.runs[0].config
+    text = escape(f"# {run_command(config)}\n\n{config.toml()}")
     seeds = ", ".join(str(run.config.seed) for run in series.runs)
     return f"<details><summary>{name} (seeds {seeds})</summary><pre tabindex='0'>{text}</pre></details>"
+
+
+def run_command(config: Config) -> str:
+    """The command that does one run again: a flag for every field that is not as it would be without one.
+
+    Example:
+        >>> run_command(Config(task="mlp@digits", method="top-k", ratio=0.01, seed=3))
+        'dagc run mlp@digits --method top-k --ratio 0.01 --seed 3'
+    """
+    words = ["dagc", "run", config.task]
+    for name, field in Config.model_fields.items():
+        value = getattr(config, name)
+        if name in ("task", "threads", "data_dir") or value == field.get_default(call_default_factory=True):
+            continue
+        words += [f"--{name.replace('_', '-')}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return shlex.join(words)
 
 
 def _data(panel: Panel) -> dict[str, Any]:

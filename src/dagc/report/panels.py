@@ -61,14 +61,20 @@ def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]
     firsts = [next(iter(groups.values()))[0].config for groups in problems.values()]
     panels = []
     for groups, first in zip(problems.values(), firsts, strict=True):
-        configs = [group[0].config for group in groups.values()]
+        ordered = sorted(groups.values(), key=lambda group: _rank(group[0].config.method))
+        configs = [group[0].config for group in ordered]
         series = tuple(
             Series(_label(group[0].config, configs), tuple(sorted(group, key=lambda run: run.config.seed)))
-            for group in groups.values()
+            for group in ordered
         )
         notes = tuple(dict.fromkeys(note for one in series for run in one.runs for note in run.clients["notes"]))
         panels.append(Panel(_title(first, firsts), series, tuple(targets), notes=notes))
     return panels
+
+
+def _rank(method: str) -> int:
+    """Ours first, what it is measured against after it, no compression last; otherwise the order given."""
+    return 2 if method == "none" else 0 if method.startswith("dagc") else 1
 
 
 def _label(config: Config, others: Sequence[Config]) -> str:

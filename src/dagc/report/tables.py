@@ -75,7 +75,7 @@ def latex_table(panels: Sequence[Panel], caption: str) -> str:
     shared = {targets(panel) for panel in panels}
     goals = next(iter(shared)) if len(shared) == 1 else ()
     heads = ["Setting"] * several + ["Method", "Accuracy"] + ["Paper"] * paper + ["Up", "Down"]
-    heads += [f"Up to {goal:.0%}" for goal in goals]
+    heads += [f"Up to {100 * goal:g} %" for goal in goals]
     columns = "l" * (1 + several) + "r" * (len(heads) - 1 - several)
     lines = [rf"\begin{{table}}\caption{{{_tex(caption)}}}\centering", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
     lines += [" & ".join(map(_tex, heads)) + r" \\", r"\midrule"]

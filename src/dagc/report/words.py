@@ -48,12 +48,18 @@ def _by_bytes(panel: Panel) -> str:
     there = sorted(counts[target], key=lambda pair: pair[1])
     if len(there) < 2:
         best = max(panel.series, key=lambda one: final(one).mean)
-        return f"{best.label} ends highest, at {percent(final(best))}; nothing else got to {target:.0%}."
+        return f"{best.label} ends highest, at {percent(final(best))}; nothing else got to {100 * target:g} %."
     (best, fewest), *rest = there
     dense = [pair for pair in rest if pair[0].runs[0].config.method == "none"]
     others = [pair for pair in rest if pair not in dense]
-    against = [f"{amount / fewest:,.1f} times fewer than {one.label}" for one, amount in others[-1:] + dense]
-    return f"{best.label} reaches {target:.0%} with {in_bytes(fewest)} uploaded, {' and '.join(against)}."
+    against = [_fewer(amount / fewest, one.label) for one, amount in others[-1:] + dense]
+    return f"{best.label} reaches {100 * target:g} % with {in_bytes(fewest)} uploaded, {' and '.join(against)}."
+
+
+def _fewer(times: float, label: str) -> str:
+    if times < 1.095:
+        return f"about as many bytes as {label}"
+    return f"{times:,.{0 if times >= 100 else 1}f} times fewer bytes than {label}"
 
 
 def _over_panels(panels: Sequence[Panel]) -> str:
