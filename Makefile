@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow bench lint clean
+.PHONY: demo test test-slow bench bench-ddp lint clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -21,6 +21,10 @@ test-slow: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# Needs root and Debian's iproute2: four hosts in network namespaces, 10 Mb/s each.
+bench-ddp: $(READY)
+	$(BIN)/python -m benchmarks.ddp
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -486,15 +486,16 @@ def test_a_rank_that_hangs_is_given_up_after_the_timeout(two):
 
 # Checkpoints
 
-TOTAL, SAVED, DEATH = 32, 25, 28  # ACCORDION has decided for the first time by then
+TOTAL, SAVED, DEATH = 32, 25, 28  # ACCORDION has changed its mind by then
+SAVING = {"method": "accordion", "ratio": None, "threshold": 0.02, "values": "int8"}
 
 
-def with_checkpoint(folder, last, save=None, die=None, start=False, register=None):
+def with_checkpoint(folder, last, save=None, die=None, start=False):
     """SGD with momentum up to step `last`, saving after step `save`; rank 1 dies in step `die`, holding its bucket."""
     rank = dist.get_rank()
     path = f"{folder}/{rank}.pt"
     model = wrapped()
-    hook = hooked(model, **(register or {"method": "accordion", "values": "int8"}))
+    hook = hooked(model, **SAVING)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if start:
         state = torch.load(path, weights_only=True)
@@ -520,6 +521,8 @@ def test_save_kill_load_gives_the_same_as_no_interruption(two, tmp_path):
         error, dead = doomed.run(with_checkpoint, tmp_path, TOTAL, SAVED, DEATH)
     finally:
         doomed.kill()
+    state = torch.load(tmp_path / "0.pt", weights_only=True)["dagc"]
+    assert not state["policy"]["critical"]
     assert dead is None
     assert type(error) is DagcError
     assert f"rank 0 lost the others in step {DEATH}: a rank has died" in str(error)
@@ -538,7 +541,7 @@ def loading_wrongly(folder):
     """Every mistake is named, and none leaves a trace."""
     rank = dist.get_rank()
     state = torch.load(f"{folder}/{rank}.pt", weights_only=True)["dagc"]
-    hook = hooked(wrapped(), method="accordion", values="int8")
+    hook = hooked(wrapped(), **SAVING)
     before = hook.state_dict()
     mistakes = {
         "world_size 3, here it is 2": {"world_size": 3},
@@ -556,10 +559,8 @@ def loading_wrongly(folder):
             hook.load_state_dict({**state, **change})
     assert torch.equal(hook.feedback.residual, before["residual"])
     assert hook.steps == 0
-    if rank == 0:
-        hook.load_state_dict(state)
     model = wrapped()
-    hook = hooked(model, method="accordion", values="int8")
+    hook = hooked(model, **SAVING)
     if rank == 0:
         hook.load_state_dict(state)
     with pytest.raises(DagcError, match=rf"the ranks are at different steps, \[{SAVED}, 0\] in rank order"):
