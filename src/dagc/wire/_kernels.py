@@ -85,65 +85,64 @@ def _put(at, word, bits):
 
 
 @kernel
-def rice_write(indices, block, parameters, parameter_bits, low_start, unary_start, out):
-    """Write parameters, low bits and quotients to `out`, which must be zero and have eight bytes to spare at the end.
+def _put_quotient(at, word, bits, quotient):
+    """Write as many zeros, however many, and a one."""
+    _store(at, word)
+    bits += quotient
+    word = word >> (bits & HIGH) if bits < SIXTY_FOUR else ZERO
+    at, bits = at + np.int64(bits >> THREE), bits & LOW
+    return _put(at, word | ONE << bits, bits + ONE)
 
-    One after the other, as each may write zeros to where the next one begins. Four at a time if they fit a word.
-    Everything is unsigned: that saves a look for negative places at each step, half of the time.
+
+@kernel
+def rice_write(indices, block, parameters, parameter_bits, low_start, out, unary):
+    """Write parameters and low bits to `out`, quotients to `unary`, which is zero; each has eight bytes to spare.
+
+    Four at a time if they fit a word. Everything is unsigned: that saves a look for negative places at each step, half
+    of the time.
     """
-    size = np.uint64(len(indices))
     at, word, bits = out.ctypes.data, ZERO, ZERO
     for width in parameters:
         at, word, bits = _put(at, word | np.uint64(width) << bits, bits + np.uint64(parameter_bits))
     _store(at, word)
 
     at, word, bits = out.ctypes.data + low_start, ZERO, ZERO
+    unary_at, unary_word, unary_bits = unary.ctypes.data, ZERO, ZERO
     before = np.int64(-1)
+    size = np.uint64(len(indices))
     for j in range(len(parameters)):
         i, width = np.uint64(j * block), np.uint64(parameters[j])
         stop = min(size, i + np.uint64(block))
-        mask = np.int64((ONE << width) - ONE)
-        if width <= FOURTEEN:
-            for _ in range((stop - i) >> TWO):
-                a, b, c, d = indices[i], indices[i + ONE], indices[i + TWO], indices[i + THREE]
-                low = np.uint64((a - before - 1) & mask) | np.uint64((b - a - 1) & mask) << width
-                low |= np.uint64((c - b - 1) & mask) << (TWO * width) | np.uint64((d - c - 1) & mask) << (THREE * width)
-                at, word, bits = _put(at, word | low << bits, bits + FOUR * width)
-                before = d
-                i += FOUR
+        mask = (ONE << width) - ONE
+        fours = (stop - i) >> TWO if width <= FOURTEEN else ZERO
+        for _ in range(fours):
+            p, q, r, s = indices[i], indices[i + ONE], indices[i + TWO], indices[i + THREE]
+            a, b, c, d = np.uint64(p - before - 1), np.uint64(q - p - 1), np.uint64(r - q - 1), np.uint64(s - r - 1)
+            before = s
+            i += FOUR
+            low = (a & mask | (b & mask) << width) | ((c & mask) << (TWO * width) | (d & mask) << (THREE * width))
+            at, word, bits = _put(at, word | low << bits, bits + FOUR * width)
+            a, b, c, d = a >> width, b >> width, c >> width, d >> width
+            second = a + b + ONE  # where the four ones go, the first to a
+            third = second + c + ONE
+            fourth = third + d + ONE
+            if fourth < FIFTY_SIX:
+                ones = (ONE << a | ONE << second) | (ONE << third | ONE << fourth)
+                unary_word |= ones << unary_bits
+                unary_at, unary_word, unary_bits = _put(unary_at, unary_word, unary_bits + fourth + ONE)
+            else:
+                unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, a)
+                unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, b)
+                unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, c)
+                unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, d)
         while i < stop:
-            low = np.uint64((indices[i] - before - 1) & mask)
-            at, word, bits = _put(at, word | low << bits, bits + width)
+            gap = np.uint64(indices[i] - before - 1)
             before = indices[i]
             i += ONE
+            at, word, bits = _put(at, word | (gap & mask) << bits, bits + width)
+            unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, gap >> width)
     _store(at, word)
-
-    at, word, bits = out.ctypes.data + unary_start, ZERO, ZERO
-    before = np.int64(-1)
-    for j in range(len(parameters)):
-        i, width = np.uint64(j * block), np.uint64(parameters[j])
-        stop = min(size, i + np.uint64(block))
-        while i < stop:
-            if i + FOUR <= stop:
-                a, b, c, d = indices[i], indices[i + ONE], indices[i + TWO], indices[i + THREE]
-                first = np.uint64(a - before - 1) >> width  # where each of the four ones goes
-                second = first + (np.uint64(b - a - 1) >> width) + ONE
-                third = second + (np.uint64(c - b - 1) >> width) + ONE
-                fourth = third + (np.uint64(d - c - 1) >> width) + ONE
-                if fourth < FIFTY_SIX:
-                    ones = (ONE << first | ONE << second) | (ONE << third | ONE << fourth)
-                    at, word, bits = _put(at, word | ones << bits, bits + fourth + ONE)
-                    before = d
-                    i += FOUR
-                    continue
-            _store(at, word)  # one with a long way to it, perhaps
-            bits += np.uint64(indices[i] - before - 1) >> width
-            word = word >> (bits & HIGH) if bits < SIXTY_FOUR else ZERO
-            at, bits = at + np.int64(bits >> THREE), bits & LOW
-            at, word, bits = _put(at, word | ONE << bits, bits + ONE)
-            before = indices[i]
-            i += ONE
-    _store(at, word)
+    _store(unary_at, unary_word)
 
 
 @kernel

@@ -55,10 +55,11 @@ def write(rice: Rice, adaptive: bool) -> bytes:
     from dagc.wire import _kernels
 
     head = _parameter_bytes(len(rice.indices), adaptive)
-    out = np.zeros(rice.size + 8, dtype=np.uint8)
+    middle = head + _bytes(rice.low)
+    out, unary = np.empty(middle + 8, dtype=np.uint8), np.zeros(rice.size - middle + 8, dtype=np.uint8)
     bits, block = (PARAMETER_BITS, BLOCK) if adaptive else (8, max(1, len(rice.indices)))
-    _kernels.rice_write(rice.indices, block, rice.parameters, bits, head, head + _bytes(rice.low), out)
-    return out[: rice.size].tobytes()
+    _kernels.rice_write(rice.indices, block, rice.parameters, bits, head, out, unary)
+    return out[:middle].tobytes() + unary[:-8].tobytes()
 
 
 def read(section: memoryview, size: int, count: int, adaptive: bool) -> Ints:
