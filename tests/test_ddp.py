@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +16,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import dagc.ddp
-from _ranks import Ranks
+from _ranks import PATIENCE, Ranks
 from dagc import DagcError, InvalidInput, NonFiniteGradient
 from dagc.data import Batches, load, make_partition
 from dagc.models import build
 from dagc.training import Config, Federation
 
 EXAMPLES = (700, 200, 90, 10)
+EXAMPLE = Path(__file__).parent.parent / "examples" / "ddp.py"
 
 
 @pytest.fixture(scope="module")
@@ -565,3 +569,12 @@ def loading_wrongly(folder):
         hook.load_state_dict(state)
     with pytest.raises(DagcError, match=rf"the ranks are at different steps, \[{SAVED}, 0\] in rank order"):
         backward(model)
+
+
+def test_the_example_runs_with_torchrun(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [EXAMPLE, "--steps", "20", "--every", "10", "--checkpoint", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert "step 20: accuracy" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0-of-2.pt", "rank-1-of-2.pt"]
