@@ -40,15 +40,22 @@ read = {"cifar-10": _read_10, "cifar-100": _read_100}
 
 
 def _read(name: str, train: list[Path], test: Path, names: Path, classes: int, label_bytes: int = 1) -> Dataset:
-    parts = [_records(path, classes, label_bytes) for path in train]
-    train_x = torch.from_numpy(np.concatenate([x for x, _ in parts]))
-    train_y = torch.from_numpy(np.concatenate([y for _, y in parts]))
+    record = label_bytes + _PIXELS
+    bytes_ = sum(path.stat().st_size for path in train if path.is_file())  # `_records` tells of a missing one
+    train_x = np.empty((bytes_ // record, 3, 32, 32), dtype=np.uint8)
+    labels: list[NDArray[np.int64]] = []
+    for path in train:  # file by file into its place: the set is the largest thing in memory, and is there only once
+        images, own = _records(path, classes, label_bytes)
+        start = sum(map(len, labels))
+        train_x[start : start + len(own)] = images
+        labels.append(own)
     test_x, test_y = _records(test, classes, label_bytes)
-    mean, std = statistics(train_x)
+    train_y = np.concatenate(labels)
+    mean, std = statistics(torch.from_numpy(train_x))
     return Dataset(
         name,
-        train_x,
-        train_y,
+        torch.from_numpy(train_x),
+        torch.from_numpy(train_y),
         torch.from_numpy(test_x),
         torch.from_numpy(test_y),
         _class_names(names, classes),
@@ -74,7 +81,7 @@ def _records(path: Path, classes: int, label_bytes: int) -> tuple[NDArray[np.uin
     if labels.max() >= classes:
         row = int(np.flatnonzero(labels >= classes)[0])
         raise DataError(f"{path}: record {row} has the label {labels[row]}, above {classes - 1}; the file is corrupt")
-    return np.ascontiguousarray(rows[:, label_bytes:]).reshape(-1, 3, 32, 32), labels
+    return rows[:, label_bytes:].reshape(-1, 3, 32, 32), labels
 
 
 def _class_names(path: Path, classes: int) -> tuple[str, ...]:

@@ -1,0 +1,148 @@
+"""How long a round takes beside the bare gradients, how that grows with the workers, and how much memory it needs."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from dagc.errors import MissingData
+from dagc.training import Config, Federation
+
+WANTED = {
+    "logistic, rounds/s": "≥ 300",
+    "cnn, round / ten bare gradients": "≤ 1.1",
+    "logistic, 1,000 / 100 workers": "≈ 10",
+    "1,000 workers of logistic, memory / (residuals + data)": "≤ 1.3",
+    "200 workers of cnn, memory / (residuals + data)": "≤ 1.3",
+}
+
+
+def main(quick: bool = False) -> dict[str, float]:
+    """Measure, print a table, return the figures; sets that are not here are left out."""
+    figures: dict[str, float] = {}
+    for measure in (_logistic, _cnn, _workers, _memory):
+        try:
+            figures |= measure(quick)
+        except MissingData as error:
+            Console(stderr=True).print(f"left out: {error}", markup=False)
+    table = Table(title="Training, DAGC-R at 0.1 %, 10 workers", title_justify="left")
+    for column in ("figure", "value", "wanted"):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,.3g}" if value < 1000 else f"{value:,.0f}", WANTED.get(name, ""))
+    Console().print(table)
+    return figures
+
+
+def _logistic(quick: bool) -> dict[str, float]:
+    federation = Federation(Config(task="logistic@fashion-mnist", method="dagc-r", ratio=0.001))
+    with federation.running():
+        best = _best(lambda: federation.step(), 50, 4 if quick else 10)
+        gradients = _best(lambda: [c.gradient(0) for c in federation.clients], 50, 4 if quick else 10)
+    return {"logistic, rounds/s": 1 / best, "logistic, ten bare gradients, ms": 1000 * gradients}
+
+
+def _cnn(quick: bool) -> dict[str, float]:
+    """Rounds and bare gradients take turns, so that both meet the same machine."""
+    federation = Federation(Config(task="cnn@cifar-10", method="dagc-r", ratio=0.001, learning_rate=0.01))
+    threads, rounds = torch.get_num_threads(), []
+    one_by_one, two_by_two = [], []
+    with ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool, federation.running():
+        for turn in range(6 if quick else 20):
+            rounds.append(_timed(federation.step))
+            two_by_two.append(_timed(lambda: list(pool.map(lambda c: c.gradient(0), federation.clients))))
+            torch.set_num_threads(threads)
+            one_by_one.append(_timed(lambda: [c.gradient(0) for c in federation.clients]))
+            torch.set_num_threads(1)
+            if turn == 1:  # the first ones warm up, and find out whether threads pay
+                for list_ in (rounds, one_by_one, two_by_two):
+                    list_.clear()
+    bare = min(_median(one_by_one), _median(two_by_two))
+    return {
+        "cnn, round, s": _median(rounds),
+        "cnn, ten bare gradients, s": bare,
+        "cnn, round / ten bare gradients": _median(rounds) / bare,
+    }
+
+
+def _workers(quick: bool) -> dict[str, float]:
+    took = {}
+    for workers in (100, 1000):
+        settings = Config(task="logistic@fashion-mnist", method="dagc-r", ratio=0.001, workers=workers)
+        federation = Federation(settings)
+        with federation.running():
+            took[workers] = _best(lambda federation=federation: federation.step(), 2, 2 if quick else 5)  # type: ignore[misc]
+    return {"logistic, 1,000 / 100 workers": took[1000] / took[100]}
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+from dagc.training import Config, Federation
+
+def status(name):
+    return 1024 * int(re.search(name + r":\\s*(\\d+)", Path("/proc/self/status").read_text()).group(1))
+
+def run(task, workers, ratio):
+    federation = Federation(Config(task=task, method="dagc-r", ratio=ratio, workers=workers, threads=2))
+    with federation.running():
+        federation.step()
+        federation.step()
+        federation.evaluate()
+    return federation
+
+run("mlp@digits", 2, 0.02)  # loads the libraries and compiles the kernels
+before = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+federation = run(sys.argv[1], int(sys.argv[2]), 0.001)
+data = federation.data
+needed = sum(part.nbytes for part in (data.train_x, data.train_y, data.test_x, data.test_y))
+needed += 4 * len(federation.server.vector) * int(sys.argv[2])
+print((status("VmHWM") - before) / needed)
+"""
+
+
+def _memory(quick: bool) -> dict[str, float]:
+    """In a process of its own, above what a small federation needs (the libraries)."""
+    figures = {}
+    for task, workers in (("logistic@fashion-mnist", 1000), ("cnn@cifar-10", 200)):
+        if quick and workers == 200:
+            continue  # takes a minute
+        result = subprocess.run([sys.executable, "-c", PEAK, task, str(workers)], capture_output=True, text=True)
+        if result.returncode:
+            Console(stderr=True).print(f"left out: {result.stderr.splitlines()[-1]}", markup=False)
+            continue
+        name = f"{workers:,} workers of {task.partition('@')[0]}, memory / (residuals + data)"
+        figures[name] = float(result.stdout)
+    return figures
+
+
+def _timed(function: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def _best(function: Callable[[], object], calls: int, repeats: int) -> float:
+    """Seconds per call in the best of several stretches: other programs only ever add."""
+    function()
+    function()
+
+    def stretch() -> None:
+        for _ in range(calls):
+            function()
+
+    return min(_timed(stretch) for _ in range(repeats)) / calls
+
+
+def _median(numbers: list[float]) -> float:
+    return sorted(numbers)[len(numbers) // 2]
+
+
+if __name__ == "__main__":
+    main("--quick" in sys.argv)
