@@ -51,7 +51,7 @@ def run_all(
     paths = [folder / f"{config.method}-seed{config.seed}-{config.key()}" for config in configs]
     threads = max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(configs))))
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(configs)), mp_context=context)
+    pool = ProcessPoolExecutor(min(jobs, len(configs)), mp_context=context, initializer=_end_with_parent)
     try:
         tasks: dict[Future[bool], int] = {}
         for number, (config, path) in enumerate(zip(configs, paths, strict=True)):
@@ -59,7 +59,7 @@ def run_all(
                 progress(number, config.rounds)
             else:
                 alone = config if config.threads else config.model_copy(update={"threads": threads})
-                tasks[pool.submit(_run, alone.model_dump(), str(path), os.getpid())] = number
+                tasks[pool.submit(_run, alone.model_dump(), str(path))] = number
         waiting = set(tasks)
         while waiting:
             done, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
@@ -86,10 +86,28 @@ def last_round(path: Path) -> int:
     return int(lines[-1].partition(b'"round": ')[2].partition(b",")[0]) if lines else 0
 
 
-def _run(fields: dict[str, Any], path: str, parent: int) -> bool:
-    """One run in this process; whether it came to its end. If the parent was killed it stops, with a checkpoint."""
-    with stopping() as stop:
+_orphaned = threading.Event()
+_working = threading.Lock()
+
+
+def _end_with_parent() -> None:
+    """See to it that this process ends when its parent was killed, after its run has stopped with a checkpoint."""
+
+    def wait_for_parent() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        _orphaned.set()
+        with _working:
+            os._exit(1)
+
+    threading.Thread(target=wait_for_parent, daemon=True).start()
+
+
+def _run(fields: dict[str, Any], path: str) -> bool:
+    """One run in this process; whether it came to its end."""
+    with _working, stopping() as stop:
         for _ in train(Config(**fields), path):
-            if stop.is_set() or os.getppid() != parent:
+            if stop.is_set() or _orphaned.is_set():
                 return False
     return True

@@ -1,0 +1,194 @@
+"""The report's page in a real browser: it opens from a file, draws, answers mouse and keyboard, and logs no error."""
+
+import json
+import shutil
+
+import pytest
+
+from dagc.report import Panel, Series, read_run, write_report
+from dagc.training import Config, train
+
+BROWSER, DRIVER = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (BROWSER and DRIVER), reason="Chromium is not here: apt-get install chromium chromium-driver"
+)
+OFFLINE = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A page with two settings: three methods with two seeds each, and thresholds."""
+    folder = tmp_path_factory.mktemp("page")
+
+    def series(label, method, **fields):
+        runs = []
+        for seed in (0, 1):
+            config = Config(task="logistic@digits", method=method, rounds=30, seed=seed, **fields)
+            path = folder / f"{method}-{seed}"
+            for _ in train(config, path):
+                pass
+            runs.append(read_run(path))
+        return Series(label, tuple(runs))
+
+    dense = series("dense", "none")
+    ours, theirs = series("ours", "dagc-r", ratio=0.02), series("theirs <b>", "top-k", ratio=0.02)
+    first = Panel("by ratio", (ours, theirs, dense), (0.5, 0.6), paper="hope for the best")
+    second = Panel("by threshold", (series("level", "dagc-a", threshold=0.01), dense))
+    return write_report([first, second], folder / "report", "A page", "dagc again", figures=False)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, without a window and without a network."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in OFFLINE:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def page(browser, report):
+    """The page, opened anew on a desktop; whatever a test does, nothing may be logged."""
+    size(browser, 1200)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    browser.get(report.as_uri())
+    yield browser
+    assert browser.get_log("browser") == []
+
+
+def size(browser, width):
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def find(page, selector):
+    return page.find_elements("css selector", selector)
+
+
+def text(page, selector):
+    return page.execute_script("return document.querySelector(arguments[0]).textContent", selector)
+
+
+def keys(page, *names):
+    from selenium.webdriver import ActionChains
+
+    chain = ActionChains(page)
+    for name in names:
+        chain.send_keys(name)
+    chain.perform()
+
+
+def test_it_draws_everything(page):
+    assert text(page, "h1") == "A page"
+    assert [line.get_attribute("data-series") for line in find(page, "#plot polyline")] == [
+        "ours",
+        "theirs <b>",
+        "dense",
+    ]
+    assert len(find(page, "#plot polygon")) == 3  # the seeds as bands
+    assert len(find(page, "#shares circle")) == 20  # ten clients, two methods; dense has no ratio
+    assert len(find(page, "#traffic circle")) == 6  # up and down
+    assert len(find(page, "#labels rect")) > 10
+    assert text(page, "#said") == "The paper: hope for the best."
+    assert len(find(page, "table tbody tr")) == 5 + 2
+
+
+@pytest.mark.parametrize(
+    ("axis", "words"), [("bytes", "bytes uploaded"), ("seconds", "seconds on"), ("rounds", "iterations")]
+)
+def test_axes_switch(page, axis, words):
+    before = find(page, "#plot polyline")[0].get_attribute("points")
+    if axis != "rounds":
+        find(page, f"input[value={axis}] + span")[0].click()
+        assert find(page, "#plot polyline")[0].get_attribute("points") != before
+    assert words in text(page, "#plot svg")
+    assert find(page, f"input[value={axis}]")[0].is_selected()
+
+
+def test_methods_and_settings_switch(page):
+    button = find(page, "#legend button")[1]
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    assert len(find(page, "#plot polyline")) == 2
+    for other in (find(page, "#legend button")[0], find(page, "#legend button")[2]):
+        other.click()
+    assert "Nothing to show" in text(page, "#plot svg")
+    page.execute_script("const s = document.getElementById('panel'); s.value = 1; s.dispatchEvent(new Event('change'))")
+    assert text(page, "#legend button span") == "level"
+    assert "threshold" in text(page, "#shares svg")
+    assert len(find(page, "#plot polyline")) == 1  # dense is still hidden
+
+
+def test_without_a_mouse(page):
+    from selenium.webdriver.common.keys import Keys
+
+    page.execute_script("document.getElementById('plot').focus()")
+    keys(page, Keys.END)
+    assert "30 iterations: " in text(page, "#readout")
+    assert "theirs <b> " in text(page, "#readout")
+    at_end = text(page, "#readout")
+    keys(page, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert text(page, "#readout") != at_end
+    assert find(page, ".tip")
+    keys(page, Keys.ESCAPE)
+    assert not find(page, ".tip")
+    page.execute_script("document.querySelector('#legend button').focus()")
+    keys(page, Keys.SPACE)
+    assert find(page, "#legend button")[0].get_attribute("aria-pressed") == "false"
+    page.execute_script("document.querySelector('input[name=axis]').focus()")
+    keys(page, Keys.ARROW_RIGHT)
+    assert "bytes uploaded" in text(page, "#plot svg")
+    focusable = "a[href], button, select, input, summary, [tabindex='0']"
+    assert all(element.get_attribute("tabindex") != "-1" for element in find(page, focusable))
+
+
+def test_hovering_reads_values(page):
+    from selenium.webdriver import ActionChains
+
+    plot = find(page, "#plot")[0]
+    ActionChains(page).move_to_element(plot).perform()
+    tip = text(page, ".tip")
+    assert "iterations" in tip
+    assert tip.count("%") == 3
+
+
+@pytest.mark.parametrize("width", [360, 768, 1200])
+def test_nothing_is_wider_than_the_screen(page, width):
+    size(page, width)
+    page.refresh()
+    assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    assert page.execute_script("return document.querySelector('#plot svg').clientWidth") > 0.7 * min(width, 1000)
+    assert len(find(page, "#plot polyline")) == 3
+
+
+def test_dark_mode_is_dark_and_readable(page):
+    def colours():
+        script = "const s = getComputedStyle(document.body); return JSON.stringify([s.backgroundColor, s.color])"
+        pairs = json.loads(page.execute_script(script))
+        return [sum(int(part) for part in colour[4:-1].split(",")) for colour in pairs]
+
+    light_back, light_ink = colours()
+    page.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    )
+    dark_back, dark_ink = colours()
+    assert light_back - light_ink > 400
+    assert dark_ink - dark_back > 400

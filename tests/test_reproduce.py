@@ -1,0 +1,180 @@
+"""The paper's experiments as data are all there, can all be configured, and are run once and kept."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from dagc.cli import app
+from dagc.errors import InvalidInput, MissingData
+from dagc.experiments import EXPERIMENTS, STAND_INS, TITLES, Cell, Variant, choose, run_cells, stand_in, with_data
+from dagc.training import read_metrics
+
+command = importlib.import_module("dagc.cli.reproduce")  # in the package, that name is the function
+
+
+def tiny(rounds=6, name="tiny/a"):
+    variants = (Variant("ours", {"method": "dagc-r", "ratio": 0.02}, 83.0), Variant("theirs", {"method": "none"}))
+    return Cell(name, f"Tiny {name}", {"task": "logistic@digits", "rounds": rounds}, variants, (0.3,), evaluations=3)
+
+
+@pytest.fixture
+def tiny_paper(monkeypatch):
+    """An experiment of two small cells that share all their runs."""
+    monkeypatch.setattr(command, "EXPERIMENTS", {"tiny": (tiny(), tiny(name="tiny/b"))})
+    monkeypatch.setattr(command, "TITLES", {"tiny": "Table 0"})
+
+
+def test_all_experiments_are_there_with_the_papers_figures():
+    assert set(EXPERIMENTS) == set(TITLES)
+    sizes = {name: len(cells) for name, cells in EXPERIMENTS.items()}
+    tables = {"table3": 27, "table4": 12, "table5": 27, "table6": 12}
+    assert sizes == {"fig2": 2, "fig3": 6, "fig4": 2, "fig5": 4, **tables, "bytes": 1}
+    by_name = {(name, cell.name): cell for name, cells in EXPERIMENTS.items() for cell in cells}
+    assert len(by_name) == sum(sizes.values())
+    figures = {key: [variant.paper for variant in cell.variants] for key, cell in by_name.items()}
+    assert figures["table3", "cnn/sr100/0.001"] == [69.29, 67.36, 67.93]
+    assert figures["table5", "logistic/sr1000/0.05"] == [83.14, 82.10, 83.05]
+    assert figures["table4", "cnn/n200"] == [69.82, 69.24, 69.79]
+    assert figures["table6", "logistic/n5"] == [None, None, None]
+    for name in ("table3", "table5"):
+        assert all(50 < figure < 85 for cell in EXPERIMENTS[name] for figure in figures[name, cell.name])
+    assert "57.16" in by_name["fig4", "vgg11s/ratio"].paper
+    assert by_name["fig4", "vgg11s/threshold"].variants[-1].fields == {"method": "none"}
+
+
+def test_every_run_of_every_experiment_can_be_configured():
+    for cells in EXPERIMENTS.values():
+        for cell in cells:
+            configs = [config for variant in cell.configs(seeds=2) for config in variant]
+            assert len({config.key() for config in configs}) == 2 * len(cell.variants)
+            assert all(config.threshold_units == "update" for config in configs)
+
+
+def test_cells_are_chosen_by_the_beginnings_of_their_names():
+    cells = EXPERIMENTS["table3"]
+    assert len(choose(cells, None)) == 27
+    assert [cell.name for cell in choose(cells, "logistic/sr10")] == [
+        f"logistic/sr10/{r}" for r in ("0.1", "0.01", "0.001")
+    ]
+    assert len(choose(cells, "*/*/0.001, cnn")) == 9 + 9 - 3
+    with pytest.raises(InvalidInput, match=r"no cell begins with .cnn/sr7.: choose from cnn/sr10/0\.1"):
+        choose(cells, "cnn/sr7")
+
+
+def test_fewer_iterations_are_said():
+    assert tiny().shrunk(None) == tiny().shrunk(6) == tiny()
+    small = tiny().shrunk(3)
+    assert small.fields["rounds"] == 3
+    assert small.notes == ("3 iterations instead of 6",)
+
+
+def test_missing_data_is_named_with_the_way_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(stand_in, "at_hand", lambda name, root: name == "cifar-10")
+    with pytest.raises(MissingData) as caught:
+        with_data([*EXPERIMENTS["fig2"], *EXPERIMENTS["fig4"]], False, str(tmp_path))
+    told = str(caught.value)
+    for words in ("dagc data get fashion-mnist", "dagc data get flickr-mammal", "--stand-in", "--cells", str(tmp_path)):
+        assert words in told
+    with pytest.raises(MissingData, match=r"stand-in audiomnist-by-speaker\.npz is not in .*docs/data\.md"):
+        with_data(EXPERIMENTS["fig2"][1:], True, str(tmp_path))
+
+
+def test_a_stand_in_is_labelled(tmp_path, monkeypatch):
+    monkeypatch.setattr(stand_in, "at_hand", lambda name, root: name == "cifar-10")
+    original = EXPERIMENTS["fig4"]
+    replaced = with_data(original, True, str(tmp_path))
+    assert all(cell.fields["task"] == "vgg11s@cifar-10" for cell in replaced)
+    assert all(cell.notes[-1] == STAND_INS["flickr-mammal"].label for cell in replaced)
+    partition = replaced[0].fields["partition"]
+    sizes = [int(size) for size in partition.partition("sizes=")[2].partition(",")[0].split("/")]
+    assert (len(sizes), sizes[0], sizes[-1]) == (15, 79_958, 16)
+    assert sizes == sorted(sizes, reverse=True)
+    monkeypatch.setattr(stand_in, "at_hand", lambda name, root: True)
+    assert with_data(original, True, str(tmp_path)) == list(original)  # the original is here: nothing is replaced
+
+
+def test_other_spoken_words_are_not_speech_commands(tmp_path):
+    word = tmp_path / "SpeechCommands" / "other" / "zero"
+    word.mkdir(parents=True)
+    (word / "a.wav").touch()
+    assert not stand_in.at_hand("speech-commands", tmp_path)
+    (tmp_path / "SpeechCommands" / "other").rename(tmp_path / "SpeechCommands" / "speech_commands_v0.02")
+    assert stand_in.at_hand("speech-commands", tmp_path)
+
+
+def test_reproduce_writes_the_report_and_does_nothing_twice(tiny_paper, tmp_path):
+    arguments = ["reproduce", "tiny", "--seeds", "2", "--iterations", "4", "--jobs", "1", "--output", str(tmp_path)]
+    first = CliRunner().invoke(app, arguments)
+    assert first.exit_code == 0, first.output
+    assert "83.00 %" in first.output
+    assert "4 iterations instead of 6" in first.output
+    page = (tmp_path / "tiny" / "report.html").read_text()
+    for words in ("Table 0", "Tiny tiny/b", "83.00 %", "4 iterations instead of 6"):
+        assert words in page
+    runs = sorted((tmp_path / "runs").iterdir())
+    assert len(runs) == 4  # two methods, two seeds: shared by both cells
+    before = [(run / "metrics.jsonl").stat().st_mtime_ns for run in runs]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert [(run / "metrics.jsonl").stat().st_mtime_ns for run in runs] == before
+
+
+def test_listing_runs_nothing(tiny_paper, tmp_path):
+    result = CliRunner().invoke(
+        app, ["reproduce", "all", "--cells", "tiny/b", "--list", "--output", str(tmp_path / "no")]
+    )
+    assert result.output.strip() == "tiny tiny/b: Tiny tiny/b"
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["fig9"], "choose one of fig2"), (["table3", "--cells", "mlp"], "no cell begins with 'mlp'")],
+)
+def test_what_does_not_exist_is_refused(arguments, words):
+    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    assert isinstance(result.exception, InvalidInput)
+    assert words in str(result.exception)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from dagc.experiments import run_cells
+from test_reproduce import tiny
+
+def tell(runs, number, done):
+    if done > 20:
+        print("going", flush=True)
+
+if __name__ == "__main__":
+    run_cells([tiny(rounds=1000)], 1, Path(sys.argv[1]), 1, progress=tell)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills a process as POSIX does")
+def test_killed_it_goes_on_where_it_was(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    runs = tmp_path / "runs"
+    here = os.path.dirname(__file__)
+    with subprocess.Popen([sys.executable, script, runs, here], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "going\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.read()  # ends when the run, which has the same pipe, has noticed and stopped
+    (one,) = (path for path in runs.iterdir() if path.name.startswith("dagc-r"))
+    done = len(read_metrics(one))
+    assert 20 < done < 1000
+    kept = (one / "metrics.jsonl").read_bytes()
+    cell = tiny(rounds=1000)
+    cell = replace(cell, variants=cell.variants[:1])
+    run_cells([cell], 1, runs, 1)
+    assert (one / "metrics.jsonl").read_bytes().startswith(kept)  # nothing was done twice
+    assert [row["round"] for row in read_metrics(one)] == list(range(1, 1001))
