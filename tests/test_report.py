@@ -16,7 +16,7 @@ from dagc.report import Panel, Run, Series, find_runs, panels_of, read_run, sent
 from dagc.report.figures import write_figures
 from dagc.report.numbers import curve, difference, final, in_bytes, reached, targets
 from dagc.report.page import page, run_command
-from dagc.report.tables import csv_table, curves_csv, latex_table
+from dagc.report.tables import csv_table, curves_csv, latex_table, markdown_table
 from dagc.training import Config, train
 
 
@@ -160,6 +160,15 @@ def test_the_latex_table_has_no_bare_specials():
     assert len({len(re.findall(r"(?<!\\)&", row)) for row in rows}) == 1  # as many columns in every row
 
 
+def test_the_markdown_table_has_a_row_for_each_series():
+    lines = markdown_table([two_series(), two_series()]).splitlines()
+    assert len(lines) == 2 + 4
+    assert {line.count("|") for line in lines} == {lines[0].count("|")}
+    assert lines[2].startswith("| a problem | good | 85.00 ± 7.07 % | 85.00 % |")
+    assert lines[3].startswith("|  | bad & worse_1 |")
+    assert lines[3].endswith("| 150 B | 0 of 2 |")
+
+
 def test_the_page_is_whole_and_cannot_be_broken_by_names(runs):
     panel = two_series()
     evil = Panel("<img src=x onerror=alert(1)>", panel.series, notes=("</script><script>alert(2)",))
@@ -214,6 +223,7 @@ def test_the_command(runs, tmp_path):
         "report.html",
         "table.csv",
         "table.tex",
+        "table.md",
         "report-curves.csv",
     }
 

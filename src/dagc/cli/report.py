@@ -2,16 +2,19 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from dagc.errors import InvalidInput
-from dagc.report import find_runs, panels_of, read_run, sentence, write_report
+from dagc.report import Panel, find_runs, panels_of, read_run, sentence, write_report
+from dagc.report.tables import text_rows
 
-__all__ = ["command_line", "numbers", "report"]
+__all__ = ["command_line", "numbers", "print_table", "report"]
 
 
 def report(
@@ -21,7 +24,7 @@ def report(
     targets: Annotated[str | None, typer.Option(help="Accuracies to be reached, e.g. 0.75,0.8.")] = None,
     figures: Annotated[bool, typer.Option(help="Draw SVG and PNG files, too (needs matplotlib).")] = True,
 ) -> None:
-    """Write one self-contained page about runs, with tables (CSV, LaTeX) and curves (CSV, SVG, PNG).
+    """Write one self-contained page about runs, with tables (CSV, LaTeX, Markdown) and curves (CSV, SVG, PNG).
 
     Runs that differ only in the seed become one line with a band.
 
@@ -31,9 +34,26 @@ def report(
     panels = panels_of(found, numbers(targets))
     heading = title or (panels[0].title if len(panels) == 1 else f"{len(panels)} settings")
     page = write_report(panels, output, heading, command_line(), figures)
+    print_table(panels, heading)
     console = Console(highlight=False, soft_wrap=True)
     console.print(sentence(panels), markup=False)
     console.print(f"page: {page}", markup=False)
+
+
+def print_table(panels: Sequence[Panel], title: str) -> None:
+    """The report's table, and what to know of it, on the terminal."""
+    heads, body = text_rows(panels)
+    table = Table(title=title, title_justify="left")
+    for name in heads:
+        table.add_column(name, justify="left" if name in ("Setting", "Method") else "right")
+    for number, row in enumerate(body):
+        if number and row[0] and heads[0] == "Setting":
+            table.add_section()
+        table.add_row(*row)
+    console = Console(highlight=False)
+    console.print(table)
+    for note in dict.fromkeys(note for panel in panels for note in panel.notes):
+        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
 
 
 def command_line() -> str:

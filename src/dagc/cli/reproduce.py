@@ -9,15 +9,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from dagc.cli.report import command_line
+from dagc.cli.report import command_line, print_table
 from dagc.errors import InvalidInput
 from dagc.experiments import EXPERIMENTS, TITLES, Cell, choose, run_cells, with_data
 from dagc.experiments.reproduce import Progress as Tell
 from dagc.report import Panel, Run, Series, read_run, sentence, write_report
-from dagc.report.tables import rows
-from dagc.report.words import percent
 from dagc.training import Config
 
 __all__ = ["reproduce"]
@@ -69,7 +66,7 @@ def reproduce(
     for name, some in ready.items():
         panels = [_panel(cell, paths.pop(0), read) for cell in some]
         page = write_report(panels, output / name, TITLES[name], command_line())
-        _print(panels, TITLES[name])
+        print_table(panels, TITLES[name])
         Console(highlight=False, soft_wrap=True).print(f"{sentence(panels)}\npage: {page}\n", markup=False)
 
 
@@ -101,24 +98,6 @@ def _panel(cell: Cell, paths: Sequence[Sequence[Path]], read: dict[Path, Run]) -
         runs = tuple(read[folder] for folder in folders)
         series.append(Series(variant.label, runs, variant.paper, variant.bytes_per_entry))
     return Panel(cell.title, tuple(series), cell.targets, cell.paper, cell.notes)
-
-
-def _print(panels: Sequence[Panel], title: str) -> None:
-    table = Table(title=title, title_justify="left")
-    for column in ("setting", "method", "accuracy", "paper", "entries sent"):
-        table.add_column(column, justify="left" if column in ("setting", "method") else "right")
-    before = None
-    for row in rows(panels):
-        if before not in (None, row["panel"]):
-            table.add_section()
-        paper = "" if row["paper"] is None else f"{row['paper']:.2f} %"
-        name = row["panel"] if row["panel"] != before else ""
-        table.add_row(name, row["series"], percent(row["accuracy"]), paper, f"{100 * row['entries']:.3g} %")
-        before = row["panel"]
-    console = Console(highlight=False)
-    console.print(table)
-    for note in dict.fromkeys(note for panel in panels for note in panel.notes):
-        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
 
 
 @contextmanager

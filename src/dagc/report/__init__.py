@@ -7,14 +7,14 @@ from dagc.report.figures import write_figures
 from dagc.report.page import page
 from dagc.report.panels import Panel, Series, panels_of
 from dagc.report.runs import Run, find_runs, read_run
-from dagc.report.tables import csv_table, curves_csv, latex_table
+from dagc.report.tables import csv_table, curves_csv, latex_table, markdown_table
 from dagc.report.words import sentence
 
 __all__ = ["Panel", "Run", "Series", "find_runs", "panels_of", "read_run", "sentence", "write_report"]
 
 
 def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str, figures: bool = True) -> Path:
-    """Write `report.html`, `table.csv`, `table.tex`, `report-curves.csv` and, with matplotlib, SVG and PNG curves.
+    """Write `report.html`, `table.csv`, `.tex` and `.md`, `report-curves.csv` and, with matplotlib, SVG and PNG curves.
 
     Args:
         panels: What to show.
@@ -31,6 +31,7 @@ def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str
         "report.html": page(panels, title, command),
         "table.csv": csv_table(panels),
         "table.tex": latex_table(panels, title),
+        "table.md": markdown_table(panels),
         "report-curves.csv": curves_csv(panels),
     }
     for name, text in texts.items():

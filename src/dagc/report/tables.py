@@ -1,4 +1,4 @@
-"""The table of a report: as rows for the page, as CSV for machines and as LaTeX for papers."""
+"""The table of a report: as CSV for machines, as LaTeX and Markdown for people, and as rows for the page."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from dagc.report.numbers import Spread, curve, final, in_bytes, reached, targets
 from dagc.report.panels import Panel, Series
 from dagc.report.words import percent
 
-__all__ = ["csv_table", "curves_csv", "latex_table", "rows"]
+__all__ = ["csv_table", "curves_csv", "latex_table", "markdown_table", "rows", "text_rows"]
 
 
 def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
@@ -68,28 +68,49 @@ def curves_csv(panels: Sequence[Panel]) -> str:
 
 
 def latex_table(panels: Sequence[Panel], caption: str) -> str:
-    """The rows as a LaTeX table with booktabs."""
+    """The table for papers, with booktabs."""
+    heads, body = text_rows(panels)
+    columns = "".join("l" if name in ("Setting", "Method") else "r" for name in heads)
+    lines = [rf"\begin{{table}}\caption{{{_tex(caption)}}}\centering", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    lines += [" & ".join(map(_tex, heads)) + r" \\", r"\midrule"]
+    for number, row in enumerate(body):
+        if number and row[0] and heads[0] == "Setting":
+            lines.append(r"\midrule")
+        lines.append(" & ".join(map(_tex, row)) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def markdown_table(panels: Sequence[Panel]) -> str:
+    """The table for READMEs, issues and notebooks."""
+    heads, body = text_rows(panels)
+    sides = ["---" if name in ("Setting", "Method") else "---:" for name in heads]
+    return (
+        "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in [heads, sides, *body])
+        + "\n"
+    )
+
+
+def text_rows(panels: Sequence[Panel]) -> tuple[list[str], list[list[str]]]:
+    """The headings and the rows in words; a setting's name stands in its first row only."""
     told = rows(panels)
     paper = any(row["paper"] is not None for row in told)
     several = len(panels) > 1
     shared = {targets(panel) for panel in panels}
     goals = next(iter(shared)) if len(shared) == 1 else ()
-    heads = ["Setting"] * several + ["Method", "Accuracy"] + ["Paper"] * paper + ["Up", "Down"]
+    heads = ["Setting"] * several + ["Method", "Accuracy"] + ["Paper"] * paper + ["Entries sent", "Up", "Down"]
     heads += [f"Up to {100 * goal:g} %" for goal in goals]
-    columns = "l" * (1 + several) + "r" * (len(heads) - 1 - several)
-    lines = [rf"\begin{{table}}\caption{{{_tex(caption)}}}\centering", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
-    lines += [" & ".join(map(_tex, heads)) + r" \\", r"\midrule"]
-    before = ""
+    body, before = [], None
     for row in told:
-        if several and before and row["panel"] != before:
-            lines.append(r"\midrule")
         line = [row["panel"] if row["panel"] != before else ""] * several + [row["series"], percent(row["accuracy"])]
         line += ["" if row["paper"] is None else f"{row['paper']:.2f} %"] * paper
-        line += [in_bytes(row["bytes_up"].mean), in_bytes(row["bytes_down"].mean)]
-        line += [in_bytes(goal.bytes.mean) if goal.bytes else "–" for goal in row["reached"]] if goals else []
-        lines.append(" & ".join(map(_tex, line)) + r" \\")
+        line += [f"{100 * row['entries']:.3g} %", in_bytes(row["bytes_up"].mean), in_bytes(row["bytes_down"].mean)]
+        if goals:
+            line += [
+                in_bytes(goal.bytes.mean) if goal.bytes else f"{goal.seeds} of {goal.of}" for goal in row["reached"]
+            ]
+        body.append(line)
         before = row["panel"]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+    return heads, body
 
 
 def _part_sent(series: Series) -> float:
