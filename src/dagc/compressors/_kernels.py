@@ -87,6 +87,7 @@ def _block(
     where a bit is set; 2 does so past the cache, for vectors that do not fit in it: memory is then spared reading what
     is about to be overwritten, but out must lie on 32 bytes. Most blocks have no bit set, so that is found out first,
     by the largest key, and which bits only then; if there are any, all 64 sums are left at the address `sums`.
+    After them is a word that is no longer zero when a sum was not finite.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -126,6 +127,10 @@ def _block(
                     mask = builder.or_(mask, builder.shl(bit, _I64(_LANES * i)))
                 store(rest, out, write.literal_value)
                 store(totals, sums, 1)
+                odd = builder.icmp_signed(">", largest[0], _vector(builder, _I32(INFINITE - 1), _LANES))
+                word = builder.inttoptr(builder.add(sums, _I64(4 * BLOCK)), _I32.as_pointer())
+                odds = builder.zext(builder.bitcast(odd, bits), _I32)
+                builder.store(builder.or_(builder.load(word), odds), word)
                 after_some = builder.block
             with none:
                 store(totals, out, write.literal_value)
@@ -193,17 +198,17 @@ def _total(gradient, kind, residual):
 def collect(parts, residual, out, stream, threshold, cursor, indices, values):
     """Go on from the cursor, until the end (False) or a full buffer (True).
 
-    The cursor is: part, offset in it, position in the whole, number found, largest key found.
+    The cursor is: part, offset in it, position in the whole, number found, and not 0 if a sum found is not finite.
     Invariant: before the cursor's position, `out` holds residual + gradient, with zero for what was found; found is
     every entry whose key is at least the threshold (which may rise between calls), in ascending order.
     With an empty residual, the entries are the gradient's own and nothing is written.
     """
-    part, offset, position, found, largest = cursor[0], cursor[1], cursor[2], cursor[3], cursor[4]
+    part, offset, position, found = cursor[0], cursor[1], cursor[2], cursor[3]
     threshold = np.int32(threshold)
     write = len(residual) > 0
     residual_start = residual.ctypes.data if write else 0
     out_start = out.ctypes.data
-    sums = np.empty(BLOCK, np.float32)
+    sums = np.zeros(BLOCK + 1, np.float32)
     sums_start = sums.ctypes.data
     keys = sums.view(np.int32)
     full = False
@@ -226,7 +231,9 @@ def collect(parts, residual, out, stream, threshold, cursor, indices, values):
                     size = min(size, (32 - to % 32) // 4)
                 for i in range(size):
                     total = _total(gradient + width * i, kind, kept + 4 * i if write else 0)
-                    hit = (np.float32(total).view(np.int32) & MAGNITUDE) >= threshold
+                    key = np.float32(total).view(np.int32) & MAGNITUDE
+                    hit = key >= threshold
+                    keys[BLOCK] |= key >= INFINITE
                     mask |= np.uint64(hit) << np.uint64(i)
                     sums[i] = total
                     if write:
@@ -257,13 +264,13 @@ def collect(parts, residual, out, stream, threshold, cursor, indices, values):
                 mask &= mask - np.uint64(1)
                 indices[found] = position + i
                 values[found] = sums[i]
-                largest = max(largest, keys[i] & MAGNITUDE)
                 found += 1
             offset += size
             position += size
         if not full:
             part, offset = part + 1, 0
-    cursor[0], cursor[1], cursor[2], cursor[3], cursor[4] = part, offset, position, found, largest
+    cursor[0], cursor[1], cursor[2], cursor[3] = part, offset, position, found
+    cursor[4] |= keys[BLOCK]
     _fence()
     return full
 
@@ -344,10 +351,11 @@ def bracket(parts, residual, size, count):
     """Two keys with the count-th largest key of all between them, most likely: a guess from a sample.
 
     The sample's ranks three standard deviations to either side of the expected one give the keys; the lower one is too
-    high in about one call of a thousand.
+    high in about one call of a thousand. Its size makes drawing it and putting back what it lets through too much cost
+    about the same, as measured.
     """
     share = count / size
-    s = max(256, int(2 * size**0.5), int((0.6 * size * share**0.5) ** (2 / 3)))
+    s = max(256, int(2 * size**0.5), int((size * share**0.5) ** (2 / 3)))
     low, high = np.int64(1), np.int64(MAGNITUDE)
     if s * 4 > size:
         return low, high

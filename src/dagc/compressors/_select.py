@@ -42,7 +42,7 @@ class Total(NamedTuple):
         """Collect from the cursor on; True if the buffers are full. A sum that is not finite is refused."""
         stream = len(self.out) >= max(1, STREAM_FROM)
         full = kernels.collect(self.parts, self.residual, self.out, stream, threshold, cursor, indices, values)
-        if cursor[4] >= kernels.INFINITE:
+        if cursor[4]:
             vector = torch.cat([tensor.to(torch.float32) for tensor in self.tensors])
             refuse_non_finite(torch.from_numpy(self.residual) + vector if len(self.residual) else vector)
         return bool(full)
