@@ -26,7 +26,9 @@ def page(panels: Sequence[Panel], title: str, command: str) -> str:
         title: Its heading.
         command: The command that does it all again.
     """
+    alone = len(panels) == 1 and panels[0].title != title
     parts = {
+        "subtitle": f"<p class='sub'>{escape(panels[0].title)}</p>" if alone else "",
         "title": escape(title),
         "css": _file("page.css"),
         "summary": escape(sentence(panels)),
@@ -34,7 +36,7 @@ def page(panels: Sequence[Panel], title: str, command: str) -> str:
         "table": _table(panels),
         "legend": escape(_legend(panels)),
         "command": escape(command),
-        "configs": "\n".join(_config(panel, series) for panel in panels for series in panel.series),
+        "configs": "\n".join(_config(panel, series, len(panels) == 1) for panel in panels for series in panel.series),
         "version": escape(dagc.__version__),
         "data": json.dumps({"panels": [_data(panel) for panel in panels]}, separators=(",", ":")).replace(
             "<", "\\u003c"
@@ -70,7 +72,7 @@ def _table(panels: Sequence[Panel]) -> str:
     shared = {targets(panel) for panel in panels}
     goals = next(iter(shared)) if len(shared) == 1 else ()
     heads = ["Method", "Accuracy", *["Paper"] * paper, "Entries sent", "Uploaded", "Downloaded"]
-    heads += [f"Bytes up to {100 * goal:g} %" for goal in goals]
+    heads += [f"Upload to {100 * goal:g} %" for goal in goals]
     body, before = [], None
     for row in told:
         if len(panels) > 1 and row["panel"] != before:
@@ -99,7 +101,7 @@ def _cell(text: str, best: bool = False) -> str:
 def _goal(goal: Reached, beside: Sequence[Reached]) -> str:
     """The bytes to a target, and how many times the fewest that is."""
     if goal.bytes is None:
-        return f"<td><small>{goal.seeds} of {goal.of} seeds</small></td>"
+        return f"<td><small>{goal.seeds} of {goal.of} did</small></td>"
     fewest = min(other.bytes.mean for other in beside if other.bytes is not None)
     times = goal.bytes.mean / fewest if fewest else 1.0
     best = " class=best" if goal.bytes.mean == fewest else ""
@@ -110,8 +112,8 @@ def _times(times: float) -> str:
     return f"{times:.1f}" if times < 100 else f"{times:,.0f}"
 
 
-def _config(panel: Panel, series: Series) -> str:
-    name = escape(f"{panel.title}: {series.label}")
+def _config(panel: Panel, series: Series, alone: bool) -> str:
+    name = escape(series.label if alone else f"{panel.title}: {series.label}")
     config = series.runs[0].config
     text = escape(f"# {run_command(config)}\n\n{config.toml()}")
     seeds = ", ".join(str(run.config.seed) for run in series.runs)
