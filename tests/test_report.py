@@ -202,7 +202,7 @@ def test_everything_is_written(runs, tmp_path):
     panels = panels_of(map(read_run, find_runs([runs])))
     found = write_report(panels, tmp_path / "new", "t", "c")
     names = {path.name for path in found.parent.iterdir()}
-    assert {"report.html", "table.csv", "table.tex", "report-curves.csv", "curves-rounds.png"} <= names
+    assert {"report.html", "table.csv", "table.tex", "curves.csv", "curves-rounds.png"} <= names
     assert (tmp_path / "new" / "curves-bytes.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "new" / "curves-seconds.svg").read_text()
 
@@ -224,7 +224,7 @@ def test_the_command(runs, tmp_path):
         "table.csv",
         "table.tex",
         "table.md",
-        "report-curves.csv",
+        "curves.csv",
     }
 
 

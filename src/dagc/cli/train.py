@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dagc.cli.options import given_fields, with_config_flags
 from dagc.cli.report import command_line
+from dagc.data.folder import write_atomically
 from dagc.errors import InvalidInput
-from dagc.experiments import compared, comparison_configs, run_all, stopping, write_curves
+from dagc.experiments import compared, comparison_configs, run_all, stopping
 from dagc.report import panels_of, read_run, sentence, write_report
+from dagc.report.numbers import in_bytes
 from dagc.training import Config, Federation, Round, read_metrics, summary, train
 
 __all__ = ["compare", "resume", "run"]
@@ -99,10 +102,11 @@ def compare(
         with _bars([f"{c.method}, seed {c.seed}" for c in configs], configs[0].rounds) as tell:
             paths = run_all(configs, folder, jobs or os.cpu_count() or 1, tell)
     except KeyboardInterrupt:
-        log.print(f"stopped; what is done is kept in {folder}, and the same command goes on from there", markup=False)
+        log.print(f"stopped; the same command goes on from {folder}", markup=False, soft_wrap=True)
         raise
     result = compared(configs, paths, target)
-    write_curves(configs, paths, result, folder)
+    with write_atomically(folder / "comparison.json") as file:
+        file.write(json.dumps({**result, "runs": [path.name for path in paths]}, indent=1).encode())
     panels = panels_of(map(read_run, paths), () if target is None else (target,))
     page = write_report(panels, folder, panels[0].title, command_line())
     if as_json:
@@ -125,6 +129,7 @@ def _with_budget(given: dict[str, Any], config: Path | None) -> Config:
 
 def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> None:
     callbacks = [_tensorboard(folder)] if tensorboard else []
+    accuracy = ""
     with (
         warnings.catch_warnings(),
         _bars([f"{config.task} {config.method}"], config.rounds) as tell,
@@ -132,7 +137,8 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
     ):
         warnings.showwarning = lambda message, *_: log.print(f"warning: {message}", style="yellow", markup=False)
         for result in train(config, folder, callbacks):
-            tell(0, result.round, _in_words(result))
+            accuracy = accuracy if result.accuracy is None else f"accuracy {result.accuracy:.1%}, "
+            tell(0, result.round, accuracy + _in_words(result))
             if stop.is_set() and result.round < config.rounds:
                 break
         else:
@@ -149,8 +155,8 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
         ("task, method", f"{config.task}, {config.method}"),
         ("final accuracy", f"{told['final_accuracy']:.2%} (mean of the last evaluations)"),
         ("best accuracy", f"{told['best_accuracy']:.2%}"),
-        ("uploaded", _bytes(told["bytes_up"])),
-        ("downloaded", _bytes(told["bytes_down"])),
+        ("uploaded", in_bytes(told["bytes_up"])),
+        ("downloaded", in_bytes(told["bytes_down"])),
         ("network's clock", f"{told['seconds']:,.1f} s on {config.network}"),
         ("folder", str(folder)),
     ):
@@ -160,45 +166,20 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
 
 def _print_comparison(result: dict[str, Any], budgets: dict[str, Any]) -> None:
     budget = ", ".join(f"{name} {value:g}" for name, value in budgets.items() if value is not None)
-    table = Table(title=f"{result['task']}, {result['rounds']:,} rounds, {budget}", title_justify="left")
-    target = f"{result['target']:.0%}"
-    for name in (
-        "method",
-        "final",
-        "best",
-        f"rounds to {target}",
-        f"bytes up to {target}",
-        "× the best",
-        f"s to {target}",
-        "bytes up",
-    ):
-        table.add_column(name, justify="left" if name == "method" else "right")
+    title = f"{result['task']}, {result['rounds']:,} rounds, {budget}; up to {result['target']:.0%} accuracy:"
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for name in ("method", "final", "best", "rounds", "bytes up", "× best", "seconds", "all up"):
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     reached = [row["to_target"]["bytes"] for row in result["methods"] if row["to_target"]["bytes"] is not None]
     for row in result["methods"]:
-        to = row["to_target"]
-        there = (
-            [
-                f"{to['iterations']:,.0f}",
-                _bytes(to["bytes"]),
-                f"{to['bytes'] / min(reached):.1f}",
-                f"{to['seconds']:,.1f}",
-            ]
-            if to["bytes"] is not None
-            else [f"{to['reached']} of {row['seeds']}", "", "", ""]
-        )
-        table.add_row(
-            row["method"],
-            _percent(row, "final_accuracy"),
-            _percent(row, "best_accuracy"),
-            *there,
-            _bytes(row["bytes_up"]),
-        )
+        to, sd = row["to_target"], row["final_accuracy_sd"]
+        there = [f"{to['reached']} of {row['seeds']}", "", "", ""]
+        if to["bytes"] is not None:
+            times = f"{to['bytes'] / min(reached):.1f}"
+            there = [f"{to['iterations']:,.0f}", in_bytes(to["bytes"]), times, f"{to['seconds']:,.1f}"]
+        final = f"{100 * row['final_accuracy']:.1f}" + (f" ± {100 * sd:.1f} %" if sd is not None else " %")
+        table.add_row(row["method"], final, f"{row['best_accuracy']:.1%}", *there, in_bytes(row["bytes_up"]))
     Console(highlight=False).print(table)
-
-
-def _percent(row: dict[str, Any], name: str) -> str:
-    spread = row[f"{name}_sd"]
-    return f"{100 * row[name]:.1f} %" if spread is None else f"{100 * row[name]:.1f} ± {100 * spread:.1f} %"
 
 
 @contextmanager
@@ -208,7 +189,8 @@ def _bars(names: list[str], rounds: int) -> Iterator[Any]:
         last = [0] * len(names)
 
         def say(number: int, done: int, text: str = "") -> None:
-            if done > last[number] and (done == rounds or done * 10 // rounds > last[number] * 10 // rounds):
+            tenth = len(names) == 1 and done * 10 // rounds > last[number] * 10 // rounds
+            if done > last[number] and (done == rounds or tenth):
                 log.print(f"{names[number]}: round {done:,} of {rounds:,} {text}", markup=False, soft_wrap=True)
                 last[number] = done
 
@@ -228,14 +210,8 @@ def _bars(names: list[str], rounds: int) -> Iterator[Any]:
         )
 
 
-_seen: dict[str, str] = {"accuracy": ""}
-
-
 def _in_words(result: Round) -> str:
-    if result.accuracy is not None:
-        _seen["accuracy"] = f"accuracy {result.accuracy:.1%}, "
-    traffic = f"up {_bytes(result.bytes_up)}, down {_bytes(result.bytes_down)}"
-    return f"{_seen['accuracy']}loss {result.loss:.3f}, {traffic}"
+    return f"loss {result.loss:.3f}, up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
 
 
 def _tensorboard(folder: Path) -> Any:
@@ -254,14 +230,6 @@ def _tensorboard(folder: Path) -> Any:
             writer.flush()
 
     return write
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1000
-    raise AssertionError
 
 
 def _slug(task: str) -> str:

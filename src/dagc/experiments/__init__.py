@@ -1,7 +1,7 @@
 """Experiments: several runs, and what they say together."""
 
 from dagc.experiments.cells import Cell, Variant, choose
-from dagc.experiments.compare import compared, comparison_configs, write_curves
+from dagc.experiments.compare import compared, comparison_configs
 from dagc.experiments.paper import EXPERIMENTS, TITLES
 from dagc.experiments.reproduce import run_cells
 from dagc.experiments.runner import run_all, stopping
@@ -20,5 +20,4 @@ __all__ = [
     "run_cells",
     "stopping",
     "with_data",
-    "write_curves",
 ]

@@ -1,19 +1,16 @@
 """Methods side by side: the same data, seeds, model and budget for all, and what each made of it."""
 
-import csv
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from dagc.data.folder import write_atomically
 from dagc.errors import InvalidInput
 from dagc.policies import POLICIES
 from dagc.training import Config, read_metrics, summary
 
-__all__ = ["compared", "comparison_configs", "write_curves"]
+__all__ = ["compared", "comparison_configs"]
 
 
 def comparison_configs(
@@ -67,20 +64,6 @@ def compared(configs: Sequence[Config], paths: Sequence[Path], target: float | N
         row["to_target"] = _to_target(curves[method], target)
         told.append(row)
     return {"task": configs[0].task, "rounds": configs[0].rounds, "target": target, "methods": told}
-
-
-def write_curves(configs: Sequence[Config], paths: Sequence[Path], result: dict[str, Any], folder: Path) -> None:
-    """`comparison.json`, and `curves.csv` with a line for every evaluation of every run."""
-    with write_atomically(folder / "comparison.json") as file:
-        file.write(json.dumps({**result, "runs": [path.name for path in paths]}, indent=1).encode())
-    columns = ["round", "bytes_up", "bytes_down", "seconds", "accuracy", "test_loss", "loss"]
-    with (folder / "curves.csv").open("w", newline="") as text:
-        writer = csv.writer(text)
-        writer.writerow(["method", "seed", *columns])
-        for config, path in zip(configs, paths, strict=True):
-            for row in read_metrics(path):
-                if "accuracy" in row:
-                    writer.writerow([config.method, config.seed, *(row[name] for name in columns)])
 
 
 def _to_target(curves: list[list[dict[str, Any]]], target: float) -> dict[str, Any]:

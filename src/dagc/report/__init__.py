@@ -14,7 +14,7 @@ __all__ = ["Panel", "Run", "Series", "find_runs", "panels_of", "read_run", "sent
 
 
 def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str, figures: bool = True) -> Path:
-    """Write `report.html`, `table.csv`, `.tex` and `.md`, `report-curves.csv` and, with matplotlib, SVG and PNG curves.
+    """Write `report.html`, `table.csv`, `.tex` and `.md`, `curves.csv` and, with matplotlib, SVG and PNG curves.
 
     Args:
         panels: What to show.
@@ -32,7 +32,7 @@ def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str
         "table.csv": csv_table(panels),
         "table.tex": latex_table(panels, title),
         "table.md": markdown_table(panels),
-        "report-curves.csv": curves_csv(panels),
+        "curves.csv": curves_csv(panels),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
