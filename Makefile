@@ -11,7 +11,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/python -m dagc demo
+	$(BIN)/dagc compare mlp@digits --rounds 200 --seeds 3 --output runs/demo
 
 test: $(READY)
 	$(BIN)/python -m pytest
