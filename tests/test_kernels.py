@@ -134,8 +134,10 @@ def test_a_step_takes_what_reaches_the_threshold(make, threshold, writing, plain
 @pytest.mark.parametrize(("compressor", "parameter"), [(top_k, 200), (hard_threshold, 1.5), (random_k, 200)])
 @pytest.mark.parametrize(
     ("make", "dtype"),
-    [*((make, torch.float32) for make in (normal, heavy_tailed, layers, few, ties, spikes))]
-    + [(heavy_tailed, torch.float16), (ties, torch.float16), (layers, torch.bfloat16), (normal, torch.float64)],
+    [
+        *((make, torch.float32) for make in (normal, heavy_tailed, layers, few, ties, spikes)),
+        *((heavy_tailed, torch.float16), (ties, torch.float16), (layers, torch.bfloat16), (normal, torch.float64)),
+    ],
 )
 def test_25_rounds_of_error_feedback(make, dtype, compressor, parameter, plainly):
     size = 20_011
@@ -167,19 +169,19 @@ def test_every_half_precision_number_is_read_exactly(dtype, shift):
             small.step(gradient, 1)
 
 
-@pytest.mark.parametrize("at", [0, 63, 64, 40_000])
-@pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf"), -float("inf"), 3e38])
+@pytest.mark.parametrize("at", [0, 64, 10_000])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3e38])
 @pytest.mark.parametrize(
     ("compressor", "parameter"), [(top_k, 0), (top_k, 400), (hard_threshold, float("inf")), (random_k, 40)]
 )
 def test_what_is_not_finite_is_refused_and_leaves_no_trace(compressor, parameter, bad, at, writing):
-    feedback = ErrorFeedback(compressor, 40_001)
-    feedback.step(heavy_tailed(40_001), parameter)
+    feedback = ErrorFeedback(compressor, 10_001)
+    feedback.step(heavy_tailed(10_001), parameter)
     feedback.residual[at] = 3e38  # with which 3e38 overflows
     before, tensor = feedback.residual.clone(), feedback.residual
-    gradient = heavy_tailed(40_001, 1)
+    gradient = heavy_tailed(10_001, 1)
     gradient[at] = bad
-    with pytest.raises(NonFiniteGradient, match=f"entry {at} of 40001 is (nan|-?inf)"):
+    with pytest.raises(NonFiniteGradient, match=f"entry {at} of 10001 is (nan|-?inf)"):
         feedback.step([gradient[:100], gradient[100:]], parameter)
     assert feedback.residual is tensor
     assert same_bits(tensor, before)
