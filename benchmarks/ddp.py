@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from queue import Queue
@@ -40,6 +40,7 @@ PREFIX = "dagc-bench"
 SUBNET = "10.203.7"  # exists inside the namespaces only
 PORT = 29400
 WARM_UP = 4  # PowerSGD averages densely in its first steps
+ALONE = {"alone": "no exchange at all: what computing takes"}
 BASELINES = {"dense": "dense all-reduce", "fp16": "PyTorch's fp16 hook", "powersgd": "PyTorch's PowerSGD hook, rank 1"}
 OURS: dict[str, dict[str, Any]] = {
     "dagc-r 1 %": {"ratio": 0.01},
@@ -181,8 +182,9 @@ def job(lines: "Queue[Any]") -> None:
         for _ in range(count):
             x, y = batch(done)
             optimiser.zero_grad()
-            loss: Any = torch.nn.functional.cross_entropy(model(x), y) * weight
-            loss.backward()
+            with model.no_sync() if asked["method"] == "alone" else nullcontext():
+                loss: Any = torch.nn.functional.cross_entropy(model(x), y) * weight
+                loss.backward()
             optimiser.step()
             done += 1
         return time.perf_counter() - began
@@ -195,10 +197,10 @@ def job(lines: "Queue[Any]") -> None:
     count = asked["steps"]
     took = steps(count)
     if asked.get("seconds"):
-        # As many as go into the time at the pace of the slowest rank; the first ones count.
+        # As many as go into the time at the pace of the slowest rank: all ranks must come to the same number.
         pace = torch.tensor([took / count])
         dist.all_reduce(pace, op=dist.ReduceOp.MAX)
-        more = max(0, int((asked["seconds"] - took) / float(pace)))
+        more = max(0, int(asked["seconds"] / float(pace)) - count)
         took, count = took + steps(more), count + more
     bytes_sent = (transmitted() - before) / count
     answer = {"seconds": took / count, "total": took, "bytes": bytes_sent, "steps": done}
@@ -291,7 +293,7 @@ def slow_link(options: argparse.Namespace) -> None:
                 print(f"\n{model}, {options.rate} each way, 4 ranks\n")
                 print("| method | seconds per step | dense / this | kB sent per step and rank |\n|---|---|---|---|")
                 dense = None
-                for method in (*BASELINES, *OURS):
+                for method in (*BASELINES, *OURS, *ALONE):
                     counts = (
                         {"dense": 2, "fp16": 3, "dagc-r 1 %": 10} if model == "mlp-11m" else {"dense": 8, "fp16": 12}
                     )
@@ -299,7 +301,7 @@ def slow_link(options: argparse.Namespace) -> None:
                         hosts, network, task=model, method=method, steps=counts.get(method, 25), learning_rate=0.01
                     )
                     dense = dense or found["seconds"]
-                    name, faster = BASELINES.get(method, method), dense / found["seconds"]
+                    name, faster = {**BASELINES, **ALONE}.get(method, method), dense / found["seconds"]
                     print(
                         f"| {name} | {found['seconds']:.3f} | {faster:.1f} | {found['bytes'] / 1000:,.1f} |", flush=True
                     )
