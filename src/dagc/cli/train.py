@@ -167,7 +167,7 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
 def _print_comparison(result: dict[str, Any], budgets: dict[str, Any]) -> None:
     budget = ", ".join(f"{name} {value:g}" for name, value in budgets.items() if value is not None)
     title = f"{result['task']}, {result['rounds']:,} rounds, {budget}; up to {result['target']:.0%} accuracy:"
-    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("method", "final", "best", "rounds", "bytes up", "× best", "seconds", "all up"):
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     reached = [row["to_target"]["bytes"] for row in result["methods"] if row["to_target"]["bytes"] is not None]
