@@ -230,7 +230,7 @@ def _equal_bytes() -> tuple[Cell, ...]:
         "int32 + fp32: counted as 8 bytes for each entry sent, no header, as GRACE sends them; all others: the bytes "
         "of our frames, headers and checksums included",
     )
-    return (Cell("logistic", title, fields, variants, (0.70, 0.75, 0.78, 0.80), 300, "", notes),)
+    return (Cell("logistic", title, fields, variants, (0.70, 0.75, 0.78, 0.80), 150, "", notes),)
 
 
 _VALUES = ("fp32", "fp16", "int8", "sign")
