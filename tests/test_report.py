@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -251,6 +252,26 @@ def test_a_run_that_has_not_been_evaluated_is_refused(tmp_path):
     rounds.close()
     with pytest.raises(InvalidInput, match="not been evaluated yet"):
         read_run(tmp_path / "young")
+
+
+def test_runs_of_another_machine_can_be_reported(runs, tmp_path):
+    there = tmp_path / "there"
+    shutil.copytree(runs / "top-k-0", there)
+    told = (there / "config.toml").read_text()
+    there.joinpath("config.toml").write_text(
+        told.replace('"cpu"', '"cuda:3"').replace("logistic@digits", "logistic@/nowhere/own.npz")
+    )
+    (panel,) = panels_of([read_run(there)])
+    assert panel.title.startswith("logistic@/nowhere/own.npz")
+    assert "--device cuda:3" in page([panel], "t", "c")
+
+
+@pytest.mark.parametrize("name", ["config.toml", "clients.json"])
+def test_a_broken_folder_is_named(runs, tmp_path, name):
+    shutil.copytree(runs / "top-k-0", tmp_path / "broken")
+    (tmp_path / "broken" / name).write_text("{")
+    with pytest.raises(InvalidInput, match="broken is not a whole run's folder"):
+        read_run(tmp_path / "broken")
 
 
 def test_bytes_as_people_write_them():
