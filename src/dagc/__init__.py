@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from dagc.allocation import ALLOCATORS, Allocator, allocate, entries
 from dagc.compressors import COMPRESSORS, Compressor, everything, hard_threshold, per_tensor, random_k, top_k
-from dagc.errors import BudgetWarning, DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
+from dagc.errors import (
+    BudgetWarning,
+    CheckpointError,
+    DagcError,
+    DataError,
+    InvalidInput,
+    MalformedPayload,
+    MissingData,
+    NonFiniteGradient,
+)
 from dagc.feedback import ErrorFeedback
 from dagc.sparse import Sparse, aggregate, aggregate_sparse
 from dagc.wire import INDEX_CODECS, VALUE_CODECS, decode, encode, payload_size, quantise, read_header
@@ -25,12 +34,15 @@ __all__ = [
     "VALUE_CODECS",
     "Allocator",
     "BudgetWarning",
+    "CheckpointError",
     "Compressor",
     "Config",
     "DagcError",
+    "DataError",
     "ErrorFeedback",
     "InvalidInput",
     "MalformedPayload",
+    "MissingData",
     "NonFiniteGradient",
     "Sparse",
     "aggregate",
