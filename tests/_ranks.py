@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-PATIENCE = 60
+PATIENCE = 120
 """Seconds after which a rank that does not answer fails the test."""
 
 

@@ -390,7 +390,7 @@ def test_bytes_and_seconds_of_every_step(four):
         assert [step.step for step in steps] == list(range(12))
         assert steps[0].exchanges == 2  # nobody knows the others' lengths yet
         assert sum(step.exchanges for step in steps[1:]) < 14
-        assert all(step.sent < 3 * (1.1 * step.payload + 50) for step in steps[1:])
+        assert all(step.sent < 3 * (1.1 * step.payload + 120) for step in steps[1:])
     budget = int(0.05 * (20 * 30 + 30 + 30 * 5 + 5) * 4)
     assert sum(steps[-1].entries for steps in answers) == budget
 

@@ -60,7 +60,10 @@ class Exchange:
         if any(missing):
             rest = self._send(told[self._expected[self.rank] :], missing, message.step)
             parts = [memoryview(b"".join(pair)) for pair in zip(parts, rest, strict=True)]
-        self._expected = [length + length // 32 + 16 for length in lengths]
+        self._expected = [
+            max(length + length // 32 + 64, sent - sent // 64)
+            for length, sent in zip(lengths, self._expected, strict=True)
+        ]
         return [
             Message._make((*_HEAD.unpack_from(part)[:3], part[_HEAD.size : length]))
             for part, length in zip(parts, lengths, strict=True)
