@@ -148,7 +148,8 @@
     if (!found.length) html(tip, "p", { textContent: "not evaluated yet" });
     tip.style.left = `${Math.max(0, Math.min(pixel + 12, width - tip.offsetWidth))}px`;
     if (pixel + 12 + tip.offsetWidth > width) tip.style.left = `${Math.max(0, pixel - tip.offsetWidth - 12)}px`;
-    tip.style.top = `${Math.max(0, box.bottom - tip.offsetHeight - 8)}px`;
+    const below = width < 560; // on a phone it would hide the lines
+    tip.style.top = `${below ? box.bottom + 42 : Math.max(0, box.bottom - tip.offsetHeight - 8)}px`;
     if (spoken) $("readout").textContent = `${heading}: ${words.join(", ") || "not evaluated yet"}`;
   };
 
