@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dagc
+from dagc._numba import compiled
 from dagc.data import Batches, load, make_partition
 from dagc.errors import MissingData
 from dagc.models import build
@@ -120,10 +122,16 @@ def ours(compressor: dagc.Compressor, size: int, parameter: Any, kernels: str = 
     feedback = dagc.ErrorFeedback(compressor, size)
 
     def step(gradient: Any) -> object:
-        os.environ["DAGC_KERNELS"] = kernels
         return feedback.step(gradient, parameter)
 
-    return step
+    def plain_step(gradient: Any) -> object:
+        with mock.patch.dict(os.environ, {"DAGC_KERNELS": "torch"}):
+            compiled.cache_clear()
+            sparse = feedback.step(gradient, parameter)
+        compiled.cache_clear()
+        return sparse
+
+    return plain_step if kernels == "torch" else step
 
 
 def limit(size: int) -> Step:

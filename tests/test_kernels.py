@@ -14,6 +14,7 @@ import torch
 
 import dagc
 from dagc import ErrorFeedback, MalformedPayload, NonFiniteGradient, Sparse, hard_threshold, random_k, top_k
+from dagc._numba import compiled
 from dagc.wire import quantise, rice
 
 pytest.importorskip("numba")
@@ -29,7 +30,11 @@ def plainly(monkeypatch):
     def call(function, *arguments, **options):
         with monkeypatch.context() as patch:
             patch.setenv("DAGC_KERNELS", "torch")
-            return function(*arguments, **options)
+            compiled.cache_clear()
+            try:
+                return function(*arguments, **options)
+            finally:
+                compiled.cache_clear()
 
     return call
 
@@ -201,7 +206,7 @@ def test_many_that_are_not_finite_are_refused(writing):
 @pytest.mark.parametrize("guess", [(1, 1), (1, 0x7FFFFFFF), (0x7F000000, 0x7F000001), (0x3F800000, 0x3F800000)])
 @pytest.mark.parametrize("make", [normal, heavy_tailed, ties, constant, few, spikes])
 def test_a_wrong_guess_of_the_threshold_costs_time_only(make, guess, monkeypatch, writing):
-    monkeypatch.setattr(_select.kernels, "bracket", lambda *_: guess)
+    monkeypatch.setattr(_select, "GUESS", guess)
     for size, count in ((50_000, 10), (50_001, 3000), (100_000, 20_000)):
         feedback = ErrorFeedback(top_k, size)
         gradient = make(size)
@@ -436,6 +441,7 @@ def test_the_same_bits_without_numba(capsys, plainly):
 
 
 def test_the_switch_must_be_one_that_exists(monkeypatch):
+    compiled.cache_clear()
     monkeypatch.setenv("DAGC_KERNELS", "cuda")
     with pytest.raises(dagc.InvalidInput, match="DAGC_KERNELS must be auto or torch, not 'cuda'"):
         top_k(torch.ones(3), 1)

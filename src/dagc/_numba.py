@@ -10,23 +10,20 @@ from dagc.errors import InvalidInput
 __all__ = ["compiled", "kernel"]
 
 
+@cache
 def compiled() -> bool:
     """Whether the CPU kernels run: numba can be imported and the environment does not say `DAGC_KERNELS=torch`.
 
-    The results are the same bits either way.
+    The results are the same bits either way. Found out at the first use, not when dagc is imported, and only once.
     """
     choice = os.environ.get("DAGC_KERNELS", "auto")
     if choice not in ("auto", "torch"):
         raise InvalidInput(f"the environment variable DAGC_KERNELS must be auto or torch, not {choice!r}")
-    return choice == "auto" and _importable()
-
-
-@cache
-def _importable() -> bool:
-    """Tried at the first use, not when dagc is imported. A numba that is too old for this numpy does not import."""
+    if choice == "torch":
+        return False
     try:
         import numba  # noqa: F401
-    except ImportError:
+    except ImportError:  # or it is too old for this numpy
         return False
     return True
 

@@ -45,10 +45,6 @@ class _Spare(threading.local):
 _spare = _Spare()
 
 
-def _on_host(vectors: list[torch.Tensor]) -> bool:
-    return all(vector.device.type == "cpu" and vector.is_contiguous() for vector in vectors)
-
-
 class ErrorFeedback:
     """One client's memory of what it has not sent yet.
 
@@ -99,7 +95,7 @@ class ErrorFeedback:
             parameter: The compressor's: the number of entries, or the threshold.
         """
         parts = tensors(gradient)
-        size = sum(map(len, parts))
+        size = sum(part.numel() for part in parts)
         if size != self.size:
             raise InvalidInput(f"the gradient has {size} entries, this error feedback is for {self.size}")
         array = _spare.take(size)
@@ -123,10 +119,10 @@ class ErrorFeedback:
 
         So the residual is there still, bit for bit, if the sum turns out not to be finite.
         """
-        if self.compressor in FUSED and compiled() and _on_host([*parts, self.residual]):
+        if self.compressor in FUSED and compiled() and all(vector.is_cpu for vector in (*parts, out)):
             from dagc.compressors import _select
 
-            total = _select.total(parts, self.residual.numpy(), out.numpy())
+            total = _select.total(parts, self.residual.contiguous().numpy(), out.numpy())
             return _select.SELECT[self.compressor](total, parameter, seed)
         torch.add(self.residual, flat(parts), out=out)
         if self.compressor not in FUSED:  # those look themselves

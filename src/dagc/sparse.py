@@ -60,8 +60,11 @@ class Sparse:
         self._hold(size, index, value, seed)
 
     def _hold(self, size: int, indices: NDArray[np.int64], values: NDArray[np.float32], seed: int | None) -> None:
-        for name, value in zip(("size", "indices", "values", "seed"), (size, indices, values, seed), strict=True):
-            object.__setattr__(self, name, value)
+        hold = object.__setattr__
+        hold(self, "size", size)
+        hold(self, "indices", indices)
+        hold(self, "values", values)
+        hold(self, "seed", seed)
 
     @classmethod
     def trusted(

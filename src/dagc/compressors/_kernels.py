@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from dagc._numba import kernel
 
-__all__ = ["BF16", "BLOCK", "FP16", "FP32", "INFINITE", "MAGNITUDE", "bracket", "choose", "collect", "expect"]
+__all__ = ["BF16", "BLOCK", "FP16", "FP32", "INFINITE", "collect", "expect", "top_k"]
 
 FP32, FP16, BF16 = 0, 1, 2
 MAGNITUDE = 0x7FFFFFFF
@@ -25,6 +25,9 @@ INFINITE = 0x7F800000
 """The lowest key that is not a finite number's."""
 BLOCK = 64
 """As many entries as a mask has bits. A buffer needs room for one whole block."""
+AHEAD = 2048
+"""So many bytes before they are read, memory is asked for gradient and residual: the processor itself stops doing so
+wherever a branch was not foreseen."""
 
 _LANES = 8
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -57,6 +60,13 @@ def _widen(builder: Any, halves: Any, kind: int) -> Any:
     whole = builder.bitcast(scaled, const(0).type)
     whole = builder.or_(whole, builder.select(special, const(INFINITE), const(0)))
     return builder.bitcast(builder.or_(whole, sign), floats)
+
+
+def _fetch(builder: Any, address: Any, write: bool) -> None:
+    """Begin to fetch what is at an address, whether there is anything or not; it is read or written soon after."""
+    signature = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
+    fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
+    builder.call(fetch, [builder.inttoptr(address, _I8.as_pointer()), _I32(int(write)), _I32(3), _I32(1)])
 
 
 def _load(builder: Any, address: Any, kind: int, lanes: int) -> Any:
@@ -96,6 +106,9 @@ def _block(
         floats, ints, bits = ir.VectorType(_F32, _LANES), ir.VectorType(_I32, _LANES), ir.IntType(_LANES)
         below = _vector(builder, builder.sub(threshold, _I32(1)), _LANES)
         magnitude = _vector(builder, _I32(MAGNITUDE), _LANES)
+        for start, size in ((gradient, width * BLOCK), (residual, 4 * BLOCK if write.literal_value else 0)):
+            for line in range(0, size, 64):
+                _fetch(builder, builder.add(start, _I64(AHEAD + line)), write=False)
         totals, keys = [], []
         for lane in range(0, BLOCK, _LANES):
             total = _load(builder, builder.add(gradient, _I64(width * lane)), kind.literal_value, _LANES)
@@ -155,13 +168,38 @@ def _fence(typing: Any) -> Any:
 
 
 @intrinsic
-def _lowest(typing: Any, mask: Any) -> Any:
-    """The place of the lowest set bit; one must be set."""
+def _extract(typing: Any, mask: Any, position: Any, sums: Any, indices: Any, values: Any) -> Any:
+    """Write the places of the mask's bits, from `position`, to the address `indices`, and their sums to `values`.
+
+    Four at a time, whether there are as many or not: what is too much is overwritten next time, and the processor has
+    fewer ends of the loop to foresee. So there must be room for 64.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.IntType(1)(1))
+        mask, position, sums, indices, values = arguments
+        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        rest, done = builder.phi(_I64), builder.phi(_I64)
+        bits = rest
+        for i in range(4):
+            bit = builder.cttz(bits, ir.IntType(1)(0))  # 64 if there is none
+            bits = builder.and_(bits, builder.sub(bits, _I64(1)))
+            place = builder.add(done, _I64(i))
+            builder.store(
+                builder.add(position, bit), builder.gep(builder.inttoptr(indices, _I64.as_pointer()), [place])
+            )
+            value = builder.load(builder.gep(builder.inttoptr(sums, _I32.as_pointer()), [bit]))
+            builder.store(value, builder.gep(builder.inttoptr(values, _I32.as_pointer()), [place]))
+        rest.add_incoming(mask, before)
+        rest.add_incoming(bits, loop)
+        done.add_incoming(_I64(0), before)
+        done.add_incoming(builder.add(done, _I64(4)), loop)
+        builder.cbranch(builder.icmp_signed("!=", bits, _I64(0)), loop, after)
+        builder.position_at_end(after)
+        return builder.ctpop(mask)
 
-    return types.int64(types.uint64), generate
+    return types.int64(types.uint64, *[types.int64] * 4), generate
 
 
 @intrinsic
@@ -169,9 +207,7 @@ def _prefetch(typing: Any, address: Any) -> Any:
     """Begin to fetch what is at an address; it is read or written soon after."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        signature = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
-        fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-        builder.call(fetch, [builder.inttoptr(arguments[0], _I8.as_pointer()), _I32(1), _I32(3), _I32(1)])
+        _fetch(builder, arguments[0], write=True)
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -209,7 +245,7 @@ def collect(parts, residual, out, stream, threshold, cursor, indices, values):
     residual_start = residual.ctypes.data if write else 0
     out_start = out.ctypes.data
     sums = np.zeros(BLOCK + 1, np.float32)
-    sums_start = sums.ctypes.data
+    sums_start, indices_start, values_start = sums.ctypes.data, indices.ctypes.data, values.ctypes.data
     keys = sums.view(np.int32)
     full = False
     while part < len(parts) and not full:
@@ -259,12 +295,8 @@ def collect(parts, residual, out, stream, threshold, cursor, indices, values):
                     mask = _block(kept, gradient, to, sums_start, threshold, 2, 1)
                 else:
                     mask = _block(kept, gradient, to, sums_start, threshold, 2, 0)
-            while mask:
-                i = _lowest(mask)
-                mask &= mask - np.uint64(1)
-                indices[found] = position + i
-                values[found] = sums[i]
-                found += 1
+            if mask:
+                found += _extract(mask, position, sums_start, indices_start + 8 * found, values_start + 4 * found)
             offset += size
             position += size
         if not full:
@@ -282,23 +314,23 @@ def _largest(keys, rank, low, high, scratch):
     `low <= it <= high` is a guess that saves work if it is right.
     Invariant: `scratch[:count]` are the keys from low to high, and the one sought is the rank-th largest of those.
     """
-    count = above = 0
-    for key in keys:
-        key &= MAGNITUDE
-        scratch[count] = key
-        count += (key >= low) & (key <= high)
-        above += key > high
-    if not above < rank <= above + count:
+    within = above = np.uint64(0)
+    for bits in keys:
+        key = bits & np.int32(MAGNITUDE)
+        scratch[within] = key
+        within += np.uint64((key >= low) & (key <= high))
+        above += np.uint64(key > high)
+    count = np.int64(within)
+    if not above < rank <= above + within:
         low, high = np.int64(0), np.int64(MAGNITUDE)
-        count = above = 0
-        for key in keys:
-            scratch[count] = key & MAGNITUDE
-            count += 1
-    rank -= above
-    bins = np.empty(1024, np.int64)
+        count, above = len(keys), np.uint64(0)
+        for i in range(count):
+            scratch[i] = keys[i] & MAGNITUDE
+    rank -= np.int64(above)
+    bins = np.empty(1024 if count > 1024 else 64, np.int64)
     while high > low:
         shift = 0
-        while (high - low) >> shift >= 1024:
+        while (high - low) >> shift >= len(bins):
             shift += 1
         bins[:] = 0
         for i in range(count):
@@ -385,36 +417,66 @@ def expect(parts, residual, size, threshold):
 
 @kernel
 def choose(indices, values, count, low, high, out, scratch, to_indices, to_values):
-    """Keep the `count` largest, of equal ones the first; the others go back to `out`, if it is not empty.
+    """Copy the `count` largest, of equal ones the first; the others go back to `out`, if it is not empty.
 
-    `to_indices` and `to_values` need room for one more than that, and may be the arrays `indices` and `values`.
-    `low` and `high` are a guess of the smallest key kept, which is returned. Loops write first and then advance or not,
-    which is faster than a branch that cannot be foreseen.
+    `to_indices` and `to_values` are other arrays, with room for one more than that. `low` and `high` are a guess of the
+    smallest key kept, which is returned. The loop writes everywhere first and then advances here or there, which is
+    faster than a branch that cannot be foreseen.
+    Invariant: of the first i entries, `kept` are copied, and where the others are is in `scratch`.
     """
     keys = values.view(np.int32)
     smallest, equal = _largest(keys, count, low, high, scratch)
-    bound = np.int32(smallest)  # what a key must reach: from the last equal one that is kept on, one more
-    last = len(keys)
-    dropped = np.uint64(0)
-    for i in range(len(keys)):
+    bound = np.int32(smallest)  # what a key must reach: after the last equal one that is kept, one more
+    kept = np.uint64(0)
+    for i in range(np.uint64(len(keys))):
         key = keys[i] & np.int32(MAGNITUDE)
-        scratch[dropped] = i
-        dropped += np.uint64(key < bound)
+        scratch[i - kept] = i
+        to_indices[kept], to_values[kept] = indices[i], values[i]
+        kept += np.uint64(key >= bound)
         if key == smallest:
             equal -= 1
             if equal == 0:
                 bound += np.int32(1)
-                last = i
     if len(out):
         start = out.ctypes.data
-        ahead = 16
+        dropped, ahead = np.uint64(len(keys)) - kept, np.uint64(16)
         for j in range(dropped):
             if j + ahead < dropped:
-                _prefetch(start + 4 * indices[scratch[j + ahead]])
-            out[indices[scratch[j]]] = values[scratch[j]]
-    kept = np.uint64(0)
-    for i in range(len(keys)):
-        key = keys[i] & np.int32(MAGNITUDE)
-        to_indices[kept], to_values[kept] = indices[i], values[i]
-        kept += np.uint64(key >= np.int32(smallest) + np.int32(i > last))
+                _prefetch(start + 4 * indices[np.uint64(scratch[j + ahead])])
+            i = np.uint64(scratch[j])
+            out[np.uint64(indices[i])] = values[i]
     return smallest
+
+
+@kernel
+def top_k(parts, residual, out, stream, size, count, guess, indices, values, scratch, to_indices, to_values):
+    """Collect what is above a guessed threshold, then choose among that: exact, whatever the guess was worth.
+
+    Returns how many there are, or -1 if a sum is not finite. A guess of (0, 0) is taken from a sample. There must be
+    room for 2 · count + 8192 candidates, if the size is not less, and one block more.
+    """
+    low, high = guess
+    if count == 0:
+        low, high = np.int64(INFINITE), np.int64(MAGNITUDE)
+    elif low == 0:
+        low, high = bracket(parts, residual, size, count)
+    while True:
+        cursor = np.zeros(5, np.int64)
+        threshold = low
+        while collect(parts, residual, out, stream, threshold, cursor, indices, values) and not cursor[4]:
+            # Too many: those that are not among the best so far never will be, nor what comes later and equals them.
+            found = indices[: cursor[3]], values[: cursor[3]]
+            threshold = 1 + choose(*found, count, threshold, MAGNITUDE, out, scratch, to_indices, to_values)
+            indices[:count], values[:count] = to_indices[:count], to_values[:count]
+            cursor[3] = count
+        if cursor[4]:
+            return -1
+        found = cursor[3]
+        if found >= count or low == 1:
+            break
+        low = np.int64(1)  # Too few: once more, with everything that is not zero.
+    if found > count:
+        choose(indices[:found], values[:found], count, low, high, out, scratch, to_indices, to_values)
+        return count
+    to_indices[:found], to_values[:found] = indices[:found], values[:found]
+    return found

@@ -23,6 +23,9 @@ STREAM_FROM = 1 << 21
 KEEP_BUFFERS = 1 << 22
 """Candidate buffers of up to so many entries are kept for the thread's next call."""
 
+GUESS = 0, 0
+"""The lower and the upper key between which Top-k guesses its threshold; zeros: to be taken from a sample."""
+
 Floats = NDArray[np.float32]
 NOTHING = np.zeros(0, dtype=np.float32)
 KINDS = {torch.float32: kernels.FP32, torch.float16: kernels.FP16, torch.bfloat16: kernels.BF16}
@@ -38,49 +41,41 @@ class Total(NamedTuple):
     residual: Floats  # empty: there is none
     out: Floats  # where the sum goes, zero where it was selected; empty with the residual
 
+    @property
+    def stream(self) -> bool:
+        return len(self.out) >= max(1, STREAM_FROM)
+
     def pass_over(self, threshold: int, cursor: NDArray[np.int64], indices: Any, values: Any) -> bool:
         """Collect from the cursor on; True if the buffers are full. A sum that is not finite is refused."""
-        stream = len(self.out) >= max(1, STREAM_FROM)
-        full = kernels.collect(self.parts, self.residual, self.out, stream, threshold, cursor, indices, values)
+        full = kernels.collect(self.parts, self.residual, self.out, self.stream, threshold, cursor, indices, values)
         if cursor[4]:
-            vector = torch.cat([tensor.to(torch.float32) for tensor in self.tensors])
-            refuse_non_finite(torch.from_numpy(self.residual) + vector if len(self.residual) else vector)
+            self.refuse()
         return bool(full)
+
+    def refuse(self) -> None:
+        """Say where the first sum is that is not finite."""
+        vector = torch.cat([tensor.to(torch.float32) for tensor in self.tensors])
+        refuse_non_finite(torch.from_numpy(self.residual) + vector if len(self.residual) else vector)
 
 
 def total(tensors: Sequence[torch.Tensor], residual: Floats = NOTHING, out: Floats = NOTHING) -> Total:
     """The sum of a residual and a gradient of contiguous vectors in the CPU's memory."""
     kept = [tensor if tensor.dtype in KINDS else tensor.to(torch.float32) for tensor in tensors]
-    rows = [(tensor.data_ptr(), len(tensor), KINDS[tensor.dtype]) for tensor in kept if len(tensor)]
-    parts = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    return Total(sum(map(len, kept)), kept, parts, residual, out)
+    rows = [(tensor.data_ptr(), tensor.numel(), KINDS[tensor.dtype]) for tensor in kept]
+    return Total(sum(row[1] for row in rows), kept, np.array(rows, dtype=np.int64), residual, out)
 
 
 def _top_k(total: Total, parameter: int, seed: int) -> Sparse:
-    """Collect what is above a guessed threshold, then choose among that: exact, whatever the guess was worth."""
     count = checked_count(parameter, total.size)
-    low, high = kernels.INFINITE, kernels.MAGNITUDE
-    if count:
-        low, high = kernels.bracket(total.parts, total.residual, total.size, count)
-    indices, values, scratch = _candidates(min(2 * count + 8192, total.size) + kernels.BLOCK)
-    while True:
-        cursor = np.zeros(5, dtype=np.int64)
-        threshold = low
-        while total.pass_over(threshold, cursor, indices, values):
-            # Too many: those that are not among the best so far never will be, nor what comes later and equals them.
-            found = cursor[3]
-            chosen = indices[:found], values[:found], count, threshold, kernels.MAGNITUDE, total.out, scratch
-            threshold = kernels.choose(*chosen, indices, values) + 1
-            cursor[3] = count
-        found = int(cursor[3])
-        if found >= count or low == 1:
-            break
-        low = 1  # Too few: once more, with everything that is not zero.
-    if found <= count:
-        return Sparse.trusted(total.size, indices[:found].copy(), values[:found].copy())
-    sent_indices, sent_values = np.empty(count + 1, dtype=np.int64), np.empty(count + 1, dtype=np.float32)
-    kernels.choose(indices[:found], values[:found], count, low, high, total.out, scratch, sent_indices, sent_values)
-    return Sparse.trusted(total.size, sent_indices[:count], sent_values[:count])
+    candidates = _candidates(min(2 * count + 8192, total.size) + kernels.BLOCK)
+    indices, values = np.empty(count + 1, dtype=np.int64), np.empty(count + 1, dtype=np.float32)
+    source = total.parts, total.residual, total.out, total.stream, total.size
+    found = kernels.top_k(*source, count, GUESS, *candidates, indices, values)
+    if found < 0:
+        total.refuse()
+    if found < count:  # zeros were left out: do not keep their room
+        indices, values = indices[:found].copy(), values[:found].copy()
+    return Sparse.trusted(total.size, indices[:found], values[:found])
 
 
 def _hard_threshold(total: Total, parameter: float, seed: int) -> Sparse:

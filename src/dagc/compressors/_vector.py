@@ -24,7 +24,12 @@ def tensors(gradient: Gradient) -> list[torch.Tensor]:
             raise InvalidInput(f"a gradient is a floating-point torch tensor or a list of them, not {kind}")
     if not parts:
         raise InvalidInput("a gradient needs at least one tensor")
-    return [part.detach().resolve_neg().reshape(-1).contiguous() for part in parts]
+    return [part if _plain(part) else part.detach().resolve_neg().reshape(-1).contiguous() for part in parts]
+
+
+def _plain(part: torch.Tensor) -> bool:
+    """Whether it is a vector as it should be already, which is worth finding out for small ones."""
+    return part.dim() == 1 and part.is_contiguous() and not part.requires_grad and not part.is_neg()
 
 
 def flat(gradient: Gradient) -> torch.Tensor:
