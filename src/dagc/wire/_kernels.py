@@ -210,9 +210,11 @@ def rice_read(data, block, parameters, low_start, unary_start, end, size, out):
 def int8_write(values, block, scales, steps):
     """Fill in the scale of each block and each value in scales.
 
-    Invariant: a scale has 16 significant bits and 127 of it do not overflow, so what is read back is exact.
+    Invariant: a scale has 16 significant bits and 127 of it do not overflow, so what is read back is exact. It is 0
+    where it would be denormal.
     """
     limit = np.float64(np.finfo(np.float32).max)
+    normal = np.finfo(np.float32).tiny
     for j in range(len(scales)):
         start, stop = j * block, min(len(values), (j + 1) * block)
         mine, to = values[start:stop], steps[start:stop]
@@ -222,6 +224,8 @@ def int8_write(values, block, scales, steps):
         bits = np.float32(largest / np.float32(127)).view(np.uint32)
         up = np.uint32((bits + np.uint32(0xFF)) & np.uint32(0xFFFFFF00)).view(np.float32)
         down = np.uint32(bits & np.uint32(0xFFFFFF00)).view(np.float32)
+        if up < normal:
+            up = np.float32(0)
         scale = down if np.float64(up) * 127 > limit else up
         scales[j] = scale
         for i in range(len(mine)):

@@ -18,6 +18,7 @@ Floats = NDArray[np.float32]
 
 BLOCK = 256
 """So many int8 values share a scale."""
+NORMAL = np.finfo(np.float32).smallest_normal
 
 
 class ValueCodec(NamedTuple):
@@ -63,6 +64,7 @@ def _write_int8(values: Floats) -> bytes:
     """A scale for each block, so that its largest value is 127 scales, then the values in scales.
 
     The scale is rounded up to 16 significant bits: then 127 scales is exact in float32, and so is every decoded value.
+    Denormal numbers do not have that many: a scale that would be one is 0.
     """
     if not len(values):
         return b""
@@ -76,7 +78,7 @@ def _write_int8(values: Floats) -> bytes:
     bits = (largest / np.float32(127)).view(np.uint32)
     mask = np.uint32(0xFFFFFF00)
     up, down = ((bits + np.uint32(0xFF)) & mask).view(np.float32), (bits & mask).view(np.float32)
-    scales = np.where(_overflows(up), down, up)
+    scales = np.where(_overflows(up), down, np.where(up < NORMAL, np.float32(0), up))
     spread = np.repeat(np.where(scales > 0, scales, 1), BLOCK)[: len(values)]
     rounded = np.where(np.repeat(scales, BLOCK)[: len(values)] > 0, np.rint(values / spread), 0)
     return scales.astype("<f4").tobytes() + np.clip(rounded, -127, 127).astype(np.int8).tobytes()
@@ -91,8 +93,10 @@ def _read_int8(section: memoryview, count: int) -> Floats:
     scales = np.frombuffer(section[: 4 * blocks], dtype="<f4").astype(np.float32)
     steps = np.frombuffer(section[4 * blocks :], dtype=np.int8)
     bits = scales.view(np.uint32)
-    if np.any(bits & 0xFF) or np.any(bits >= 0x7F800000) or np.any(_overflows(scales)):
-        raise MalformedPayload("a scale of the int8 values is not finite, is negative, or has too many digits")
+    if np.any(bits & 0xFF) or np.any(bits >= 0x7F800000) or np.any(_overflows(scales) | (bits > 0) & (scales < NORMAL)):
+        raise MalformedPayload(
+            "a scale of the int8 values is not finite, is negative, is denormal, or has too many digits"
+        )
     if np.any(steps == -128):
         raise MalformedPayload("an int8 value is -128, which is never written")
     values = steps.astype(np.float32)
