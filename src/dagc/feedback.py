@@ -99,7 +99,9 @@ class ErrorFeedback:
         if size != self.size:
             raise InvalidInput(f"the gradient has {size} entries, this error feedback is for {self.size}")
         array = _spare.take(size)
-        out = torch.from_numpy(array).to(self.residual.device)
+        out = torch.from_numpy(array)
+        if not self.residual.is_cpu:
+            out = out.to(self.residual.device)
         try:
             sparse = self._select(parts, out, parameter, scramble(self.seed, self.steps))
         except BaseException:

@@ -1,5 +1,6 @@
 """Top-k: the k entries of largest magnitude."""
 
+import numpy as np
 import torch
 
 from dagc._numba import compiled
@@ -37,12 +38,20 @@ def _largest(magnitude: torch.Tensor, count: int) -> torch.Tensor:
     """Where the largest are, ascending: what top-k means, and the reference for everything faster."""
     if count == 0:
         return magnitude.new_zeros(0, dtype=torch.int64)
-    smallest = torch.topk(magnitude, count, sorted=False).values.min()
+    smallest = _ranked(magnitude, count)
     chosen = magnitude > smallest
     if smallest > 0:
         equal = (magnitude == smallest).nonzero()[:, 0]
         chosen[equal[: count - int(chosen.sum())]] = True
     return chosen.nonzero()[:, 0]
+
+
+def _ranked(magnitude: torch.Tensor, rank: int) -> torch.Tensor:
+    """The rank-th largest, from 1. On the CPU, numpy is several times faster than torch."""
+    if magnitude.is_cpu:
+        place = len(magnitude) - rank
+        return torch.tensor(np.partition(magnitude.numpy(), place)[place])
+    return torch.topk(magnitude, rank, sorted=False).values.min()
 
 
 def _sampled(values: torch.Tensor, count: int) -> torch.Tensor | None:
@@ -59,7 +68,7 @@ def _sampled(values: torch.Tensor, count: int) -> torch.Tensor | None:
         return None
     strata = torch.arange(s, dtype=torch.float64, device=values.device)
     at = ((strata + (strata * 0.6180339887498949) % 1) * (size / s)).long().clamp_(max=size - 1)
-    guess = torch.topk(values[at].abs(), rank).values[-1]
+    guess = _ranked(values[at].abs(), rank)
     if not guess > 0:
         return None
     candidates = beyond(values, guess)

@@ -59,7 +59,7 @@ def write(rice: Rice, adaptive: bool) -> bytes:
     out, unary = np.empty(middle + 8, dtype=np.uint8), np.zeros(rice.size - middle + 8, dtype=np.uint8)
     bits, block = (PARAMETER_BITS, BLOCK) if adaptive else (8, max(1, len(rice.indices)))
     _kernels.rice_write(rice.indices, block, rice.parameters, bits, head, out, unary)
-    return out[:middle].tobytes() + unary[:-8].tobytes()
+    return b"".join((out[:middle].data, unary[:-8].data))
 
 
 def read(section: memoryview, size: int, count: int, adaptive: bool) -> Ints:
@@ -68,8 +68,7 @@ def read(section: memoryview, size: int, count: int, adaptive: bool) -> Ints:
     if compiled() and head <= len(section) and count <= 8 * len(section):
         from dagc.wire import _kernels
 
-        data = np.zeros(len(section) + 8, dtype=np.uint8)
-        data[: len(section)] = section
+        data = np.frombuffer(b"".join((section, bytes(8))), dtype=np.uint8)
         bits, block = (PARAMETER_BITS, BLOCK) if adaptive else (8, max(1, count))
         parameters = np.empty(_blocks(count, adaptive), dtype=np.int64)
         low = _kernels.rice_read_parameters(data, bits, block, count, LARGEST_PARAMETER, parameters)
