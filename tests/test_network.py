@@ -30,6 +30,12 @@ def test_a_trace_with_clients_gives_each_its_own_rows(tmp_path):
         network.seconds(2, "up", 1, 0.0)
 
 
+@pytest.mark.parametrize("period", [0.1, 0.3, 0.7, 3.3])
+def test_a_period_that_is_no_binary_number_ends_like_any_other(period):
+    network = make_network(f"random:period={period},spread=0")
+    assert network.seconds(0, "up", 50_000_000, start=1e6) == pytest.approx(8 * 50 / 8.4)
+
+
 def test_random_links_have_the_mean_change_and_are_seeded():
     network = random(mean=8.4, period=10, seed=1)
     rates = [network.rate(client, "up", slot) for client in range(50) for slot in range(100)]
@@ -58,10 +64,18 @@ def test_bad_networks_are_refused(spec, says):
         make_network(spec)
 
 
+def test_spaces_and_a_byte_order_mark_do_not_matter(tmp_path):
+    (tmp_path / "links.csv").write_text("up,down\n8,8\n", encoding="utf-8-sig")
+    assert (
+        make_network(f"trace: latency = 0.5, file = {tmp_path / 'links.csv'}").seconds(0, "up", 1_000_000, 0.0) == 1.5
+    )
+
+
 @pytest.mark.parametrize(
-    "content", ["", "up,down\n", "up,down\n1,x\n", "up\n1\n", "up,down\n0,1\n", "up,down\n1,nan\n"]
+    "content",
+    [b"", b"up,down\n", b"up,down\n1,x\n", b"up\n1\n", b"up,down\n0,1\n", b"up,down\n1,nan\n", b"up,down\n\xff"],
 )
 def test_bad_traces_are_refused(tmp_path, content):
-    (tmp_path / "links.csv").write_text(content)
+    (tmp_path / "links.csv").write_bytes(content)
     with pytest.raises(InvalidInput, match=r"links\.csv"):
         trace(str(tmp_path / "links.csv"))

@@ -41,13 +41,14 @@ class Network(NamedTuple):
             1.05
         """
         bits, now = 8.0 * bytes, start + self.latency
+        number = 0 if math.isinf(self.slot) else int(now // self.slot)
         while True:
-            number = 0 if math.isinf(self.slot) else int(now // self.slot)
-            rate = self.rate(client, direction, number)
-            room = rate * ((number + 1) * self.slot - now)
+            rate, end = self.rate(client, direction, number), (number + 1) * self.slot
+            room = rate * max(0.0, end - now)
             if bits <= room:
                 return now + bits / rate - start
-            bits, now = bits - room, (number + 1) * self.slot
+            # The number is counted, not divided out of the time again: that may round to the slot that is over.
+            bits, now, number = bits - room, max(now, end), number + 1
 
 
 def constant(up: float = 8.4, down: float = 8.4, latency: float = 0.0) -> Network:
@@ -92,7 +93,7 @@ def trace(file: str, latency: float = 0.0) -> Network:
     """
     rows: dict[int, list[dict[Direction, float]]] = {}
     try:
-        with Path(file).open(newline="") as lines:
+        with Path(file).open(newline="", encoding="utf-8-sig") as lines:
             for number, row in enumerate(csv.DictReader(lines), start=2):
                 try:
                     rates: dict[Direction, float] = {"up": float(row["up"]) * 1e6, "down": float(row["down"]) * 1e6}
@@ -106,6 +107,8 @@ def trace(file: str, latency: float = 0.0) -> Network:
                 rows.setdefault(client, []).append(rates)
     except OSError as error:
         raise InvalidInput(f"the trace {file} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput(f"the trace {file} cannot be read as CSV: {error}") from error
     if not rows:
         raise InvalidInput(f"the trace {file} has no rows")
 
@@ -135,9 +138,9 @@ def make_network(spec: str) -> Network:
         raise InvalidInput(f"network {name!r} is unknown: choose one of {', '.join(NETWORKS)}")
     options: dict[str, str | float | int] = {}
     for item in filter(None, text.split(",")):
-        key, _, value = item.partition("=")
+        key, _, value = (part.strip() for part in item.partition("="))
         try:
-            options[key.strip()] = value if key == "file" else int(value) if key == "seed" else float(value)
+            options[key] = value if key == "file" else int(value) if key == "seed" else float(value)
         except ValueError:
             raise InvalidInput(f"network {spec!r}: {key} must be a number, not {value!r}") from None
     try:
