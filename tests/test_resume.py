@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
 from dagc import InvalidInput
 from dagc.errors import CheckpointError
@@ -183,7 +185,7 @@ def some_rounds(folder, count=10):
     return checkpoint.checkpoints(folder / "checkpoints")
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "no json", "half json", "missing part", "empty"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "no json", "half json", "a digit", "missing part", "empty"])
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(tmp_path, straight, damage):
     newest, before = some_rounds(tmp_path / "run")
     part, state = newest / "part-0.safetensors", newest / "state.json"
@@ -197,6 +199,8 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(tmp_path, strai
         state.unlink()
     elif damage == "half json":
         state.write_bytes(state.read_bytes()[:50])
+    elif damage == "a digit":
+        state.write_text(state.read_text().replace('"bytes_up": 1', '"bytes_up": 2'))
     elif damage == "missing part":
         part.unlink()
     else:
@@ -205,6 +209,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(tmp_path, strai
     with pytest.warns(UserWarning, match=f"{newest.name} is damaged"):
         list(train(settings(), tmp_path / "run"))
     assert before.name == "round-00000008"
+    assert not list((tmp_path / "run" / "checkpoints").glob(newest.name))
     assert kept(tmp_path / "run") == straight["accordion"]
 
 
@@ -232,6 +237,55 @@ def test_a_full_disk_stops_the_run_and_leaves_a_usable_checkpoint(tmp_path, stra
     monkeypatch.setattr(checkpoint, "save_file", write)
     list(train(settings(), tmp_path / "run"))
     assert kept(tmp_path / "run") == straight["accordion"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+def test_metrics_that_do_not_fit_are_told_in_one_line(tmp_path):
+    code = (
+        "import resource, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))\n"
+        "from dagc.cli import main\n"
+        "main()"
+    )
+    fields = {"method": "none", "workers": 1, "skew_ratio": 1, "rounds": 90, "checkpoint_every": 30}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.toml").write_text(Config(task="logistic@digits", **fields).toml())
+    done = subprocess.run(
+        [sys.executable, "-c", code, "resume", folder],
+        env={**os.environ, "DAGC_KERNELS": "torch"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "cannot be written to" in done.stderr
+    _, numbers = checkpoint.load(folder / "checkpoints")
+    assert numbers["round"] == 60
+
+
+def test_a_model_that_does_not_fit_is_told(tmp_path, monkeypatch):
+    def full(tensors, path):
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr("dagc.training.folder.save_file", full)
+    with pytest.raises(CheckpointError, match=r"No space left.*resume once there is room"):
+        list(train(settings(rounds=2), tmp_path / "run"))
+
+
+def test_what_a_killed_process_was_writing_does_not_stay(tmp_path):
+    left = tmp_path / ".partial"
+    left.mkdir()
+    (left / "part-9.safetensors").write_bytes(bytes(100))
+    checkpoint.save(tmp_path, {"x": torch.zeros(3)}, {"round": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["round-00000001"]
+
+
+def test_a_damaged_checkpoint_does_not_take_a_good_ones_place(tmp_path):
+    for number in (8, 12, 10):  # 12 was damaged, and the run went on from 8
+        checkpoint.save(tmp_path, {"x": torch.zeros(3)}, {"round": number})
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["round-00000010", "round-00000008"]
 
 
 def test_two_at_once_in_one_folder_is_refused(tmp_path):
@@ -263,7 +317,6 @@ def test_lost_metrics_are_noticed(tmp_path):
 
 
 def test_sigterm_is_ctrl_c():
-    assert signal.SIGTERM != signal.SIGINT
     from dagc.experiments import stopping
 
     before = signal.getsignal(signal.SIGTERM)

@@ -27,7 +27,7 @@ PART = 1 << 26
 def save(folder: Path, tensors: dict[str, torch.Tensor], numbers: dict[str, Any]) -> Path:
     """Write a checkpoint for `numbers["round"]`; a full disk or a crash leaves the earlier ones as they were."""
     target = folder / f"round-{numbers['round']:08d}"
-    partial = folder / f".partial-{os.getpid()}"
+    partial = folder / ".partial"  # of a run that was killed, too: one process at a time writes here
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -36,7 +36,9 @@ def save(folder: Path, tensors: dict[str, torch.Tensor], numbers: dict[str, Any]
             file = partial / f"part-{number}.safetensors"
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in part.items()}, file)
             sums[file.name] = _checksum(file)
-        (partial / "state.json").write_text(json.dumps({"files": sums, "numbers": numbers}))
+        state = {"files": sums, "numbers": numbers}
+        told = {"checksum": zlib.crc32(json.dumps(state).encode()), "state": state}
+        (partial / "state.json").write_text(json.dumps(told))
         for file in [*partial.iterdir(), partial]:
             _sync(file)
         if target.exists():
@@ -50,7 +52,9 @@ def save(folder: Path, tensors: dict[str, torch.Tensor], numbers: dict[str, Any]
         last = f"the last good one is {left[0].name}" if left else "there is none yet"
         what = "the disk is full: make room" if full else f"{error}"
         raise CheckpointError(f"no checkpoint could be written to {folder}: {what}; {last}, resume from it") from error
-    for old in checkpoints(folder)[KEPT:]:
+    present = checkpoints(folder)
+    here = present.index(target)  # what is newer was damaged and gone back from, and would take a good one's place
+    for old in (*present[:here], *present[here + KEPT :]):
         shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -75,7 +79,10 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    state = json.loads((path / "state.json").read_bytes())
+    told = json.loads((path / "state.json").read_bytes())
+    state = told["state"]
+    if zlib.crc32(json.dumps(state).encode()) != told["checksum"]:
+        raise ValueError("the checksum of state.json does not match")
     tensors: dict[str, torch.Tensor] = {}
     for name, checksum in state["files"].items():
         if _checksum(path / name) != checksum:

@@ -2,11 +2,13 @@
 
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Self
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dagc.data.folder import write_atomically
@@ -71,7 +73,8 @@ class RunFolder:
         """Let go of the folder."""
         for file in (self._metrics, self._lock):
             if file is not None:
-                file.close()
+                with suppress(OSError):  # what a full disk does not take: lines since the last checkpoint, told already
+                    file.close()
 
     @property
     def finished(self) -> bool:
@@ -82,35 +85,36 @@ class RunFolder:
         """Write a round's line."""
         assert self._metrics is not None
         told = {name: value for name, value in asdict(result).items() if value is not None}
-        self._metrics.write(json.dumps(told).encode() + b"\n")
-        self._metrics.flush()
+        with self._told():
+            self._metrics.write(json.dumps(told).encode() + b"\n")
+            self._metrics.flush()
 
     def save(self) -> None:
         """Write a checkpoint of where the federation is."""
         assert self._metrics is not None
-        try:
-            self._metrics.flush()
+        with self._told():
             os.fsync(self._metrics.fileno())
-        except OSError as error:
-            raise CheckpointError(
-                f"the metrics of {self.path} cannot be written: {error}; resume once there is room"
-            ) from error
         numbers = {**self.federation.numbers(), "metrics_bytes": self._metrics.tell()}
         checkpoint.save(self.path / "checkpoints", self.federation.tensors(), numbers)
 
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """An error of the disk in the words of ours."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{self.path} cannot be written to: {error}; resume once there is room") from error
+
     def finish(self) -> None:
         """Write the model by its parameters' names, and the result."""
-        partial = self.path / f".model.{os.getpid()}"
+        partial = self.path / ".model.partial"
         try:
-            state = {name: value.contiguous().clone() for name, value in self.federation.model.state_dict().items()}
-            save_file(state, partial)
-            partial.replace(self.path / "model.safetensors")
-            result = {**summary(read_metrics(self.path)), "config": self.federation.config.key()}
-            _write(self.path / "result.json", json.dumps(result, indent=1))
-        except OSError as error:
-            raise CheckpointError(
-                f"the result cannot be written to {self.path}: {error}; resume once there is room"
-            ) from error
+            with self._told():
+                state = {name: value.contiguous().clone() for name, value in self.federation.model.state_dict().items()}
+                save_file(state, partial)
+                partial.replace(self.path / "model.safetensors")
+                result = {**summary(read_metrics(self.path)), "config": self.federation.config.key()}
+                _write(self.path / "result.json", json.dumps(result, indent=1))
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
