@@ -12,6 +12,7 @@ import dagc
 from dagc import InvalidInput, NonFiniteGradient, data, models
 from dagc.policies import POLICIES
 from dagc.training import Config, Federation, train
+from dagc.training.server import Server
 
 GOLDEN = Path(__file__).parent / "golden" / "digits.json"
 BUDGET = {"ratio": {"ratio": 0.02}, "threshold": {"threshold": 0.02}}
@@ -176,6 +177,17 @@ def test_the_downlink_brings_every_client_the_servers_model_bit_for_bit():
     assert len(newcomers) == len(have), "a full model for everybody once, changes only afterwards"
 
 
+def test_the_whole_model_is_downloaded_where_that_is_smaller():
+    server = Server(torch.nn.Linear(99, 100), clients=2, optimizer="SGD", learning_rate=0.1)
+    size = len(server.vector)
+    server.download(0)
+    most = np.flatnonzero(np.arange(size) % 200)
+    server.step([dagc.Sparse(size, most, np.ones(len(most)))], np.ones(1))
+    changes = server.download(0)
+    assert changes == server.download(1), "a newcomer's"
+    assert len(dagc.decode(changes)) == size
+
+
 @pytest.mark.parametrize(("optimizer", "options"), [("SGD", {"momentum": 0.9}), ("Adam", {"betas": [0.8, 0.9]})])
 def test_any_torch_optimiser_on_the_server(optimizer, options):
     rounds = list(train(config("power", optimizer=optimizer, optimizer_options=options, learning_rate=0.02, rounds=25)))
@@ -260,6 +272,10 @@ def test_callbacks_see_every_round():
         ({"threshold_units": "inches"}, "threshold_units is 'inches'"),
         ({"optimizer": "Magic"}, "optimizer is 'Magic': name a class of torch.optim"),
         ({"optimizer": "Optimizer"}, "optimizer is 'Optimizer'"),
+        (
+            {"optimizer": "SparseAdam"},
+            "optimizer is 'SparseAdam': name a class of torch.optim that steps on a gradient",
+        ),
         ({"optimizer_options": {"speed": 3}}, "speed"),
         ({"network": "constant:up=-2"}, "network is 'constant:up=-2': up must be above 0"),
         ({"device": "abacus"}, "device is 'abacus': torch cannot use it"),
@@ -288,9 +304,23 @@ def test_what_cannot_work_is_refused_before_any_work(fields, says):
         Federation(config(**fields))
 
 
-def test_a_configuration_goes_through_toml(tmp_path):
-    settings = config("power", exponent=0.5, optimizer_options={"momentum": 0.9, "nesterov": True}, data_dir='a "b"\\c')
-    (tmp_path / "run.toml").write_text(settings.toml())
+def test_a_trace_that_lacks_a_client_is_refused_before_any_work(tmp_path):
+    (tmp_path / "links.csv").write_text("client,up,down\n0,8,8\n")
+    with pytest.raises(InvalidInput, match="no rows for client 1"):
+        Federation(config(network=f"trace:file={tmp_path / 'links.csv'}"))
+
+
+def test_the_partition_is_told_with_all_digits():
+    assert config(skew_ratio=1234567.5, label_alpha=0.123456789).partition_spec == (
+        "skewed:workers=10,skew_ratio=1234567.5,label_alpha=0.123456789"
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, {"label_alpha": float("inf")}, {"data_dir": "Größe/😀"}])
+def test_a_configuration_goes_through_toml(tmp_path, changes):
+    fields = {"exponent": 0.5, "optimizer_options": {"momentum": 0.9, "nesterov": True}, "data_dir": 'a "b"\\c'}
+    settings = config("power", **{**fields, **changes})
+    (tmp_path / "run.toml").write_text(settings.toml(), encoding="utf-8")
     assert Config.read(tmp_path / "run.toml") == settings
     assert Config.read(tmp_path / "run.toml", seed=7).seed == 7
     for content, says in (("seed = ", "not valid TOML"), ("sed = 1", "no field 'sed'")):

@@ -89,7 +89,7 @@ class Config(BaseModel):
     @property
     def partition_spec(self) -> str:
         """How the data is split, in the words of `dagc.data.make_partition`."""
-        skewed = f"skewed:workers={self.workers},skew_ratio={self.skew_ratio:g},label_alpha={self.label_alpha:g}"
+        skewed = f"skewed:workers={self.workers},skew_ratio={self.skew_ratio},label_alpha={self.label_alpha}"
         return self.partition or skewed
 
     @property
@@ -116,7 +116,7 @@ class Config(BaseModel):
         return {"ratio": self.ratio, "threshold": threshold, "bytes": self.budget_bytes}
 
     def key(self) -> str:
-        """A short name for exactly this result: what cannot change it (threads, device folders) is left out."""
+        """A short name for exactly this result: what cannot change it (threads, folders) is left out."""
         told = self.model_dump(exclude={"threads", "data_dir", "checkpoint_every"})
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -125,17 +125,17 @@ class Config(BaseModel):
         lines = []
         for name, value in self.model_dump(exclude_none=True).items():
             if isinstance(value, dict):
-                value = "{" + ", ".join(f"{key} = {json.dumps(item)}" for key, item in value.items()) + "}"
+                value = "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
                 lines.append(f"{name} = {value}")
             else:
-                lines.append(f"{name} = {json.dumps(value)}")
+                lines.append(f"{name} = {_toml(value)}")
         return "\n".join(lines) + "\n"
 
     @classmethod
     def read(cls, path: str | Path, **changes: Any) -> Self:
         """The configuration in a TOML file, with some fields changed."""
         try:
-            fields = tomllib.loads(Path(path).read_text())
+            fields = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidInput(f"the configuration {path} cannot be read: {error}") from error
         except tomllib.TOMLDecodeError as error:
@@ -167,7 +167,9 @@ class Config(BaseModel):
     def _optimizer(cls, name: str) -> str:
         kind = getattr(torch.optim, name, None)
         if not (
-            isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in ("Optimizer", "LBFGS")
+            isinstance(kind, type)
+            and issubclass(kind, torch.optim.Optimizer)
+            and name not in ("Optimizer", "LBFGS", "SparseAdam")
         ):
             raise ValueError("name a class of torch.optim that steps on a gradient, e.g. SGD or Adam")
         return name
@@ -209,6 +211,11 @@ def _one_of(name: str, names: Any) -> str:
     if name not in names:
         raise ValueError(f"choose one of {', '.join(names)}")
     return name
+
+
+def _toml(value: Any) -> str:
+    """A value in TOML: as in JSON, but for infinity and for what JSON writes as two halves of a character."""
+    return "inf" if value == float("inf") else json.dumps(value, ensure_ascii=False)
 
 
 def _in_words(problem: Any) -> str:

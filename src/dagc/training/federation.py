@@ -99,6 +99,8 @@ class Federation:
             for i in range(n)
         ]
         self.network = make_network(config.network)
+        for i in np.flatnonzero(self.weights > 0).tolist():  # a trace may not have everybody
+            self.network.rate(i, "up", 0)
         self.round, self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0, 0.0
         self.reports: list[Report] = []
         self._threads = config.threads

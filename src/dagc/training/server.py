@@ -29,7 +29,7 @@ class Server:
     """The server's side of Algorithm 1, and the lossless downlink.
 
     A client that has the model of some earlier round downloads the new values of the entries that have changed since,
-    in the same frame as an upload; one that is new downloads everything.
+    in the same frame as an upload; one that is new downloads everything, and so does any where that is smaller.
     """
 
     def __init__(self, model: nn.Module, clients: int, optimizer: str, learning_rate: float, **options: Any) -> None:
@@ -47,10 +47,16 @@ class Server:
         since = int(self.has[client])
         if since not in self._frames:
             indices = np.flatnonzero(self.changed > since)
-            values = self.vector.detach().cpu().numpy()[indices]
-            self._frames[since] = encode(Sparse.trusted(len(self.vector), indices, values), round=self.round)
+            frame = self._frame(indices)
+            if len(indices) < len(self.vector) and len(frame) > self.vector.nbytes:
+                frame = min(frame, self._frame(np.arange(len(self.vector))), key=len)
+            self._frames[since] = frame
         self.has[client] = self.round
         return self._frames[since]
+
+    def _frame(self, indices: NDArray[np.int64]) -> bytes:
+        values = self.vector.detach().cpu().numpy()[indices]
+        return encode(Sparse.trusted(len(self.vector), indices, values), round=self.round)
 
     def step(self, uploads: Sequence[Sparse], weights: NDArray[np.float64]) -> None:
         """Σ pᵢ·uploadᵢ in the given order, then one step of the optimiser."""
