@@ -107,6 +107,25 @@ def test_ctrl_c_stops_all_runs_with_a_checkpoint_and_the_command_goes_on(tmp_pat
     assert "Traceback" not in said
 
 
+def test_compare_takes_the_task_of_its_configuration_and_a_flag_replaces_its_budget(tmp_path):
+    (tmp_path / "run.toml").write_text(
+        'task = "logistic@digits"\nrounds = 2\nworkers = 2\nskew_ratio = 2.0\nratio = 0.05\n'
+    )
+    arguments = ("--methods", "top-k", "--seeds", 1, "--jobs", 1, "--budget-bytes", 300, "--output", tmp_path / "out")
+    told = json.loads(run("compare", "--config", tmp_path / "run.toml", *arguments, "--json").stdout)
+    assert told["task"] == "logistic@digits"
+    assert told["methods"][0]["bytes_up"] <= 2 * 300
+
+
+def test_plan_takes_many_sizes_any_name_and_rounds_parameters(tmp_path):
+    assert len(json.loads(run("plan", "--sizes", ",".join(["5000"] * 80), "--json").stdout)["clients"]) == 80
+    (tmp_path / "clients.csv").write_text("client,size\n[/x],5\n[red]b,3\n", encoding="utf-8-sig")
+    printed = run("plan", "--sizes", tmp_path / "clients.csv", "--parameters", "4.1M").stdout
+    assert "[/x]" in printed
+    assert "[red]b" in printed
+    assert "4,100,000 parameters" in printed
+
+
 def test_plan(tmp_path):
     (tmp_path / "clients.csv").write_text("client,size\nharbour,5000\nvillage,200\nbuoy,10\n")
     arguments = (

@@ -97,7 +97,7 @@ def get(
             style="yellow",
         )
         raise typer.Exit(1)
-    console.print(f"{name} is in {place}" + ("" if fetched else " already"), soft_wrap=True)
+    console.print(f"{name} is in {place}" + ("" if fetched else " already"), soft_wrap=True, markup=False)
 
 
 @app.command()

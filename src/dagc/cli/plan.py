@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,7 +40,7 @@ def plan(
     Example: dagc plan --sizes 5000,3000,200,10 --parameters 11.2M --uplink 8.4Mb/s --ratio 0.001
     """
     names, weights = _sizes(sizes)
-    size, rate = int(_quantity(parameters, "--parameters")), _quantity(uplink, "--uplink")
+    size, rate = round(_quantity(parameters, "--parameters")), _quantity(uplink, "--uplink")
     allocator = ALLOCATORS.get(method)
     if size < 1 or rate <= 0 or seconds < 0:
         raise InvalidInput("--parameters must be at least 1, --uplink above 0 and --seconds not negative")
@@ -99,7 +100,7 @@ def _print(
     size: int,
     rate: float,
 ) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     table = Table(title=f"{method}, {size:,} parameters: at most, per round", title_justify="left")
     for column in ("client", "examples", "share", "entries", "bytes", "seconds"):
         table.add_column(column, justify="right")
@@ -142,12 +143,11 @@ def _print(
 
 def _sizes(text: str) -> tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]:
     """Names and sizes of the clients, from numbers with commas between them or from a CSV file."""
-    path = Path(text)
-    if path.suffix.lower() == ".csv" or path.is_file():
+    if text.lower().endswith(".csv") or os.path.isfile(text):  # pathlib's own fails on a text longer than a name
         try:
-            with path.open(newline="") as file:
+            with Path(text).open(newline="", encoding="utf-8-sig") as file:
                 rows = list(csv.DictReader(file))
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise InvalidInput(f"--sizes: {text} cannot be read: {error}") from error
         if not rows or "size" not in rows[0]:
             raise InvalidInput(f"--sizes: {text} needs a header with a column 'size' (and perhaps 'client'), and rows")

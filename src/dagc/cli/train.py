@@ -72,7 +72,7 @@ def resume(
 
 @with_config_flags("method", "seed")
 def compare(
-    task: Annotated[str, typer.Argument(help="MODEL@DATA, e.g. cnn@cifar-10.")] = "mlp@digits",
+    task: Annotated[str | None, typer.Argument(help="MODEL@DATA, e.g. cnn@cifar-10 (default: mlp@digits).")] = None,
     methods: Annotated[str, typer.Option(help="With commas between them.")] = "dagc-r,top-k,accordion,none",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2, …")] = 3,
     target: Annotated[float | None, typer.Option(help="Accuracy to be reached, e.g. 0.75.")] = None,
@@ -88,9 +88,13 @@ def compare(
 
     Example: dagc compare logistic@fashion-mnist --methods dagc-r,top-k,none --ratio 0.001 --seeds 4 --target 0.75
     """
-    base = {"task": task, **given_fields(fields)}
+    base = given_fields({"task": task, **fields})
     if config is not None:
-        base = {**Config.read(config).model_dump(exclude_none=True, exclude={"method", "seed"}), **base}
+        told = Config.read(config).model_dump(exclude_none=True, exclude={"method", "seed"})
+        if {"ratio", "budget_bytes"} & base.keys():  # these two say the same: a flag replaces the file's
+            told = {name: value for name, value in told.items() if name not in ("ratio", "budget_bytes")}
+        base = {**told, **base}
+    task = base.setdefault("task", Config.model_fields["task"].default)
     budgets = {name: base.pop(name, None) for name in ("ratio", "budget_bytes", "threshold")}
     if all(value is None for value in budgets.values()):
         budgets["ratio"] = 0.01
@@ -161,7 +165,7 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
         ("folder", str(folder)),
     ):
         table.add_row(name, value)
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
 
 
 def _print_comparison(result: dict[str, Any], budgets: dict[str, Any]) -> None:
