@@ -11,6 +11,7 @@ from PIL import Image
 from _data_files import cifar_records, idx, write_cifar10, write_cifar100, write_fashion, write_speech, write_wav
 from dagc.data import fashion_mnist, load, speech
 from dagc.data.dataset import Dataset, hold_out, statistics
+from dagc.data.folder import write_atomically
 from dagc.data.idx import read_idx
 from dagc.data.mel import log_mel, read_wav
 from dagc.errors import DataError, InvalidInput, MissingData
@@ -49,6 +50,22 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         load("")
 
 
+@pytest.mark.parametrize("rate", [999, 2_000_000_000])
+def test_a_sample_rate_that_no_recorder_has_is_refused(tmp_path: Path, rate: int) -> None:
+    write_wav(tmp_path / "odd.wav", np.zeros(10), rate)
+    with pytest.raises(DataError, match=r"odd\.wav .* from 1 kHz to 1 MHz"):
+        read_wav(tmp_path / "odd.wav")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_files_written_atomically_are_readable_for_whom_any_new_file_is(tmp_path: Path) -> None:
+    with write_atomically(tmp_path / "ours") as file:
+        file.write(b"x")
+    (tmp_path / "any").touch()
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "any").stat().st_mode
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
@@ -58,6 +75,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         (idx(np.zeros((4, 28, 28), np.uint8)) + b"x", "has 3,153 bytes"),
         (idx(np.zeros((4, 28, 27), np.uint8)), "holds an array of shape"),
         (b"\0\0\x08\xff" + b"\xff" * 1020, "bytes where its header says"),
+        (b"\0\0\x08\xff" + b"\0\0\0\1" * 255 + b"x", "has 255 axes"),
         (b"\x1f\x8b\x08\0broken", "cannot be read"),
         (idx(np.zeros((19, 28, 28), np.uint8)), "19 images and .* 20 labels"),
     ],

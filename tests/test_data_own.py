@@ -49,8 +49,9 @@ def test_npz_with_its_own_test_set_and_bytes(tmp_path: Path) -> None:
         ({"x": None}, "has no array 'x', only y"),
         ({"y": None}, "has no array 'y', only x"),
         ({"y": Y[:30]}, r"y has shape \(30,\) for 40 samples"),
-        ({"y": Y + 0.5}, "y has fractions or NaN"),
-        ({"y": np.full(40, np.nan)}, "y has fractions or NaN"),
+        ({"y": Y + 0.5}, "y has fractions, NaN or infinity"),
+        ({"y": np.full(40, np.nan)}, "y has fractions, NaN or infinity"),
+        ({"y": np.where(Y > 2, np.inf, Y)}, "y has fractions, NaN or infinity"),
         ({"y": np.zeros(40, int)}, "all labels are 0"),
         ({"y": Y.astype(complex)}, "y is of type complex"),
         ({"x": X.astype("U3")}, "x is of type <U3"),
@@ -77,6 +78,26 @@ def test_truncated_npz_files_are_named(tmp_path: Path, keep: int) -> None:
     (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:keep])
     with pytest.raises(DataError, match=r"cut\.npz cannot be read"):
         load(tmp_path / "cut.npz")
+
+
+def test_npz_files_of_an_unknown_compression_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "odd.npz", x=X, y=Y)
+    content = bytearray((tmp_path / "odd.npz").read_bytes())
+    content[content.rindex(b"PK\x01\x02") + 10] = 99
+    (tmp_path / "odd.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"odd\.npz cannot be read"):
+        load(tmp_path / "odd.npz")
+
+
+def test_arrays_of_clients_are_checked_file_by_file(tmp_path: Path) -> None:
+    for client, y in (("ann", Y), ("bob", Y.astype(np.float32))):  # 1 and 1.0 are one label
+        (tmp_path / client).mkdir()
+        np.savez(tmp_path / client / "all.npz", x=X, y=y)
+    assert load(tmp_path).classes == ("0", "1", "2", "3")
+    np.savez(tmp_path / "ann" / "more.npz", x=X[:3], y=Y[:4])
+    np.savez(tmp_path / "bob" / "more.npz", x=X[:4], y=Y[:3])
+    with pytest.raises(DataError, match=r"ann.more\.npz: y has shape \(4,\) for x of \(3, 5\)"):
+        load(tmp_path)
 
 
 def test_csv_with_numbers_text_and_gaps(tmp_path: Path) -> None:

@@ -175,6 +175,8 @@ def test_by_client_keeps_names_and_filters() -> None:
         by_client(owner, min_size=9)
     with pytest.raises(InvalidInput, match="3 of 3 clients have 1"):
         by_client(owner, workers=4)
+    with pytest.raises(InvalidInput, match="workers is -1"):
+        by_client(owner, workers=-1)
 
 
 @pytest.mark.parametrize(

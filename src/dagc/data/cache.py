@@ -2,6 +2,7 @@
 
 import hashlib
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 
 from dagc.data.folder import write_atomically
 
-__all__ = ["cached", "fingerprint"]
+__all__ = ["UNREADABLE", "Arrays", "cached", "fingerprint"]
 
 Arrays = dict[str, NDArray[Any]]
+UNREADABLE = (OSError, ValueError, KeyError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile)
+"""What reading an `.npz` file raises that is damaged."""
 
 
 def fingerprint(path: Path, base: Path) -> str:
@@ -36,7 +39,7 @@ def cached(root: Path, kind: str, key: Iterable[str], compute: Callable[[], Arra
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
             return {name: kept[name] for name in kept.files}, ()
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except UNREADABLE:
         pass  # not there, or damaged: compute it and write it again
     arrays = compute()
     try:

@@ -178,7 +178,12 @@ def unpack(archive: Path, target: Path, inner: str = "") -> None:
             raise DataError(f"{archive} holds no folder {inner!r}; it is another archive than the official one")
         if target.exists():
             target.rename(workplace / "old")
-        fresh.rename(target)
+        try:
+            fresh.rename(target)
+        except OSError:
+            if (workplace / "old").exists() and not target.exists():
+                (workplace / "old").rename(target)
+            raise
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{archive} cannot be unpacked ({error}); delete it and get it again") from None
     finally:

@@ -1,8 +1,8 @@
 """Where data sets live on disk: one folder for all of them, and files that appear in it whole or not at all."""
 
 import os
+import secrets
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,13 +38,13 @@ def _user_cache() -> Path:
 def write_atomically(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for writing that takes the name `path` only when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with partial.open("xb") as file:  # readable for whom any new file is: folders of data are shared
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        partial.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise

@@ -33,4 +33,6 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     expected = header + int(np.prod(shape, dtype=object))
     if len(raw) != expected:
         raise DataError(f"{path} has {len(raw):,} bytes where its header says {expected:,}; get the data set again")
+    if len(shape) > 32:
+        raise DataError(f"{path} has {len(shape)} axes; IDX files of images have three")
     return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape).copy()

@@ -29,8 +29,8 @@ def read_wav(path: Path) -> tuple[NDArray[np.float32], int]:
             raw = file.readframes(frames)
     except (wave.Error, EOFError, OSError, RuntimeError) as error:
         raise DataError(f"{path} is not a readable WAV file ({error or 'it ends too early'})") from None
-    if width != 2 or rate < 1000:
-        raise DataError(f"{path} has {8 * width}-bit samples at {rate} Hz; 16-bit PCM from 1,000 Hz is needed")
+    if width != 2 or not 1000 <= rate <= 1_000_000:
+        raise DataError(f"{path} has {8 * width}-bit samples at {rate} Hz; 16-bit PCM from 1 kHz to 1 MHz is needed")
     if not raw or len(raw) != frames * channels * width:
         raise DataError(f"{path} holds {len(raw):,} of the {frames * channels * width:,} bytes that it announces")
     pcm = np.frombuffer(raw, dtype="<i2").reshape(-1, channels)

@@ -1,7 +1,5 @@
 """Your own data: an `.npz` file, a CSV file, or a folder with one folder per client."""
 
-import zipfile
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dagc.data.cache import UNREADABLE
 from dagc.data.dataset import Dataset, hold_out, statistics
 from dagc.data.images import SUFFIXES, read_image
 from dagc.data.mel import log_mel, read_wav
@@ -66,7 +65,7 @@ def _open_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
             arrays = {name: kept[name] for name in kept.files}
-    except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as .npz of plain arrays ({error})") from None
     lacking = [name for name in ("x", "y") if name not in arrays]
     if lacking:
@@ -91,8 +90,8 @@ def _numbered(path: Path, name: str, values: NDArray[Any], known: int) -> tuple[
     if values.shape != (known,):
         raise DataError(f"{path}: {name} has shape {values.shape} for {known} samples; give one value per sample")
     if np.issubdtype(values.dtype, np.floating):
-        if not np.array_equal(values, np.floor(values)):
-            raise DataError(f"{path}: {name} has fractions or NaN; whole numbers or text are needed (classification)")
+        if not (np.isfinite(values).all() and np.array_equal(values, np.floor(values))):
+            raise DataError(f"{path}: {name} has fractions, NaN or infinity; classes are whole numbers or text")
         values = values.astype(np.int64)
     if not (np.issubdtype(values.dtype, np.integer) or values.dtype.kind in "Ub"):
         raise DataError(f"{path}: {name} is of type {values.dtype}; whole numbers or text are needed")
@@ -158,7 +157,11 @@ def _client_parts(client: Path) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     for path in sorted(client.iterdir()):
         if path.suffix.lower() == ".npz":
             arrays = _open_npz(path)
-            parts.append((_samples(path, "x", arrays["x"]), arrays["y"]))
+            x, y = _samples(path, "x", arrays["x"]), arrays["y"]
+            if not x.ndim or y.shape != x.shape[:1]:
+                raise DataError(f"{path}: y has shape {y.shape} for x of {x.shape}; give one value per sample")
+            numbers, names = _numbered(path, "y", y, len(x))
+            parts.append((x, np.array(names)[numbers]))
         elif path.is_dir():
             read = [_read_file(file) for file in sorted(path.iterdir()) if not file.name.startswith(".")]
             if read:

@@ -188,6 +188,8 @@ def by_client(
     """
     if client is None:
         raise InvalidInput("this data set has no clients; use skewed, one-large, iid or from-sizes instead")
+    if workers is not None and workers < 1:
+        raise InvalidInput(f"workers is {workers}; it must be at least 1")
     owner = as_labels(client)
     counts = np.bincount(owner)
     order = np.argsort(-counts, kind="stable")
