@@ -138,6 +138,12 @@ def test_a_byte_budget_is_never_passed_and_nearly_spent(method, values):
     assert 0.9 * budget < real <= budget
 
 
+def test_if_all_caps_together_take_less_than_the_bytes_the_caller_is_told():
+    with pytest.warns(BudgetWarning, match="every client gets its cap"):
+        assert allocate([1, 2], bytes=10**7, size=1000, caps=[0.1, 0.2]).tolist() == [0.1, 0.2]
+    assert allocate([1, 2], bytes=10**7, size=1000).tolist() == [1, 1]
+
+
 def test_a_million_clients_in_a_second():
     sizes = np.random.default_rng(0).lognormal(sigma=2, size=1_000_000)
     for method in ("uniform", "dagc-r", "power", "phi-optimal"):
@@ -175,6 +181,7 @@ def test_a_million_clients_in_a_second():
         (lambda: allocate([1, 1], ratio=0.1, caps=[1, 0]), "client 1 has cap 0"),
         (lambda: allocate([1, 1], bytes=100), "needs size="),
         (lambda: allocate([1, 1], bytes=10, size=1000), "too few for 2 clients"),
+        (lambda: allocate([1, 1], bytes=4000, size=1000, caps=[1, 1e-6]), "cap of 1e-06 is below one entry of 1000"),
         (lambda: allocate([1, 1], bytes=100, size=1000, values="fp64"), "'fp64': choose one of"),
         (lambda: entries([0.1, 2], 10), "from 0 to 1"),
         (lambda: entries([], 10), "from 0 to 1"),

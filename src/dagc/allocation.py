@@ -333,13 +333,23 @@ def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int
     def fits(total: int) -> bool:
         return int(payload_size(size, entries(ratios(total), size, caps=caps), values).sum()) <= budget
 
-    least, most = n, int(np.floor(caps * size).sum())
-    if least > most or not fits(least):
+    limits = np.floor(caps * size * (1 + 1e-12))
+    least, most = n, int(limits.sum())
+    if limits.min() < 1:
+        raise InvalidInput(f"a cap of {caps.min():.3g} is below one entry of {size}: raise it")
+    if not fits(least):
         needed = int(payload_size(size, np.ones(n, dtype=np.int64), values).sum())
         raise InvalidInput(f"{budget} bytes are too few for {n} clients: one entry each takes {needed} bytes")
     while least < most:
         middle = (least + most + 1) // 2
         least, most = (middle, most) if fits(middle) else (least, middle - 1)
+    if least == int(limits.sum()) and caps.min() < 1:
+        warnings.warn(
+            f"with every client at its cap the budget of {budget} bytes is not reached: every client gets its cap",
+            BudgetWarning,
+            stacklevel=3,
+        )
+        return caps
     return ratios(least)
 
 
