@@ -193,6 +193,7 @@ GOOD = encode(Sparse(1000, [3, 500, 999], [1.0, -2.0, 0.5]))
         (frame(value_id=4, values=b"\x00\x00\x80\x3f\x02"), "sign bits"),
         (sealed(b"\xda\x6c\x01\x20" + b"\x80\x00" + b"\x08\x00\x00"), "more bytes than it needs"),
         (sealed(b"\xda\x6c\x01\x20" + b"\xff" * 9), "too large"),
+        (sealed(b"\xda\x6c\x01\x20" + b"\xff" * 7 + b"\x01" + b"\x0a\x00\x00"), "too large"),
         (sealed(b"\xda\x6c\x01\x20" + b"\xff" * 5), "header does not end"),
     ],
 )

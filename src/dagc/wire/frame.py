@@ -174,5 +174,5 @@ def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
             if byte == 0 and shift > 7:
                 raise MalformedPayload("a number in the header is written with more bytes than it needs")
             return number, at
-        if shift > 49:
+        if shift == 49:
             raise MalformedPayload("a number in the header is too large")
