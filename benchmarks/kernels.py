@@ -35,7 +35,15 @@ from dagc.wire import rice
 RATIOS = (0.1, 0.01, 0.001)
 LARGE, MIDDLE = 11_000_000, 1_000_000
 REUSE = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
+# Column headings for 80 columns, and what they stand for.
 SHOWN = {
+    "grace": "GRACE",
+    "topk": "topk",
+    "dgc": "DGC",
+    "torch": "no numba",
+    "ours": "ours",
+}
+NAMES = {
     "grace": "GRACE-style",
     "topk": "torch.topk in place",
     "dgc": "DGC-style sampling (not exact)",
@@ -381,14 +389,14 @@ def main(quick: bool = True) -> Figures:
 def tables(figures: Figures) -> Iterator[Table]:
     """What was measured, beside what is wanted."""
     for allocator in ("usual allocator", "reusing allocator"):
-        title = f"One step, {allocator}: multiples of residual.add_(gradient), one thread"
-        table = new_table(title, "", *SHOWN.values(), "wanted", "× faster than torch.topk")
+        title = f"One step, {allocator}: multiples of residual.add_(gradient)"
+        table = new_table(title, "", *SHOWN.values(), "want", "× topk")
         for kind, cases in figures[allocator].items():
             for case, times in cases.items():
                 size, ratio = int(case.split()[0]), float(case.split()[1])
                 multiples = [f"{times[name] / times['limit']:.3g}" if name in times else "" for name in SHOWN]
                 wanted = f"≤ {WANTED[kind][size][ratio]}"
-                label = f"{kind}, {size / 1e6:.0f} M, {times.get('sent', ratio):.2%}"
+                label = f"{kind} {size / 1e6:.0f} M {times.get('sent', ratio):.2%}"
                 table.add_row(label, *multiples, wanted, f"{times['topk'] / times['ours']:.1f}")
         yield table
     table = new_table("Index codes, random supports of 11 M", "", "bits", "× bound", "M/s encode", "M/s decode")
@@ -396,11 +404,11 @@ def tables(figures: Figures) -> Iterator[Table]:
         ratio = row["bits"] / row["bound"]
         table.add_row(case, f"{row['bits']:.2f}", f"{ratio:.3f}", f"{row['encode']:.0f}", f"{row['decode']:.0f}")
     yield table
-    table = new_table("The server's sum, 200 clients × 0.1 % of 11 M", "", "ms", "× faster than index_add_")
+    table = new_table("Server, 200 × 0.1 % of 11 M", "", "ms", "× index_add_")
     for case, seconds in figures["server"].items():
         table.add_row(case, f"{seconds * 1e3:.1f}", f"{figures['server']['index_add'] / seconds:.1f}")
     yield table
-    table = new_table("Bits per index, real models on real data", "", "entries", "bound if random", "Rice", "adaptive")
+    table = new_table("Bits per index, real models on real data", "", "entries", "bound", "Rice", "adaptive")
     for case, row in figures["real"].items():
         if "bound" in row:
             cells = [f"{row[name]:.2f}" for name in ("bound", "rice", "adaptive")]
@@ -437,12 +445,13 @@ def chart(figures: Figures, path: Path) -> None:
             multiple = times[name] / times["limit"]
             width = max(1.0, full * math.log10(max(multiple, 1)) / math.log10(200))
             out.append(f'<rect x="{left}" y="{y}" width="{width:.1f}" height="{bar - 3}" fill="{colours[name]}"/>')
-            out.append(f'<text x="{left + width + 5:.1f}" y="{y + 11}">{multiple:.3g}  {SHOWN[name]}</text>')
+            out.append(f'<text x="{left + width + 5:.1f}" y="{y + 11}">{multiple:.3g}  {NAMES[name]}</text>')
             y += bar
         y += bar
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{y}" font-family="sans-serif" font-size="12">'
     title = "Top-k with error feedback, 11 M entries: multiples of residual.add_(gradient), reusing allocator"
-    background = f'<rect width="760" height="{y}" fill="white"/><text x="8" y="24" font-size="14">{title}</text>'
+    background = f'<rect width="760" height="{y}" fill="white"/><text x="8" y="20" font-size="14">{title}</text>'
+    background += '<text x="8" y="38">logarithmic scale; shorter is better</text>'
     path.write_text("\n".join([head, background, *out, "</svg>"]))
 
 
