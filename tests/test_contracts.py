@@ -5,7 +5,8 @@ import torch
 
 from dagc import ALLOCATORS, COMPRESSORS, INDEX_CODECS, VALUE_CODECS, Allocator, Compressor, Sparse, per_tensor
 from dagc.allocation import power
-from dagc.testing import check_allocator, check_compressor, check_index_codec, check_value_codec
+from dagc.policies import POLICIES, Accordion, Method
+from dagc.testing import check_allocator, check_compressor, check_index_codec, check_policy, check_value_codec
 
 PARAMETERS = {
     "none": lambda vector: [None],
@@ -44,6 +45,11 @@ def test_value_codec(name):
     check_value_codec(VALUE_CODECS[name], name)
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_policy(name):
+    check_policy(POLICIES[name], name)
+
+
 class TestTheSuiteCatches:
     """A contract suite that passes everything is worth nothing."""
 
@@ -79,6 +85,19 @@ class TestTheSuiteCatches:
         drifting = fp16._replace(read=lambda section, count: fp16.read(section, count) * 1.5)
         with pytest.raises(AssertionError, match=r"other bytes|NaN"):
             check_value_codec(drifting)
+
+    def test_a_policy_that_forgets(self):
+        class Forgetful(Accordion):
+            def load_state_dict(self, state):
+                pass
+
+        with pytest.raises(AssertionError, match="goes on otherwise"):
+            check_policy(Method(("ratio",), Forgetful))
+
+    def test_a_seed_codec_that_draws_otherwise(self):
+        seed = INDEX_CODECS["seed"]
+        with pytest.raises(AssertionError, match="read other indices"):
+            check_index_codec(seed._replace(read=lambda section, size, count: seed.read(section, size, count)[::-1]))
 
     def test_a_codec_that_reads_too_much(self):
         bitmap = INDEX_CODECS["bitmap"]

@@ -156,6 +156,17 @@ def test_random_k_reaches_every_entry_equally_often():
     assert np.abs(hits - 200).max() < 5 * np.sqrt(200)
 
 
+def test_a_threshold_that_is_a_whole_number_is_no_count():
+    vector = torch.tensor([0.1, 2.0, 0.3, 1.0, 0.2, 5.0])
+    assert per_tensor(hard_threshold, [2, 4])(vector, 1) == hard_threshold(vector, 1.0)
+
+
+def test_quantise_takes_any_floats():
+    for name in dagc.VALUE_CODECS:
+        exact = np.array([1.0, -2.0, 0.5, 4.0])
+        assert np.array_equal(dagc.quantise(exact[::2], name), dagc.quantise(exact[::2].astype(np.float32), name))
+
+
 def test_per_tensor_shares_the_entries_out_by_size():
     vector = torch.cat([torch.full((10,), 100.0), torch.ones(90)])
     sparse = per_tensor(top_k, [10, 90])(vector, 20)
@@ -203,6 +214,8 @@ class TestSparse:
             ((3, [0], [float("nan")]), "finite"),
             ((3, [0], ["x"]), "numbers"),
             ((0, [], []), "from 1 to"),
+            ((3, 1, 2.0), "integers"),
+            ((3, [0], [1e300]), "finite"),
         ],
     )
     def test_disorder_is_refused(self, arguments, says):
@@ -227,6 +240,10 @@ class TestAggregate:
             expected += torch.tensor(weight / 10) * sparse.dense()
         assert torch.equal(dagc.aggregate(sparses, weights), expected)
         assert torch.equal(dagc.aggregate_sparse(sparses, weights).dense(), expected)
+
+    def test_huge_weights_are_shares_too(self):
+        expected = dagc.aggregate(self.some(2), [1, 1])
+        assert torch.equal(dagc.aggregate(self.some(2), [1e308, 1e308]), expected)
 
     def test_into_a_given_tensor(self):
         out = torch.full((1000,), 7.0)

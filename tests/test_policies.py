@@ -7,30 +7,6 @@ from dagc import InvalidInput
 from dagc.policies import POLICIES, Report, Setting, make_policy
 
 WEIGHTS = np.linspace(1000, 10, 10)
-BUDGETS = {"ratio": 0.01, "bytes": 30_000, "threshold": 0.05}
-
-
-def settings():
-    for method, kind in POLICIES.items():
-        for budget in kind.budgets or (None,):
-            yield pytest.param(method, {budget: BUDGETS[budget]} if budget else {}, id=f"{method}-{budget}")
-
-
-@pytest.mark.parametrize(("method", "budget"), list(settings()))
-def test_contract_of_every_policy(method, budget):
-    policy = make_policy(method, Setting(WEIGHTS, size=100_000, **budget))
-    for round, present in enumerate([list(range(10)), [0, 3, 9], [5], list(range(10))]):
-        reports = [Report(i, 1.0 + round, 10, 100) for i in present]
-        parameters = policy.parameters(round, present, reports)
-        assert len(parameters) == len(present)
-        if method != "none":
-            kind = float if "threshold" in budget else int
-            assert all(type(parameter) is kind and parameter > 0 for parameter in parameters)
-    again = make_policy(method, Setting(WEIGHTS, size=100_000, **budget))
-    again.load_state_dict(policy.state_dict())
-    reports = [Report(0, 50.0, 10, 100)]
-    for round in range(4, 30):
-        assert policy.parameters(round, [0, 1], reports) == again.parameters(round, [0, 1], reports)
 
 
 RELATIVE = [name for name, kind in POLICIES.items() if "ratio" in kind.budgets and name != "accordion"]
@@ -62,6 +38,17 @@ def test_accordion_bounds_are_dagcs_smallest_and_largest():
     policy = make_policy("accordion", Setting(WEIGHTS, size=100_000, threshold=0.05))
     dagc_a = make_policy("dagc-a", Setting(WEIGHTS, size=100_000, threshold=0.05)).parameters(0, range(10), [])
     assert (policy.gentle, policy.aggressive) == pytest.approx((min(dagc_a), max(dagc_a)))
+
+
+def test_accordion_takes_options_and_others_do_not():
+    options = {"interval": 2, "change": 0.1, "gentle": 0.5, "aggressive": 0.001}
+    policy = make_policy("accordion", Setting(WEIGHTS, size=1000, ratio=0.01, options=options))
+    assert (policy.interval, policy.gentle, policy.aggressive) == (2, 500, 1)
+    for options, says in (({"speed": 1}, "no option speed"), ({"interval": 0}, "interval"), ({"gentle": 2}, "bounds")):
+        with pytest.raises(InvalidInput, match=says):
+            make_policy("accordion", Setting(WEIGHTS, size=1000, ratio=0.01, options=options))
+    with pytest.raises(InvalidInput, match="'top-k' has no option interval; its options: none"):
+        make_policy("top-k", Setting(WEIGHTS, size=1000, ratio=0.01, options={"interval": 3}))
 
 
 def test_schemes_are_the_papers():

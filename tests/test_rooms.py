@@ -6,7 +6,7 @@ from pathlib import Path
 import dagc
 
 ROOMS = [
-    "errors", "sparse", "wire", "allocation", "theory", "compressors", "feedback", "testing", "policies", "network",
+    "errors", "sparse", "wire", "allocation", "theory", "compressors", "feedback", "policies", "testing", "network",
     "data", "models", "training", "ddp", "flower", "experiments", "report", "cli",
 ]  # fmt: skip
 

@@ -81,6 +81,13 @@ def test_the_same_seed_gives_the_same_bits_with_any_number_of_threads(method):
     assert not torch.equal(one.server.vector, other.server.vector)
 
 
+def test_random_k_draws_other_places_with_another_seed():
+    sent = [
+        Federation(config("random-k", seed=seed)).clients[0].upload(0, 5).sparse.indices.tolist() for seed in (0, 1)
+    ]
+    assert sent[0] != sent[1]
+
+
 def test_golden_runs(request):
     """A trajectory of every method; `pytest tests/test_training.py --golden` writes them anew after a wanted change.
 
@@ -92,6 +99,7 @@ def test_golden_runs(request):
         runs[method] = {
             "loss": [round(r.loss, 5) for r in rounds],
             "up": [r.up for r in rounds],
+            "down": [r.down for r in rounds],
             "accuracy": round(federation.evaluate()[0], 4),
         }
     if request.config.getoption("--golden"):
@@ -102,6 +110,7 @@ def test_golden_runs(request):
     for method, run in runs.items():
         assert run["loss"] == pytest.approx(golden[method]["loss"], rel=0.01), method
         assert run["up"] == pytest.approx(golden[method]["up"], rel=0.02), method
+        assert run["down"] == pytest.approx(golden[method]["down"], rel=0.02), method
         assert run["accuracy"] == pytest.approx(golden[method]["accuracy"], abs=0.02), method
 
 

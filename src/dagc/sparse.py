@@ -39,12 +39,12 @@ class Sparse:
     values: NDArray[np.float32]
     seed: int | None = None
 
-    def __init__(self, size: int, indices: ArrayLike, values: ArrayLike, seed: int | None = None) -> None:
+    def __init__(self, size: int, indices: ArrayLike, values: ArrayLike) -> None:
         """Check the entries and hold them; `trusted` skips the check."""
         if not 1 <= size <= MAX_SIZE:
             raise InvalidInput(f"size must be from 1 to 2^48, not {size}")
         index, value = np.asarray(indices), np.asarray(values)
-        if not len(index):
+        if not index.size:
             index = index.astype(np.int64)
         if index.dtype.kind not in "iu" or index.ndim != 1:
             raise InvalidInput(f"indices must be a list of integers, not {index.dtype} of shape {index.shape}")
@@ -52,12 +52,13 @@ class Sparse:
             raise InvalidInput(
                 f"values must be {len(index)} numbers, one for each index, not {value.dtype} of shape {value.shape}"
             )
-        index, value = index.astype(np.int64), value.astype(np.float32)
+        with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+            index, value = index.astype(np.int64), value.astype(np.float32)
         if len(index) and (index[0] < 0 or index[-1] >= size or np.any(index[1:] <= index[:-1])):
             raise InvalidInput(f"indices must ascend, each once, from 0 to {size - 1}")
         if not np.isfinite(value).all():
             raise InvalidInput("values must be finite: NaN or infinity would stay in the model for ever")
-        self._hold(size, index, value, seed)
+        self._hold(size, index, value, None)
 
     def _hold(self, size: int, indices: NDArray[np.int64], values: NDArray[np.float32], seed: int | None) -> None:
         hold = object.__setattr__
@@ -70,7 +71,7 @@ class Sparse:
     def trusted(
         cls, size: int, indices: NDArray[np.int64], values: NDArray[np.float32], seed: int | None = None
     ) -> Self:
-        """Hold entries that are known to be right, unchecked: for what our own kernels made or `decode` has checked."""
+        """Hold entries (and their seed) that are known to be right, unchecked: from kernels or from `decode`."""
         sparse = cls.__new__(cls)
         sparse._hold(size, indices, values, seed)
         return sparse
@@ -170,4 +171,5 @@ def _shares(sparses: Sequence[Sparse], weights: ArrayLike) -> NDArray[np.float32
     sizes = {sparse.size for sparse in sparses}
     if len(sizes) > 1:
         raise InvalidInput(f"all clients must have vectors of one size, not {sorted(sizes)}")
-    return np.asarray(weight / weight.sum(), dtype=np.float32)
+    scaled = weight / weight.max()  # the sum of huge weights would overflow
+    return np.asarray(scaled / scaled.sum(), dtype=np.float32)

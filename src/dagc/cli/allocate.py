@@ -19,7 +19,9 @@ def allocate(
     sizes: Annotated[str, typer.Option(help="How many examples each client holds: numbers with commas between them.")],
     ratio: Annotated[float | None, typer.Option(help="Budget: the mean part of entries sent, e.g. 0.001.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Budget: the mean threshold (methods dagc-a, power).")] = None,
-    bytes: Annotated[int | None, typer.Option(help="Budget: bytes per round, all clients together.")] = None,
+    bytes: Annotated[
+        int | None, typer.Option("--budget-bytes", "--bytes", help="Budget: bytes per round, all clients together.")
+    ] = None,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(sorted(dagc.ALLOCATORS))}.")] = "dagc-r",
     parameters: Annotated[int, typer.Option(help="Entries in the model: for entries and bytes.")] = 1_000_000,
     values: Annotated[str, typer.Option(help=f"Value codec: {', '.join(dagc.VALUE_CODECS)}.")] = "fp32",

@@ -12,6 +12,9 @@ from dagc.training import Config
 
 __all__ = ["given_fields", "with_config_flags"]
 
+OBJECTS = {"optimizer_options", "method_options"}
+"""Fields that hold names and values: JSON on the command line."""
+
 
 def with_config_flags(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command that takes `**fields` a flag for every field of `Config`, but for those left out."""
@@ -29,12 +32,11 @@ def with_config_flags(*left_out: str) -> Callable[[Callable[..., None]], Callabl
 def given_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """The flags that were given, as `Config` takes them."""
     given = {name: value for name, value in fields.items() if value is not None}
-    if "optimizer_options" in given:
+    for name in OBJECTS & given.keys():
         try:
-            given["optimizer_options"] = json.loads(given["optimizer_options"])
+            given[name] = json.loads(given[name])
         except json.JSONDecodeError:
-            text = given["optimizer_options"]
-            raise InvalidInput(f"optimizer_options is {text!r}: write JSON, e.g. '{{\"momentum\": 0.9}}'") from None
+            raise InvalidInput(f"{name} is {given[name]!r}: write JSON, e.g. '{{\"momentum\": 0.9}}'") from None
     return given
 
 
@@ -42,9 +44,9 @@ def _flag(name: str) -> inspect.Parameter:
     field = Config.model_fields[name]
     kinds = get_args(field.annotation) or (field.annotation,)
     kind = next((kind for kind in (int, float, bool) if kind in kinds and str not in kinds), str)
-    if name in ("compute_seconds", "optimizer_options"):
+    if name == "compute_seconds" or name in OBJECTS:
         kind = str
-    default = "" if field.default is None or name == "optimizer_options" else f" (default: {field.default})"
+    default = "" if field.default is None or name in OBJECTS else f" (default: {field.default})"
     flag = f"--{name.replace('_', '-')}"
     words = field.description or name
     option = typer.Option(flag, help=f"{words[0].upper()}{words[1:]}{default}.", show_default=False)

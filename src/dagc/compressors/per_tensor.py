@@ -8,6 +8,7 @@ import torch
 
 from dagc.allocation import apportion
 from dagc.compressors._vector import Gradient, checked_count, flat
+from dagc.compressors.hard_threshold import hard_threshold
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 
@@ -35,7 +36,7 @@ def per_tensor(compressor: "Compressor", sizes: Sequence[int]) -> "Compressor":
         values = flat(vector)
         if len(values) != total:
             raise InvalidInput(f"the vector has {len(values)} entries, the tensors have {total}")
-        if isinstance(parameter, int | np.integer):
+        if isinstance(parameter, int | np.integer) and compressor is not hard_threshold:
             most = np.asarray(sizes, dtype=np.int64)
             parameters = list(apportion(most.astype(np.float64), checked_count(parameter, total), most, least=0))
         else:

@@ -26,6 +26,7 @@ from dagc.feedback import ErrorFeedback
 from dagc.policies import Report, Setting, make_policy
 from dagc.sparse import Sparse, aggregate
 from dagc.wire import decode, encode
+from dagc.wire.indices import scramble
 
 __all__ = ["Hook", "Step", "on_bucket"]
 
@@ -108,7 +109,7 @@ class Hook:
             each_tensor(self.policy.compressor, sizes) if per_tensor else self.policy.compressor,
             sum(sizes),
             values=values,
-            seed=seed + self._exchange.rank,
+            seed=scramble(seed, self._exchange.rank),
             device=self._device,
         )
         self.steps = 0

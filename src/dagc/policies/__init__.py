@@ -19,10 +19,12 @@ class Method(NamedTuple):
     Attributes:
         budgets: Which of `ratio`, `bytes` and `threshold` it can be given; the first is the usual one.
         make: Makes its policy.
+        options: The names in `Setting.options` that it knows.
     """
 
     budgets: tuple[str, ...]
     make: Callable[[Setting], Policy]
+    options: tuple[str, ...] = ()
 
 
 def _relative(allocator: str, compressor: Compressor = top_k) -> Method:
@@ -48,7 +50,7 @@ POLICIES: dict[str, Method] = {
     "phi-optimal": _relative("phi-optimal"),
     "scheme-i": _relative("scheme-i"),
     "scheme-ii": _relative("scheme-ii"),
-    "accordion": Method(("ratio", "bytes", "threshold"), Accordion),
+    "accordion": Method(("ratio", "bytes", "threshold"), Accordion, ("interval", "change", "gentle", "aggressive")),
 }
 """Every training method by name."""
 
@@ -71,4 +73,8 @@ def make_policy(method: str, setting: Setting) -> Policy:
     if len(given) != bool(budgets) or not set(given) <= set(budgets):
         wanted = f"one budget, {' or '.join(budgets)}" if budgets else "no budget"
         raise InvalidInput(f"method {method!r} takes {wanted}; given: {', '.join(given) or 'none'}")
+    unknown = set(setting.options) - set(POLICIES[method].options)
+    if unknown:
+        known = ", ".join(POLICIES[method].options) or "none"
+        raise InvalidInput(f"method {method!r} has no option {', '.join(sorted(unknown))}; its options: {known}")
     return POLICIES[method].make(setting)

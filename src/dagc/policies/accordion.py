@@ -1,12 +1,12 @@
 """ACCORDION: gentle compression while the gradients change fast, aggressive compression otherwise."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from dagc.allocation import allocate
 from dagc.compressors import Compressor, hard_threshold, top_k
+from dagc.errors import InvalidInput
 from dagc.policies.policy import Report, Setting
 
 __all__ = ["Accordion"]
@@ -15,32 +15,45 @@ __all__ = ["Accordion"]
 class Accordion:
     """The same parameter for all, one of two, chosen by how much the gradient norm changed.
 
+    Options: `interval`, `change`, and the parameters `gentle` and `aggressive` (ratios, or thresholds).
+
     Every `interval` rounds the gradient norm (mean over the interval, weighted by data) is compared with that of the
     interval before: a relative change of at least `change` is a critical regime and gets the gentle parameter, anything
     else the aggressive one. The first two intervals count as critical. The two parameters are the largest and the
-    smallest that DAGC would assign.
+    smallest that DAGC would assign, unless given.
 
     (The DAGC paper's text has it the other way round; ACCORDION itself does this.)
     """
 
     wants_norms = True
 
-    def __init__(self, setting: Setting, interval: int = 10, change: float = 0.5) -> None:
+    def __init__(self, setting: Setting) -> None:
         """Find the two parameters."""
         self.weights = setting.weights
-        self.interval = interval
-        self.change = change
-        if setting.threshold is not None:
-            thresholds = allocate(setting.weights, threshold=setting.threshold, method="dagc-a")
-            self.compressor: Compressor = hard_threshold
-            self.gentle: Any = float(thresholds.min())
-            self.aggressive: Any = float(thresholds[np.isfinite(thresholds)].max())
-        else:
-            budget = {"ratio": setting.ratio, "bytes": setting.bytes}
-            ratios = allocate(setting.weights, **budget, method="dagc-r", size=setting.size, values=setting.values)  # type: ignore[arg-type]
-            self.compressor = top_k
-            self.gentle = max(1, int(ratios.max() * setting.size))
-            self.aggressive = max(1, int(ratios[ratios > 0].min() * setting.size))
+        self.interval = int(setting.options.get("interval", 10))
+        self.change = float(setting.options.get("change", 0.5))
+        if self.interval < 1 or not self.change > 0:
+            raise InvalidInput(f"accordion needs interval ≥ 1 and change > 0, not {self.interval} and {self.change}")
+        absolute = setting.threshold is not None
+        given = allocate(
+            setting.weights,
+            ratio=setting.ratio,
+            bytes=setting.bytes,
+            threshold=setting.threshold,
+            method="dagc-a" if absolute else "dagc-r",
+            size=setting.size,
+            values=setting.values,
+        )
+        bounds = float(given[setting.weights > 0].min()), float(given[setting.weights > 0].max())
+        gentle = float(setting.options.get("gentle", min(bounds) if absolute else max(bounds)))
+        aggressive = float(setting.options.get("aggressive", max(bounds) if absolute else min(bounds)))
+        if not 0 < min(gentle, aggressive) < math.inf or (not absolute and max(gentle, aggressive) > 1):
+            raise InvalidInput(
+                f"accordion's bounds must be ratios or thresholds above 0, not {gentle} and {aggressive}"
+            )
+        self.compressor: Compressor = hard_threshold if absolute else top_k
+        self.gentle: Any = gentle if absolute else max(1, int(gentle * setting.size))
+        self.aggressive: Any = aggressive if absolute else max(1, int(aggressive * setting.size))
         self._sum, self._rounds = 0.0, 0
         self._before: float | None = None
         self._critical = True

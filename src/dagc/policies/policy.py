@@ -1,7 +1,7 @@
 """What a policy is: it says, each round, with which parameter each client compresses."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ class Setting:
         bytes: as bytes per round for all clients together. At most one of the three is given.
         values: The value codec in use.
         exponent: For the power rule.
+        options: What else the method takes, by name.
     """
 
     weights: NDArray[np.float64]
@@ -33,6 +34,7 @@ class Setting:
     bytes: int | None = None
     values: str = "fp32"
     exponent: float | None = None
+    options: Mapping[str, float] = field(default_factory=dict)
 
 
 class Report(NamedTuple):

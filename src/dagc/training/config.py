@@ -40,12 +40,16 @@ class Config(BaseModel):
     budget_bytes: int | None = Field(None, gt=0, description="budget: bytes per round, all clients together")
     threshold_units: Literal["update", "gradient"] = Field("update", description="update = learning rate x gradient")
     exponent: float | None = Field(None, ge=0, le=4, description="of the power rule; 2/3 if not given")
+    method_options: dict[str, float] = Field(default_factory=dict, description="of accordion, e.g. {interval = 10}")
     values: str = Field("fp32", description="value codec on the wire")
 
     workers: int = Field(10, ge=1, description="number of clients")
     skew_ratio: float = Field(100.0, ge=1, description="largest / smallest client")
     label_alpha: float = Field(0.5, gt=0, description="Dirichlet parameter of the labels per client")
-    partition: str | None = Field(None, description="another split, e.g. iid:workers=10 or by-client")
+    partition: str | None = Field(
+        None,
+        description="another split, e.g. iid:workers=10 or by-client, instead of workers, skew ratio and label alpha",
+    )
     data_dir: str | None = Field(None, description="data folder; else DAGC_DATA, else the user's cache")
     augment: bool = Field(False, description="crop and flip images")
 
@@ -118,6 +122,8 @@ class Config(BaseModel):
     def key(self) -> str:
         """A short name for exactly this result: what cannot change it (threads, folders) is left out."""
         told = self.model_dump(exclude={"threads", "data_dir", "checkpoint_every"})
+        if not self.method_options:
+            del told["method_options"]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     def toml(self) -> str:

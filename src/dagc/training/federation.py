@@ -84,7 +84,8 @@ class Federation:
         n = self.partition.workers
         self.server = Server(self.model, n, config.optimizer, rate, **config.optimizer_options)
         size = len(self.server.vector)
-        setting = Setting(self.weights, size, **config.budget(), values=config.values, exponent=config.exponent)  # type: ignore[arg-type]
+        more = {"values": config.values, "exponent": config.exponent, "options": config.method_options}
+        setting = Setting(self.weights, size, **config.budget(), **more)  # type: ignore[arg-type]
         self.policy = make_policy(config.method, setting)
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
         self.clients = [
@@ -92,11 +93,11 @@ class Federation:
                 i,
                 self.model,
                 batches,
-                ErrorFeedback(self.policy.compressor, size, values=config.values, seed=i, device=config.device),
+                ErrorFeedback(self.policy.compressor, size, values=config.values, seed=seed, device=config.device),
                 config.learning_rate,
                 config.local_steps,
             )
-            for i in range(n)
+            for i, seed in enumerate(scramble(config.seed, i) for i in range(n))
         ]
         self.network = make_network(config.network)
         for i in np.flatnonzero(self.weights > 0).tolist():  # a trace may not have everybody

@@ -149,4 +149,5 @@ def quantise(values: Floats, name: str) -> Floats:
         array([ 1.4167, -1.4167,  1.4167], dtype=float32)
     """
     codec = value_codec(name)
+    values = np.ascontiguousarray(values, dtype=np.float32)
     return codec.read(memoryview(codec.write(values)), len(values))
