@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from dagc.report.numbers import curve
@@ -33,26 +34,34 @@ def write_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
     }
     for axis, words in _AXES.items():
         with matplotlib.rc_context(style):
-            figure = Figure(figsize=(max(5.0, 4.2 * width), 3.4 * height), layout="constrained")
+            across, down = max(5.0, 4.2 * width), 3.4 * height
+            figure = Figure(figsize=(across, down))
             for number, panel in enumerate(panels):
-                axes = figure.add_subplot(height, width, number + 1)
-                for place, series in enumerate(panel.series):
-                    told = curve(series)
-                    if not told[axis]:
-                        continue
-                    colour = COLOURS[place % len(COLOURS)]
-                    axes.plot(told[axis], [100 * y for y in told["mean"]], color=colour, label=series.label, lw=1.4)
-                    low, high = ([100 * y for y in told[side]] for side in ("low", "high"))
-                    axes.fill_between(told[axis], low, high, color=colour, alpha=0.15, lw=0)
-                if axis == "bytes":
-                    axes.set_xscale("log")
-                axes.set(xlabel=words, ylabel="accuracy, %")
-                axes.set_title(panel.title, fontsize=8, wrap=True)
-                axes.grid(alpha=0.25, lw=0.5)
-                if axes.lines:
-                    axes.legend(frameon=False, fontsize=7, loc="lower right")
+                _draw(figure.add_subplot(height, width, number + 1), panel, axis, words)
+            # Room by hand: finding it takes matplotlib longer than all the drawing.
+            figure.subplots_adjust(left=0.6 / across, right=1 - 0.15 / across, bottom=0.5 / down, top=1 - 0.45 / down)
+            figure.subplots_adjust(hspace=0.45, wspace=0.25)
             for ending in ("svg", "png"):
                 path = folder / f"curves-{axis}.{ending}"
-                figure.savefig(path, dpi=200, metadata={"Date": None} if ending == "svg" else {})
+                figure.savefig(path, dpi=160, metadata={"Date": None} if ending == "svg" else {})
                 written.append(path)
     return written
+
+
+def _draw(axes: Any, panel: Panel, axis: str, words: str) -> None:
+    """One panel's curves, a band from the lowest seed to the highest around each."""
+    for place, series in enumerate(panel.series):
+        told = curve(series)
+        if not told[axis]:
+            continue
+        colour, line = COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
+        mean, low, high = ([100 * y for y in told[name]] for name in ("mean", "low", "high"))
+        axes.plot(told[axis], mean, line, color=colour, label=series.label, lw=1.4)
+        axes.fill_between(told[axis], low, high, color=colour, alpha=0.15, lw=0)
+    if axis == "bytes":
+        axes.set_xscale("log")
+    axes.set(xlabel=words, ylabel="accuracy, %")
+    axes.set_title(fill(panel.title, 60), fontsize=8)
+    axes.grid(alpha=0.25, lw=0.5)
+    if axes.lines:
+        axes.legend(edgecolor="none", framealpha=0.7, fontsize=7, loc="lower right")
