@@ -8,6 +8,7 @@ from torch import Tensor
 from dagc.data.dataset import Dataset
 from dagc.data.partition import Partition
 from dagc.errors import InvalidInput
+from dagc.wire.indices import splitmix64
 
 __all__ = ["Batches"]
 
@@ -83,7 +84,7 @@ class Batches:
         kept = self._epochs.get(worker)
         if kept is None or kept[0] != epoch:
             mine = self.partition.indices[worker]
-            order = np.argsort(_numbers(_hash(self.seed, worker, epoch, 0), len(mine)), kind="stable")
+            order = np.argsort(splitmix64(_hash(self.seed, worker, epoch, 0), len(mine)), kind="stable")
             kept = (epoch, mine[order])
             self._epochs[worker] = kept
         return kept[1]
@@ -92,7 +93,7 @@ class Batches:
 def crop_and_flip(x: Tensor, key: int) -> Tensor:
     """Shift each image by up to four pixels, black beyond its edge, and mirror half of them; `key` decides how."""
     count, _, height, width = x.shape
-    random = _numbers(key, 3 * count).reshape(3, count)
+    random = splitmix64(key, 3 * count).reshape(3, count)
     span = np.uint64(2 * _PADDING + 1)
     top, left = torch.from_numpy((random[:2] % span).astype(np.int64))
     mirrored = torch.from_numpy((random[2] >> np.uint64(63)).astype(bool))
@@ -111,11 +112,3 @@ def _hash(*parts: int) -> int:
         state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
         state ^= state >> 31
     return state
-
-
-def _numbers(key: int, count: int) -> NDArray[np.uint64]:
-    """The first `count` numbers of SplitMix64 started at `key`."""
-    z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))

@@ -10,7 +10,7 @@ from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
 from dagc.wire import rice
 
-__all__ = ["INDEX_CODECS", "IndexCodec", "draw", "largest_section", "scramble", "smallest"]
+__all__ = ["INDEX_CODECS", "IndexCodec", "draw", "largest_section", "scramble", "smallest", "splitmix64"]
 
 Ints = NDArray[np.int64]
 
@@ -130,7 +130,7 @@ def draw(seed: int, size: int, count: int) -> Ints:
         return np.flatnonzero(kept)
     tries = count + 16
     while True:
-        drawn, first = np.unique(_splitmix64(seed, tries) % np.uint64(size), return_index=True)
+        drawn, first = np.unique(splitmix64(seed, tries) % np.uint64(size), return_index=True)
         if len(drawn) >= count:
             return np.sort(drawn[np.argsort(first)[:count]].astype(np.int64))
         tries *= 2
@@ -145,7 +145,8 @@ def scramble(seed: int, number: int) -> int:
     return z ^ (z >> 31)
 
 
-def _splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
+def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
+    """The first `count` numbers of SplitMix64 started at `seed`."""
     with np.errstate(over="ignore"):
         z = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
