@@ -22,7 +22,7 @@ def test_allocate_prints_a_table():
 
 
 def test_allocate_for_machines():
-    result = run("allocate", "--sizes", "5000,3000,200,10", "--ratio", "0.001", "--parameters", "11200000", "--json")
+    result = run("allocate", "--sizes", "5000,3000,200,10", "--ratio", "0.001", "--parameters", "11.2M", "--json")
     answer = json.loads(result.output)
     assert sum(client["entries"] for client in answer["clients"]) == 44_800
     assert [client["size"] for client in answer["clients"]] == [5000, 3000, 200, 10]
@@ -44,7 +44,7 @@ def test_allocate_thresholds_caps_and_bytes():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["allocate", "--sizes", "5000,x", "--ratio", "0.1"], "--sizes holds 'x'"),
+        (["allocate", "--sizes", "5000,x", "--ratio", "0.1"], "size 'x'"),
         (["allocate", "--sizes", "5000", "--ratio", "7"], "not 7"),
         (["allocate", "--sizes", "5,4", "--method", "magic"], "choose one of"),
     ],

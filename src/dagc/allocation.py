@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dagc.errors import BudgetWarning, InvalidInput
+from dagc.sparse import MAX_SIZE
 from dagc.wire import payload_size
 
 __all__ = [
@@ -258,6 +259,8 @@ def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> N
         raise InvalidInput(f"ratios must be a list of numbers from 0 to 1, not {ratios!r:.200}")
     if size < 1:
         raise InvalidInput(f"size must be at least 1, not {size}")
+    if size > MAX_SIZE:
+        raise InvalidInput(f"size must be at most 2^48, not {size}")
     present = np.flatnonzero(ratio > 0)
     most = np.minimum(size, np.floor(_checked_caps(caps, len(ratio))[present] * size * (1 + 1e-12))).astype(np.int64)
     total = int(np.floor(ratio.sum() * size * (1 + 1e-12) + 1e-9))

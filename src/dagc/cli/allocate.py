@@ -10,20 +10,21 @@ from rich.console import Console
 from rich.table import Table
 
 import dagc
+from dagc.cli.parse import client_sizes, quantity
 from dagc.errors import BudgetWarning, InvalidInput
 
 __all__ = ["allocate"]
 
 
 def allocate(
-    sizes: Annotated[str, typer.Option(help="How many examples each client holds: numbers with commas between them.")],
+    sizes: Annotated[str, typer.Option(help="Examples per client: 5000,3000,200, or a CSV file with a column 'size'.")],
     ratio: Annotated[float | None, typer.Option(help="Budget: the mean part of entries sent, e.g. 0.001.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Budget: the mean threshold (methods dagc-a, power).")] = None,
     bytes: Annotated[
         int | None, typer.Option("--budget-bytes", "--bytes", help="Budget: bytes per round, all clients together.")
     ] = None,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(sorted(dagc.ALLOCATORS))}.")] = "dagc-r",
-    parameters: Annotated[int, typer.Option(help="Entries in the model: for entries and bytes.")] = 1_000_000,
+    parameters: Annotated[str, typer.Option(help="Entries in the model, e.g. 11.2M.")] = "1M",
     values: Annotated[str, typer.Option(help=f"Value codec: {', '.join(dagc.VALUE_CODECS)}.")] = "fp32",
     caps: Annotated[str | None, typer.Option(help="The largest ratio of each client, e.g. 1,0.01,1.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
@@ -32,7 +33,8 @@ def allocate(
 
     Example: dagc allocate --sizes 5000,3000,200,10 --ratio 0.001 --method dagc-r --parameters 11200000
     """
-    weights = _numbers(sizes, "--sizes")
+    names, weights = client_sizes(sizes)
+    size = round(quantity(parameters, "--parameters"))
     limits = None if caps is None else _numbers(caps, "--caps")
     if ratio is None and threshold is None and bytes is None:
         ratio = 0.001
@@ -46,36 +48,35 @@ def allocate(
             bytes=bytes,
             method=method,
             caps=limits,
-            size=parameters if bytes is not None else None,
+            size=size if bytes is not None else None,
             values=values,
         )
         told += [str(warning.message) for warning in caught if issubclass(warning.category, BudgetWarning)]
-    share = np.asarray(weights) / np.sum(weights)
+    scaled = weights / weights.max()  # the sum of huge ones would overflow
+    share = scaled / scaled.sum()
     clients: list[dict[str, Any]] = [
-        {"client": i, "size": w, "share": float(s)} for i, (w, s) in enumerate(zip(weights, share, strict=True))
+        {"client": name, "size": float(w), "share": float(s)} for name, w, s in zip(names, weights, share, strict=True)
     ]
     if threshold is not None:
         for client, value in zip(clients, given, strict=True):
             client["threshold"] = float(value) if np.isfinite(value) else None
     else:
-        counts = dagc.entries(given, parameters, caps=limits)
-        most = dagc.payload_size(parameters, counts, values)
-        for client, value, count, size in zip(clients, given, counts, most, strict=True):
-            client |= {"ratio": float(value), "entries": int(count), "bytes": int(size) if count else 0}
+        counts = dagc.entries(given, size, caps=limits)
+        most = dagc.payload_size(size, counts, values)
+        for client, value, count, bound in zip(clients, given, counts, most, strict=True):
+            client |= {"ratio": float(value), "entries": int(count), "bytes": int(bound) if count else 0}
     if as_json:
         print(
-            json.dumps(
-                {"method": method, "parameters": parameters, "values": values, "clients": clients, "warnings": told}
-            )
+            json.dumps({"method": method, "parameters": size, "values": values, "clients": clients, "warnings": told})
         )
         return
-    _print(clients, method, parameters, values)
+    _print(clients, method, size, values)
     for line in told:
         Console(stderr=True, highlight=False).print(f"warning: {line}", style="yellow", markup=False)
 
 
 def _print(clients: list[dict[str, Any]], method: str, parameters: int, values: str) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     table = Table(title=f"{method}, {parameters:,} parameters", title_justify="left")
     absolute = "threshold" in clients[0]
     for name in ("client", "examples", "share", *(("threshold",) if absolute else ("ratio", "entries", "bytes"))):

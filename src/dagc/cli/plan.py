@@ -1,11 +1,6 @@
 """`dagc plan`: what a federation would send and how long it would take, before anything is trained."""
 
-import csv
 import json
-import math
-import os
-import re
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,6 +11,7 @@ from rich.table import Table
 import dagc
 from dagc import theory
 from dagc.allocation import ALLOCATORS
+from dagc.cli.parse import client_sizes, quantity
 from dagc.errors import InvalidInput
 
 __all__ = ["plan"]
@@ -39,11 +35,16 @@ def plan(
 
     Example: dagc plan --sizes 5000,3000,200,10 --parameters 11.2M --uplink 8.4Mb/s --ratio 0.001
     """
-    names, weights = _sizes(sizes)
-    size, rate = round(_quantity(parameters, "--parameters")), _quantity(uplink, "--uplink")
+    names, weights = client_sizes(sizes)
+    size, rate = round(quantity(parameters, "--parameters")), quantity(uplink, "--uplink")
     allocator = ALLOCATORS.get(method)
-    if size < 1 or rate <= 0 or seconds < 0:
-        raise InvalidInput("--parameters must be at least 1, --uplink above 0 and --seconds not negative")
+    for option, text, right in (
+        ("--parameters", parameters, size >= 1),
+        ("--uplink", uplink, rate > 0),
+        ("--seconds", seconds, seconds >= 0),
+    ):
+        if not right:
+            raise InvalidInput(f"{option} is {text}: it must be {'0 or more' if option == '--seconds' else 'above 0'}")
     if allocator is None or allocator.ratios is None:
         raise InvalidInput(f"method {method!r} cannot be planned: choose one of dagc-r, power, uniform, phi-optimal")
     costs = {
@@ -119,7 +120,7 @@ def _print(
             f"{took:.3g}",
         )
     console.print(table)
-    table = Table(title="what each method would cost", title_justify="left")
+    table = Table(title="what each method would cost, rounds one right after the other", title_justify="left")
     for column in ("method", "bytes a round", "seconds a round", "rounds a day", "GB a day"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for name, cost in costs.items():
@@ -139,43 +140,3 @@ def _print(
     if slower > 1.1:
         verdict += f"; a round waits for its largest sender, {slower:.1f} times as long as with uniform"
     console.print(verdict, soft_wrap=True)
-
-
-def _sizes(text: str) -> tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]:
-    """Names and sizes of the clients, from numbers with commas between them or from a CSV file."""
-    if text.lower().endswith(".csv") or os.path.isfile(text):  # pathlib's own fails on a text longer than a name
-        try:
-            with Path(text).open(newline="", encoding="utf-8-sig") as file:
-                rows = list(csv.DictReader(file))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise InvalidInput(f"--sizes: {text} cannot be read: {error}") from error
-        if not rows or "size" not in rows[0]:
-            raise InvalidInput(f"--sizes: {text} needs a header with a column 'size' (and perhaps 'client'), and rows")
-        pairs = [(row.get("client") or str(i), row["size"]) for i, row in enumerate(rows)]
-    else:
-        pairs = [(str(i), part) for i, part in enumerate(text.split(","))]
-    numbers = []
-    for name, part in pairs:
-        try:
-            numbers.append(float(part))
-        except (TypeError, ValueError):
-            raise InvalidInput(f"--sizes: client {name} has size {part!r}, which is not a number") from None
-    weights = np.array(numbers)
-    dagc.allocate(weights, ratio=0.5, method="uniform")  # refuses NaN, negative and empty ones with the reason
-    return [name for name, _ in pairs], weights
-
-
-def _quantity(text: str, option: str) -> float:
-    """11.2M, 8.4Mb/s, 500k: a number with k, M or G."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kKMG]?)(?:b/s|bit/s|bps)?\s*", text)
-    try:
-        number = (
-            float(match.group(1)) * {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}[match.group(2)]
-            if match
-            else math.nan
-        )
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise InvalidInput(f"{option} is {text!r}: write a number with k, M or G, e.g. 11.2M or 8.4Mb/s")
-    return number

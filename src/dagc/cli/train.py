@@ -53,7 +53,7 @@ def run(
     """
     given = given_fields({"task": task, **fields})
     if not given and config is None:
-        raise InvalidInput("say what to train: dagc run TASK, e.g. dagc run mlp@digits, or --config FILE")
+        raise InvalidInput("say what to train: dagc run TASK, e.g. dagc run mlp@digits --ratio 0.01, or --config FILE")
     settings = _with_budget(given, config)
     folder = output or Path("runs") / _slug(settings.task) / f"{settings.method}-{settings.key()}"
     _train(settings, folder, as_json, tensorboard)
@@ -215,7 +215,7 @@ def _bars(names: list[str], rounds: int) -> Iterator[Any]:
 
 
 def _in_words(result: Round) -> str:
-    return f"loss {result.loss:.3f}, up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
+    return f"loss {result.loss:.4g}, up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
 
 
 def _tensorboard(folder: Path) -> Any:

@@ -40,7 +40,7 @@ class Config(BaseModel):
     budget_bytes: int | None = Field(None, gt=0, description="budget: bytes per round, all clients together")
     threshold_units: Literal["update", "gradient"] = Field("update", description="update = learning rate x gradient")
     exponent: float | None = Field(None, ge=0, le=4, description="of the power rule; 2/3 if not given")
-    method_options: dict[str, float] = Field(default_factory=dict, description="of accordion, e.g. {interval = 10}")
+    method_options: dict[str, float] = Field(default_factory=dict, description='of accordion, e.g. {"interval": 10}')
     values: str = Field("fp32", description="value codec on the wire")
 
     workers: int = Field(10, ge=1, description="number of clients")
@@ -62,7 +62,7 @@ class Config(BaseModel):
     late: float = Field(0.0, ge=0, lt=1, description="chance that an upload arrives too late to be taken")
     optimizer: str = Field("SGD", description="the server's: any class of torch.optim")
     optimizer_options: dict[str, bool | float | list[float]] = Field(
-        default_factory=dict, description="e.g. {momentum = 0.9}"
+        default_factory=dict, description='e.g. {"momentum": 0.9}'
     )
 
     network: str = Field("constant:up=8.4,down=8.4", description="links, for the clock")
