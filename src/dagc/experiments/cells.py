@@ -59,8 +59,9 @@ class Cell:
 
     def configs(self, seeds: int, **where: Any) -> list[list[Config]]:
         """For each variant, a configuration for every seed; `where` adds fields such as `device`."""
-        interval = max(1, self.fields["rounds"] // self.evaluations)
-        shared = {**self.fields, "evaluate_every": interval, **where}
+        rounds = self.fields["rounds"]
+        interval = max(rounds // self.evaluations, 400 // self.evaluations, 1)  # a short run is not all evaluation
+        shared = {**self.fields, "evaluate_every": interval, "checkpoint_every": max(rounds // 10, 500), **where}
         return [
             [Config(**{**shared, **variant.fields, "seed": seed}) for seed in range(seeds)] for variant in self.variants
         ]
