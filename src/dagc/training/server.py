@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dagc.sparse import Sparse, aggregate
-from dagc.wire import encode
+from dagc.training.downlink import Downlink
 
 __all__ = ["Server", "as_one_vector"]
 
@@ -36,44 +36,31 @@ class Server:
         """Take the model over; its parameters become views of `vector`."""
         self.vector = nn.Parameter(as_one_vector(model))
         self.optimizer = getattr(torch.optim, optimizer)([self.vector], lr=learning_rate, **options)
-        self.round = 0
-        self.changed = np.zeros(len(self.vector), dtype=np.int32)  # the round in which an entry last changed
+        self.downlink = Downlink(len(self.vector))
         self.has = np.full(clients, -1, dtype=np.int64)  # the round whose model a client has
         self._update = torch.zeros(len(self.vector))
-        self._frames: dict[int, bytes] = {}
 
     def download(self, client: int) -> bytes:
         """The frame that brings a client up to date, which it then is."""
         since = int(self.has[client])
-        if since not in self._frames:
-            indices = np.flatnonzero(self.changed > since)
-            frame = self._frame(indices)
-            if len(indices) < len(self.vector) and len(frame) > self.vector.nbytes:
-                frame = min(frame, self._frame(np.arange(len(self.vector))), key=len)
-            self._frames[since] = frame
-        self.has[client] = self.round
-        return self._frames[since]
-
-    def _frame(self, indices: NDArray[np.int64]) -> bytes:
-        values = self.vector.detach().cpu().numpy()[indices]
-        return encode(Sparse.trusted(len(self.vector), indices, values), round=self.round)
+        self.has[client] = self.downlink.round
+        return self.downlink.frame(self.vector, since)
 
     def step(self, uploads: Sequence[Sparse], weights: NDArray[np.float64]) -> None:
         """Σ pᵢ·uploadᵢ in the given order, then one step of the optimiser."""
-        self.round += 1
-        self._frames.clear()
         if not len(uploads):
+            self.downlink.begin(self.downlink.round + 1)
             return
         before = self.vector.detach().clone()
         self.vector.grad = aggregate(uploads, weights, out=self._update).to(self.vector.device)
         self.optimizer.step()
-        self.changed[(self.vector.detach() != before).cpu().numpy()] = self.round
+        self.downlink.advance(before, self.vector.detach())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The model, the optimiser's memory and what clients have, as tensors."""
         state = {
             "model": self.vector.detach(),
-            "changed": torch.from_numpy(self.changed),
+            "changed": torch.from_numpy(self.downlink.changed),
             "has": torch.from_numpy(self.has),
         }
         for name, value in self.optimizer.state_dict()["state"].get(0, {}).items():
@@ -83,10 +70,9 @@ class Server:
 
     def load_state_dict(self, state: dict[str, torch.Tensor], round: int) -> None:
         """Go on from there."""
-        self.round = round
-        self._frames.clear()
+        self.downlink.begin(round)
         self.vector.data.copy_(state["model"])
-        self.changed[:], self.has[:] = state["changed"].numpy(), state["has"].numpy()
+        self.downlink.changed[:], self.has[:] = state["changed"].numpy(), state["has"].numpy()
         memory = {
             name.removeprefix("optimizer."): value for name, value in state.items() if name.startswith("optimizer.")
         }
