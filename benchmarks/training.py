@@ -43,7 +43,9 @@ def _logistic(quick: bool) -> dict[str, float]:
     federation = Federation(Config(task="logistic@fashion-mnist", method="dagc-r", ratio=0.001))
     with federation.running():
         best = _best(lambda: federation.step(), 50, 4 if quick else 10)
-        gradients = _best(lambda: [c.gradient(federation.round) for c in federation.clients], 50, 4 if quick else 10)
+        gradients = _best(
+            lambda: [federation.gradients(federation.round, [i]) for i in range(10)], 50, 4 if quick else 10
+        )
     return {"logistic, rounds/s": 1 / best, "logistic, ten bare gradients, ms": 1000 * gradients}
 
 
@@ -56,10 +58,10 @@ def _cnn(quick: bool) -> dict[str, float]:
         for turn in range(6 if quick else 20):
             rounds.append(_timed(federation.step))
             two_by_two.append(
-                _timed(lambda: list(pool.map(lambda c: c.gradient(federation.round), federation.clients)))
+                _timed(lambda: list(pool.map(lambda i: federation.gradients(federation.round, [i]), range(10))))
             )
             torch.set_num_threads(threads)
-            one_by_one.append(_timed(lambda: [c.gradient(federation.round) for c in federation.clients]))
+            one_by_one.append(_timed(lambda: [federation.gradients(federation.round, [i]) for i in range(10)]))
             torch.set_num_threads(1)
             if turn == 1:  # the first ones warm up, and find out whether threads pay
                 for list_ in (rounds, one_by_one, two_by_two):

@@ -40,6 +40,9 @@ def test_a_batch_depends_on_seed_worker_and_round_only(augment: bool) -> None:
         assert torch.equal(x, expected[worker, round][0])
         assert torch.equal(y, expected[worker, round][1])
     assert torch.equal(other.batch(np.int64(1), np.int64(2))[0], expected[1, 2][0])  # type: ignore[arg-type]
+    for (x, y), worker in zip(straight.together([1, 0], 7), (1, 0), strict=True):
+        assert torch.equal(x, expected[worker, 7][0])
+        assert torch.equal(y, expected[worker, 7][1])
     resumed = Batches(data, split, 8, seed=3).batch(1, 29)
     assert torch.equal(resumed[0], expected[1, 29][0])
     assert not torch.equal(Batches(data, split, 8, seed=4).batch(1, 29)[0], resumed[0])

@@ -82,10 +82,26 @@ def test_the_same_seed_gives_the_same_bits_with_any_number_of_threads(method):
 
 
 def test_random_k_draws_other_places_with_another_seed():
-    sent = [
-        Federation(config("random-k", seed=seed)).clients[0].upload(0, 5).sparse.indices.tolist() for seed in (0, 1)
-    ]
-    assert sent[0] != sent[1]
+    def sent(seed):
+        federation = Federation(config("random-k", seed=seed))
+        _, gradient = federation.gradients(0, [0])[0]
+        return federation.clients[0].select(0, 5, gradient).indices.tolist()
+
+    assert sent(0) != sent(1)
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+def test_gradients_of_clients_taken_together_are_those_of_each_alone(model):
+    federation = Federation(config("top-k", task=f"{model}@digits"))
+    assert federation.gradients.together > 1
+    clients = list(range(min(4, federation.gradients.together)))
+    for round in (0, 7):
+        federation.server.vector.data.add_(0.01)  # every lane sees the server's model, not a copy
+        together = federation.gradients(round, clients)
+        for i, (loss, gradient) in zip(clients, together, strict=True):
+            ((alone, expected),) = federation.gradients(round, [i])
+            assert torch.equal(loss, alone)
+            assert all(torch.equal(a, b) for a, b in zip(gradient, expected, strict=True))
 
 
 def test_golden_runs(request):
@@ -207,8 +223,15 @@ def test_any_torch_optimiser_on_the_server(optimizer, options):
 def test_local_steps_send_the_difference_of_the_model():
     one, _ = final(config("none", local_steps=1, rounds=6))
     one_as_difference = Federation(config("none", rounds=6))
-    for client in one_as_difference.clients:
-        client.gradient = client.difference
+    gradients = one_as_difference.gradients
+
+    class AsDifference:
+        together = 1
+
+        def __call__(self, round, clients):
+            return [gradients._difference(round, client) for client in clients]
+
+    one_as_difference.gradients = AsDifference()
     one_as_difference.server.optimizer.param_groups[0]["lr"] = 1.0
     with one_as_difference.running():
         for _ in range(6):

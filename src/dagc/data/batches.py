@@ -1,5 +1,7 @@
 """The mini-batches of a worker: a pure function of seed, worker and round, so a resumed run sees the same samples."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -73,11 +75,18 @@ class Batches:
 
     def batch(self, worker: int, round: int) -> tuple[Tensor, Tensor]:
         """The normalised samples and the labels of worker `worker` in round `round`."""
-        chosen = torch.from_numpy(self.indices(worker, round))
-        x = self.dataset.train_x.index_select(0, chosen)
+        return self.together([worker], round)[0]
+
+    def together(self, workers: Sequence[int], round: int) -> list[tuple[Tensor, Tensor]]:
+        """The same for several workers, fetched in one go: small batches are mostly the overhead of the fetching."""
+        chosen = [self.indices(worker, round) for worker in workers]
+        counts = [len(indices) for indices in chosen]
+        every = torch.from_numpy(chosen[0] if len(chosen) == 1 else np.concatenate(chosen))
+        x, y = self.dataset.train_x.index_select(0, every), self.dataset.train_y.index_select(0, every)
         if self.dataset.augment:
-            x = crop_and_flip(x, _hash(self.seed, worker, round, 1))
-        return self.dataset.normalise(x), self.dataset.train_y.index_select(0, chosen)
+            keys = [_hash(self.seed, worker, round, 1) for worker in workers]
+            x = torch.cat([crop_and_flip(part, key) for part, key in zip(torch.split(x, counts), keys, strict=True)])
+        return list(zip(torch.split(self.dataset.normalise(x), counts), torch.split(y, counts), strict=True))
 
     def _shuffled(self, worker: int, epoch: int) -> NDArray[np.int64]:
         """The worker's samples in the order of this epoch; the last one made is kept, since rounds go forward."""

@@ -20,6 +20,7 @@ from dagc.network import make_network
 from dagc.policies import Report, Setting, make_policy
 from dagc.training.client import Client, Upload
 from dagc.training.config import Config
+from dagc.training.gradients import Gradients
 from dagc.training.server import Server
 from dagc.wire import decode
 from dagc.wire.indices import scramble
@@ -88,15 +89,10 @@ class Federation:
         setting = Setting(self.weights, size, **config.budget(), **more)  # type: ignore[arg-type]
         self.policy = make_policy(config.method, setting)
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
+        self.gradients = Gradients(self.model, batches, config.learning_rate, config.local_steps)
+        device = config.device
         self.clients = [
-            Client(
-                i,
-                self.model,
-                batches,
-                ErrorFeedback(self.policy.compressor, size, values=config.values, seed=seed, device=config.device),
-                config.learning_rate,
-                config.local_steps,
-            )
+            Client(i, ErrorFeedback(self.policy.compressor, size, values=config.values, seed=seed, device=device))
             for i, seed in enumerate(scramble(config.seed, i) for i in range(n))
         ]
         self.network = make_network(config.network)
@@ -177,17 +173,32 @@ class Federation:
         return scramble(scramble(scramble(self.config.seed, round), client), purpose) / 2.0**64
 
     def _work(self, round: int, present: list[int], parameters: list[Any]) -> tuple[list[Upload], list[float]]:
-        """Everybody's upload and how long it took to compute."""
+        """Everybody's upload and how long it took to compute.
 
-        def work(job: tuple[int, Any]) -> tuple[Upload, float]:
+        Step by step for all who are taken together, not client by client: the processor has each step's code at hand.
+        """
+
+        def work(jobs: list[tuple[int, Any]]) -> list[tuple[Upload, float]]:
             began = time.perf_counter()
-            upload = self.clients[job[0]].upload(round, job[1], norm=self.policy.wants_norms)
-            return upload, time.perf_counter() - began
+            computed = self.gradients(round, [i for i, _ in jobs])
+            selected = [
+                self.clients[i].select(round, parameter, gradient)
+                for (i, parameter), (_, gradient) in zip(jobs, computed, strict=True)
+            ]
+            uploads = [
+                self.clients[i].upload(round, sparse, *one, norm=self.policy.wants_norms)
+                for (i, _), sparse, one in zip(jobs, selected, computed, strict=True)
+            ]
+            took = (time.perf_counter() - began) / len(jobs)
+            return [(upload, took) for upload in uploads]
 
         jobs = list(zip(present, parameters, strict=True))
         results: list[tuple[Upload, float]] = []
         while len(results) < len(jobs):
-            results += self._map(work, jobs[len(results) : len(results) + WAVE])
+            wave = jobs[len(results) : len(results) + WAVE]
+            together = self.gradients.together
+            for some in self._map(work, [wave[i : i + together] for i in range(0, len(wave), together)]):
+                results += some
             if len(jobs) > WAVE:
                 _give_back_memory()
         if self._threads is None and round > 0:  # the first round compiles and warms up
