@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Protocol, Self
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -17,34 +18,48 @@ from dagc.training import checkpoint
 from dagc.training.config import Config
 from dagc.training.federation import Federation, Round
 
-__all__ = ["RunFolder", "read_metrics", "summary"]
+__all__ = ["Folder", "RunFolder", "read_metrics", "summary"]
 
 LAST = 5
 """The final accuracy is the mean of so many last evaluations: a single one is noise."""
 
 
-class RunFolder:
-    """Everything of one run on disk.
+class Saved(Protocol):
+    """Whatever has a state to keep."""
 
-    `config.toml`, `clients.json` (sizes, labels and first parameters), `metrics.jsonl` (a line per round),
-    `checkpoints/`, and, once it is finished, `model.safetensors` and `result.json`. Only one process may write to it at
-    a time.
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All arrays of the state."""
+        ...
+
+    def numbers(self) -> dict[str, Any]:
+        """The rest of the state, as JSON can hold it; `round` among it."""
+        ...
+
+    def restore(self, tensors: dict[str, torch.Tensor], numbers: dict[str, Any]) -> None:
+        """Go on from `tensors` and `numbers`."""
+        ...
+
+
+class Folder:
+    """What the folder of a run holds in any engine.
+
+    `metrics.jsonl` (a line per round), `checkpoints/`, and, once it is finished, `model.safetensors` and `result.json`.
+    Only one process may write to it at a time.
     """
 
-    def __init__(self, path: str | Path, federation: Federation) -> None:
-        """Open the folder for a federation and bring that to where the last run was."""
+    def __init__(self, path: str | Path, federation: Saved) -> None:
+        """The folder for a federation, which is brought to where the last run was when the folder is entered."""
         self.path = Path(path)
-        self.federation = federation
+        self._saved = federation
         self._lock: IO[str] | None = None
         self._metrics: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
         """Make or find the folder, lock it, go back to the newest checkpoint."""
-        config = self.federation.config
         try:
             (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.path / "lock")
-            self._claim(config)
+            self._claim()
             saved = checkpoint.load(self.path / "checkpoints")
             lines = self.path / "metrics.jsonl"
             self._metrics = lines.open("r+b" if lines.exists() else "w+b")
@@ -54,7 +69,7 @@ class RunFolder:
                 kept = int(numbers.pop("metrics_bytes"))
                 if lines.stat().st_size < kept:
                     raise CheckpointError(f"{lines} has lost lines since the checkpoint: start the run anew elsewhere")
-                self.federation.restore(tensors, numbers)
+                self._saved.restore(tensors, numbers)
             self._metrics.truncate(kept)
             self._metrics.seek(kept)
         except OSError as error:
@@ -94,8 +109,8 @@ class RunFolder:
         assert self._metrics is not None
         with self._told():
             os.fsync(self._metrics.fileno())
-        numbers = {**self.federation.numbers(), "metrics_bytes": self._metrics.tell()}
-        checkpoint.save(self.path / "checkpoints", self.federation.tensors(), numbers)
+        numbers = {**self._saved.numbers(), "metrics_bytes": self._metrics.tell()}
+        checkpoint.save(self.path / "checkpoints", self._saved.tensors(), numbers)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -105,23 +120,46 @@ class RunFolder:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{self.path} cannot be written to: {error}; resume once there is room") from error
 
-    def finish(self) -> None:
+    def conclude(self, model: dict[str, torch.Tensor], key: str) -> None:
         """Write the model by its parameters' names, and the result."""
         partial = self.path / ".model.partial"
         try:
             with self._told():
-                state = {name: value.contiguous().clone() for name, value in self.federation.model.state_dict().items()}
-                save_file(state, partial)
+                save_file({name: value.contiguous().clone() for name, value in model.items()}, partial)
                 partial.replace(self.path / "model.safetensors")
-                result = {**summary(read_metrics(self.path)), "config": self.federation.config.key()}
+                result = {**summary(read_metrics(self.path)), "config": key}
                 _write(self.path / "result.json", json.dumps(result, indent=1))
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
 
-    def _claim(self, config: Config) -> None:
+    def describe(self, config: Config, clients: dict[str, Any]) -> None:
+        """Write what is run, and who takes part, for tables and pictures."""
+        _write(self.path / "clients.json", json.dumps(clients))
+        _write(self.path / "config.toml", config.toml())
+
+    def _claim(self) -> None:
+        """Refuse a folder that holds another run."""
+
+
+class RunFolder(Folder):
+    """Everything of one run of the local engine on disk.
+
+    Beside what any engine's folder holds: `config.toml` and `clients.json` (sizes, labels and first parameters).
+    """
+
+    def __init__(self, path: str | Path, federation: Federation) -> None:
+        """Open the folder for a federation and bring that to where the last run was."""
+        super().__init__(path, federation)
+        self.federation = federation
+
+    def finish(self) -> None:
+        """Write the model by its parameters' names, and the result."""
+        self.conclude(self.federation.model.state_dict(), self.federation.config.key())
+
+    def _claim(self) -> None:
         """Refuse a folder with another run's configuration; write ours to a new one."""
-        known = self.path / "config.toml"
+        config, known = self.federation.config, self.path / "config.toml"
         if known.exists():
             there = Config.read(known)
             if there.key() != config.key():
@@ -133,8 +171,7 @@ class RunFolder:
                 ]
                 raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another --output")
             return
-        _write(self.path / "clients.json", json.dumps(_clients(self.federation)))
-        _write(known, config.toml())
+        self.describe(config, _clients(self.federation))
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
