@@ -26,6 +26,7 @@ class Accordion:
     """
 
     wants_norms = True
+    needs_exchange = False
 
     def __init__(self, setting: Setting) -> None:
         """Find the two parameters."""

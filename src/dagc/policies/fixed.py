@@ -14,6 +14,7 @@ class Fixed:
     """An allocator's ratios or thresholds for whoever is present, so that the budget holds in every round."""
 
     wants_norms = False
+    needs_exchange = False
 
     def __init__(self, setting: Setting, allocator: str, compressor: Compressor) -> None:
         """Allocate for everybody once, which refuses a bad setting before any work."""
@@ -57,6 +58,7 @@ class Nothing:
     """No compression: everybody sends everything."""
 
     wants_norms = False
+    needs_exchange = False
     compressor: Compressor = staticmethod(everything)
 
     def __init__(self, setting: Setting) -> None:

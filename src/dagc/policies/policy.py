@@ -51,6 +51,7 @@ class Policy(Protocol):
 
     compressor: Compressor
     wants_norms: bool
+    needs_exchange: bool  # whether parameters follow from what clients tell between gradient and selection
 
     def parameters(self, round: int, present: Sequence[int], reports: Sequence[Report]) -> list[Any]:
         """One parameter for each client that is present, in that order.
