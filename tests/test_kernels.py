@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dagc
 from dagc import ErrorFeedback, MalformedPayload, NonFiniteGradient, Sparse, hard_threshold, random_k, top_k
@@ -232,6 +234,16 @@ def test_sorted_vectors_and_growing_ones(writing):
     for vector in (rising, rising.flip(0), -rising):
         assert np.array_equal(ErrorFeedback(top_k, 200_000).step(vector, 777).indices, by_sorting(vector, 777))
         assert len(ErrorFeedback(hard_threshold, 200_000).step(vector, 100_000.0)) == 100_001
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, -1.0, 2.0, -3.0, 1e-42]), min_size=1, max_size=60), st.data())
+def test_the_largest_are_the_same_on_a_device(values, data):
+    """What runs on a GPU, run here."""
+    module = sys.modules["dagc.compressors.top_k"]  # the name in the package is the function's
+    vector = torch.tensor(values).abs()
+    count = data.draw(st.integers(0, len(values)))
+    expected = module._largest(vector.numpy().view(np.int32), count)
+    assert module._largest_on_device(vector, count).tolist() == expected.tolist()
 
 
 def test_layouts_views_and_negated_views():

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from dagc._numba import kernel
 
-__all__ = ["BF16", "BLOCK", "FP16", "FP32", "INFINITE", "collect", "expect", "top_k"]
+__all__ = ["BF16", "BLOCK", "FP16", "FP32", "INFINITE", "collect", "top_k"]
 
 FP32, FP16, BF16 = 0, 1, 2
 MAGNITUDE = 0x7FFFFFFF
@@ -400,19 +400,6 @@ def bracket(parts, residual, size, count):
     if expected - margin >= 1:
         high = max(low, _largest(sample, int(expected - margin), low, high, scratch)[0])
     return low, high
-
-
-@kernel
-def expect(parts, residual, size, threshold):
-    """How many entries have a key of at least the threshold: rather too many, from a sample."""
-    if size <= 8192:
-        return size
-    sample = np.empty(int(2 * size**0.5), np.int32)
-    _sample(parts, residual, size, sample)
-    hits = 0
-    for key in sample:
-        hits += (key & MAGNITUDE) >= threshold
-    return min(size, int((hits + 3 * hits**0.5 + 3) * (size / len(sample))))
 
 
 @kernel

@@ -1,6 +1,7 @@
 """Hard threshold: every entry of at least a given magnitude."""
 
 import numpy as np
+import torch
 
 from dagc._numba import compiled
 from dagc.compressors._vector import Gradient, beyond, checked_threshold, flat, picked, refuse_non_finite, tensors
@@ -16,7 +17,6 @@ def hard_threshold(vector: Gradient, parameter: float, *, seed: int = 0) -> Spar
     """The entries whose magnitude is at least `parameter`; zeros never. Infinity sends nothing.
 
     Example:
-        >>> import torch
         >>> hard_threshold(torch.tensor([0.1, -3.0, 0.5]), 0.5)
         Sparse(size=3, indices=array([1, 2]), values=array([-3. ,  0.5], dtype=float32), seed=None)
     """
@@ -26,8 +26,14 @@ def hard_threshold(vector: Gradient, parameter: float, *, seed: int = 0) -> Spar
 
         return _select.SELECT[hard_threshold](_select.total(parts), parameter, seed)
     values = flat(parts)
-    threshold = checked_threshold(parameter).to(values.device)
-    sparse = picked(values, beyond(values, threshold.clamp(min=SMALLEST)))
+    threshold = checked_threshold(parameter)
+    if values.is_cpu:
+        least = max(1, int(threshold.view(torch.int32)))
+        chosen = torch.from_numpy(beyond(values.numpy().view(np.int32), np.int32(least)))
+    else:
+        bound = threshold.to(values.device).clamp(min=SMALLEST)
+        chosen = (values.abs() < bound).logical_not().nonzero()[:, 0]  # a NaN is not below
+    sparse = picked(values, chosen)
     if not np.isfinite(sparse.values).all():
         refuse_non_finite(values)
     return sparse

@@ -2,15 +2,30 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dagc._numba import compiled
-from dagc.compressors._vector import Gradient, beyond, checked_count, flat, picked, refuse_non_finite, tensors
+from dagc.compressors._vector import (
+    MAGNITUDE,
+    Gradient,
+    beyond,
+    checked_count,
+    flat,
+    picked,
+    refuse_non_finite,
+    tensors,
+)
 from dagc.sparse import Sparse
 
 __all__ = ["top_k"]
 
 SAMPLE_FROM = 100_000
 """From so many entries on, without kernels, the threshold is guessed from a sample first."""
+INFINITE = np.int32(0x7F800000)
+"""The lowest key that is not a finite number's."""
+
+Keys = NDArray[np.int32]
+"""The bits of float32 numbers without their signs, which order like the magnitudes."""
 
 
 def top_k(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
@@ -27,18 +42,34 @@ def top_k(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
         return _select.SELECT[top_k](_select.total(parts), parameter, seed)
     values = flat(parts)
     count = checked_count(parameter, len(values))
-    chosen = _sampled(values, count) if len(values) >= SAMPLE_FROM else None
+    if not values.is_cpu:
+        refuse_non_finite(values)
+        return picked(values, _largest_on_device(values.abs(), count))
+    bits = values.numpy().view(np.int32)
+    chosen = _sampled(bits, count) if len(values) >= SAMPLE_FROM else None
     if chosen is None:
         refuse_non_finite(values)
-        chosen = _largest(values.abs(), count)
-    return picked(values, chosen)
+        chosen = _largest(bits & MAGNITUDE, count)
+    return picked(values, torch.from_numpy(chosen))
 
 
-def _largest(magnitude: torch.Tensor, count: int) -> torch.Tensor:
+def _largest(keys: Keys, count: int) -> NDArray[np.int64]:
     """Where the largest are, ascending: what top-k means, and the reference for everything faster."""
     if count == 0:
+        return np.zeros(0, dtype=np.int64)
+    smallest = np.partition(keys, len(keys) - count)[len(keys) - count]
+    chosen = keys > smallest
+    if smallest > 0:
+        equal = np.flatnonzero(keys == smallest)
+        chosen[equal[: count - np.count_nonzero(chosen)]] = True
+    return np.flatnonzero(chosen)
+
+
+def _largest_on_device(magnitude: torch.Tensor, count: int) -> torch.Tensor:
+    """The same in torch, where the vector is not in the CPU's memory."""
+    if count == 0:
         return magnitude.new_zeros(0, dtype=torch.int64)
-    smallest = _ranked(magnitude, count)
+    smallest = torch.topk(magnitude, count, sorted=False).values.min()
     chosen = magnitude > smallest
     if smallest > 0:
         equal = (magnitude == smallest).nonzero()[:, 0]
@@ -46,33 +77,25 @@ def _largest(magnitude: torch.Tensor, count: int) -> torch.Tensor:
     return chosen.nonzero()[:, 0]
 
 
-def _ranked(magnitude: torch.Tensor, rank: int) -> torch.Tensor:
-    """The rank-th largest, from 1. On the CPU, numpy is several times faster than torch."""
-    if magnitude.is_cpu:
-        place = len(magnitude) - rank
-        return torch.tensor(np.partition(magnitude.numpy(), place)[place])
-    return torch.topk(magnitude, rank, sorted=False).values.min()
-
-
-def _sampled(values: torch.Tensor, count: int) -> torch.Tensor | None:
+def _sampled(bits: Keys, count: int) -> NDArray[np.int64] | None:
     """The same by a guess: most entries are below a threshold taken from a sample, and need no sorting.
 
     The sample is one entry from each of s strata; its rank three standard deviations beyond the expected one is too
     high a threshold in about one of a thousand calls. None then, and if something is not finite.
     """
-    size = len(values)
+    size = len(bits)
     share = count / size
     s = max(256, int(2 * size**0.5), int((0.6 * size * share**0.5) ** (2 / 3)))
     rank = int(s * share + 3 * (s * share * (1 - share)) ** 0.5 + 3)
     if count == 0 or 2 * rank > s:
         return None
-    strata = torch.arange(s, dtype=torch.float64, device=values.device)
-    at = ((strata + (strata * 0.6180339887498949) % 1) * (size / s)).long().clamp_(max=size - 1)
-    guess = _ranked(values[at].abs(), rank)
-    if not guess > 0:
+    strata = np.arange(s)
+    places = np.minimum(((strata + strata * 0.6180339887498949 % 1) * (size / s)).astype(np.int64), size - 1)
+    guess = np.partition(bits[places] & MAGNITUDE, s - rank)[s - rank]
+    if guess == 0:
         return None
-    candidates = beyond(values, guess)
-    among = values[candidates].abs()
-    if len(candidates) < count or not torch.isfinite(among.max()):
+    candidates = beyond(bits, guess)
+    keys = bits[candidates] & MAGNITUDE
+    if len(candidates) < count or keys.max() >= INFINITE:
         return None
-    return candidates[_largest(among, count)]
+    return candidates[_largest(keys, count)]

@@ -16,6 +16,8 @@ ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint6
 FOURTEEN, FIFTY_SIX, SIXTY_FOUR = np.uint64(14), np.uint64(56), np.uint64(64)
 LOW, HIGH = np.uint64(7), np.uint64(56)
 """Of a number of bits below 64: those beyond the whole bytes, and those in them."""
+CHUNK = 128
+"""So many gaps are taken apart before they are written."""
 
 
 @intrinsic
@@ -95,6 +97,18 @@ def _put_quotient(at, word, bits, quotient):
 
 
 @kernel
+def _split_gaps(indices, before, width, low, quotients):
+    """The low bits and the quotients of the gaps between up to `CHUNK` indices: a loop for the vector unit."""
+    mask = (ONE << width) - ONE
+    gap = np.uint64(indices[0] - before - 1)
+    low[0], quotients[0] = gap & mask, gap >> width
+    behind, ahead, more_low, more_quotients = indices[:-1], indices[1:], low[1:], quotients[1:]
+    for i in range(len(ahead)):
+        gap = np.uint64(ahead[i] - behind[i] - 1)
+        more_low[i], more_quotients[i] = gap & mask, gap >> width
+
+
+@kernel
 def rice_write(indices, block, parameters, parameter_bits, low_start, out, unary):
     """Write parameters and low bits to `out`, quotients to `unary`, which is zero; each has eight bytes to spare.
 
@@ -108,39 +122,37 @@ def rice_write(indices, block, parameters, parameter_bits, low_start, out, unary
 
     at, word, bits = out.ctypes.data + low_start, ZERO, ZERO
     unary_at, unary_word, unary_bits = unary.ctypes.data, ZERO, ZERO
+    low, quotients = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
     before = np.int64(-1)
-    size = np.uint64(len(indices))
     for j in range(len(parameters)):
-        i, width = np.uint64(j * block), np.uint64(parameters[j])
-        stop = min(size, i + np.uint64(block))
-        mask = (ONE << width) - ONE
-        fours = (stop - i) >> TWO if width <= FOURTEEN else ZERO
-        for _ in range(fours):
-            p, q, r, s = indices[i], indices[i + ONE], indices[i + TWO], indices[i + THREE]
-            a, b, c, d = np.uint64(p - before - 1), np.uint64(q - p - 1), np.uint64(r - q - 1), np.uint64(s - r - 1)
-            before = s
-            i += FOUR
-            low = (a & mask | (b & mask) << width) | ((c & mask) << (TWO * width) | (d & mask) << (THREE * width))
-            at, word, bits = _put(at, word | low << bits, bits + FOUR * width)
-            a, b, c, d = a >> width, b >> width, c >> width, d >> width
-            second = a + b + ONE  # where the four ones go, the first to a
-            third = second + c + ONE
-            fourth = third + d + ONE
-            if fourth < FIFTY_SIX:
-                ones = (ONE << a | ONE << second) | (ONE << third | ONE << fourth)
-                unary_word |= ones << unary_bits
-                unary_at, unary_word, unary_bits = _put(unary_at, unary_word, unary_bits + fourth + ONE)
-            else:
-                unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, a)
-                unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, b)
-                unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, c)
-                unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, d)
-        while i < stop:
-            gap = np.uint64(indices[i] - before - 1)
-            before = indices[i]
-            i += ONE
-            at, word, bits = _put(at, word | (gap & mask) << bits, bits + width)
-            unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, gap >> width)
+        width = np.uint64(parameters[j])
+        stop = min(len(indices), (j + 1) * block)
+        for begin in range(j * block, stop, CHUNK):
+            here = indices[begin : min(stop, begin + CHUNK)]
+            _split_gaps(here, before, width, low, quotients)
+            before = here[-1]
+            i, count = ZERO, np.uint64(len(here))
+            fours = count >> TWO if width <= FOURTEEN else ZERO
+            for _ in range(fours):
+                first = low[i] | low[i + ONE] << width
+                last = low[i + TWO] << (TWO * width) | low[i + THREE] << (THREE * width)
+                at, word, bits = _put(at, word | (first | last) << bits, bits + FOUR * width)
+                a, b, c, d = quotients[i], quotients[i + ONE], quotients[i + TWO], quotients[i + THREE]
+                i += FOUR
+                second = a + b + ONE  # where the four ones go, the first to a
+                third = second + c + ONE
+                fourth = third + d + ONE
+                if fourth < FIFTY_SIX:
+                    ones = (ONE << a | ONE << second) | (ONE << third | ONE << fourth)
+                    unary_word |= ones << unary_bits
+                    unary_at, unary_word, unary_bits = _put(unary_at, unary_word, unary_bits + fourth + ONE)
+                else:
+                    for quotient in (a, b, c, d):
+                        unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, quotient)
+            while i < count:
+                at, word, bits = _put(at, word | low[i] << bits, bits + width)
+                unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, quotients[i])
+                i += ONE
     _store(at, word)
     _store(unary_at, unary_word)
 
