@@ -20,8 +20,8 @@ __all__ = ["SELECT", "Total", "total"]
 
 STREAM_FROM = 1 << 21
 """From so many entries on, sums are written past the cache: they would not stay in it until the next step."""
-FIRST = 1 << 16
-"""A threshold's first buffer holds so many entries, if none is kept; each further one is twice as long."""
+FIRST = 1 << 13
+"""At a threshold there is room for so many entries at least."""
 KEEP_BUFFERS = 1 << 22
 """Candidate buffers of up to so many entries are kept for the thread's next call."""
 
@@ -69,9 +69,7 @@ def total(tensors: Sequence[torch.Tensor], residual: Floats = NOTHING, out: Floa
 
 def _top_k(total: Total, parameter: int, seed: int) -> Sparse:
     count = checked_count(parameter, total.size)
-    room = min(2 * count + 8192, total.size) + kernels.BLOCK
-    candidate_indices, candidate_values, scratch = _candidates(room)
-    candidates = candidate_indices[:room], candidate_values[:room], scratch
+    candidates = _candidates(min(2 * count + 8192, total.size) + kernels.BLOCK)
     indices, values = np.empty(count + 1, dtype=np.int64), np.empty(count + 1, dtype=np.float32)
     source = total.parts, total.residual, total.out, total.stream, total.size
     found = kernels.top_k(*source, count, GUESS, *candidates, indices, values)
@@ -83,14 +81,19 @@ def _top_k(total: Total, parameter: int, seed: int) -> Sparse:
 
 
 def _hard_threshold(total: Total, parameter: float, seed: int) -> Sparse:
+    """There is room for twice as many as last time, and for twice that if it is too little."""
     threshold = max(1, int(checked_threshold(parameter).view(torch.int32)))
-    indices, values, _ = _candidates(min(FIRST, total.size) + kernels.BLOCK)
+    room = min(getattr(_buffers, "room", FIRST), total.size) + kernels.BLOCK
+    indices, values = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.float32)
     cursor = np.zeros(5, dtype=np.int64)
     while total.pass_over(threshold, cursor, indices, values):
-        found = indices, values
-        indices, values, _ = _candidates(2 * len(indices))
-        indices[: cursor[3]], values[: cursor[3]] = (array[: cursor[3]] for array in found)
-    return Sparse.trusted(total.size, indices[: cursor[3]].copy(), values[: cursor[3]].copy())
+        indices, values = np.concatenate((indices, indices)), np.concatenate((values, values))
+    found = int(cursor[3])
+    _buffers.room = max(FIRST, 2 * found)
+    indices, values = indices[:found], values[:found]
+    if 4 * found < room:  # do not hold on to it
+        indices, values = indices.copy(), values.copy()
+    return Sparse.trusted(total.size, indices, values)
 
 
 def _random_k(total: Total, parameter: int, seed: int) -> Sparse:
@@ -109,7 +112,7 @@ def _candidates(room: int) -> tuple[NDArray[np.int64], Floats, NDArray[np.int32]
     if kept is None or len(kept[0]) < room:
         kept = np.empty(room, np.int64), np.empty(room, np.float32), np.empty(room + 1, np.int32)
         _buffers.kept = kept if room <= KEEP_BUFFERS else None
-    return kept
+    return kept[0][:room], kept[1][:room], kept[2]
 
 
 SELECT: dict[Any, Callable[[Total, Any, int], Sparse]] = {
