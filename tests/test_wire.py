@@ -87,12 +87,14 @@ def test_clustered_indices_take_half_with_the_adaptive_code():
 def test_the_smallest_codec_is_taken(sparse, codec):
     payload = encode(sparse)
     assert read_header(payload).index_codec == codec
-    sizes = [
-        len(encode(sparse, indices=name))
+    sizes = {
+        name: len(encode(sparse, indices=name))
         for name in INDEX_CODECS
         if name != "seed" and (name != "dense" or codec == "dense")
-    ]
-    assert len(payload) == min(sizes)
+    }
+    assert len(payload) == min(sizes[name] for name in sizes if name != "tight-rice")
+    compact = {name: len(encode(sparse, indices=name, compact=True)) for name in sizes}
+    assert len(encode(sparse, compact=True)) == min(compact.values())
 
 
 @given(st.integers(1, 3000), st.data())
@@ -108,12 +110,33 @@ def test_no_support_takes_more_than_payload_size_says(size, data):
         "ends": np.unique(np.concatenate([np.arange(count // 2), np.arange(size - (count - count // 2), size)])),
     }[style]
     for values in VALUE_CODECS:
-        payload = encode(Sparse(size, indices, np.ones(len(indices))), values, round=2**21 - 1)
-        assert len(payload) <= payload_size(size, len(indices), values)[0]
+        for compact in (False, True):
+            payload = encode(Sparse(size, indices, np.ones(len(indices))), values, round=2**21 - 1, compact=compact)
+            assert len(payload) <= payload_size(size, len(indices), values, compact=compact)[0]
+
+
+@given(sparses(), st.integers(0, 1 << 40), st.sampled_from(list(VALUE_CODECS)))
+def test_compact_frames_hold_the_same_in_less(sparse, round, values):
+    plain, compact = encode(sparse, values, round=round), encode(sparse, values, round=round, compact=True)
+    assert len(compact) <= len(plain) - 8 if len(compact) < 1024 else compact == plain
+    assert decode(compact, size=sparse.size, round=round) == decode(plain)
+    header = read_header(compact, size=sparse.size, round=round)
+    assert (header.round, header.size, header.entries) == (round, sparse.size, len(sparse))
+    assert header.compact == (len(compact) < 1024)
+
+
+def test_a_compact_frame_of_another_round_or_model_is_refused():
+    payload = encode(Sparse(1000, [3, 500], [0.5, -2.0]), round=7, compact=True)
+    assert len(decode(payload, size=1000, round=7)) == 2
+    for size, round in ((1000, 6), (1000, 0), (1001, 7), (999, 7)):
+        with pytest.raises(MalformedPayload, match="checksum does not match: damaged on the way, or of another round"):
+            decode(payload, size=size, round=round)
+    with pytest.raises(MalformedPayload, match="cannot be read without size="):
+        decode(payload)
 
 
 class TestDocumentedBytes:
-    LINES = re.search(r"```text\n(.*?)```", DOCUMENT.read_text(), re.S).group(1).splitlines()
+    LINES, COMPACT = (block.splitlines() for block in re.findall(r"```text\n(.*?)```", DOCUMENT.read_text(), re.S)[:2])
 
     def test_every_codec_has_one(self):
         headers = [read_header(bytes.fromhex(line.split("|")[-1])) for line in self.LINES]
@@ -130,6 +153,16 @@ class TestDocumentedBytes:
         assert decoded.indices.tolist() == [int(index) for index in indices.split()]
         assert decoded.values.tobytes() == expected.tobytes()
         assert encode(decoded, value_codec, round=int(round), indices=index_codec) == bytes.fromhex(frame)
+
+    @pytest.mark.parametrize("line", COMPACT)
+    def test_compact_vector(self, line):
+        size, indices, values, codecs, round, frame = (part.strip() for part in line.split("|"))
+        index_codec, value_codec = codecs.split()
+        decoded = decode(bytes.fromhex(frame), size=int(size), round=int(round))
+        assert decoded.indices.tolist() == [int(index) for index in indices.split()]
+        assert decoded.values.tolist() == [float(value) for value in values.split()]
+        again = encode(decoded, value_codec, round=int(round), indices=index_codec, compact=True)
+        assert again == bytes.fromhex(frame)
 
 
 def sealed(frame):
@@ -200,6 +233,42 @@ GOOD = encode(Sparse(1000, [3, 500, 999], [1.0, -2.0, 0.5]))
 def test_malformed_bytes_are_refused_each_with_its_own_words(payload, says):
     with pytest.raises(MalformedPayload, match=says):
         decode(payload)
+
+
+def compact_frame(index_id=5, value_id=0, entries=1, index=b"\x00\x02", values=bytes(4), size=1000):
+    from dagc.wire.frame import _short_checksum, _varint
+
+    body = bytes((index_id << 4 | value_id,)) + _varint(entries) + index + values
+    return body + _short_checksum(body, size, 0)
+
+
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [
+        (b"\x50", "from 4 to 1023 bytes, not 1"),
+        (b"\x50" + bytes(1023), "from 4 to 1023 bytes, not 1024"),
+        (compact_frame(index_id=6), "unknown index codec 6"),
+        (compact_frame(value_id=9), "unknown value codec 9"),
+        (compact_frame(entries=1001), "claims 1001 entries of a vector of 1000"),
+        (compact_frame(entries=500), "truncated: 11 of at least 2005"),
+        (compact_frame(index=b"\x01"), "too short for 1 indices: 1 bytes"),
+        (compact_frame(index=b"\x00\x00"), "0 gaps for 1 indices"),
+        (compact_frame(index=b"\x00\x06"), "2 gaps for 1 indices"),
+        (compact_frame(index=b"\x00\x02\x00"), "does not end"),
+        (compact_frame(index=b"\x00\x80"), "out of range"),
+        (compact_frame(values=b"\x00\x00\xc0\x7f"), "NaN or infinite"),
+        (compact_frame(value_id=5, values=b"\x80\xbf\x01"), "mean magnitude is negative"),
+        (compact_frame(value_id=5, values=b"\x80\x3f\x02"), "sign bits"),
+        (compact_frame(value_id=5, values=b"\x80\x7f\x00"), "NaN or infinite"),
+        (compact_frame()[:-1] + b"\x00", "checksum does not match"),
+        (b"\x50" + b"\xff" * 9, "too large"),
+        (b"\x50\x80\x00\x00\x00", "more bytes than it needs"),
+    ],
+)
+def test_malformed_compact_bytes_are_refused_each_with_its_own_words(payload, says):
+    assert len(decode(compact_frame(), size=1000)) == 1
+    with pytest.raises(MalformedPayload, match=says):
+        decode(payload, size=1000)
 
 
 def test_a_frame_for_another_model_is_refused():
@@ -305,3 +374,18 @@ def test_arbitrary_bytes_never_crash_the_decoder(payload):
     for bytes_ in (payload, sealed(GOOD[:4] + payload)):
         with contextlib.suppress(MalformedPayload):
             decode(bytes_)
+
+
+@given(
+    st.sampled_from([0, 1, 2, 3, 5]),
+    st.sampled_from([0, 1, 2, 3, 4, 5]),
+    st.integers(0, 200) | st.integers(0, 1 << 48),
+    st.binary(max_size=100),
+    st.sampled_from([1, 150, 7850, 1 << 48]),
+)
+@settings(max_examples=500)
+def test_arbitrary_bytes_in_a_compact_frame_never_crash_the_decoder(index_id, value_id, entries, body, size):
+    with contextlib.suppress(MalformedPayload):
+        sparse = decode(compact_frame(index_id, value_id, entries, body, b"", size), size=size)
+        assert len(sparse) == entries
+        Sparse(sparse.size, sparse.indices, sparse.values)

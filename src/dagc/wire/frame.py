@@ -2,10 +2,14 @@
 
     magic DA 6C | version | codecs | round | size | entries | index bytes | indices | values | CRC-32
 
-Round, size, entries and index bytes are varints, so that a few entries cost a few bytes.
+Round, size, entries and index bytes are varints, so that a few entries cost a few bytes. Where both sides know round
+and size, a frame of few bytes can be compact:
+
+    codecs | entries | indices | values | CRC-16
 """
 
 import zlib
+from binascii import crc_hqx
 from typing import NamedTuple
 
 import numpy as np
@@ -21,13 +25,16 @@ __all__ = ["Header", "decode", "encode", "payload_size", "read_header"]
 MAGIC = b"\xda\x6c"
 VERSION = 1
 CHECKSUM = 4
+SHORT_CHECKSUM = 2
+COMPACT_BELOW = 1024
+"""Only a frame of fewer bytes is made compact: there the header matters, and 16 bits of checksum are enough."""
 _SMALLEST = len(MAGIC) + 1 + 1 + 4 + CHECKSUM
 _INDEX_NAMES = {codec.id: name for name, codec in INDEX_CODECS.items()}
 _VALUE_NAMES = {codec.id: name for name, codec in VALUE_CODECS.items()}
 
 
 class Header(NamedTuple):
-    """What a frame says about itself before its entries are read."""
+    """What a frame says about itself before its entries are read; of a compact one, the round is the reader's."""
 
     round: int
     size: int
@@ -37,25 +44,38 @@ class Header(NamedTuple):
     index_bytes: int
     value_bytes: int
     header_bytes: int
+    compact: bool
 
 
-def encode(sparse: Sparse, values: str = "fp32", *, round: int = 0, indices: str | None = None) -> bytes:
+def encode(
+    sparse: Sparse, values: str = "fp32", *, round: int = 0, indices: str | None = None, compact: bool = False
+) -> bytes:
     """One frame with these entries.
 
     Args:
         sparse: What to send.
-        values: The value codec: fp32, fp16, bf16, int8 or sign.
+        values: The value codec: fp32, fp16, bf16, int8, sign or sign16.
         round: A number that comes back in `read_header`, to tell rounds apart.
         indices: The index codec; if not given, the one that takes the fewest bytes.
+        compact: Leave out what the reader knows, if the frame then has less than 1024 bytes: it must give `decode` the
+            size, and the round if that is not 0.
 
     Example:
         >>> payload = encode(Sparse(1000, [3, 500], [0.5, -2.0]), values="fp16")
         >>> len(payload), decode(payload) == Sparse(1000, [3, 500], [0.5, -2.0])
         (21, True)
+        >>> len(encode(Sparse(1000, [3, 500], [0.5, -2.0]), values="fp16", compact=True))
+        11
     """
     codec = value_codec(values)
     if not 0 <= round < MAX_SIZE:
         raise InvalidInput(f"round must be from 0 to 2^48 - 1, not {round}")
+    if compact:
+        index_id, index_section = smallest(sparse, indices, compact=True)
+        head = bytes((index_id << 4 | codec.id,)) + _varint(len(sparse))
+        body = b"".join((head, index_section, codec.write(sparse.values)))
+        if len(body) + SHORT_CHECKSUM < COMPACT_BELOW:
+            return body + _short_checksum(body, sparse.size, round)
     index_id, index_section = smallest(sparse, indices)
     numbers = (round, sparse.size, len(sparse), len(index_section))
     head = MAGIC + bytes((VERSION, index_id << 4 | codec.id)) + b"".join(map(_varint, numbers))
@@ -63,23 +83,28 @@ def encode(sparse: Sparse, values: str = "fp32", *, round: int = 0, indices: str
     return body + zlib.crc32(body).to_bytes(CHECKSUM, "little")
 
 
-def decode(payload: bytes | bytearray | memoryview, *, size: int | None = None) -> Sparse:
+def decode(payload: bytes | bytearray | memoryview, *, size: int | None = None, round: int = 0) -> Sparse:
     """The entries in a frame. Whatever the bytes are, the only error raised for them is `MalformedPayload`.
 
     Lengths and the checksum are checked before anything is allocated, so memory stays in proportion to the payload.
 
     Args:
         payload: The bytes received.
-        size: If given, the length the vector must have.
+        size: If given, the length the vector must have. A compact frame cannot be read without.
+        round: The round that a compact frame must be of; others say theirs.
     """
     view = _view(payload)
-    header = read_header(view)
+    header = read_header(view, size=size, round=round)
     if size is not None and header.size != size:
         raise MalformedPayload(f"the frame is for a vector of {header.size} entries, expected {size}")
-    if zlib.crc32(view[:-CHECKSUM]) != int.from_bytes(view[-CHECKSUM:], "little"):
+    end = len(view) - (SHORT_CHECKSUM if header.compact else CHECKSUM)
+    if header.compact:
+        if _short_checksum(view[:end], header.size, round) != view[end:]:
+            raise MalformedPayload("the checksum does not match: damaged on the way, or of another round or model")
+    elif zlib.crc32(view[:end]) != int.from_bytes(view[end:], "little"):
         raise MalformedPayload("the checksum does not match: the bytes were damaged on the way")
     start, middle = header.header_bytes, header.header_bytes + header.index_bytes
-    index_section, value_section = view[start:middle], view[middle:-CHECKSUM]
+    index_section, value_section = view[start:middle], view[middle:end]
     indices = INDEX_CODECS[header.index_codec].read(index_section, header.size, header.entries)
     values = VALUE_CODECS[header.value_codec].read(value_section, header.entries)
     if not np.isfinite(values).all():
@@ -88,20 +113,24 @@ def decode(payload: bytes | bytearray | memoryview, *, size: int | None = None) 
     return Sparse.trusted(header.size, indices, values, seed)
 
 
-def read_header(payload: bytes | bytearray | memoryview) -> Header:
-    """What a frame says about itself, with all lengths checked; the entries are not looked at."""
+def read_header(payload: bytes | bytearray | memoryview, *, size: int | None = None, round: int = 0) -> Header:
+    """What a frame says about itself, with all lengths checked; the entries are not looked at.
+
+    Args:
+        payload: The bytes received.
+        size: For compact frames, which do not say it: the length of the vector.
+        round: For compact frames: the round they are of.
+    """
     view = _view(payload)
+    if len(view) and view[0] < 0x80:
+        return _compact_header(view, size, round)
     if len(view) < _SMALLEST:
         raise MalformedPayload(f"{len(view)} bytes are too few for a frame, which has at least {_SMALLEST}")
     if view[:2] != MAGIC:
         raise MalformedPayload("this is not a dagc frame: it does not begin with DA 6C")
     if view[2] != VERSION:
         raise MalformedPayload(f"the frame has version {view[2]}, this library reads version {VERSION}: update it")
-    index_id, value_id = view[3] >> 4, view[3] & 15
-    if index_id not in _INDEX_NAMES:
-        raise MalformedPayload(f"the frame uses the unknown index codec {index_id}")
-    if value_id not in _VALUE_NAMES:
-        raise MalformedPayload(f"the frame uses the unknown value codec {value_id}")
+    index_name, value_name = _codecs(view[3])
     at = 4
     round, at = _read_varint(view, at)
     size, at = _read_varint(view, at)
@@ -111,17 +140,47 @@ def read_header(payload: bytes | bytearray | memoryview) -> Header:
         raise MalformedPayload(f"the frame is for a vector of {size} entries; 1 to 2^48 are allowed")
     if entries > size:
         raise MalformedPayload(f"the frame claims {entries} entries of a vector of {size}")
-    value_name = _VALUE_NAMES[value_id]
     value_bytes = VALUE_CODECS[value_name].size(entries)
     expected = at + index_bytes + value_bytes + CHECKSUM
     if len(view) < expected:
         raise MalformedPayload(f"the frame is truncated: {len(view)} of {expected} bytes")
     if len(view) > expected:
         raise MalformedPayload(f"{len(view) - expected} bytes follow the end of the frame")
-    return Header(round, size, entries, _INDEX_NAMES[index_id], value_name, index_bytes, value_bytes, at)
+    return Header(round, size, entries, index_name, value_name, index_bytes, value_bytes, at, False)
 
 
-def payload_size(size: int, entries: ArrayLike, values: str = "fp32") -> NDArray[np.int64]:
+def _compact_header(view: memoryview, size: int | None, round: int) -> Header:
+    """The same of a compact frame: the index section has whatever length the others leave."""
+    if not 1 + 1 + SHORT_CHECKSUM <= len(view) < COMPACT_BELOW:
+        raise MalformedPayload(f"a compact frame has from 4 to {COMPACT_BELOW - 1} bytes, not {len(view)}")
+    if size is None:
+        raise MalformedPayload("this is not a dagc frame, or a compact one, which cannot be read without size=")
+    index_name, value_name = _codecs(view[0])
+    entries, at = _read_varint(view, 1, SHORT_CHECKSUM)
+    if entries > size:
+        raise MalformedPayload(f"the frame claims {entries} entries of a vector of {size}")
+    value_bytes = VALUE_CODECS[value_name].size(entries)
+    index_bytes = len(view) - at - value_bytes - SHORT_CHECKSUM
+    if index_bytes < 0:
+        raise MalformedPayload(f"the frame is truncated: {len(view)} of at least {len(view) - index_bytes} bytes")
+    return Header(round, size, entries, index_name, value_name, index_bytes, value_bytes, at, True)
+
+
+def _codecs(byte: int) -> tuple[str, str]:
+    index_id, value_id = byte >> 4, byte & 15
+    if index_id not in _INDEX_NAMES:
+        raise MalformedPayload(f"the frame uses the unknown index codec {index_id}")
+    if value_id not in _VALUE_NAMES:
+        raise MalformedPayload(f"the frame uses the unknown value codec {value_id}")
+    return _INDEX_NAMES[index_id], _VALUE_NAMES[value_id]
+
+
+def _short_checksum(body: bytes | memoryview, size: int, round: int) -> bytes:
+    """Of what both sides know, too: so a frame of another round or for another model is refused."""
+    return crc_hqx(body, crc_hqx(_varint(round) + _varint(size), 0xFFFF)).to_bytes(SHORT_CHECKSUM, "little")
+
+
+def payload_size(size: int, entries: ArrayLike, values: str = "fp32", *, compact: bool = False) -> NDArray[np.int64]:
     """The most bytes that a frame with so many entries takes, wherever they lie, for rounds below 2²¹.
 
     Real gradients cluster and take less; this is the bound that byte budgets are kept with.
@@ -141,6 +200,12 @@ def payload_size(size: int, entries: ArrayLike, values: str = "fp32") -> NDArray
         fixed + len(_varint(int(k))) + len(_varint(int(b))) + int(b) + codec.size(int(k))
         for k, b in zip(unique, index_bytes, strict=True)
     ]
+    if compact:
+        short = [
+            1 + len(_varint(int(k))) + int(b) + codec.size(int(k)) + SHORT_CHECKSUM
+            for k, b in zip(unique, largest_section(size, unique, compact=True), strict=True)
+        ]
+        total = [small if small < COMPACT_BELOW else large for small, large in zip(short, total, strict=True)]
     return np.array(total, dtype=np.int64)[where]
 
 
@@ -161,10 +226,10 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(view: memoryview, at: int, checksum: int = CHECKSUM) -> tuple[int, int]:
     number = shift = 0
     while True:
-        if at >= len(view) - CHECKSUM:
+        if at >= len(view) - checksum:
             raise MalformedPayload(f"the frame is truncated: its header does not end within {len(view)} bytes")
         byte = view[at]
         at += 1

@@ -1,4 +1,4 @@
-"""How the positions of entries are written: five codecs, and the rule that takes the smallest."""
+"""How the positions of entries are written: six codecs, and the rule that takes the smallest."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
-from dagc.wire import rice
+from dagc.wire import rice, tight_rice
 
 __all__ = ["INDEX_CODECS", "IndexCodec", "draw", "largest_section", "scramble", "smallest", "splitmix64"]
 
@@ -70,6 +70,10 @@ def _rice(id: int, adaptive: bool) -> IndexCodec:
     return IndexCodec(id, plan, lambda section, size, count: rice.read(section, size, count, adaptive))
 
 
+def _plan_tight(sparse: Sparse) -> tuple[int, Callable[[], bytes]]:
+    return tight_rice.plan(sparse.indices, sparse.size), lambda: tight_rice.write(sparse.indices, sparse.size)
+
+
 def _plan_seed(sparse: Sparse) -> tuple[int, Callable[[], bytes]] | None:
     seed = sparse.seed
     return None if seed is None else (8, lambda: seed.to_bytes(8, "little"))
@@ -87,16 +91,20 @@ INDEX_CODECS: dict[str, IndexCodec] = {
     "rice": _rice(2, adaptive=False),
     "adaptive-rice": _rice(3, adaptive=True),
     "seed": IndexCodec(4, _plan_seed, _read_seed),
+    "tight-rice": IndexCodec(5, _plan_tight, tight_rice.read),
 }
 """Every index codec by name."""
+ONLY_COMPACT = ("tight-rice",)
+"""Chosen of itself in compact frames only: made for few entries, and other frames are older than it."""
 
 
-def smallest(sparse: Sparse, name: str | None = None) -> tuple[int, bytes]:
+def smallest(sparse: Sparse, name: str | None = None, compact: bool = False) -> tuple[int, bytes]:
     """The codec's number and the section, by the named codec or by the one that needs the fewest bytes."""
     if name is not None and name not in INDEX_CODECS:
         raise InvalidInput(f"no index codec is called {name!r}: choose one of {', '.join(INDEX_CODECS)}")
     best: tuple[int, int, Callable[[], bytes]] | None = None
-    for codec in [INDEX_CODECS[name]] if name else INDEX_CODECS.values():
+    names = [name] if name else [name for name in INDEX_CODECS if compact or name not in ONLY_COMPACT]
+    for codec in map(INDEX_CODECS.__getitem__, names):
         planned = codec.plan(sparse)
         if planned is not None and (best is None or planned[0] < best[0]):
             best = planned[0], codec.id, planned[1]
@@ -105,7 +113,7 @@ def smallest(sparse: Sparse, name: str | None = None) -> tuple[int, bytes]:
     return best[1], best[2]()
 
 
-def largest_section(size: int, counts: Ints) -> Ints:
+def largest_section(size: int, counts: Ints, compact: bool = False) -> Ints:
     """The most bytes that so many indices of a vector can take, wherever they lie.
 
     Gaps add up to at most size − count, so b low bits and unary quotients take at most count·(b+1) + (size − count)/2^b
@@ -115,6 +123,8 @@ def largest_section(size: int, counts: Ints) -> Ints:
     b = rice._best_parameter(size - k, k)
     bits = np.maximum(k * (b + 1) + ((size - k) >> b), np.where(b > 0, np.ceil(k * (b + 2.0782)).astype(np.int64), 0))
     coded = np.minimum(-(-bits // 8) + 2, -(-size // 8))  # a parameter byte, and each bit string's padding
+    if compact:
+        coded = np.minimum(coded, tight_rice.largest(size, counts))
     return np.where(counts == size, 0, np.where(counts == 0, 0, coded))
 
 

@@ -1,4 +1,4 @@
-"""How the entries themselves are written: five codecs, each a projection: what was decoded encodes to the same bytes.
+"""How the entries themselves are written: six codecs, each a projection: what was decoded encodes to the same bytes.
 
 That is what lets error feedback know exactly what the server will read before anything is sent.
 """
@@ -114,6 +114,20 @@ def _write_sign(values: Floats) -> bytes:
     return mean.tobytes() + np.packbits((values < 0) & (mean > 0), bitorder="little").tobytes()
 
 
+def _write_sign16(values: Floats) -> bytes:
+    """The same with the mean in half the bytes."""
+    if not len(values):
+        return b""
+    mean = _write_bf16(np.abs(values).mean(dtype=np.float64, keepdims=True).astype(np.float32))
+    return mean + np.packbits((values < 0) & (_read_bf16(memoryview(mean), 1) > 0), bitorder="little").tobytes()
+
+
+def _read_sign16(section: memoryview, count: int) -> Floats:
+    if not count:
+        return np.zeros(0, dtype=np.float32)
+    return _read_sign(memoryview(_read_bf16(section[:2], 1).astype("<f4").tobytes() + section[2:]), count)
+
+
 def _read_sign(section: memoryview, count: int) -> Floats:
     if not count:
         return np.zeros(0, dtype=np.float32)
@@ -130,6 +144,7 @@ VALUE_CODECS: dict[str, ValueCodec] = {
     "bf16": ValueCodec(2, lambda count: 2 * count, _write_bf16, _read_bf16),
     "int8": ValueCodec(3, lambda count: count + 4 * -(-count // BLOCK), _write_int8, _read_int8),
     "sign": ValueCodec(4, lambda count: 4 * min(1, count) + -(-count // 8), _write_sign, _read_sign),
+    "sign16": ValueCodec(5, lambda count: 2 * min(1, count) + -(-count // 8), _write_sign16, _read_sign16),
 }
 """Every value codec by name."""
 
