@@ -168,7 +168,7 @@ def _flickr() -> tuple[Cell, ...]:
             _SETUP["vgg11s"],
             _variants(absolute, amount),
             (0.6, 0.7),
-            100,
+            40,
             said.get((absolute, amount), ""),
         )
         for absolute, amount in budgets
@@ -189,7 +189,7 @@ def _time() -> tuple[Cell, ...]:
             {**_SETUP["vgg11s"], "network": "random:mean=8.4", "compute_seconds": 0.1},
             _variants(absolute, amount, dense=True),
             (0.4, 0.5, 0.6, 0.7),
-            100,
+            40,
             said[absolute],
             ("each link's rate changes every 10 s around a mean of 8.4 Mb/s; 0.1 s of computing per round",),
         )
