@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow bench bench-ddp lint clean
+.PHONY: demo test test-slow test-flower bench bench-ddp lint clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -18,6 +18,11 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# Real Flower processes on this computer: Ray, and a SuperLink with three SuperNodes.
+test-flower: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'flwr[simulation]'
+	$(BIN)/python -m pytest -m slow tests/test_flower_processes.py
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

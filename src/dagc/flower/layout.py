@@ -1,0 +1,154 @@
+"""An app's arrays as one vector to compress, and the few that always go whole: buffers, and whatever is not float32."""
+
+import json
+import zlib
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatch
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from dagc.errors import InvalidInput, MalformedPayload
+
+__all__ = ["BUFFERS", "Layout", "Model", "Piece", "checksum"]
+
+BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
+"""Names of buffers. A running variance that is sent in parts turns negative, and the loss NaN."""
+CHECKSUM = 4
+
+
+def checksum(vector: torch.Tensor) -> int:
+    """CRC-32 of a vector's bits."""
+    return zlib.crc32(vector.numpy().data)
+
+
+class Piece(NamedTuple):
+    """One of the app's arrays."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    whole: bool
+
+
+class Model(NamedTuple):
+    """The app's arrays: the vector to compress, and those that go whole, both in the layout's order."""
+
+    vector: torch.Tensor
+    whole: list[NDArray[Any]]
+
+
+class Layout:
+    """Which array is where.
+
+    Example:
+        >>> arrays = ArrayRecord({"weight": Array(np.ones((2, 3), np.float32)), "steps": Array(np.array(7))})
+        >>> layout = Layout.of(arrays)
+        >>> model = layout.split(arrays)
+        >>> model.vector, model.whole
+        (tensor([1., 1., 1., 1., 1., 1.]), [array(7)])
+        >>> layout.join(model)["weight"].shape
+        (2, 3)
+    """
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        """Hold the pieces, in the app's order."""
+        self.pieces = tuple(pieces)
+        self._parts = [prod(piece.shape) for piece in self.pieces if not piece.whole]
+        self._whole = [piece for piece in self.pieces if piece.whole]
+        self.size = sum(self._parts)
+        self.whole_bytes = sum(prod(piece.shape) * np.dtype(piece.dtype).itemsize for piece in self._whole)
+        if self.size < 1:
+            raise InvalidInput(f"there is nothing to compress: none of the arrays is float32 ({self.text:.300})")
+
+    @classmethod
+    def of(cls, arrays: ArrayRecord, whole: Collection[str] = ()) -> Self:
+        """The layout of an app's arrays; names that match one of `whole`, and buffers, are never compressed."""
+        pieces = []
+        for name, array in arrays.items():
+            dtype = np.dtype(array.dtype)
+            if dtype.kind not in "fiub":
+                raise InvalidInput(f"array {name!r} is of type {array.dtype}: use floats, integers or booleans")
+            kept = any(fnmatch(name, pattern) for pattern in (*BUFFERS, *whole))
+            pieces.append(Piece(name, tuple(map(int, array.shape)), dtype.name, kept or dtype != np.float32))
+        return cls(pieces)
+
+    @cached_property
+    def text(self) -> str:
+        """As JSON, for a node that does not know it yet."""
+        return json.dumps(self.pieces, separators=(",", ":"))
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """From `text`."""
+        try:
+            return cls(
+                [Piece(str(n), tuple(map(int, s)), np.dtype(d).name, bool(w)) for n, s, d, w in json.loads(text)]
+            )
+        except (ValueError, TypeError) as error:
+            raise MalformedPayload(f"this is no layout of a model: {text!r:.100} ({error})") from error
+
+    def split(self, arrays: ArrayRecord) -> Model:
+        """The model in these arrays, whose names and shapes must be those of the layout."""
+        if set(arrays) != {piece.name for piece in self.pieces}:
+            odd = sorted(set(arrays) ^ {piece.name for piece in self.pieces})
+            raise InvalidInput(f"the model's arrays have changed: {', '.join(odd):.300} is missing or new")
+        vector, whole, start = torch.empty(self.size), [], 0
+        for piece in self.pieces:
+            array = arrays[piece.name].numpy()
+            if array.shape != piece.shape:
+                raise InvalidInput(f"array {piece.name!r} has the shape {array.shape}, it had {piece.shape}")
+            if piece.whole:
+                dtype = np.dtype(piece.dtype)
+                fraction = array.dtype.kind == "f" and dtype.kind != "f"  # integers that a strategy took the mean of
+                whole.append(np.asarray(np.rint(array) if fraction else array, dtype))
+            else:
+                vector[start : start + array.size] = torch.from_numpy(np.ascontiguousarray(array)).flatten()
+                start += array.size
+        return Model(vector, whole)
+
+    def join(self, model: Model) -> ArrayRecord:
+        """The app's arrays, from a model."""
+        parts, whole = iter(self.parts(model.vector)), iter(model.whole)
+        named = {
+            piece.name: Array(np.asarray(next(whole)) if piece.whole else next(parts).numpy().reshape(piece.shape))
+            for piece in self.pieces
+        }
+        return ArrayRecord(named)
+
+    def parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """A view of each compressed array."""
+        return list(torch.split(vector, self._parts))
+
+    def pack(self, frame: bytes, whole: Sequence[NDArray[Any]]) -> bytes:
+        """One payload: the frame of the vector's entries and the bytes of all that goes whole."""
+        if not self._whole:
+            return frame
+        rest = b"".join(np.asarray(array, np.dtype(array.dtype).newbyteorder("<")).tobytes() for array in whole)
+        return b"".join((frame, rest, zlib.crc32(rest).to_bytes(CHECKSUM, "little")))
+
+    def unpack(self, payload: bytes) -> tuple[memoryview, list[NDArray[Any]]]:
+        """The frame, and the arrays that go whole; `MalformedPayload` for whatever is not as it should be."""
+        view = memoryview(payload)
+        if not self._whole:
+            return view, []
+        start = len(view) - self.whole_bytes - CHECKSUM
+        if start < 0:
+            raise MalformedPayload(f"{len(view)} bytes are too few for the arrays that go whole")
+        rest = view[start:-CHECKSUM]
+        if zlib.crc32(rest) != int.from_bytes(view[-CHECKSUM:], "little"):
+            raise MalformedPayload("the checksum of the arrays that go whole does not match")
+        whole, at = [], 0
+        for piece in self._whole:
+            dtype = np.dtype(piece.dtype).newbyteorder("<")
+            array = np.frombuffer(rest, dtype, prod(piece.shape), at).reshape(piece.shape).astype(piece.dtype)
+            if dtype.kind == "f" and not np.isfinite(array).all():
+                raise MalformedPayload(f"array {piece.name!r} holds NaN or infinity")
+            whole.append(array)
+            at += array.nbytes
+        return view[:start], whole

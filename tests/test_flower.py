@@ -1,0 +1,697 @@
+"""Flower in this process: equal to the local engine to the bit, nothing lost, and deaf to rubbish."""
+
+import json
+import logging
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian
+
+import dagc
+from dagc.cli import main
+from dagc.data import Batches, load, make_partition
+from dagc.errors import DagcError, InvalidInput, MalformedPayload
+from dagc.flower import DataAware, compress
+from dagc.flower import state as node_state
+from dagc.flower.layout import Layout
+from dagc.flower.local import LocalGrid
+from dagc.flower.messages import RECORD, Answer, record_of
+from dagc.models import build
+from dagc.policies import POLICIES
+from dagc.training import Config, Federation, read_metrics
+
+NODES = 4
+
+
+@pytest.fixture(autouse=True)
+def states(tmp_path, monkeypatch):
+    """Every test has its own place for states, and computes on one thread, as the local engine does."""
+    monkeypatch.setenv("DAGC_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr("os.fsync", lambda handle: None)  # nobody pulls the plug here, and there are many files
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield tmp_path / "state"
+    torch.set_num_threads(threads)
+
+
+@cache
+def task(name="logistic", seed=0):
+    """Digits on four unequal nodes."""
+    digits = load("digits")
+    partition = make_partition(f"skewed:workers={NODES},skew_ratio=10,label_alpha=0.5", digits, seed)
+    return SimpleNamespace(
+        data=digits,
+        sizes=[int(size) for size in partition.sizes],
+        batches=Batches(digits, partition, 32, seed),
+        build=lambda: build(name, digits, seed=seed),
+    )
+
+
+def client_app(about=None, steps=2, rate=0.1, mods=(compress,), model=None, seen=None):
+    """An app as one finds them: it loads the arrays, takes some steps, returns arrays and metrics."""
+    about = about or task()
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def train(message, context):
+        own = (model or about.build)()
+        own.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        before = flat(message.content["arrays"])
+        number, part = int(message.content["config"]["server-round"]) - 1, int(context.node_config["partition-id"])
+        for step in range(steps):
+            x, y = about.batches.batch(part, number * steps + step)
+            loss = cross_entropy(own(x), y)
+            parameters = list(own.parameters())
+            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                parameter.data.add_(gradient, alpha=-rate)
+        arrays = ArrayRecord(own.state_dict())
+        if seen is not None:
+            seen.append((part, before, before - flat(arrays)))
+        metrics = MetricRecord({"train_loss": float(loss.detach()), "num-examples": about.sizes[part]})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        if seen is not None:
+            seen.append(("evaluate", flat(message.content["arrays"]), None))
+        metrics = MetricRecord({"eval_acc": 0.5, "num-examples": 10})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def flat(arrays):
+    """The floats in some arrays, as one vector."""
+    return torch.cat([torch.from_numpy(a.numpy()).flatten().float() for a in arrays.values() if "float" in a.dtype])
+
+
+def start(strategy, grid, rounds, model=None, **options):
+    first = (model or task().build)()
+    return strategy.start(grid, ArrayRecord(first.state_dict()), num_rounds=rounds, **options)
+
+
+def fed_avg(**options):
+    return FedAvg(**{"fraction_evaluate": 0.0, **options})
+
+
+def kept_by(state, run, part):
+    """What a node keeps."""
+    return node_state.read(state / "nodes" / run / f"partition-{part}.state")
+
+
+# The same training as in the local engine
+
+BUDGETS = {"ratio": {"ratio": 0.02}, "threshold": {"threshold": 0.01}, "bytes": {"bytes": 900}}
+
+
+def budget_of(method):
+    return BUDGETS[POLICIES[method].budgets[0]] if POLICIES[method].budgets else {}
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "budget", "options"),
+    [
+        *((method, "fp32", budget_of(method), {}) for method in POLICIES if method != "accordion"),
+        ("accordion", "fp32", BUDGETS["ratio"], {"interval": 2.0, "change": 0.05}),
+        *(("dagc-r", values, BUDGETS["ratio"], {}) for values in ("fp16", "bf16", "int8", "sign")),
+        ("power", "int8", BUDGETS["bytes"], {}),
+    ],
+)
+def test_model_residuals_and_bytes_are_those_of_the_local_engine(states, method, values, budget, options):
+    rounds = 9
+    grid = LocalGrid(client_app(), NODES)
+    strategy = DataAware(fed_avg(), method=method, values=values, options=options, run="one", **budget)
+    result = start(strategy, grid, rounds)
+    given = {"budget_bytes" if name == "bytes" else name: value for name, value in budget.items()}
+    config = Config(
+        task="logistic@digits", method=method, values=values, method_options=options, workers=NODES, skew_ratio=10,
+        rounds=rounds, local_steps=2, threads=1, **given,
+    )  # fmt: skip
+    engine = Federation(config)
+    with engine.running():
+        expected = [engine.step() for _ in range(rounds)]
+    assert torch.equal(flat(result.arrays), engine.server.vector.detach())
+    for client in engine.clients:
+        assert torch.equal(kept_by(states, "one", client.number).residual, client.feedback.residual)
+    lines = read_metrics(states / "runs" / "one")
+    assert [line["up"] for line in lines] == [one.up for one in expected]
+    assert [line["down"] for line in lines[1:]] == [one.down for one in expected[1:]]
+    assert [line["entries"] for line in lines] == [one.entries for one in expected]
+
+
+def test_what_nodes_train_on_is_the_servers_model_bit_for_bit_and_is_downloaded_whole_only_once(states):
+    seen = []
+    grid = LocalGrid(client_app(seen=seen), NODES)
+    strategy = DataAware(fed_avg(fraction_train=0.5), ratio=0.02, run="half")
+    models = [flat(ArrayRecord(task().build().state_dict()))]
+    start(strategy, grid, 12, evaluate_fn=lambda number, arrays: (number and models.append(flat(arrays))) or None)
+    assert len(seen) == 24
+    for number, (_, before, _) in enumerate(seen):
+        assert torch.equal(before, models[number // 2])
+    assert len({part for part, _, _ in seen}) == NODES
+    whole = len(models[0]) * 4
+    lines = read_metrics(states / "runs" / "half")
+    assert sum(line["down"] for line in lines) < NODES * (whole + 100) + 12 * whole / 2
+    assert sum(line["down"] > whole for line in lines) <= NODES
+
+
+def test_those_who_evaluate_get_the_new_model_in_few_bytes_too(states):
+    seen = []
+    strategy = DataAware(FedAvg(), ratio=0.02, run="evaluated")
+    result = start(strategy, LocalGrid(client_app(seen=seen), NODES), 3)
+    last = [before for who, before, _ in seen if who == "evaluate"][-NODES:]
+    assert all(torch.equal(model, flat(result.arrays)) for model in last)
+    lines = read_metrics(states / "runs" / "evaluated")
+    assert [line["accuracy"] for line in lines] == [0.5] * 3
+    assert lines[-1]["down"] < 2_000
+
+
+# What goes whole
+
+
+class WithBatchNorm(nn.Module):
+    """Buffers, an integer and a float64 among the arrays."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 10))
+        self.register_buffer("precise", torch.ones(2, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+@pytest.mark.parametrize("inner", [fed_avg, lambda: FedMedian(fraction_evaluate=0.0)])
+def test_batch_norm_goes_whole_and_stays_sound(inner):
+    grid = LocalGrid(client_app(model=WithBatchNorm), NODES)
+    strategy = DataAware(inner(), ratio=0.01, values="sign")
+    arrays = start(strategy, grid, 15, model=WithBatchNorm).arrays
+    state = arrays.to_torch_state_dict()
+    assert state["body.2.running_var"].min() > 0
+    assert state["body.2.num_batches_tracked"] == 30
+    assert state["body.2.num_batches_tracked"].dtype == torch.int64
+    assert state["precise"].dtype == torch.float64
+    assert all(tensor.isfinite().all() for tensor in state.values())
+
+
+def test_arrays_can_be_kept_whole_by_name():
+    arrays = ArrayRecord(nn.Linear(3, 2).state_dict())
+    assert Layout.of(arrays).size == 8
+    assert Layout.of(arrays, ["bias"]).size == 6
+    assert Layout.read(Layout.of(arrays, ["bias"]).text).pieces == Layout.of(arrays, ["bias"]).pieces
+    with pytest.raises(InvalidInput, match="nothing to compress"):
+        Layout.of(arrays, ["*"])
+    with pytest.raises(MalformedPayload):
+        Layout.read('[["a", [-1], "object", 0]]')
+
+
+@pytest.mark.parametrize("spoil", ["short", "bits", "nan"])
+def test_arrays_that_go_whole_are_checked(spoil):
+    layout = Layout.of(ArrayRecord(nn.BatchNorm1d(3).state_dict()))
+    model = layout.split(ArrayRecord(nn.BatchNorm1d(3).state_dict()))
+    if spoil == "nan":
+        model.whole[0][0] = np.nan
+    payload = layout.pack(b"frame", model.whole)
+    payload = {"short": payload[-20:], "bits": payload[:-6] + b"xx" + payload[-4:], "nan": payload}[spoil]
+    with pytest.raises(MalformedPayload):
+        layout.unpack(payload)
+
+
+# Other strategies
+
+
+@pytest.mark.parametrize(
+    "make",
+    [fed_avg, lambda: FedAvgM(fraction_evaluate=0.0, server_momentum=0.5), lambda: FedAdam(fraction_evaluate=0.0),
+     lambda: FedMedian(fraction_evaluate=0.0)],
+)  # fmt: skip
+def test_without_compression_any_strategy_ends_where_it_would_without_us(make):
+    plain = start(make(), LocalGrid(client_app(mods=()), NODES), 4)
+    ours = start(DataAware(make(), method="none"), LocalGrid(client_app(), NODES), 4)
+    assert torch.allclose(flat(ours.arrays), flat(plain.arrays), rtol=1e-5, atol=1e-6)
+    for number in range(1, 5):
+        ours_told, told = ours.train_metrics_clientapp[number], plain.train_metrics_clientapp[number]
+        assert ours_told["train_loss"] == pytest.approx(told["train_loss"], rel=1e-5)
+
+
+def test_the_mod_lets_other_servers_pass():
+    plain = start(fed_avg(), LocalGrid(client_app(mods=()), NODES), 2)
+    same = start(fed_avg(), LocalGrid(client_app(), NODES), 2)
+    assert torch.allclose(flat(same.arrays), flat(plain.arrays), atol=1e-6)  # FedAvg adds up in any order
+
+
+# Nothing is lost
+
+
+class Losing:
+    """A network that loses replies, and a record of what reached the server."""
+
+    def __init__(self, grid, chance, seed=3):
+        self.random, self.chance = np.random.default_rng(seed), chance
+        self.delivered = dict.fromkeys(range(NODES), 0.0)
+        grid.on_reply = self
+
+    def __call__(self, reply):
+        record = reply.content.config_records.get(RECORD) if reply.has_content() else None
+        if record is None or record["kind"] != "train":
+            return [reply]
+        if self.random.random() < self.chance:
+            return []
+        part = int(record["name"].removeprefix("partition-"))
+        self.delivered[part] = self.delivered[part] + dagc.decode(reply.content["arrays"][RECORD].data).dense().double()
+        return [reply]
+
+
+def books_balance(states, run, seen, delivered, taken):
+    """Per client: delivered + residual + an upload that was not taken = everything computed."""
+    for part in range(NODES):
+        computed = sum(change.double() for who, _, change in seen if who == part)
+        kept = kept_by(states, run, part)
+        left = kept.residual.double()
+        if kept.upload and taken[part] != kept.sent:
+            left = left + dagc.decode(kept.upload).dense().double()
+        error = (delivered[part] + left - computed).abs().max() / computed.abs().max()
+        assert error < 1e-5
+        assert computed.abs().sum() > 1
+
+
+@pytest.mark.parametrize(("method", "values"), [("dagc-r", "fp32"), ("dagc-r", "int8"), ("random-k", "sign")])
+def test_with_a_third_of_the_replies_lost_nothing_is(states, method, values):
+    seen = []
+    grid = LocalGrid(client_app(seen=seen), NODES)
+    losing = Losing(grid, 0.3)
+    strategy = DataAware(fed_avg(), ratio=0.02, method=method, values=values, run="lossy")
+    result = start(strategy, grid, 40)
+    assert sum(line["present"] for line in read_metrics(states / "runs" / "lossy")) < 0.8 * 40 * NODES
+    taken = {client.number: client.taken for client in strategy._run.roster}
+    books_balance(states, "lossy", seen, losing.delivered, taken)
+    assert flat(result.arrays).isfinite().all()
+
+
+class Killed(Exception):
+    """As the server dies."""
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_run_goes_on_after_the_server_was_killed_and_nothing_is_lost(states, at):
+    seen = []
+    grid = LocalGrid(client_app(seen=seen), NODES)
+    losing = Losing(grid, 0.0)
+    strategy = DataAware(fed_avg(), ratio=0.02, run="killed")
+    usual, kept, trained = losing, None, [0]
+
+    def dies(reply):
+        nonlocal kept
+        if reply.content.config_records[RECORD]["kind"] == "train":
+            trained[0] += 1
+            if trained[0] > 3 * NODES:  # the fourth round: what arrives in it is never taken
+                if trained[0] > 3 * NODES + at:
+                    raise Killed
+                return [reply]
+        return usual(reply)
+
+    grid.on_reply = dies
+    with pytest.raises(Killed):
+        start(strategy, grid, 8)
+    restarted = LocalGrid(client_app(seen=seen), NODES)
+    losing_again = Losing(restarted, 0.0)
+    losing_again.delivered = losing.delivered
+    again = DataAware(fed_avg(), ratio=0.02, run="killed")
+    result = start(again, restarted, 8)
+    assert [line["round"] for line in read_metrics(states / "runs" / "killed")] == list(range(1, 9))
+    assert sorted(result.train_metrics_clientapp) == [4, 5, 6, 7, 8]
+    taken = {client.number: client.taken for client in again._run.roster}
+    books_balance(states, "killed", seen, losing.delivered, taken)
+
+
+@pytest.mark.parametrize("method", ["dagc-r", "random-k", "accordion"])
+def test_a_run_that_is_gone_on_with_ends_with_the_same_bits(states, method):
+    def run(name, rounds, nodes=NODES):
+        strategy = DataAware(fed_avg(), ratio=0.02, method=method, run=name)
+        return flat(start(strategy, LocalGrid(client_app(), nodes), rounds).arrays)
+
+    straight = run("straight", 7)
+    run("parts", 3)
+    run("parts", 4)
+    assert torch.equal(run("parts", 7), straight)
+    assert torch.equal(run("parts", 7), straight)  # nothing left to do
+    straight, parts = (read_metrics(states / "runs" / name) for name in ("straight", "parts"))
+    assert [line["up"] for line in parts] == [line["up"] for line in straight]
+    assert [line["down"] for line in parts] == [line["down"] for line in straight]
+
+
+def test_a_run_that_begins_anew_uses_nothing_of_the_one_before(states, tmp_path):
+    first = flat(start(DataAware(fed_avg(), ratio=0.02, run="again"), LocalGrid(client_app(), NODES), 3).arrays)
+    (states / "runs").rename(tmp_path / "gone")
+    second = flat(start(DataAware(fed_avg(), ratio=0.02, run="again"), LocalGrid(client_app(), NODES), 3).arrays)
+    assert torch.equal(first, second)
+
+
+def test_a_checkpoint_of_another_model_is_refused(states):
+    start(DataAware(fed_avg(), ratio=0.02, run="mine"), LocalGrid(client_app(), NODES), 1)
+    other = DataAware(fed_avg(), ratio=0.02, run="mine")
+    with pytest.raises(InvalidInput, match="choose another run name"):
+        start(other, LocalGrid(client_app(), NODES), 2, model=lambda: nn.Linear(20, 20))
+
+
+# Rubbish
+
+
+def with_payload(change):
+    def spoil(reply):
+        payload = reply.content["arrays"][RECORD].data
+        reply.content["arrays"] = record_of(change(payload))
+        return [reply]
+
+    return spoil
+
+
+def with_answer(**fields):
+    def spoil(reply):
+        answer = dict(reply.content[RECORD])
+        answer.update(fields)
+        reply.content[RECORD] = ConfigRecord(answer)
+        return [reply]
+
+    return spoil
+
+
+def with_metrics(**fields):
+    def spoil(reply):
+        reply.content["metrics"] = MetricRecord({**dict(reply.content["metrics"]), **fields})
+        return [reply]
+
+    return spoil
+
+
+def without(name):
+    def spoil(reply):
+        del reply.content[name]
+        return [reply]
+
+    return spoil
+
+
+def nan_frame(payload):
+    sparse = dagc.decode(payload)
+    bad = dagc.Sparse.trusted(sparse.size, sparse.indices, np.full(len(sparse), np.nan, np.float32))
+    return dagc.encode(bad, round=dagc.read_header(payload).round)
+
+
+def again(payload, **changes):
+    sparse = dagc.decode(payload)
+    size, entries = changes.get("size", sparse.size), changes.get("entries", len(sparse))
+    new = dagc.Sparse(size, np.arange(entries), np.ones(entries, np.float32))
+    return dagc.encode(new, changes.get("values", "fp32"), round=changes.get("round", dagc.read_header(payload).round))
+
+
+def whole_arrays(reply):
+    reply.content["arrays"] = ArrayRecord(task().build().state_dict())
+    return [reply]
+
+
+RUBBISH = {
+    "bytes": with_payload(lambda payload: b"\x00" * 50),
+    "nothing": with_payload(lambda payload: b""),
+    "cut": with_payload(lambda payload: payload[:-3]),
+    "flipped": with_payload(lambda payload: payload[:20] + bytes([payload[20] ^ 1]) + payload[21:]),
+    "NaN": with_payload(nan_frame),
+    "too many entries": with_payload(lambda payload: again(payload, entries=300)),
+    "another size": with_payload(lambda payload: again(payload, size=10, entries=3)),
+    "another round": with_payload(lambda payload: again(payload, round=1)),
+    "another codec": with_payload(lambda payload: again(payload, values="int8", entries=3)),
+    "whole arrays": whole_arrays,
+    "no payload": without("arrays"),
+    "no record": without(RECORD),
+    "no metrics": without("metrics"),
+    "answer of another round": with_answer(round=1),
+    "another version": with_answer(version=99),
+    "unknown field": with_answer(surprise=1),
+    "wrong type": with_answer(examples="many"),
+    "negative examples": with_answer(examples=-5.0),
+    "infinite examples": with_answer(examples=float("inf")),
+    "infinite norm": with_answer(norm=float("inf")),
+    "other examples than its metrics": with_answer(examples=1e9),
+    "an odd metric": with_metrics(surprise=1.0),
+    "a list for a number": with_metrics(train_loss=[1.0, 2.0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RUBBISH)
+def test_a_node_that_sends_rubbish_is_left_out_of_that_round_by_name(states, caplog, kind):
+    grid = LocalGrid(client_app(), NODES)
+    replies = 0
+
+    def spoil(reply):
+        nonlocal replies
+        record = reply.content.config_records[RECORD]
+        if (record["name"], record["kind"], record["round"]) == ("partition-2", "train", 3):
+            replies += 1
+            return RUBBISH[kind](reply)
+        return [reply]
+
+    grid.on_reply = spoil
+    strategy = DataAware(fed_avg(), ratio=0.02, run="rubbish")
+    with caplog.at_level(logging.WARNING, "flwr.dagc"):
+        result = start(strategy, grid, 5)
+    assert replies == 1
+    warnings = [record.getMessage() for record in caplog.records if record.name == "flwr.dagc"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("dagc: round 3: partition-2 (node 3) is left out: ")
+    assert [line["present"] for line in read_metrics(states / "runs" / "rubbish")] == [4, 4, 3, 4, 4]
+    assert flat(result.arrays).isfinite().all()
+    # As if that reply had been lost: what it held went back to the node's residual and came later.
+    silent = LocalGrid(client_app(), NODES)
+    silent.on_reply = lambda reply: (
+        [] if (about := reply.content[RECORD])["name"] == "partition-2" and about["round"] == 3 else [reply]
+    )
+    assert torch.equal(
+        flat(start(DataAware(fed_avg(), ratio=0.02, run="silent"), silent, 5).arrays), flat(result.arrays)
+    )
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a b", "x" * 200, 7])
+def test_a_node_with_a_strange_name_is_not_met(states, caplog, name):
+    grid = LocalGrid(client_app(), NODES)
+    grid.on_reply = lambda reply: (
+        with_answer(name=name)(reply) if reply.content[RECORD]["name"] == "partition-2" else [reply]
+    )
+    start(DataAware(fed_avg(), ratio=0.02, run="strange"), grid, 1)
+    assert "round 1: node 3 is left out" in caplog.text
+    assert read_metrics(states / "runs" / "strange")[0]["present"] == 3
+
+
+def test_replies_that_come_twice_or_from_an_earlier_round_change_nothing(caplog):
+    def run(on_reply):
+        grid = LocalGrid(client_app(), NODES)
+        if on_reply:
+            grid.on_reply = on_reply
+        return flat(start(DataAware(fed_avg(), ratio=0.02), grid, 4).arrays)
+
+    earlier = []
+
+    def twice_and_late(reply):
+        earlier.append(reply)
+        copy = Message(RecordDict(dict(reply.content.items())), metadata=reply.metadata)
+        return [reply, copy, *earlier[-6:-5]]
+
+    assert torch.equal(run(None), run(twice_and_late))
+    assert "a second or late reply of node 2 is refused" in caplog.text
+
+
+def test_two_nodes_of_one_name_are_told_apart_and_one_is_left_out(caplog):
+    grid = LocalGrid(client_app(), NODES, node_config={})
+    grid.contexts[4].node_config["partition-id"] = 1
+    start(DataAware(fed_avg(), ratio=0.02), grid, 2)
+    assert "node 4 is left out: it says it is partition-1, and so does node 2" in caplog.text
+
+
+def test_a_node_whose_app_fails_is_left_out(states, caplog):
+    plain = client_app(mods=())
+    app = ClientApp(mods=[compress])
+
+    @app.train()
+    def train(message, context):
+        if context.node_config["partition-id"] == 1 and message.content["config"]["server-round"] == 2:
+            raise RuntimeError("out of memory")
+        return plain(message, context)
+
+    start(DataAware(fed_avg(), ratio=0.02, run="errors"), LocalGrid(app, NODES), 3)
+    assert "round 2: partition-1 (node 2) is left out: RuntimeError: out of memory" in caplog.text
+    assert [line["present"] for line in read_metrics(states / "runs" / "errors")] == [4, 3, 4]
+
+
+def test_an_app_that_does_not_tell_its_examples_is_told_so(caplog):
+    app = ClientApp(mods=[compress])
+
+    @app.train()
+    def train(message, context):
+        return Message(
+            RecordDict({"arrays": message.content["arrays"], "metrics": MetricRecord({"loss": 1.0})}), reply_to=message
+        )
+
+    start(DataAware(fed_avg(), ratio=0.02), LocalGrid(app, NODES), 1)
+    assert "the app's reply has no metric 'num-examples'" in caplog.text
+
+
+def test_a_model_with_nan_never_leaves_the_node_and_its_residual_is_as_before(states, caplog):
+    plain = client_app(mods=())
+    app = ClientApp(mods=[compress])
+
+    @app.train()
+    def train(message, context):
+        reply = plain(message, context)
+        if context.node_config["partition-id"] == 0 and message.content["config"]["server-round"] == 2:
+            name, array = next(iter(reply.content["arrays"].items()))
+            bad = array.numpy().copy()
+            bad.flat[0] = np.nan
+            reply.content["arrays"][name] = Array(bad)
+        return reply
+
+    strategy = DataAware(fed_avg(), ratio=0.02, run="nan")
+    result = start(strategy, LocalGrid(app, NODES), 4)
+    assert "partition-0 (node 1) is left out: NonFiniteGradient" in caplog.text
+    assert flat(result.arrays).isfinite().all()
+    assert kept_by(states, "nan", 0).residual.isfinite().all()
+
+
+# The node's file
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "gone"])
+def test_a_damaged_file_costs_its_node_a_round_and_its_residual_and_nothing_else(states, caplog, damage):
+    path = states / "nodes" / "damaged" / "partition-1.state"
+
+    def spoil(number, arrays):
+        if number == 3:
+            told = path.read_bytes()
+            path.unlink()
+            if damage != "gone":
+                middle = len(told) // 2
+                changed = told[:middle] + bytes([told[middle] ^ 1]) + told[middle + 1 :]
+                path.write_bytes({"cut": told[:middle], "flipped": changed, "empty": b""}[damage])
+
+    result = start(
+        DataAware(fed_avg(), ratio=0.02, run="damaged"), LocalGrid(client_app(), NODES), 6, evaluate_fn=spoil
+    )
+    assert [line["present"] for line in read_metrics(states / "runs" / "damaged")] == [4, 4, 4, 3, 4, 4]
+    assert "partition-1 (node 2) is left out" in caplog.text
+    assert ("is damaged" in caplog.text) == (damage != "gone")
+    assert flat(result.arrays).isfinite().all()
+
+
+def test_a_restarted_node_with_another_number_has_its_residual_and_its_acknowledgement(states):
+    seen = []
+    grid = LocalGrid(client_app(seen=seen), NODES)
+    losing = Losing(grid, 0.0)
+
+    def restart(number, arrays):
+        if number == 3:  # a SuperNode without a key comes back under another number, its memory empty
+            context = grid.contexts.pop(2)
+            context.node_id, context.state = 77, RecordDict()
+            grid.contexts[77] = context
+
+    strategy = DataAware(fed_avg(), ratio=0.02, run="restart")
+    start(strategy, grid, 6, evaluate_fn=restart)
+    assert [line["present"] for line in read_metrics(states / "runs" / "restart")] == [4] * 6
+    assert len(strategy._run.roster) == NODES
+    books_balance(states, "restart", seen, losing.delivered, {c.number: c.taken for c in strategy._run.roster})
+
+
+def test_a_message_that_comes_twice_or_late_to_a_node_is_refused(states):
+    grid = LocalGrid(client_app(), NODES)
+    sent = []
+    usual = grid._answer
+    grid._answer = lambda message: sent.append(message) or usual(message)
+    start(DataAware(fed_avg(), ratio=0.02, run="stale"), grid, 3)
+    before = (states / "nodes" / "stale" / "partition-0.state").read_bytes()
+    to_first = [message for message in sent if message.metadata.dst_node_id == 1]
+    for message in (to_first[-1], to_first[-2]):
+        reply = usual(message)
+        assert reply.has_error()
+        assert (states / "nodes" / "stale" / "partition-0.state").read_bytes() == before
+    assert "has answered round 3" in usual(to_first[-1]).error.reason
+
+
+@pytest.mark.parametrize("run", ["../../etc", "a/b", "", ".hidden"])
+def test_a_run_name_cannot_leave_its_folder(run):
+    with pytest.raises(InvalidInput, match="name it with letters"):
+        DataAware(fed_avg(), ratio=0.01, run=run)
+    context = LocalGrid(client_app(), 1).contexts[1]
+    if run:
+        with pytest.raises(InvalidInput, match="cannot be the name of a file"):
+            node_state.state_path(run, context)
+    else:
+        assert node_state.state_path(run, context).parent.name == "run-1"
+    context.node_config["dagc-name"] = "../x"
+    with pytest.raises(InvalidInput, match="cannot be the name of a file"):
+        node_state.state_path("good", context)
+
+
+def test_where_a_node_keeps_its_file_can_be_configured(tmp_path):
+    context = LocalGrid(client_app(), 1, node_config={"dagc-state": str(tmp_path), "dagc-name": "berlin"}).contexts[1]
+    assert node_state.state_path("r", context) == tmp_path / "nodes" / "r" / "name-berlin.state"
+    del context.node_config["dagc-name"], context.node_config["partition-id"]
+    assert node_state.state_path("r", context) == tmp_path / "nodes" / "r" / "node-1.state"
+
+
+# The rest
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "magic", "ratio": 0.1}, "no method is called 'magic'"),
+        ({}, "takes one budget"),
+        ({"ratio": 0.1, "threshold": 0.1}, "takes one budget"),
+        ({"ratio": 2.0}, "ratio"),
+        ({"ratio": 0.1, "values": "fp7"}, "fp7"),
+    ],
+)
+def test_bad_arguments_are_refused_before_any_message_is_sent(options, words):
+    grid = LocalGrid(client_app(), NODES)
+    grid.on_reply = lambda reply: pytest.fail("a message was sent")
+    with pytest.raises(InvalidInput, match=words):
+        start(DataAware(fed_avg(), **options), grid, 1)
+
+
+def test_what_is_not_started_says_so():
+    with pytest.raises(InvalidInput, match=r"before DataAware\.start"):
+        DataAware(fed_avg(), ratio=0.1).aggregate_train(1, [])
+
+
+def test_dagc_report_draws_a_flower_run(states, tmp_path, capsys, monkeypatch):
+    for method, budget in (("dagc-r", {"ratio": 0.02}), ("none", {})):
+        strategy = DataAware(fed_avg(), method=method, run=f"digits-{method}", **budget)
+        start(
+            strategy, LocalGrid(client_app(), NODES), 4,
+            evaluate_fn=lambda number, arrays: MetricRecord({"accuracy": 0.2 + number / 10, "loss": 1.0}),
+        )  # fmt: skip
+    result = json.loads((states / "runs" / "digits-dagc-r" / "result.json").read_text())
+    assert result["final_accuracy"] == pytest.approx(0.45)
+    folders = [str(states / "runs" / f"digits-{method}") for method in ("dagc-r", "none")]
+    monkeypatch.setattr("sys.argv", ["dagc", "report", *folders, "--output", str(tmp_path / "page"), "--no-figures"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert "trained with Flower" in page
+
+
+def test_records_are_complete_or_refused():
+    with pytest.raises(MalformedPayload, match="not complete"):
+        Answer.read({"version": 1, "kind": "train"})
+    with pytest.raises(MalformedPayload, match="another version"):
+        Answer.read({})
+    assert issubclass(MalformedPayload, DagcError)
