@@ -62,13 +62,17 @@ def parameter_count(model: nn.Module) -> int:
 
 
 class _AsImage(nn.Module):
-    """Samples of two axes (frames × bands, rows × columns) get a channel axis.
-
-    In memory the channels come last: on the CPU, convolutions then need up to a third less time.
-    """
+    """Samples of two axes (frames × bands, rows × columns) get a channel axis."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x.unsqueeze(1) if x.ndim == 3 else x).contiguous(memory_format=torch.channels_last)
+        return x.unsqueeze(1) if x.ndim == 3 else x
+
+
+class _AsImageChannelsLast(_AsImage):
+    """With the channels last in memory: a third less time for 5 × 5 convolutions on the CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).contiguous(memory_format=torch.channels_last)
 
 
 def _image(shape: Shape, least: int) -> Shape:
@@ -94,7 +98,7 @@ def _cnn(shape: Shape, classes: int) -> nn.Module:
     channels, height, width = _image(shape, 16)
     side = [((pixels - 4) // 2 - 4) // 2 for pixels in (height, width)]
     return nn.Sequential(
-        _AsImage(),
+        _AsImageChannelsLast(),
         *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(32 * side[0] * side[1], 256), nn.ReLU(), nn.Linear(256, classes)),
