@@ -42,9 +42,9 @@ def kept(folder):
 def straight(tmp_path_factory):
     """What uninterrupted runs leave."""
     folder = tmp_path_factory.mktemp("straight")
-    for method in ("accordion", "random-k"):
+    for method in ("accordion", "random-k", "dagc-global"):
         list(train(settings(method), folder / method))
-    return {method: kept(folder / method) for method in ("accordion", "random-k")}
+    return {method: kept(folder / method) for method in ("accordion", "random-k", "dagc-global")}
 
 
 KILLED = """
@@ -89,7 +89,7 @@ for where, number in moments:
 """
 
 
-@pytest.mark.parametrize("method", ["accordion", "random-k"])
+@pytest.mark.parametrize("method", ["accordion", "random-k", "dagc-global"])
 def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(method, tmp_path, straight):
     moments = [
         ("between rounds", 3),

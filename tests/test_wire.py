@@ -173,9 +173,9 @@ def sealed(frame):
 def frame(
     index_id=2, value_id=0, size=1000, entries=1, index=b"\x00\x01", values=bytes(4), version=1, magic=b"\xda\x6c"
 ):
-    from dagc.wire.frame import _varint
+    from dagc.wire.frame import varint
 
-    numbers = b"".join(map(_varint, (0, size, entries, len(index))))
+    numbers = b"".join(map(varint, (0, size, entries, len(index))))
     return sealed(magic + bytes((version, index_id << 4 | value_id)) + numbers + index + values)
 
 
@@ -236,9 +236,9 @@ def test_malformed_bytes_are_refused_each_with_its_own_words(payload, says):
 
 
 def compact_frame(index_id=5, value_id=0, entries=1, index=b"\x00\x02", values=bytes(4), size=1000):
-    from dagc.wire.frame import _short_checksum, _varint
+    from dagc.wire.frame import _short_checksum, varint
 
-    body = bytes((index_id << 4 | value_id,)) + _varint(entries) + index + values
+    body = bytes((index_id << 4 | value_id,)) + varint(entries) + index + values
     return body + _short_checksum(body, size, 0)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dagc._numba import compiled
 from dagc.compressors import Compressor, Gradient, hard_threshold, random_k, top_k
 from dagc.compressors._vector import flat, refuse_non_finite, tensors
+from dagc.compressors.histogram import histogram
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 from dagc.wire import quantise
@@ -94,11 +95,8 @@ class ErrorFeedback:
             gradient: A tensor of any shape and float type, or the tensors of a model in order.
             parameter: The compressor's: the number of entries, or the threshold.
         """
-        parts = tensors(gradient)
-        size = sum(part.numel() for part in parts)
-        if size != self.size:
-            raise InvalidInput(f"the gradient has {size} entries, this error feedback is for {self.size}")
-        array = _spare.take(size)
+        parts = self._parts(gradient)
+        array = _spare.take(self.size)
         out = torch.from_numpy(array)
         if not self.residual.is_cpu:
             out = out.to(self.residual.device)
@@ -115,6 +113,17 @@ class ErrorFeedback:
         self.residual = out
         self.steps += 1
         return sparse
+
+    def histogram(self, gradient: Gradient, bins: int = 4) -> NDArray[np.int64]:
+        """How large the entries are that `step` would choose from: counts by magnitude; nothing changes."""
+        return histogram(self._parts(gradient), self.residual, bins)
+
+    def _parts(self, gradient: Gradient) -> list[torch.Tensor]:
+        parts = tensors(gradient)
+        size = sum(part.numel() for part in parts)
+        if size != self.size:
+            raise InvalidInput(f"the gradient has {size} entries, this error feedback is for {self.size}")
+        return parts
 
     def _select(self, parts: list[torch.Tensor], out: torch.Tensor, parameter: Any, seed: int) -> Sparse:
         """Write residual + gradient to `out`, with zero for what is selected; the residual is only read.

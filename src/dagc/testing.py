@@ -8,7 +8,8 @@ Each check raises `AssertionError` with what went wrong, or returns.
 
 import json
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from dagc.allocation import ALLOCATORS, Allocator, allocate, entries
 from dagc.compressors import Compressor, random_k
 from dagc.errors import MalformedPayload
 from dagc.feedback import ErrorFeedback
-from dagc.policies import Method, Report, Setting
+from dagc.policies import Exchanging, Method, Report, Setting
 from dagc.sparse import Sparse
+from dagc.wire import payload_size
 from dagc.wire.indices import IndexCodec
 from dagc.wire.values import ValueCodec
 
@@ -186,6 +188,38 @@ def check_policy(method: Method, name: str = "the policy") -> None:
             reports = [Report(0, 50.0 if round < 20 else 1.0, 10, 100)]
             same = policy.parameters(round, [0, 1], reports) == other.parameters(round, [0, 1], reports)
             assert same, f"{where}: goes on otherwise from its own state"
+        if policy.needs_exchange:
+            _check_exchange(method, setting, where)
+
+
+def _check_exchange(method: Method, setting: Setting, where: str) -> None:
+    """Whatever clients tell: the budget is never passed, nor a cap, and a number of entries is met exactly."""
+    caps = np.where(np.arange(len(setting.weights)) % 2, 1.0, 0.02)
+    setting = replace(setting, caps=caps)
+    policy, other = (cast(Exchanging, method.make(setting)) for _ in range(2))
+    kinds = list(vectors().values())
+    feedbacks = [ErrorFeedback(policy.compressor, setting.size) for _ in setting.weights]
+    for round, present in enumerate([list(range(10)), [0, 3, 9], [5], list(range(10)), [1, 2], list(range(10))]):
+        floors = policy.ask(present)
+        messages = []
+        for i, floor in zip(present, floors, strict=True):
+            kind = kinds[(i + round) % len(kinds)]
+            gradient = kind.repeat(-(-setting.size // len(kind)))[: setting.size]
+            messages.append(policy.tell(feedbacks[i].histogram(gradient / 4, policy.bins), floor))
+        counts = policy.answer(present, floors, messages)
+        at = f"{where}, round {round}"
+        assert len(counts) == len(present), f"{at}: {len(counts)} parameters for {len(present)} clients"
+        most = [int(caps[i] * setting.size) for i in present]
+        assert all(0 <= k <= m for k, m in zip(counts, most, strict=True)), f"{at}: a cap is passed"
+        if setting.ratio is not None:
+            total = min(int(setting.ratio * len(present) * setting.size), sum(most))
+            assert sum(counts) == total, f"{at}: {sum(counts)} entries, not {total}"
+        elif setting.bytes is not None:
+            sending = [k for k in counts if k]
+            taken = int(payload_size(setting.size, sending, setting.values).sum()) + sum(map(len, messages))
+            assert taken <= setting.bytes, f"{at}: up to {taken} bytes, more than {setting.bytes}"
+        other.load_state_dict(json.loads(json.dumps(policy.state_dict())))
+        assert other.ask(present) == policy.ask(present), f"{at}: goes on otherwise from its own state"
 
 
 def check_value_codec(codec: ValueCodec, name: str = "the value codec") -> None:

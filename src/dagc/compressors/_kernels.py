@@ -467,3 +467,27 @@ def top_k(parts, residual, out, stream, size, count, guess, indices, values, scr
         return count
     to_indices[:found], to_values[:found] = indices[:found], values[:found]
     return found
+
+
+@kernel
+def count(parts, residual, shift, counts):
+    """Add one to `counts[key >> shift]` for the key of every sum.
+
+    Every other sum is counted elsewhere first: neighbours are mostly alike, and adding to the same place twice waits.
+    """
+    start, position = residual.ctypes.data, 0
+    others = np.zeros_like(counts)
+    for part in range(len(parts)):
+        address, length, kind = parts[part, 0], parts[part, 1], parts[part, 2]
+        width = 4 if kind == FP32 else 2
+        for i in range(0, length - 1, 2):
+            kept = start + 4 * (position + i)
+            one = _total(address + width * i, kind, kept)
+            other = _total(address + width * (i + 1), kind, kept + 4)
+            counts[(np.float32(one).view(np.int32) & MAGNITUDE) >> shift] += 1
+            others[(np.float32(other).view(np.int32) & MAGNITUDE) >> shift] += 1
+        if length % 2:
+            last = _total(address + width * (length - 1), kind, start + 4 * (position + length - 1))
+            counts[(np.float32(last).view(np.int32) & MAGNITUDE) >> shift] += 1
+        position += length
+    counts += others

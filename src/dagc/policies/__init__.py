@@ -8,9 +8,22 @@ from dagc.compressors import Compressor, hard_threshold, random_k, top_k
 from dagc.errors import InvalidInput
 from dagc.policies.accordion import Accordion
 from dagc.policies.fixed import Fixed, Nothing
-from dagc.policies.policy import Policy, Report, Setting
+from dagc.policies.one_threshold import OneThreshold
+from dagc.policies.policy import Exchanging, Policy, Report, Setting
 
-__all__ = ["POLICIES", "Accordion", "Fixed", "Method", "Nothing", "Policy", "Report", "Setting", "make_policy"]
+__all__ = [
+    "POLICIES",
+    "Accordion",
+    "Exchanging",
+    "Fixed",
+    "Method",
+    "Nothing",
+    "OneThreshold",
+    "Policy",
+    "Report",
+    "Setting",
+    "make_policy",
+]
 
 
 class Method(NamedTuple):
@@ -50,6 +63,7 @@ POLICIES: dict[str, Method] = {
     "phi-optimal": _relative("phi-optimal"),
     "scheme-i": _relative("scheme-i"),
     "scheme-ii": _relative("scheme-ii"),
+    "dagc-global": Method(("ratio", "bytes"), OneThreshold, ("bins", "overhead")),
     "accordion": Method(("ratio", "bytes", "threshold"), Accordion, ("interval", "change", "gentle", "aggressive")),
 }
 """Every training method by name."""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from dagc.allocation import allocate, entries
 from dagc.compressors import Compressor, everything
 from dagc.policies.policy import Report, Setting
@@ -21,14 +23,19 @@ class Fixed:
         self.setting = setting
         self.allocator = allocator
         self.compressor = compressor
-        self._last: tuple[list[int], list[Any]] = ([], [])
+        self.allowance = setting.bytes
+        self._last: tuple[tuple[list[int], int | None], list[Any]] = (([], None), [])
         self.parameters(0, range(len(setting.weights)), ())
 
     def parameters(self, round: int, present: Sequence[int], reports: Sequence[Report]) -> list[Any]:
         """As `Policy.parameters`; the round and the reports are passed over."""
-        if list(present) != self._last[0]:
-            self._last = list(present), self._allocate(list(present))
+        if (list(present), self.allowance) != self._last[0]:
+            self._last = (list(present), self.allowance), self._allocate(list(present))
         return self._last[1]
+
+    def allow(self, bytes: int) -> None:
+        """The next round may take so many bytes."""
+        self.allowance = bytes
 
     def _allocate(self, present: list[int]) -> list[Any]:
         setting = self.setting
@@ -36,15 +43,18 @@ class Fixed:
             setting.weights[present],
             ratio=setting.ratio,
             threshold=setting.threshold,
-            bytes=setting.bytes,
+            bytes=self.allowance,
             method=self.allocator,
             exponent=setting.exponent,
             size=setting.size,
             values=setting.values,
+            compact=setting.compact,
+            caps=None if setting.caps is None else np.asarray(setting.caps)[present],
         )
         if setting.threshold is not None:
             return [float(threshold) for threshold in given]
-        return [int(count) for count in entries(given, setting.size)]
+        caps = None if setting.caps is None else np.asarray(setting.caps)[present]
+        return [int(count) for count in entries(given, setting.size, caps=caps)]
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: it has no memory."""

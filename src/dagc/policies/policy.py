@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dagc.compressors import Compressor
 
-__all__ = ["Policy", "Report", "Setting"]
+__all__ = ["Exchanging", "Policy", "Report", "Setting"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +25,8 @@ class Setting:
         values: The value codec in use.
         exponent: For the power rule.
         options: What else the method takes, by name.
+        compact: Whether small frames are compact.
+        caps: The largest ratio of each client; 1 for all if not given.
     """
 
     weights: NDArray[np.float64]
@@ -35,6 +37,8 @@ class Setting:
     values: str = "fp32"
     exponent: float | None = None
     options: Mapping[str, float] = field(default_factory=dict)
+    compact: bool = False
+    caps: Sequence[float] | NDArray[np.float64] | None = None
 
 
 class Report(NamedTuple):
@@ -69,4 +73,26 @@ class Policy(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
+        ...
+
+
+class Exchanging(Policy, Protocol):
+    """A policy with `needs_exchange`: clients tell something between gradient and selection, and parameters follow.
+
+    In a round: `ask` for everybody, `tell` for each client, `answer` for everybody. An engine without a way to do that
+    refuses such a policy.
+    """
+
+    bins: int
+
+    def ask(self, present: Sequence[int]) -> list[int]:
+        """What each client is asked: the lowest bin of its histogram that matters."""
+        ...
+
+    def tell(self, counts: NDArray[np.int64], floor: int) -> bytes:
+        """A client's message, for its histogram with `bins` to a doubling (`ErrorFeedback.histogram`)."""
+        ...
+
+    def answer(self, present: Sequence[int], floors: Sequence[int], messages: Sequence[bytes]) -> list[Any]:
+        """One parameter for each client that is present; 0 for one that is to send nothing."""
         ...

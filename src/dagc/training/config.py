@@ -42,6 +42,7 @@ class Config(BaseModel):
     exponent: float | None = Field(None, ge=0, le=4, description="of the power rule; 2/3 if not given")
     method_options: dict[str, float] = Field(default_factory=dict, description='of accordion, e.g. {"interval": 10}')
     values: str = Field("fp32", description="value codec on the wire")
+    frames: Literal["plain", "compact"] = Field("plain", description="compact: small uploads without what is known")
 
     workers: int = Field(10, ge=1, description="number of clients")
     skew_ratio: float = Field(100.0, ge=1, description="largest / smallest client")
@@ -122,8 +123,9 @@ class Config(BaseModel):
     def key(self) -> str:
         """A short name for exactly this result: what cannot change it (threads, folders) is left out."""
         told = self.model_dump(exclude={"threads", "data_dir", "checkpoint_every"})
-        if not self.method_options:
-            del told["method_options"]
+        for name, default in (("method_options", {}), ("frames", "plain")):  # results older than these fields
+            if told[name] == default:
+                del told[name]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     def toml(self) -> str:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from os import cpu_count
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -17,12 +17,14 @@ from dagc import data, models
 from dagc.errors import InvalidInput
 from dagc.feedback import ErrorFeedback
 from dagc.network import make_network
-from dagc.policies import Report, Setting, make_policy
+from dagc.policies import Exchanging, Report, Setting, make_policy
+from dagc.sparse import Sparse
 from dagc.training.client import Client, Upload
 from dagc.training.config import Config
 from dagc.training.gradients import Gradients
 from dagc.training.server import Server
 from dagc.wire import decode
+from dagc.wire.frame import varint
 from dagc.wire.indices import scramble
 
 __all__ = ["Federation", "Round"]
@@ -67,6 +69,14 @@ class Round:
     test_loss: float | None = None
 
 
+class Exchanged(NamedTuple):
+    """The bytes of an exchange within a round, for each client present."""
+
+    asked: list[int]
+    told: list[int]
+    answered: list[int]
+
+
 class Federation:
     """Clients, a server, a policy and the network between them, on this computer.
 
@@ -85,16 +95,19 @@ class Federation:
         n = self.partition.workers
         self.server = Server(self.model, n, config.optimizer, rate, **config.optimizer_options)
         size = len(self.server.vector)
+        compact = config.frames == "compact"
         more = {"values": config.values, "exponent": config.exponent, "options": config.method_options}
+        more["compact"] = compact
         setting = Setting(self.weights, size, **config.budget(), **more)  # type: ignore[arg-type]
         self.policy = make_policy(config.method, setting)
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
         self.gradients = Gradients(self.model, batches, config.learning_rate, config.local_steps)
         device = config.device
-        self.clients = [
-            Client(i, ErrorFeedback(self.policy.compressor, size, values=config.values, seed=seed, device=device))
-            for i, seed in enumerate(scramble(config.seed, i) for i in range(n))
+        memories = [
+            ErrorFeedback(self.policy.compressor, size, values=config.values, seed=seed, device=device)
+            for seed in (scramble(config.seed, i) for i in range(n))
         ]
+        self.clients = [Client(i, feedback, compact) for i, feedback in enumerate(memories)]
         self.network = make_network(config.network)
         for i in np.flatnonzero(self.weights > 0).tolist():  # a trace may not have everybody
             self.network.rate(i, "up", 0)
@@ -108,12 +121,15 @@ class Federation:
         """One iteration of Algorithm 1."""
         t = self.round
         present = self._present(t)
-        parameters = self.policy.parameters(t, present, self.reports)
         down = [len(self.server.download(i)) for i in present]
-        uploads, took = self._work(t, present, parameters)
+        if self.policy.needs_exchange:
+            uploads, took, told = self._exchange(t, present, cast(Exchanging, self.policy))
+        else:
+            uploads, took = self._work(t, present, self.policy.parameters(t, present, self.reports))
+            told = None
 
         taken = [self._chance(t, i, "late") >= self.config.late for i in present]
-        received = [decode(upload.payload, size=len(self.server.vector)) for upload in uploads]
+        received = [self._received(upload, t) for upload in uploads]
         for i, upload, in_time in zip(present, uploads, taken, strict=True):
             if not in_time:
                 self.clients[i].feedback.unsend(upload.sparse)
@@ -121,12 +137,16 @@ class Federation:
         self.server.step([received[k] for k in in_order], self.weights[[present[k] for k in in_order]])
 
         self.round += 1
+        up = [len(upload.payload) for upload in uploads]
+        self.seconds += self._duration(present, down, took, up, told)
+        if told is not None:
+            down = [sum(each) for each in zip(down, told.asked, told.answered, strict=True)]
+            up = [sum(each) for each in zip(up, told.told, strict=True)]
         self.reports = [
-            Report(i, upload.norm, len(upload.sparse), len(upload.payload))
-            for i, upload in zip(present, uploads, strict=True)
+            Report(i, upload.norm, len(upload.sparse), bytes)
+            for i, upload, bytes in zip(present, uploads, up, strict=True)
         ]
-        self.seconds += self._duration(present, down, took)
-        return self._measured(present, uploads, sum(down))
+        return self._measured(present, uploads, sum(up), sum(down))
 
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean loss on the whole test set."""
@@ -181,30 +201,67 @@ class Federation:
         def work(jobs: list[tuple[int, Any]]) -> list[tuple[Upload, float]]:
             began = time.perf_counter()
             computed = self.gradients(round, [i for i, _ in jobs])
-            selected = [
-                self.clients[i].select(round, parameter, gradient)
-                for (i, parameter), (_, gradient) in zip(jobs, computed, strict=True)
-            ]
-            uploads = [
-                self.clients[i].upload(round, sparse, *one, norm=self.policy.wants_norms)
-                for (i, _), sparse, one in zip(jobs, selected, computed, strict=True)
-            ]
+            uploads = self._uploads(round, [(*job, *one) for job, one in zip(jobs, computed, strict=True)])
             took = (time.perf_counter() - began) / len(jobs)
             return [(upload, took) for upload in uploads]
 
-        jobs = list(zip(present, parameters, strict=True))
-        results: list[tuple[Upload, float]] = []
+        results = self._in_waves(work, list(zip(present, parameters, strict=True)))
+        return [upload for upload, _ in results], self._timed(round, [took for _, took in results])
+
+    def _exchange(
+        self, round: int, present: list[int], policy: Exchanging
+    ) -> tuple[list[Upload], list[float], "Exchanged"]:
+        """The same with what clients tell before they know what to send. All gradients are kept until then."""
+        floors = policy.ask(present)
+
+        def look(jobs: list[tuple[int, int]]) -> list[tuple[tuple[Any, ...], bytes, float]]:
+            began = time.perf_counter()
+            computed = self.gradients(round, [i for i, _ in jobs])
+            messages = [
+                policy.tell(self.clients[i].histogram(round, gradient, policy.bins), floor)
+                for (i, floor), (_, gradient) in zip(jobs, computed, strict=True)
+            ]
+            took = (time.perf_counter() - began) / len(jobs)
+            return [(one, message, took) for one, message in zip(computed, messages, strict=True)]
+
+        looked = self._in_waves(look, list(zip(present, floors, strict=True)))
+        messages = [message for _, message, _ in looked]
+        counts = policy.answer(present, floors, messages)
+        jobs = [(i, k, *one) for i, k, (one, _, _) in zip(present, counts, looked, strict=True)]
+        uploads = self._in_waves(lambda some: self._uploads(round, some), jobs)
+        told = Exchanged([len(varint(f)) for f in floors], list(map(len, messages)), [len(varint(k)) for k in counts])
+        return uploads, self._timed(round, [took for _, _, took in looked]), told
+
+    def _uploads(self, round: int, jobs: list[tuple[int, Any, torch.Tensor, list[torch.Tensor]]]) -> list[Upload]:
+        """Of clients with a parameter, a loss and a gradient each."""
+        selected = [self.clients[i].select(round, parameter, gradient) for i, parameter, _, gradient in jobs]
+        return [
+            self.clients[i].upload(round, parameter, sparse, loss, gradient, norm=self.policy.wants_norms)
+            for (i, parameter, loss, gradient), sparse in zip(jobs, selected, strict=True)
+        ]
+
+    def _in_waves(self, function: Callable[[Any], list[T]], jobs: list[Any]) -> list[T]:
+        """A function of some clients' jobs, for all of them: on threads, and with memory given back now and then."""
+        results: list[T] = []
         while len(results) < len(jobs):
             wave = jobs[len(results) : len(results) + WAVE]
             together = self.gradients.together
-            for some in self._map(work, [wave[i : i + together] for i in range(0, len(wave), together)]):
+            for some in self._map(function, [wave[i : i + together] for i in range(0, len(wave), together)]):
                 results += some
             if len(jobs) > WAVE:
                 _give_back_memory()
+        return results
+
+    def _timed(self, round: int, took: list[float]) -> list[float]:
+        """The time that computing takes on the clock; from what it took here it is decided whether threads pay."""
         if self._threads is None and round > 0:  # the first round compiles and warms up
-            self._threads = (cpu_count() or 1) if min(took for _, took in results) > SLOW else 1
+            self._threads = (cpu_count() or 1) if min(took) > SLOW else 1
         given = self.config.compute_seconds
-        return [upload for upload, _ in results], [took if given == "measured" else float(given) for _, took in results]
+        return took if given == "measured" else [float(given)] * len(took)
+
+    def _received(self, upload: Upload, round: int) -> Sparse:
+        """What the server reads; of a client that was to send nothing, nothing."""
+        return decode(upload.payload, size=len(self.server.vector), round=round) if upload.payload else upload.sparse
 
     def _map(self, function: Callable[[Any], T], jobs: Iterable[Any]) -> list[T]:
         """In order, on threads if they pay; each thread runs torch on one."""
@@ -214,16 +271,29 @@ class Federation:
             self._pool = ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,))
         return list(self._pool.map(function, jobs))
 
-    def _duration(self, present: list[int], down: list[int], took: list[float]) -> float:
-        """A synchronous round lasts as long as its slowest client: download, compute, upload."""
+    def _duration(
+        self, present: list[int], down: list[int], took: list[float], up: list[int], told: "Exchanged | None"
+    ) -> float:
+        """A synchronous round lasts as long as its slowest client: download, compute, upload.
+
+        With an exchange, the answers wait for the slowest to tell; who is to send nothing then is done.
+        """
+        if told is None:
+            return self._slowest(present, down, took, up, self.seconds)
+        asked = [sum(each) for each in zip(down, told.asked, strict=True)]
+        until = self._slowest(present, asked, took, told.told, self.seconds)
+        sending = [k for k, bytes in enumerate(up) if bytes]
+        who, answered, sent = ([each[k] for k in sending] for each in (present, told.answered, up))
+        return until + self._slowest(who, answered, [0.0] * len(who), sent, self.seconds + until)
+
+    def _slowest(self, who: list[int], down: list[int], took: list[float], up: list[int], start: float) -> float:
         slowest = 0.0
-        for i, received, computed, report in zip(present, down, took, self.reports, strict=True):
-            here = self.network.seconds(i, "down", received, self.seconds) + computed
-            slowest = max(slowest, here + self.network.seconds(i, "up", report.bytes, self.seconds + here))
+        for i, received, computed, sent in zip(who, down, took, up, strict=True):
+            here = self.network.seconds(i, "down", received, start) + computed
+            slowest = max(slowest, here + self.network.seconds(i, "up", sent, start + here))
         return slowest
 
-    def _measured(self, present: list[int], uploads: list[Upload], down: int) -> Round:
-        up = sum(len(upload.payload) for upload in uploads)
+    def _measured(self, present: list[int], uploads: list[Upload], up: int, down: int) -> Round:
         self.bytes_up += up
         self.bytes_down += down
         share = self.weights[present] / self.weights[present].sum()

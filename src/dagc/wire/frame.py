@@ -72,13 +72,13 @@ def encode(
         raise InvalidInput(f"round must be from 0 to 2^48 - 1, not {round}")
     if compact:
         index_id, index_section = smallest(sparse, indices, compact=True)
-        head = bytes((index_id << 4 | codec.id,)) + _varint(len(sparse))
+        head = bytes((index_id << 4 | codec.id,)) + varint(len(sparse))
         body = b"".join((head, index_section, codec.write(sparse.values)))
         if len(body) + SHORT_CHECKSUM < COMPACT_BELOW:
             return body + _short_checksum(body, sparse.size, round)
     index_id, index_section = smallest(sparse, indices)
     numbers = (round, sparse.size, len(sparse), len(index_section))
-    head = MAGIC + bytes((VERSION, index_id << 4 | codec.id)) + b"".join(map(_varint, numbers))
+    head = MAGIC + bytes((VERSION, index_id << 4 | codec.id)) + b"".join(map(varint, numbers))
     body = b"".join((head, index_section, codec.write(sparse.values)))
     return body + zlib.crc32(body).to_bytes(CHECKSUM, "little")
 
@@ -177,7 +177,7 @@ def _codecs(byte: int) -> tuple[str, str]:
 
 def _short_checksum(body: bytes | memoryview, size: int, round: int) -> bytes:
     """Of what both sides know, too: so a frame of another round or for another model is refused."""
-    return crc_hqx(body, crc_hqx(_varint(round) + _varint(size), 0xFFFF)).to_bytes(SHORT_CHECKSUM, "little")
+    return crc_hqx(body, crc_hqx(varint(round) + varint(size), 0xFFFF)).to_bytes(SHORT_CHECKSUM, "little")
 
 
 def payload_size(size: int, entries: ArrayLike, values: str = "fp32", *, compact: bool = False) -> NDArray[np.int64]:
@@ -195,14 +195,14 @@ def payload_size(size: int, entries: ArrayLike, values: str = "fp32", *, compact
     codec = value_codec(values)
     unique, where = np.unique(counts, return_inverse=True)
     index_bytes = largest_section(size, unique)
-    fixed = len(MAGIC) + 1 + 1 + 3 + len(_varint(size)) + CHECKSUM
+    fixed = len(MAGIC) + 1 + 1 + 3 + len(varint(size)) + CHECKSUM
     total = [
-        fixed + len(_varint(int(k))) + len(_varint(int(b))) + int(b) + codec.size(int(k))
+        fixed + len(varint(int(k))) + len(varint(int(b))) + int(b) + codec.size(int(k))
         for k, b in zip(unique, index_bytes, strict=True)
     ]
     if compact:
         short = [
-            1 + len(_varint(int(k))) + int(b) + codec.size(int(k)) + SHORT_CHECKSUM
+            1 + len(varint(int(k))) + int(b) + codec.size(int(k)) + SHORT_CHECKSUM
             for k, b in zip(unique, largest_section(size, unique, compact=True), strict=True)
         ]
         total = [small if small < COMPACT_BELOW else large for small, large in zip(short, total, strict=True)]
@@ -216,7 +216,7 @@ def _view(payload: bytes | bytearray | memoryview) -> memoryview:
         raise InvalidInput(f"a payload is bytes, not {type(payload).__name__}") from error
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
     """Seven bits to a byte, lowest first; the high bit says that more follow."""
     out = bytearray()
     while number > 0x7F:

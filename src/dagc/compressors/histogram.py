@@ -1,0 +1,45 @@
+"""How large the entries of a vector are: counts by magnitude, in one pass."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dagc._numba import compiled
+from dagc.compressors._vector import flat, refuse_non_finite
+
+__all__ = ["histogram"]
+
+MAGNITUDE = 0x7FFFFFFF
+INFINITE = 0x7F800000
+
+
+def histogram(parts: list[torch.Tensor], residual: torch.Tensor, bins: int = 4) -> NDArray[np.int64]:
+    """How many entries of residual + gradient have a magnitude in each bin; a sum that is not finite is refused.
+
+    There are `bins` of them (a power of two) to a doubling: entry x is in bin `bits(|x|) >> (23 - log2(bins))`, where
+    bits are those of a float32. Zeros and the smallest denormal numbers are in bin 0.
+
+    Args:
+        parts: The gradient, as `dagc.compressors._vector.tensors` gives it.
+        residual: A float32 vector with as many entries.
+        bins: To a doubling.
+
+    Example:
+        >>> counts = histogram([torch.tensor([1.0, -1.5, 3.9, 0.0])], torch.tensor([0.0, 0.0, 0.1, 0.0]), bins=2)
+        >>> np.flatnonzero(counts), counts[counts > 0]
+        (array([  0, 254, 255, 258]), array([1, 1, 1, 1]))
+    """
+    shift = 24 - bins.bit_length()
+    if compiled() and residual.is_cpu and all(part.is_cpu for part in parts):
+        from dagc.compressors import _kernels, _select
+
+        counts = np.zeros((1 << (31 - shift)) + 1, dtype=np.int64)
+        total = _select.total(parts)
+        _kernels.count(total.parts, residual.contiguous().numpy(), shift, counts)
+        counts = counts[:-1]
+    else:
+        keys = (residual + flat(parts)).view(torch.int32) & MAGNITUDE
+        counts = torch.bincount(keys >> shift, minlength=1 << (31 - shift)).cpu().numpy()
+    if counts[INFINITE >> shift :].any():
+        refuse_non_finite(residual + flat(parts))
+    return np.asarray(counts[: INFINITE >> shift])

@@ -1,0 +1,211 @@
+"""One threshold for all: each round's budget goes to the largest entries of all clients, weighted by their data.
+
+The paper fixes before training how much each client sends. Here clients tell, in two or three bytes, how large their
+entries are this time (`dagc.wire.outline`), and the server answers each with the number of entries to send: those above
+one threshold on pˢ·|residual + gradient|, the one that meets the budget.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagc.allocation import apportion, apportion_bytes
+from dagc.compressors import Compressor, top_k
+from dagc.errors import InvalidInput
+from dagc.policies.policy import Report, Setting
+from dagc.wire import payload_size
+from dagc.wire.outline import ranks_within, read_outline, write_outline
+
+__all__ = ["OneThreshold"]
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MARGIN = 0.5
+"""So many doublings below the last threshold, clients begin to tell of their entries."""
+
+
+class OneThreshold:
+    """The K largest entries of all clients together, by pˢ·magnitude.
+
+    Options: `bins` (to a doubling, 4) and `overhead`, the largest part of a frame that may be no entries (0.2): with a
+    budget in bytes, a client that has too few entries above the threshold to be worth a frame waits until it has more.
+
+    Only the last threshold is kept from round to round, to tell clients from where on their entries matter. One that
+    has nothing there says nothing, and sends nothing: that is most of them, where the budget is small.
+
+    Attributes:
+        bins: How many bins of the histogram there are to a doubling.
+        least: The fewest entries that are worth a frame.
+    """
+
+    wants_norms = False
+    needs_exchange = True
+    compressor: Compressor = staticmethod(top_k)
+
+    def __init__(self, setting: Setting) -> None:
+        """Refuse a bad setting before any work."""
+        self.setting = setting
+        exponent = 1.0 if setting.exponent is None else setting.exponent
+        self.bins = int(setting.options.get("bins", 4))
+        overhead = float(setting.options.get("overhead", 0.2))
+        if self.bins not in (1, 2, 4, 8, 16) or not 0 < overhead <= 1:
+            raise InvalidInput(
+                f"bins must be 1, 2, 4, 8 or 16 and overhead from 0 to 1, not {self.bins} and {overhead}"
+            )
+        self.allowance = setting.bytes
+        with np.errstate(divide="ignore"):
+            self._weights = exponent * np.log2(setting.weights / setting.weights.max())
+        caps = np.ones(len(setting.weights)) if setting.caps is None else np.asarray(setting.caps, dtype=np.float64)
+        if caps.shape != setting.weights.shape or not np.all((caps > 0) & (caps <= 1)):
+            raise InvalidInput("caps must hold a ratio above 0 and at most 1 for each client")
+        self._most = np.where(setting.weights > 0, np.maximum(1, np.floor(caps * setting.size)), 0).astype(np.int64)
+        self._threshold: float | None = None
+        everybody = np.flatnonzero(setting.weights > 0).tolist()
+        total = self._total(len(everybody))
+        if total < 1:
+            raise InvalidInput("the budget is too small for an entry a round: raise it")
+        self._reach = min(setting.size, 2 * int(total) + 1)
+        self.least = 1 if setting.bytes is None else max(1, min(int(total / 2), self._worth_a_frame(overhead)))
+
+    def allow(self, bytes: int) -> None:
+        """The next round may take so many bytes, outlines and frames together."""
+        self.allowance = bytes
+
+    def parameters(self, round: int, present: Sequence[int], reports: Sequence[Report]) -> list[Any]:
+        """What each client would send if nobody told anything: in proportion to pˢ."""
+        return _integers(self._share(np.exp2(self._weights[list(present)]), list(present), 0))
+
+    def ask(self, present: Sequence[int]) -> list[int]:
+        """The lowest bin that each client is to tell of."""
+        if self._threshold is None:
+            return [1] * len(present)
+        own = self._threshold - MARGIN - self._weights[list(present)]
+        return _integers(np.maximum(1, self._bin(np.exp2(np.clip(own, -149, 127)))))
+
+    def tell(self, counts: Ints, floor: int) -> bytes:
+        """A client's message for its histogram (`ErrorFeedback.histogram`); empty if it has too little to send."""
+        if counts[floor:].sum() < self.least:
+            return b""
+        return write_outline(counts, floor, self._reach)
+
+    def answer(self, present: Sequence[int], floors: Sequence[int], messages: Sequence[bytes]) -> list[int]:
+        """How many entries each client is to send, of all who are present."""
+        here, told = list(present), sum(map(len, messages))
+        bins = int(self._bin(np.array([np.inf]))[0])
+        outlines = [read_outline(m, floor, self._reach, bins) for m, floor in zip(messages, floors, strict=True)]
+        speaking = np.array([k for k, outline in enumerate(outlines) if len(outline)], dtype=np.int64)
+        if not len(speaking):
+            self._threshold = None
+            return _integers(self._share(np.exp2(self._weights[here]), here, told))
+        points = self._points([outlines[k] for k in speaking], [floors[k] for k in speaking])
+        points += self._weights[here][speaking, None]
+        most = self._most[here][speaking]
+        chosen, quota = self._above(points, most, self._total(len(here), told) or 1.0)
+        every = np.zeros(len(here))
+        every[speaking[chosen]] = quota
+        return _integers(self._share(every, here, told))
+
+    def _above(self, points: Array, most: Ints, total: float) -> tuple[Ints, Array]:
+        """Who has entries above the threshold, enough to be worth a frame, and how many."""
+        chosen = np.arange(len(points))
+        while True:
+            self._threshold = _threshold(points[chosen], most[chosen], total)
+            counts = _counts(points[chosen], most[chosen], self._threshold)
+            few = np.flatnonzero(counts < min(self.least, total / 2))  # a round's budget may be less than the first's
+            if not len(few) or len(chosen) == 1:
+                return chosen, np.maximum(counts, 1e-9)
+            # Half of those with too few wait, the lesser half: the others may get enough of what becomes free.
+            waiting = few[np.argsort(counts[few], kind="stable")[: (len(few) + 1) // 2]][: len(chosen) - 1]
+            chosen = np.delete(chosen, waiting)
+
+    def _total(self, clients: int, told: int = 0) -> float:
+        """How many entries the round's budget is, if it is in bytes about."""
+        setting = self.setting
+        if setting.ratio is not None:
+            return float(int(setting.ratio * clients * setting.size * (1 + 1e-12) + 1e-9))
+        assert self.allowance is not None
+        one = apportion_bytes(
+            np.ones(1), self.allowance - told, np.array([setting.size]), setting.size, setting.values,
+            compact=setting.compact,
+        )  # fmt: skip
+        return 0.9 * float(one[0])
+
+    def _share(self, quota: Array, present: list[int], told: int) -> Ints:
+        """Integers in proportion to the quota that meet the budget."""
+        setting, most = self.setting, self._most[present]
+        if setting.ratio is not None:
+            total = min(int(self._total(len(present))), int(most.sum()))
+            if most[quota > 0].sum() < total:
+                quota = np.maximum(quota, 1e-9 * quota.max())
+            return apportion(quota, total, most, least=0)
+        assert self.allowance is not None
+        left = self.allowance - told
+        return apportion_bytes(quota, left, most, setting.size, setting.values, compact=setting.compact)
+
+    def _worth_a_frame(self, overhead: float) -> int:
+        setting = self.setting
+        counts = np.arange(1, min(setting.size, 1024) + 1)
+        taken = payload_size(setting.size, counts, setting.values, compact=setting.compact)
+        empty = 2 * int(taken[0]) - int(taken[min(1, len(taken) - 1)])
+        return 1 + int(np.searchsorted(overhead * taken, empty).clip(max=len(counts) - 1))
+
+    def _bin(self, magnitude: Array) -> Ints:
+        keys = magnitude.astype(np.float32).view(np.int32) >> (24 - self.bins.bit_length())
+        return keys.astype(np.int64)
+
+    def _points(self, outlines: list[Ints], floors: list[int]) -> Array:
+        """Where about the ranks 1, 2, 4, … lie, as logarithms of magnitudes, strictly descending.
+
+        Ranks in one bin are spread over it. Those that were not told are below the floor, and go on as the last did.
+        """
+        points = np.empty((len(outlines), ranks_within(self._reach) + 2))
+        for row, bins, floor in zip(points, outlines, floors, strict=True):
+            told = len(bins)
+            starts, ends = np.searchsorted(-bins, -bins), np.searchsorted(-bins, -bins, side="right")
+            row[:told] = self._log(bins + 1 - (np.arange(told) - starts + 0.5) / (ends - starts))
+            last = min(3, told - 1)
+            slope = max(0.1, (row[told - 1 - last] - row[told - 1]) / last if last else 0.5)
+            if told < ranks_within(self._reach):
+                slope = max(slope, row[told - 1] - float(self._log(np.array([floor]))[0]))
+            row[told:] = row[told - 1] - slope * np.arange(1, len(row) - told + 1)
+        return points
+
+    def _log(self, places: NDArray[Any]) -> Array:
+        """log2 of the magnitude at a place among the bins: exponent and linear mantissa."""
+        exponents = np.floor(places / self.bins)
+        return np.asarray(exponents - 127 + np.log2(1 + places / self.bins - exponents))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last threshold."""
+        return {"threshold": self._threshold}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._threshold = None if state["threshold"] is None else float(state["threshold"])
+
+
+def _integers(numbers: Ints) -> list[int]:
+    return [int(number) for number in numbers]
+
+
+def _counts(points: Array, most: Ints, threshold: float) -> Array:
+    """How many entries each client has above a threshold: between ranks that were told, along a straight line."""
+    told = (points >= threshold).sum(1)
+    rows = np.arange(len(points))
+    upper = points[rows, np.maximum(told - 1, 0)]
+    lower = points[rows, np.minimum(told, points.shape[1] - 1)]
+    gap = np.where(upper > lower, upper - lower, 1.0)
+    rank = np.exp2(np.maximum(told - 1, 0) + np.where(upper > lower, (upper - threshold) / gap, 0.0))
+    return np.asarray(np.minimum(np.where(told > 0, rank, 0.0), most))
+
+
+def _threshold(points: Array, most: Ints, total: float) -> float:
+    """The threshold above which all clients together have `total` entries, or hardly more."""
+    low, high = float(points.min()), float(points.max())
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _counts(points, most, middle).sum() >= total else (low, middle)
+    return low
