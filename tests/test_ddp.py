@@ -129,6 +129,8 @@ def as_engine(config, optimiser):
         (4, "accordion", {"ratio": 0.01}, "fp32", {}),
         (4, "random-k", {"ratio": 0.05}, "bf16", {}),
         (4, "power", {"budget_bytes": 3000}, "sign", {}),
+        (4, "dagc-global", {"ratio": 0.002}, "fp32", {}),
+        (4, "dagc-global", {"budget_bytes": 400}, "sign16", {"momentum": 0.9}),
         (2, "none", {}, "fp32", {}),
     ],
 )
@@ -174,8 +176,8 @@ def test_ratio_1_is_the_dense_average_weighted_by_data(four, options):
         assert ours.count_nonzero() > 300
 
 
-def with_ddp_options(options):
-    return train(6, **options)
+def with_ddp_options(options, method="dagc-r"):
+    return train(6, register={"method": method}, **options)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +189,10 @@ def with_ddp_options(options):
         {"static_graph": True},
     ],
 )
-def test_how_ddp_lays_out_and_looks_for_gradients_does_not_matter(two, options):
-    one = good(two.run(with_ddp_options, {}))
-    other = good(two.run(with_ddp_options, options))
+@pytest.mark.parametrize("method", ["dagc-r", "dagc-global"])
+def test_how_ddp_lays_out_and_looks_for_gradients_does_not_matter(two, options, method):
+    one = good(two.run(with_ddp_options, {}, method))
+    other = good(two.run(with_ddp_options, options, method))
     for (ours, residual), (theirs, kept) in zip(one, other, strict=True):
         assert torch.equal(ours, theirs)
         assert torch.equal(residual, kept)
@@ -395,12 +398,29 @@ def test_bytes_and_seconds_of_every_step(four):
     assert sum(steps[-1].entries for steps in answers) == budget
 
 
+def told():
+    steps = []
+    train(12, each=lambda step, hook: steps.append(hook.last), register={"method": "dagc-global", "ratio": 0.02})
+    return steps
+
+
+def test_what_ranks_tell_before_they_send_is_counted(four):
+    answers = good(four.run(told))
+    for steps in zip(*answers, strict=True):
+        assert sum(step.entries for step in steps) == int(0.02 * (20 * 30 + 30 + 30 * 5 + 5) * 4)
+        for step in steps:
+            assert step.sent % 3 == 0
+            assert step.received == sum(other.sent for other in steps) // 3 - step.sent // 3
+            assert 2 <= step.exchanges <= 4
+    assert all(step.payload > 0 for step in answers[0])
+
+
 # Errors
 
 
-def nan_on(rank, values):
+def nan_on(rank, values, method="random-k"):
     model = wrapped()
-    hook = hooked(model, values=values, method="random-k")
+    hook = hooked(model, values=values, method=method)
     backward(model, 0)
     before = hook.state_dict()
     model.zero_grad()
@@ -416,16 +436,16 @@ def nan_on(rank, values):
     backward(model, 1)
     went_on = gradient(model)
     straight = wrapped()
-    hooked(straight, values=values, method="random-k")
+    hooked(straight, values=values, method=method)
     for step in range(2):
         straight.zero_grad()
         backward(straight, step)
     return message, same, poisoned, torch.equal(went_on, gradient(straight))
 
 
-@pytest.mark.parametrize("values", ["fp32", "int8"])
-def test_a_nan_on_one_rank_raises_the_same_error_on_all_and_changes_nothing(four, values):
-    answers = good(four.run(nan_on, 2, values))
+@pytest.mark.parametrize(("values", "method"), [("fp32", "random-k"), ("int8", "random-k"), ("sign", "dagc-global")])
+def test_a_nan_on_one_rank_raises_the_same_error_on_all_and_changes_nothing(four, values, method):
+    answers = good(four.run(nan_on, 2, values, method))
     assert len({message for message, *_ in answers}) == 1
     assert answers[0][0].startswith("rank 2: entry 0 of 785 is nan: the gradient is refused")
     assert [rest for _, *rest in answers] == [[True, True, True]] * 4

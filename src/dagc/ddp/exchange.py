@@ -50,6 +50,11 @@ class Exchange:
         self.sent = self.received = self.times = 0
         self._expected = [_HEAD.size] * self.world
 
+    @property
+    def traffic(self) -> tuple[int, int, int]:
+        """Bytes sent, bytes received, and how many times."""
+        return self.sent, self.received, self.times
+
     def all_gather(self, message: Message) -> list[Message]:
         """Everybody's message, in rank order."""
         told = _HEAD.pack(*message[:3], len(message.body)) + message.body

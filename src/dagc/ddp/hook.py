@@ -6,10 +6,11 @@ puts the gradients in the order of the model's parameters; so selection, residua
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from dagc.compressors import per_tensor as each_tensor
 from dagc.ddp.exchange import Exchange, Message
 from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
 from dagc.feedback import ErrorFeedback
-from dagc.policies import Report, Setting, make_policy
+from dagc.policies import Exchanging, Report, Setting, make_policy
 from dagc.sparse import Sparse, aggregate
 from dagc.wire import decode, encode
 from dagc.wire.indices import scramble
@@ -37,10 +38,11 @@ class Step(NamedTuple):
     Attributes:
         step: Its number, from 0.
         entries: Entries that this rank sent.
-        payload: Bytes of this rank's payload.
+        payload: Bytes of this rank's payload, and of what it told before with a method that asks for that.
         sent: Bytes that this rank handed to the network: its payload to every other rank, with heads and padding.
         received: Bytes that it got from the others.
-        exchanges: 1, or 2 where somebody's payload had outgrown what was expected of it.
+        exchanges: 1, or 2 where somebody's payload had outgrown what was expected of it; with a method that asks before
+            it decides (`dagc-global`), once or twice more.
         skipped: Whether the step was given to the scaler to skip.
         select: Seconds for error feedback and selection.
         encode: Seconds to make the payload.
@@ -102,6 +104,7 @@ class Hook:
         self._some_unused = bool(model.find_unused_parameters or model.static_graph)
         self._about = {"method": method, "values": values, "per_tensor": per_tensor, "sizes": sizes}
         self._exchange = Exchange(model.process_group, self._device)
+        self._outlines = Exchange(model.process_group, self._device)  # what is told before payloads, where it is
         self.examples = self._agree(examples, {**self._about, **budget, "seed": seed})
         self._weights = np.array(self.examples) / sum(self.examples)
         self.policy = make_policy(method, Setting(self._weights, sum(sizes), values=values, **budget))  # type: ignore[arg-type]
@@ -135,13 +138,18 @@ class Hook:
         """Algorithm 1: residual + gradient → select → encode → exchange → decode → Σ p_i · sparse_i, in place."""
         gradients, residual = self._gradients(), self.feedback.residual
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
+        unscaled = gradients if scale == 1.0 else [gradient.float() / scale for gradient in gradients]
+        began, policy_before = perf_counter(), self.policy.state_dict()
+        parameters, told = self._settle(unscaled) if self.policy.needs_exchange else (self._parameters, None)
         clock, own, entries = [perf_counter()], Message(False, self.steps, 0.0, b""), 0
         try:
-            sparse = self._select(gradients, scale)
+            parameter = parameters[self._exchange.rank]
+            sparse = self._select(unscaled, parameter)
             entries = len(sparse)
             clock.append(perf_counter())
             norm = _norm(gradients) / scale if self.policy.wants_norms else 0.0
-            own = own._replace(norm=norm, body=encode(sparse, self.feedback.values))
+            silent = told is not None and parameter == 0
+            own = own._replace(norm=norm, body=b"" if silent else encode(sparse, self.feedback.values))
         except NonFiniteGradient as error:
             clock.append(perf_counter())
             own = own._replace(refused=True, body=str(error).encode())
@@ -149,29 +157,55 @@ class Hook:
         messages = self._exchange.all_gather(own)
         clock.append(perf_counter())
 
-        steps = [message.step for message in messages]
-        if len(set(steps)) > 1:
-            raise DagcError(f"the ranks are at different steps, {steps} in rank order: load checkpoints of one step")
+        _same_step(messages)
         refused = next((rank for rank, message in enumerate(messages) if message.refused), None)
         if refused is None:
-            sparses = [decode(message.body, size=self.feedback.size) for message in messages]
+            sparses = [self._decoded(message.body) for message in messages]
             update = aggregate(sparses, self._weights, out=self._update)
             update = (update if scale == 1.0 else update * scale).to(self._device)
             for gradient, part in zip(gradients, self._parts, strict=True):
                 gradient.copy_(update[part].view(gradient.shape))
             self.steps += 1
             reports = [
-                Report(rank, message.norm, len(sparse), len(message.body))
+                Report(rank, message.norm, len(sparse), len(message.body) + (told[rank] if told else 0))
                 for rank, (message, sparse) in enumerate(zip(messages, sparses, strict=True))
                 if self.examples[rank]
             ]
             self._parameters = self.policy.parameters(self.steps, range(len(messages)), reports)
         else:
+            self.policy.load_state_dict(policy_before)
             self._refuse(gradients, residual, f"rank {refused}: {bytes(messages[refused].body).decode()}", own.refused)
         clock.append(perf_counter())
-        traffic = (self._exchange.sent, self._exchange.received, self._exchange.times)
-        spent = (after - before for before, after in pairwise(clock))
-        self.last = Step(steps[0], entries, len(own.body), *traffic, refused is not None, *spent)
+        select, encoding, exchange, decoding = (after - before for before, after in pairwise(clock))
+        exchange += clock[0] - began  # looking at the entries included: it is the price of asking
+        sent, received, times = self._exchange.traffic
+        payload = len(own.body)
+        if told is not None:
+            before = self._outlines.traffic
+            sent, received, times = sent + before[0], received + before[1], times + before[2]
+            payload += told[self._exchange.rank]
+        spent = (select, encoding, exchange, decoding)
+        self.last = Step(own.step, entries, payload, sent, received, times, refused is not None, *spent)
+
+    def _settle(self, gradients: list[Tensor]) -> tuple[list[Any], list[int]]:
+        """Every rank's parameter, by what all tell of their entries; and how many bytes each told."""
+        policy, rank = cast(Exchanging, self.policy), self._exchange.rank
+        holding = [other for other, examples in enumerate(self.examples) if examples]
+        floors = policy.ask(holding)
+        told = b""
+        if rank in holding:
+            with suppress(NonFiniteGradient), self._of_used(gradients):  # the payload's place will say so
+                counts = self.feedback.histogram(gradients, policy.bins)
+                told = policy.tell(counts, floors[holding.index(rank)])
+        messages = self._outlines.all_gather(Message(False, self.steps, 0.0, told))
+        _same_step(messages)
+        answers = policy.answer(holding, floors, [bytes(messages[other].body) for other in holding])
+        parameters = dict(zip(holding, answers, strict=True))
+        return [parameters.get(other, 0) for other in range(len(messages))], [len(m.body) for m in messages]
+
+    def _decoded(self, body: bytes | memoryview) -> Sparse:
+        """What a rank sent; nothing, if it was to send nothing."""
+        return decode(body, size=self.feedback.size) if len(body) else Sparse(self.feedback.size, [], [])
 
     def _gradients(self) -> list[Tensor]:
         """Views of the buckets, one for each parameter, in the model's order."""
@@ -182,28 +216,31 @@ class Hook:
             gradients |= {self._slots[p]: view for p, view in zip(parameters, views, strict=True) if view.numel()}
         return [gradients[slot] for slot in range(len(self._slots))]
 
-    def _select(self, gradients: list[Tensor], scale: float) -> Sparse:
+    def _select(self, gradients: list[Tensor], parameter: Any) -> Sparse:
         """What this rank sends; a rank without examples has nothing to say."""
         if not self.examples[self._exchange.rank]:
             return Sparse(self.feedback.size, [], [])
-        if scale != 1.0:
-            gradients = [gradient.float() / scale for gradient in gradients]
-        parameter = self._parameters[self._exchange.rank]
-        if not self._some_unused:
+        with self._of_used(gradients):
             return self.feedback.step(gradients, parameter)
+
+    @contextmanager
+    def _of_used(self, gradients: list[Tensor]) -> Iterator[None]:
+        """Without the residual of parameters that this rank has not used in this step, if there may be any."""
+        if not self._some_unused:
+            yield
+            return
         unused = [part for gradient, part in zip(gradients, self._parts, strict=True) if not gradient.any()]
         before = self.feedback.residual
-        self.feedback.residual = before.clone()
+        masked = self.feedback.residual = before.clone()
         for part in unused:
-            self.feedback.residual[part] = 0
+            masked[part] = 0
         try:
-            sparse = self.feedback.step(gradients, parameter)
-        except NonFiniteGradient:
-            self.feedback.residual = before
-            raise
+            yield
+        finally:
+            if self.feedback.residual is masked:  # nothing was selected
+                self.feedback.residual = before
         for part in unused:
             self.feedback.residual[part] = before[part]
-        return sparse
 
     def _refuse(self, gradients: list[Tensor], residual: Tensor, why: str, own: bool) -> None:
         """A rank's gradient is not finite: nobody's is used, and nobody's residual has changed."""
@@ -273,6 +310,12 @@ class Hook:
 def on_bucket(hook: Hook, bucket: GradBucket) -> Future[Tensor]:
     """What DDP calls, with the hook as its state."""
     return hook.take(bucket)
+
+
+def _same_step(messages: Sequence[Message]) -> None:
+    steps = [message.step for message in messages]
+    if len(set(steps)) > 1:
+        raise DagcError(f"the ranks are at different steps, {steps} in rank order: load checkpoints of one step")
 
 
 def _norm(gradients: list[Tensor]) -> float:
