@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -44,8 +45,10 @@ class Folder:
     """What the folder of a run holds in any engine.
 
     `metrics.jsonl` (a line per round), `checkpoints/`, and, once it is finished, `model.safetensors` and `result.json`.
-    Only one process may write to it at a time.
+    Only one process may write to it at a time; another one waits `patience` seconds for it to end.
     """
+
+    patience = 0.0
 
     def __init__(self, path: str | Path, federation: Saved) -> None:
         """The folder for a federation, which is brought to where the last run was when the folder is entered."""
@@ -58,7 +61,7 @@ class Folder:
         """Make or find the folder, lock it, go back to the newest checkpoint."""
         try:
             (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self.path / "lock")
+            self._lock = _locked(self.path / "lock", self.patience)
             self._claim()
             saved = checkpoint.load(self.path / "checkpoints")
             lines = self.path / "metrics.jsonl"
@@ -223,18 +226,23 @@ def _clients(federation: Federation) -> dict[str, Any]:
     }
 
 
-def _locked(path: Path) -> IO[str]:
+def _locked(path: Path, patience: float) -> IO[str]:
     """An open file that no other process can open so until it is closed."""
     file = path.open("w")
     try:
         import fcntl
     except ImportError:  # no such locks on this system
         return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise CheckpointError(
-            f"another process is working in {path.parent}: wait for it, or choose another --output"
-        ) from None
-    return file
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError:
+            if time.monotonic() < end:
+                time.sleep(0.2)
+                continue
+            file.close()
+            raise CheckpointError(
+                f"another process is working in {path.parent}: wait for it, or choose another --output"
+            ) from None
