@@ -132,7 +132,7 @@ class Layout:
         rest = b"".join(np.asarray(array, np.dtype(array.dtype).newbyteorder("<")).tobytes() for array in whole)
         return b"".join((frame, rest, zlib.crc32(rest).to_bytes(CHECKSUM, "little")))
 
-    def unpack(self, payload: bytes) -> tuple[memoryview, list[NDArray[Any]]]:
+    def unpack(self, payload: bytes | memoryview) -> tuple[memoryview, list[NDArray[Any]]]:
         """The frame, and the arrays that go whole; `MalformedPayload` for whatever is not as it should be."""
         view = memoryview(payload)
         if not self._whole:

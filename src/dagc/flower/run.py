@@ -138,7 +138,12 @@ class Run:
 
 
 class ServerFolder(Folder):
-    """What the server keeps of a run, as `dagc report` reads it."""
+    """What the server keeps of a run, as `dagc report` reads it.
+
+    A ServerApp outlives a SuperLink that was killed until there is a new one, so the next waits for it.
+    """
+
+    patience = 60.0
 
     def __init__(self, path: Path, run: Run, rounds: int, seed: int) -> None:
         """The folder of a run that is to have so many rounds."""

@@ -12,13 +12,10 @@ import zlib
 from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Context
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from dagc.compressors import COMPRESSORS
 from dagc.data.folder import write_atomically
@@ -31,6 +28,8 @@ from dagc.wire import VALUE_CODECS, decode
 __all__ = ["NodeState", "node_name", "read", "state_folder", "state_path", "write"]
 
 STATE_VARIABLE = "DAGC_STATE"
+MAGIC = b"dagc"
+NUMBERS = ("lineage", "round", "steps", "sent", "message", "examples")
 log = getLogger("flwr.dagc")
 
 
@@ -121,54 +120,53 @@ def state_path(run: str, context: Context) -> Path:
 
 
 def write(path: Path, state: NodeState) -> None:
-    """Write the file; it is there as a whole or as it was before."""
-    numbers = {
-        "lineage": state.lineage,
-        "layout": state.layout.text,
-        "round": state.round,
-        "steps": state.steps,
-        "sent": state.sent,
-        "message": state.message,
-        "examples": state.examples,
-    }
-    arrays: dict[str, Any] = {
-        "numbers": np.frombuffer(json.dumps(numbers).encode(), np.uint8),
-        "upload": np.frombuffer(state.upload, np.uint8),
-        "vector": state.model.vector.numpy(),
-        "residual": state.residual.numpy(),
-        **{f"whole.{number}": array for number, array in enumerate(state.model.whole)},
-    }
-    told = save(arrays)
+    """Write the file; it is there as a whole or as it was before.
+
+    A head, padded so that the numbers after it are aligned; the model's vector, the residual, the upload, the arrays
+    that go whole, and a checksum of it all.
+    """
+    told = {name: getattr(state, name) for name in NUMBERS}
+    head = json.dumps({**told, "layout": state.layout.text, "upload": len(state.upload)}).encode()
+    parts = (
+        MAGIC + len(head).to_bytes(4, "little") + head.ljust(-(-(len(head) + 8) // 64) * 64 - 8),
+        state.model.vector.numpy().data,
+        state.residual.numpy().data,
+        state.upload,
+        state.layout.pack(b"", state.model.whole),
+    )
+    checksum = 0
     with write_atomically(path) as file:
-        file.write(told)
-        file.write(zlib.crc32(told).to_bytes(4, "little"))
+        for part in parts:
+            file.write(part)
+            checksum = zlib.crc32(part, checksum)
+        file.write(checksum.to_bytes(4, "little"))
 
 
 def read(path: Path) -> NodeState | None:
-    """What is in the file; None, with a warning if there is one that is damaged, if nothing is."""
+    """What is in the file; None if there is none, or, with a warning, if it is damaged."""
     try:
-        told = path.read_bytes()
+        with path.open("rb") as file:
+            told = bytearray(os.fstat(file.fileno()).st_size)
+            file.readinto(told)
     except FileNotFoundError:
         return None
     try:
-        if zlib.crc32(told[:-4]) != int.from_bytes(told[-4:], "little"):
+        view = memoryview(told)
+        if view[:4] != MAGIC or zlib.crc32(view[:-4]) != int.from_bytes(view[-4:], "little"):
             raise ValueError("its checksum does not match")
-        arrays = {name: array.copy() for name, array in load(told[:-4]).items()}
-        numbers = json.loads(arrays["numbers"].tobytes())
+        length = int.from_bytes(view[4:8], "little")
+        numbers = json.loads(bytes(view[8 : 8 + length]))
         layout = Layout.read(numbers["layout"])
-        whole = [arrays[f"whole.{number}"] for number in range(sum(name.startswith("whole.") for name in arrays))]
-        return NodeState(
-            lineage=str(numbers["lineage"]),
-            layout=layout,
-            model=Model(torch.from_numpy(arrays["vector"]), whole),
-            round=int(numbers["round"]),
-            residual=torch.from_numpy(arrays["residual"]),
-            steps=int(numbers["steps"]),
-            sent=int(numbers["sent"]),
-            upload=arrays["upload"].tobytes(),
-            message=str(numbers["message"]),
-            examples=float(numbers["examples"]),
+        at = -(-(length + 8) // 64) * 64
+        vector, residual = (
+            torch.from_numpy(np.frombuffer(view, np.float32, layout.size, at + skipped))
+            for skipped in (0, 4 * layout.size)
         )
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        at += 8 * layout.size
+        upload = bytes(view[at : at + numbers["upload"]])
+        whole = layout.unpack(view[at + numbers["upload"] : -4])[1]
+        known = {name: numbers[name] for name in NUMBERS}
+        return NodeState(layout=layout, model=Model(vector, whole), residual=residual, upload=upload, **known)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
         log.warning("dagc: %s is damaged (%s): what this node had not sent yet is lost; starting anew", path, error)
         return None
