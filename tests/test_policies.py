@@ -47,7 +47,7 @@ def test_accordion_takes_options_and_others_do_not():
     for options, says in (({"speed": 1}, "no option speed"), ({"interval": 0}, "interval"), ({"gentle": 2}, "bounds")):
         with pytest.raises(InvalidInput, match=says):
             make_policy("accordion", Setting(WEIGHTS, size=1000, ratio=0.01, options=options))
-    with pytest.raises(InvalidInput, match="'top-k' has no option interval; its options: none"):
+    with pytest.raises(InvalidInput, match="'top-k' has no option interval; its options: turns"):
         make_policy("top-k", Setting(WEIGHTS, size=1000, ratio=0.01, options={"interval": 3}))
 
 

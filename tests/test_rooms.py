@@ -6,8 +6,8 @@ from pathlib import Path
 import dagc
 
 ROOMS = [
-    "errors", "sparse", "wire", "allocation", "theory", "compressors", "feedback", "policies", "testing", "network",
-    "data", "models", "training", "ddp", "flower", "experiments", "report", "cli",
+    "errors", "rate", "sparse", "wire", "allocation", "theory", "compressors", "feedback", "policies", "testing",
+    "network", "data", "models", "training", "ddp", "flower", "experiments", "report", "cli",
 ]  # fmt: skip
 
 

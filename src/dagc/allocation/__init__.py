@@ -177,8 +177,8 @@ def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> N
 def apportion(quota: Array, total: int, most: NDArray[np.int64], least: int = 1) -> NDArray[np.int64]:
     """Integers from `least` to `most` that add up to `total`, as near to proportional to `quota` as that allows."""
     count = np.full(len(quota), least, dtype=np.int64)
-    free = np.arange(len(quota))  # whose count is not settled by a bound yet
-    left = total
+    free = np.flatnonzero(quota > 0)  # whose count is not settled by a bound yet
+    left = total - least * (len(quota) - len(free))
     while len(free):
         want = quota[free] * (left / quota[free].sum())
         low, high = want < least, want > most[free]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dagc.experiments.beyond import BEYOND
 from dagc.experiments.cells import Cell, Variant
 
 __all__ = ["EXPERIMENTS", "TITLES"]
@@ -245,6 +246,7 @@ TITLES = {
     "table5": "Table V: absolute compressors over skew and threshold",
     "table6": "Table VI: absolute compressors over workers",
     "bytes": "Equal bytes on the wire",
+    "beyond": "Beyond the paper: one budget, spent where it counts",
 }
 """What each experiment is called."""
 
@@ -258,5 +260,6 @@ EXPERIMENTS: dict[str, tuple[Cell, ...]] = {
     "table5": _skew_table(_TABLE_5, absolute=True),
     "table6": _workers_table(_TABLE_6, absolute=True),
     "bytes": _equal_bytes(),
+    "beyond": BEYOND,
 }
 """Every experiment by name."""

@@ -10,6 +10,7 @@ from dagc.policies.accordion import Accordion
 from dagc.policies.fixed import Fixed, Nothing
 from dagc.policies.one_threshold import OneThreshold
 from dagc.policies.policy import Exchanging, Policy, Report, Setting
+from dagc.policies.turns import Turns
 
 __all__ = [
     "POLICIES",
@@ -22,6 +23,7 @@ __all__ = [
     "Policy",
     "Report",
     "Setting",
+    "Turns",
     "make_policy",
 ]
 
@@ -41,7 +43,10 @@ class Method(NamedTuple):
 
 
 def _relative(allocator: str, compressor: Compressor = top_k) -> Method:
-    return Method(("ratio", "bytes"), partial(Fixed, allocator=allocator, compressor=compressor))
+    def make(setting: Setting) -> Policy:
+        return (Turns if "turns" in setting.options else Fixed)(setting, allocator, compressor)
+
+    return Method(("ratio", "bytes"), make, ("turns",))
 
 
 def _absolute(allocator: str) -> Method:

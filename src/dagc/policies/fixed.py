@@ -7,6 +7,7 @@ import numpy as np
 
 from dagc.allocation import allocate, entries
 from dagc.compressors import Compressor, everything
+from dagc.errors import InvalidInput
 from dagc.policies.policy import Report, Setting
 
 __all__ = ["Fixed", "Nothing"]
@@ -30,7 +31,13 @@ class Fixed:
     def parameters(self, round: int, present: Sequence[int], reports: Sequence[Report]) -> list[Any]:
         """As `Policy.parameters`; the round and the reports are passed over."""
         if (list(present), self.allowance) != self._last[0]:
-            self._last = (list(present), self.allowance), self._allocate(list(present))
+            try:
+                given = self._allocate(list(present))
+            except InvalidInput:
+                if self.allowance == self.setting.bytes:
+                    raise
+                given = [0] * len(present)  # a rate allows too little for now: it goes to later rounds
+            self._last = (list(present), self.allowance), given
         return self._last[1]
 
     def allow(self, bytes: int) -> None:

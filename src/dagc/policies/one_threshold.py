@@ -16,21 +16,21 @@ from dagc.compressors import Compressor, top_k
 from dagc.errors import InvalidInput
 from dagc.policies.policy import Report, Setting
 from dagc.wire import payload_size
-from dagc.wire.outline import ranks_within, read_outline, write_outline
+from dagc.wire.outline import LONGEST, ranks_within, read_outline, write_outline
 
 __all__ = ["OneThreshold"]
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MARGIN = 0.5
+MARGIN = 0.25
 """So many doublings below the last threshold, clients begin to tell of their entries."""
 
 
 class OneThreshold:
     """The K largest entries of all clients together, by pˢ·magnitude.
 
-    Options: `bins` (to a doubling, 4) and `overhead`, the largest part of a frame that may be no entries (0.2): with a
+    Options: `bins` (to a doubling, 4) and `overhead`, the largest part of a frame that may be no entries (1/8): with a
     budget in bytes, a client that has too few entries above the threshold to be worth a frame waits until it has more.
 
     Only the last threshold is kept from round to round, to tell clients from where on their entries matter. One that
@@ -50,7 +50,7 @@ class OneThreshold:
         self.setting = setting
         exponent = 1.0 if setting.exponent is None else setting.exponent
         self.bins = int(setting.options.get("bins", 4))
-        overhead = float(setting.options.get("overhead", 0.2))
+        overhead = float(setting.options.get("overhead", 0.125))
         if self.bins not in (1, 2, 4, 8, 16) or not 0 < overhead <= 1:
             raise InvalidInput(
                 f"bins must be 1, 2, 4, 8 or 16 and overhead from 0 to 1, not {self.bins} and {overhead}"
@@ -64,6 +64,11 @@ class OneThreshold:
         self._most = np.where(setting.weights > 0, np.maximum(1, np.floor(caps * setting.size)), 0).astype(np.int64)
         self._threshold: float | None = None
         everybody = np.flatnonzero(setting.weights > 0).tolist()
+        self._longest = LONGEST
+        if setting.bytes is not None:  # an eighth of the budget for outlines, but for the smallest
+            self._longest = min(LONGEST, max(4, setting.bytes // (8 * len(everybody))))
+        if setting.bytes is not None and not self._affords(len(everybody)):
+            raise InvalidInput(f"{setting.bytes} bytes a round are too few for {len(everybody)} clients: raise them")
         total = self._total(len(everybody))
         if total < 1:
             raise InvalidInput("the budget is too small for an entry a round: raise it")
@@ -79,7 +84,9 @@ class OneThreshold:
         return _integers(self._share(np.exp2(self._weights[list(present)]), list(present), 0))
 
     def ask(self, present: Sequence[int]) -> list[int]:
-        """The lowest bin that each client is to tell of."""
+        """The lowest bin that each client is to tell of; 0 for all if the budget is too small for that and a frame."""
+        if self.setting.bytes is not None and not self._affords(len(present)):
+            return [0] * len(present)
         if self._threshold is None:
             return [1] * len(present)
         own = self._threshold - MARGIN - self._weights[list(present)]
@@ -87,13 +94,15 @@ class OneThreshold:
 
     def tell(self, counts: Ints, floor: int) -> bytes:
         """A client's message for its histogram (`ErrorFeedback.histogram`); empty if it has too little to send."""
-        if counts[floor:].sum() < self.least:
+        if floor == 0 or counts[floor:].sum() < self.least:
             return b""
-        return write_outline(counts, floor, self._reach)
+        return write_outline(counts, floor, self._reach, self._longest)
 
     def answer(self, present: Sequence[int], floors: Sequence[int], messages: Sequence[bytes]) -> list[int]:
         """How many entries each client is to send, of all who are present."""
         here, told = list(present), sum(map(len, messages))
+        if not any(floors):
+            return [0] * len(here)
         bins = int(self._bin(np.array([np.inf]))[0])
         outlines = [read_outline(m, floor, self._reach, bins) for m, floor in zip(messages, floors, strict=True)]
         speaking = np.array([k for k, outline in enumerate(outlines) if len(outline)], dtype=np.int64)
@@ -120,6 +129,11 @@ class OneThreshold:
             # Half of those with too few wait, the lesser half: the others may get enough of what becomes free.
             waiting = few[np.argsort(counts[few], kind="stable")[: (len(few) + 1) // 2]][: len(chosen) - 1]
             chosen = np.delete(chosen, waiting)
+
+    def _affords(self, clients: int) -> bool:
+        """Whether the round's budget is enough for everybody's outline and for the smallest frame."""
+        smallest = payload_size(self.setting.size, 1, self.setting.values, compact=self.setting.compact)[0]
+        return self.allowance is not None and self.allowance >= self._longest * clients + smallest
 
     def _total(self, clients: int, told: int = 0) -> float:
         """How many entries the round's budget is, if it is in bytes about."""

@@ -14,6 +14,7 @@ from dagc.errors import InvalidInput
 from dagc.models import MODELS
 from dagc.network import make_network
 from dagc.policies import POLICIES
+from dagc.rate import make_rate
 from dagc.wire import VALUE_CODECS
 
 __all__ = ["Config"]
@@ -38,9 +39,12 @@ class Config(BaseModel):
     ratio: float | None = Field(None, gt=0, le=1, description="budget: the mean part of entries sent")
     threshold: float | None = Field(None, gt=0, description="budget: the mean threshold")
     budget_bytes: int | None = Field(None, gt=0, description="budget: bytes per round, all clients together")
+    budget_rate: str | None = Field(
+        None, description="budget over all rounds, e.g. 640/round, 2 MB/training^0.5; or 1 MB/hour with budget bytes"
+    )
     threshold_units: Literal["update", "gradient"] = Field("update", description="update = learning rate x gradient")
     exponent: float | None = Field(None, ge=0, le=4, description="of the power rule; 2/3 if not given")
-    method_options: dict[str, float] = Field(default_factory=dict, description='of accordion, e.g. {"interval": 10}')
+    method_options: dict[str, float] = Field(default_factory=dict, description='e.g. {"turns": 5} of top-k, dagc-r')
     values: str = Field("fp32", description="value codec on the wire")
     frames: Literal["plain", "compact"] = Field("plain", description="compact: small uploads without what is known")
 
@@ -118,12 +122,23 @@ class Config(BaseModel):
             if self.threshold_units != compressed:
                 in_update = self.threshold_units == "update"
                 threshold = threshold / self.learning_rate if in_update else threshold * self.learning_rate
-        return {"ratio": self.ratio, "threshold": threshold, "bytes": self.budget_bytes}
+        return {"ratio": self.ratio, "threshold": threshold, "bytes": self.round_bytes}
+
+    @property
+    def round_bytes(self) -> int | None:
+        """The bytes of a usual round, if the budget is in bytes."""
+        if self.budget_rate is None or self.budget_bytes is not None:
+            return self.budget_bytes
+        return make_rate(self.budget_rate).usual(self.rounds)
 
     def key(self) -> str:
         """A short name for exactly this result: what cannot change it (threads, folders) is left out."""
         told = self.model_dump(exclude={"threads", "data_dir", "checkpoint_every"})
-        for name, default in (("method_options", {}), ("frames", "plain")):  # results older than these fields
+        for name, default in (
+            ("method_options", {}),
+            ("frames", "plain"),
+            ("budget_rate", None),
+        ):  # results older than these fields
             if told[name] == default:
                 del told[name]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
@@ -188,6 +203,13 @@ class Config(BaseModel):
         make_network(spec)
         return spec
 
+    @field_validator("budget_rate")
+    @classmethod
+    def _budget_rate(cls, text: str | None) -> str | None:
+        if text is not None:
+            make_rate(text)
+        return text
+
     @field_validator("device")
     @classmethod
     def _device(cls, device: str) -> str:
@@ -206,6 +228,13 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _options(self) -> Self:
+        if self.budget_rate is not None:
+            of_time = make_rate(self.budget_rate).per == "hour"
+            if of_time != (self.budget_bytes is not None) or self.method in ("none", "accordion"):
+                raise ValueError(
+                    f"budget_rate is {self.budget_rate!r}: a rate per hour needs budget_bytes for a round, the others "
+                    "stand alone; methods none and accordion take none"
+                )
         try:
             getattr(torch.optim, self.optimizer)([torch.nn.Parameter(torch.zeros(1))], lr=1.0, **self.optimizer_options)
         except (TypeError, ValueError, RuntimeError) as error:

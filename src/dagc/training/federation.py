@@ -18,6 +18,7 @@ from dagc.errors import InvalidInput
 from dagc.feedback import ErrorFeedback
 from dagc.network import make_network
 from dagc.policies import Exchanging, Report, Setting, make_policy
+from dagc.rate import Rate, make_rate
 from dagc.sparse import Sparse
 from dagc.training.client import Client, Upload
 from dagc.training.config import Config
@@ -108,6 +109,7 @@ class Federation:
             for seed in (scramble(config.seed, i) for i in range(n))
         ]
         self.clients = [Client(i, feedback, compact) for i, feedback in enumerate(memories)]
+        self.rate = None if config.budget_rate is None else make_rate(config.budget_rate)
         self.network = make_network(config.network)
         for i in np.flatnonzero(self.weights > 0).tolist():  # a trace may not have everybody
             self.network.rate(i, "up", 0)
@@ -121,6 +123,8 @@ class Federation:
         """One iteration of Algorithm 1."""
         t = self.round
         present = self._present(t)
+        if self.rate is not None:
+            self._allow(t, self.rate)
         down = [len(self.server.download(i)) for i in present]
         if self.policy.needs_exchange:
             uploads, took, told = self._exchange(t, present, cast(Exchanging, self.policy))
@@ -174,6 +178,13 @@ class Federation:
             if self._pool is not None:
                 self._pool.shutdown()
                 self._pool = None
+
+    def _allow(self, round: int, rate: Rate) -> None:
+        """Tell the policy what this round may take: what is allowed by now and was not spent; wait if that is time."""
+        usual = self.config.budget_bytes
+        self.seconds += rate.wait(self.bytes_up + (usual or 0), self.seconds)
+        left = max(0, rate.allowed(round, self.config.rounds, self.seconds) - self.bytes_up)
+        self.policy.allow(left if usual is None else min(usual, left))  # type: ignore[attr-defined]
 
     def _present(self, round: int) -> list[int]:
         """Who is asked and answers: at least one of those with data."""

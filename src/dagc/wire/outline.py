@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.wire.frame import _view
 
-__all__ = ["ranks_within", "read_outline", "write_outline"]
+__all__ = ["LONGEST", "ranks_within", "read_outline", "write_outline"]
 
 Ints = NDArray[np.int64]
+
+LONGEST = 64
+"""No outline needs more bytes."""
 
 
 def ranks_within(reach: int) -> int:
@@ -20,13 +23,14 @@ def ranks_within(reach: int) -> int:
     return reach.bit_length()
 
 
-def write_outline(counts: Ints, floor: int = 1, reach: int = 1 << 48) -> bytes:
+def write_outline(counts: Ints, floor: int = 1, reach: int = 1 << 48, longest: int = LONGEST) -> bytes:
     """The message for a histogram; empty if nothing is in the bin `floor` or above.
 
     Args:
         counts: How many entries each bin holds, the bin of the smallest first.
         floor: The lowest bin that is told of, from 1 (bin 0 holds the zeros).
         reach: The highest rank that is told of.
+        longest: So many bytes it may take, at least 4; the last ranks are left out if need be.
 
     Example:
         >>> message = write_outline(np.array([90, 3, 2, 4, 0, 1]))
@@ -42,10 +46,11 @@ def write_outline(counts: Ints, floor: int = 1, reach: int = 1 << 48) -> bytes:
     bins = len(counts) - 1 - np.searchsorted(at_least, ranks)
     first = int(bins[0]) - floor + 1
     length = first.bit_length()
-    steps = bins[:-1] - bins[1:]
-    bits = np.zeros(2 * length - 1 + int(steps.sum()) + len(steps), dtype=np.uint8)
+    ones = 2 * length - 2 + np.cumsum(bins[:-1] - bins[1:] + 1)
+    ones = ones[ones < 8 * longest]
+    bits = np.zeros(max(2 * length - 1, int(ones.max(initial=0)) + 1), dtype=np.uint8)
     bits[length - 1 : 2 * length - 1] = [first >> i & 1 for i in reversed(range(length))]
-    bits[2 * length - 2 + np.cumsum(steps + 1)] = 1
+    bits[ones] = 1
     return np.packbits(bits, bitorder="little").tobytes()
 
 
@@ -63,12 +68,12 @@ def read_outline(
     view = _view(message)
     if not len(view):
         return np.zeros(0, dtype=np.int64)
-    if len(view) > 8 + (2 * 64 + bins + 64) // 8:
-        raise MalformedPayload(f"an outline of {bins} bins cannot take {len(view)} bytes")
+    if len(view) > LONGEST:
+        raise MalformedPayload(f"an outline has at most {LONGEST} bytes, not {len(view)}")
     bits = np.unpackbits(np.frombuffer(view, dtype=np.uint8), bitorder="little")
     ones = np.flatnonzero(bits)
-    length = int(ones[0]) + 1 if len(ones) else 64
-    if length > 31 or 2 * length - 1 > len(bits):
+    length = int(ones[0]) + 1 if len(ones) else len(bits)
+    if 2 * length - 1 > len(bits):
         raise MalformedPayload("the first bin of the outline is too large")
     if len(bits) - max(int(ones[-1]) + 1, 2 * length - 1) >= 8:
         raise MalformedPayload("the outline does not end with its last byte")
