@@ -7,18 +7,19 @@ from collections.abc import Iterator, Sequence
 from logging import getLogger
 from typing import Any, NamedTuple
 
+import numpy as np
 from flwr.app import Message, MetricRecord
 from flwr.common.constant import ErrorCode
 from numpy.typing import NDArray
 
 from dagc.errors import DagcError, MalformedPayload
-from dagc.flower.messages import ASK, RECORD, TRAIN, Answer, Order, payload_of
+from dagc.flower.messages import ASK, RECORD, TRAIN, Answer, Order, payload_of, read_outline
 from dagc.flower.roster import Client
 from dagc.flower.run import Run
 from dagc.sparse import Sparse
 from dagc.wire import decode, read_header
 
-__all__ = ["Sent", "Upload", "answers", "introduction", "uploads"]
+__all__ = ["Introduction", "Sent", "Upload", "answers", "introductions", "uploads"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,109}")
 log = getLogger("flwr.dagc")
@@ -75,18 +76,28 @@ def answers(sent: Sequence[Sent], replies: Sequence[Message], doing: str) -> Ite
         log.warning("dagc: %s: %s is left out: it did not answer in time", doing, one)
 
 
-def introduction(sent: Sequence[Sent], replies: Sequence[Message], run: Run) -> list[tuple[Answer, int]]:
-    """Who new nodes are, and which nodes; in the order of their names, so that partition 2 comes before 10."""
+class Introduction(NamedTuple):
+    """What a node tells before it knows what to send."""
+
+    answer: Answer
+    node: int
+    outline: NDArray[np.int64] | None
+
+
+def introductions(sent: Sequence[Sent], replies: Sequence[Message], run: Run) -> list[Introduction]:
+    """Who nodes are, in the order of their names, so that partition 2 comes before 10."""
     doing, met = f"round {run.round + 1}", []
     for one, reply in answers(sent, replies, doing):
         try:
             answer = _answer(reply, one.order, ASK)
             if not NAME.fullmatch(answer.name):
                 raise MalformedPayload(f"it calls itself {answer.name!r:.120}")
-            met.append((answer, one.message.metadata.dst_node_id))
+            bins = one.order.bins
+            outline = read_outline(answer.outline, bins, run.layout.size) if bins else None
+            met.append(Introduction(answer, one.message.metadata.dst_node_id, outline))
         except DagcError as error:
             log.warning("dagc: %s: %s is left out: %s", doing, one, error)
-    return sorted(met, key=lambda pair: (len(pair[0].name), pair[0].name, pair[1]))
+    return sorted(met, key=lambda one: (len(one.answer.name), one.answer.name, one.node))
 
 
 def uploads(sent: Sequence[Sent], replies: Sequence[Message], run: Run, examples: str) -> list[Upload]:

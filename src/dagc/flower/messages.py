@@ -1,21 +1,37 @@
 """What server and nodes write to each other: a few named numbers beside the app's records, and one payload."""
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
 
 from dagc.errors import MalformedPayload
 
-__all__ = ["ASK", "MODEL", "RECORD", "TRAIN", "Answer", "Order", "payload_of", "record_of"]
+__all__ = [
+    "ASK",
+    "MODEL",
+    "RECORD",
+    "TRAIN",
+    "Answer",
+    "Order",
+    "payload_of",
+    "read_outline",
+    "record_of",
+    "write_outline",
+]
 
 RECORD = "dagc"
 """The name of our record in a message, and of the payload in its arrays."""
 STYPE = "dagc.v1"
 VERSION = 1
+EXPONENTS = 255
+"""Of finite float32 numbers: the doublings that a histogram covers."""
 ASK, TRAIN, MODEL = "ask", "train", "model"
-"""Kinds of orders: tell who you are (and train, to know your examples); train and send; only take the model."""
+"""Kinds of orders: train if need be and tell what the server must know first; train and send; only take the model."""
 
 
 class _Record:
@@ -57,7 +73,9 @@ class Order(_Record):
         checksum: Of the model's vector that the node then has: a model is never half right.
         layout: Of the model, where it builds on none.
         examples: The name of the metric that tells how many examples a node trained on.
-        taken: The round of the last upload that the server has taken from this node; 0 if it has none.
+        taken: The round of the last upload that the server has taken from this node; 0 if it has none, -1 if it does
+            not know yet who this is.
+        bins: For methods that look at everybody's entries first: so many bins of a histogram to a doubling.
         compressor: How to select.
         parameter: What the compressor takes.
         values: The value codec.
@@ -75,7 +93,8 @@ class Order(_Record):
     checksum: int
     layout: str = ""
     examples: str = ""
-    taken: int = 0
+    taken: int = -1
+    bins: int = 0
     compressor: str = ""
     parameter: int | float | None = None
     values: str = "fp32"
@@ -93,6 +112,7 @@ class Answer(_Record):
         name: Who it is: the same after a restart.
         examples: How many examples it trains on.
         norm: Of the change, if asked for.
+        outline: How large the entries are that it could send, if asked for.
     """
 
     kind: str
@@ -100,6 +120,24 @@ class Answer(_Record):
     name: str
     examples: float
     norm: float | None = None
+    outline: bytes | None = None
+
+
+def write_outline(counts: NDArray[np.int64]) -> bytes:
+    """A histogram, as `ErrorFeedback.histogram` counts it, in a few bytes."""
+    return zlib.compress(counts.astype("<i8").tobytes(), 9)
+
+
+def read_outline(told: bytes | None, bins: int, size: int) -> NDArray[np.int64]:
+    """The histogram with so many bins to a doubling, of so many entries; `MalformedPayload` for anything else."""
+    length = 8 * EXPONENTS * bins
+    try:
+        counts = np.frombuffer(zlib.decompressobj().decompress(told or b"", length + 1), "<i8").astype(np.int64)
+    except (zlib.error, ValueError) as error:
+        raise MalformedPayload(f"its outline cannot be read: {error}") from None
+    if counts.nbytes != length or counts.min() < 0 or counts.max() > size or counts.sum() != size:
+        raise MalformedPayload(f"its outline is not one of {size} entries")
+    return counts
 
 
 def record_of(payload: bytes) -> ArrayRecord:

@@ -1,15 +1,17 @@
 """The client's side: a mod between Flower and the app, which trains on whole models and knows nothing of this."""
 
 from logging import getLogger
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
+from numpy.typing import NDArray
 
 from dagc.errors import DagcError, InvalidInput
 from dagc.flower.layout import Layout, Model, checksum
-from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Answer, Order, payload_of, record_of
+from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Answer, Order, payload_of, record_of, write_outline
 from dagc.flower.state import NodeState, node_name, read, state_path, write
 from dagc.wire import decode, encode
 
@@ -80,18 +82,22 @@ def _for_app(content: RecordDict, order: Order, state: NodeState) -> RecordDict:
 def _introduce(
     order: Order, state: NodeState, message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
-    """Tell who this node is and how many examples it has; if it does not know, by training already."""
-    if state.examples < 0:
-        reply = call_next(message, context)
-        if reply.has_error():
-            return reply
-        state.examples = _examples(reply.content, order)
-        _forget(context)
-        for name, record in reply.content.items():
+    """Tell who this node is, how many examples it has and what else is asked for; if need be, by training already."""
+    state.settle(order.taken)
+    outline = None
+    if order.bins or state.examples < 0:
+        content = _result(order, message, context, call_next)
+        if isinstance(content, Message):
+            return content
+        state.examples = _examples(content, order)
+        for name, record in content.items():
             context.state[COMPUTED + name] = record
         context.state[COMPUTED] = ConfigRecord({"lineage": order.lineage, "round": order.round})
+        if order.bins:
+            change, _ = _change(state, content)
+            outline = write_outline(state.feedback(order).histogram(change, order.bins))
     write(state_path(order.run, context), state)
-    answer = Answer(ASK, order.round, node_name(context), state.examples)
+    answer = Answer(ASK, order.round, node_name(context), state.examples, outline=outline)
     return Message(RecordDict({RECORD: answer.write()}), reply_to=message)
 
 
@@ -100,16 +106,11 @@ def _train(order: Order, state: NodeState, message: Message, context: Context, c
     if order.round < state.sent or message.metadata.message_id == state.message:
         raise DagcError(f"{node_name(context)} has answered round {state.sent}; this is for round {order.round}")
     state.settle(order.taken)
-    content = _computed(order, context)
-    if content is None:
-        reply = call_next(message, context)
-        if reply.has_error():
-            return reply
-        content = reply.content
+    content = _result(order, message, context, call_next)
+    if isinstance(content, Message):
+        return content
     state.examples = _examples(content, order)
-    name, arrays = _arrays(content)
-    after = state.layout.split(arrays)
-    change = state.layout.parts(state.model.vector - after.vector)
+    change, whole = _change(state, content)
     feedback = state.feedback(order)
     sparse = feedback.step(change, order.parameter)
     frame = encode(sparse, order.values, round=order.round)
@@ -119,26 +120,29 @@ def _train(order: Order, state: NodeState, message: Message, context: Context, c
 
     norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(change)))) if order.norm else None
     answer = Answer(TRAIN, order.round, node_name(context), state.examples, norm)
+    name, _ = _arrays(content)
     others = {key: record for key, record in content.items() if key != name}
-    payload = record_of(state.layout.pack(frame, after.whole))
+    payload = record_of(state.layout.pack(frame, whole))
     return Message(RecordDict({**others, name: payload, RECORD: answer.write()}), reply_to=message)
 
 
-def _computed(order: Order, context: Context) -> RecordDict | None:
-    """What the app answered when the node was asked in this round, if that is still there."""
+def _result(order: Order, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict | Message:
+    """What the app makes of the model: now, or when it was asked in this round already; its error, if it tells one."""
     about = context.state.config_records.get(COMPUTED)
-    if about is None:
-        return None
     found = {name.removeprefix(COMPUTED): context.state[name] for name in context.state if name.startswith(COMPUTED)}
-    _forget(context)
-    del found[""]
-    same = about.get("lineage") == order.lineage and about.get("round") == order.round
-    return RecordDict(found) if same else None
+    for name in found:
+        del context.state[COMPUTED + name]
+    if about is not None and about.get("lineage") == order.lineage and about.get("round") == order.round:
+        del found[""]
+        return RecordDict(found)
+    reply = call_next(message, context)
+    return reply if reply.has_error() else reply.content
 
 
-def _forget(context: Context) -> None:
-    for name in [name for name in context.state if name.startswith(COMPUTED)]:
-        del context.state[name]
+def _change(state: NodeState, content: RecordDict) -> tuple[list[torch.Tensor], list[NDArray[Any]]]:
+    """The server's model minus the app's, part by part; and what goes whole."""
+    after = state.layout.split(_arrays(content)[1])
+    return state.layout.parts(state.model.vector - after.vector), after.whole
 
 
 def _examples(content: RecordDict, order: Order) -> float:

@@ -2,19 +2,20 @@
 
 import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 
 from dagc.errors import BudgetWarning, DagcError, InvalidInput
 from dagc.flower.layout import Layout, Model, checksum
 from dagc.flower.messages import record_of
 from dagc.flower.roster import Client, Roster
-from dagc.policies import Policy, Report, Setting, make_policy
+from dagc.policies import Exchanging, Policy, Report, Setting, make_policy
 from dagc.training import Config, Round, read_metrics
 from dagc.training.downlink import Downlink
 from dagc.training.folder import Folder
@@ -48,8 +49,6 @@ class Run:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BudgetWarning)  # one client alone may have no use for all of it
             self.policy: Policy = self._policy(np.ones(1))
-        if self.policy.needs_exchange:
-            raise InvalidInput(f"method {method!r} needs a second exchange in every round: choose another for Flower")
         self._weights: list[float] = []
         self.reports: list[Report] = []
         self.lineage = secrets.token_hex(8)
@@ -76,14 +75,20 @@ class Run:
             self._downloads[since] = record_of(payload), len(payload)
         return self._downloads[since]
 
-    def parameters(self, present: Sequence[Client]) -> list[Any]:
-        """What each of these may use in the next round."""
+    def parameters(self, present: Sequence[Client], outlines: Mapping[int, NDArray[np.int64]]) -> list[Any]:
+        """What each of these may use in the next round; `outlines` by their numbers, where the method asks for them."""
         weights = self.roster.weights
         if weights.tolist() != self._weights:  # somebody came, or has more data than before
             policy = self._policy(weights)
             policy.load_state_dict(self.policy.state_dict())
             self.policy, self._weights = policy, weights.tolist()
-        return self.policy.parameters(self.round, [client.number for client in present], self.reports)
+        numbers = [client.number for client in present]
+        if not self.policy.needs_exchange:
+            return self.policy.parameters(self.round, numbers, self.reports)
+        policy = cast(Exchanging, self.policy)
+        floors = policy.ask(numbers)
+        told = [policy.tell(outlines[number], floor) for number, floor in zip(numbers, floors, strict=True)]
+        return policy.answer(numbers, floors, told)
 
     def advance(self, model: Model | None, reports: list[Report]) -> None:
         """A round is done; it made this model, or None if it changed nothing."""

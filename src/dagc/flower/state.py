@@ -71,7 +71,9 @@ class NodeState:
         self.model, self.round = model, round
 
     def settle(self, taken: int) -> None:
-        """Forget the last upload if the server has taken it, else give it back to the residual."""
+        """Forget the last upload if the server has taken it, else give it back to the residual; -1: not known yet."""
+        if taken < 0:
+            return
         if self.upload and self.sent != taken:
             sparse = decode(self.upload, size=self.layout.size)
             self.residual[torch.from_numpy(sparse.indices)] += torch.from_numpy(sparse.values)

@@ -7,22 +7,23 @@ from contextlib import nullcontext
 from dataclasses import replace
 from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Result, Strategy
+from numpy.typing import NDArray
 
 from dagc.compressors import COMPRESSORS
 from dagc.errors import InvalidInput
-from dagc.flower.intake import Sent, Upload, answers, introduction, uploads
+from dagc.flower.intake import Sent, Upload, answers, introductions, uploads
 from dagc.flower.layout import Model
 from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Order
 from dagc.flower.roster import Client
 from dagc.flower.run import Run, ServerFolder
 from dagc.flower.state import state_folder
-from dagc.policies import Report
+from dagc.policies import Exchanging, Report
 from dagc.sparse import aggregate
 from dagc.training import Round
 from dagc.wire.indices import scramble
@@ -143,27 +144,21 @@ class DataAware(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask those who are new, then give everybody the model and what it may send."""
+        """Ask what must be known first, then give everybody the model and what it may send."""
         run = self._started()
         self._up = self._down = 0
         messages = list(self.strategy.configure_train(run.round + 1, arrays, config, grid))
-        self._meet(messages, grid)
+        outlines = self._ask(messages, grid)
         met = [(run.roster.at(message.metadata.dst_node_id), message) for message in messages]
         pairs = sorted(((c, m) for c, m in met if c is not None and c.examples), key=lambda pair: pair[0].number)
+        if run.policy.needs_exchange:
+            pairs = [(client, message) for client, message in pairs if client.number in outlines]
         present = [client for client, _ in pairs]
-        parameters = run.parameters(present) if present else []
+        parameters = run.parameters(present, outlines) if present else []
         self._parameters = {client.number: given for client, given in zip(present, parameters, strict=True)}
         self._sent = []
         for (client, message), parameter in zip(pairs, parameters, strict=True):
-            more = {
-                "taken": client.taken,
-                "compressor": next(name for name, kind in COMPRESSORS.items() if kind is run.policy.compressor),
-                "parameter": parameter,
-                "values": self.values,
-                "seed": f"{scramble(self.seed, client.number):x}",
-                "norm": run.policy.wants_norms,
-            }
-            self._sent.append(self._give(message, TRAIN, client, **more))
+            self._sent.append(self._give(message, TRAIN, client, parameter=parameter, **self._how(client)))
         return [sent.message for sent in self._sent]
 
     def aggregate_train(
@@ -215,23 +210,29 @@ class DataAware(Strategy):
         finally:
             self.strategy.train_metrics_aggr_fn = metrics_of
 
-    def _meet(self, messages: list[Message], grid: Grid) -> None:
-        """Ask nodes that are not known who they are and how many examples they hold: the allocation needs that."""
-        run = self._started()
-        asked = []
+    def _ask(self, messages: list[Message], grid: Grid) -> dict[int, NDArray[np.int64]]:
+        """Ask new nodes who they are and how many examples they hold: the allocation needs that.
+
+        With a method that looks at everybody's entries before it decides, all are asked, and their outlines returned by
+        their numbers. What a node computes to answer, it keeps for the order that follows.
+        """
+        run, asked = self._started(), []
+        bins = cast(Exchanging, run.policy).bins if run.policy.needs_exchange else 0
         for message in messages:
             about = message.metadata
-            if run.roster.at(about.dst_node_id) is None:
+            client = run.roster.at(about.dst_node_id)
+            if bins or client is None:
                 ask = Message(
                     message.content, about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id
                 )
-                asked.append(self._give(ask, ASK, None, examples=self._examples))
+                asked.append(self._give(ask, ASK, client, bins=bins, **self._how(client)))
         if not asked:
-            return
-        log.info("dagc: asking %d new nodes for their examples", len(asked))
-        replies = grid.send_and_receive([sent.message for sent in asked], timeout=self._timeout)
+            return {}
+        log.info("dagc: asking %d nodes for their examples%s", len(asked), " and outlines" if bins else "")
+        replies = list(grid.send_and_receive([sent.message for sent in asked], timeout=self._timeout))
         here = {message.metadata.dst_node_id for message in messages}
-        for answer, node in introduction(asked, list(replies), run):
+        outlines = {}
+        for answer, node, outline in introductions(asked, replies, run):
             known = run.roster.called(answer.name)
             if known is not None and known.node in here and known.node != node:
                 log.warning(
@@ -240,7 +241,23 @@ class DataAware(Strategy):
                     node, answer.name, known.node,
                 )  # fmt: skip
                 continue
-            run.roster.meet(answer.name, node, answer.examples).has = run.round
+            client = run.roster.meet(answer.name, node, answer.examples)
+            client.has = run.round
+            self._up += len(answer.outline or b"")
+            if outline is not None:
+                outlines[client.number] = outline
+        return outlines
+
+    def _how(self, client: Client | None) -> dict[str, Any]:
+        """How a client compresses, and what was taken from it."""
+        policy = self._started().policy
+        return {
+            "taken": -1 if client is None else client.taken,
+            "compressor": next(name for name, kind in COMPRESSORS.items() if kind is policy.compressor),
+            "values": self.values,
+            "seed": "0" if client is None else f"{scramble(self.seed, client.number):x}",
+            "norm": policy.wants_norms,
+        }
 
     # Evaluation
 

@@ -1,0 +1,149 @@
+"""What the mod and the wrapper cost: rounds of the same Flower app with and without them, in this process.
+
+    python -m benchmarks.flower            # 1 M parameters, 5 nodes, 1 %; half a minute
+    python -m benchmarks.flower --full     # more rounds
+
+Both apps take turns, round by round, in a grid without a network, on one thread. Node files and checkpoints are written
+to a temporary folder, as in a real run.
+"""
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Condition, Thread
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg, Strategy
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from dagc.flower import DataAware, compress
+from dagc.flower.local import LocalGrid
+
+NODES = 5
+BATCH = 32
+
+
+def model() -> nn.Module:
+    """1.0 million parameters."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 210), nn.ReLU(), nn.Linear(210, 10))
+
+
+def client_app(steps: int, mods: list[Any]) -> ClientApp:
+    """So many steps of SGD on data that is there already; only time matters."""
+    app = ClientApp(mods=mods)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(steps, BATCH, 784, generator=generator)
+    y = torch.randint(10, (steps, BATCH), generator=generator)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        own = model()
+        own.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        optimiser = torch.optim.SGD(own.parameters(), lr=0.01)
+        for samples, labels in zip(x, y, strict=True):
+            optimiser.zero_grad()
+            cross_entropy(own(samples), labels).backward()
+            optimiser.step()
+        metrics = MetricRecord({"num-examples": 100 * (1 + int(context.node_config["partition-id"]))})
+        return Message(RecordDict({"arrays": ArrayRecord(own.state_dict()), "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+class Turns:
+    """Lets threads run one at a time, each until it is asked to wait; so two runs take turns without mixing."""
+
+    def __init__(self, who: int) -> None:
+        """The first begins."""
+        self._turn, self._who, self._condition = 0, who, Condition()
+
+    @contextmanager
+    def mine(self, number: int) -> Iterator[None]:
+        """Wait for one's turn, and hand it on afterwards."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._turn % self._who == number)
+            yield
+            self._turn += 1
+            self._condition.notify_all()
+
+
+def rounds(strategy: Strategy, app: ClientApp, count: int, number: int, turns: Turns) -> list[float]:
+    """Seconds of each round, the first left out."""
+    took: list[float] = []
+    held: list[Any] = []
+
+    def between(done: int, arrays: ArrayRecord) -> None:
+        if done:
+            took.append(time.perf_counter() - held.pop())
+            turn.__exit__(None, None, None)
+        enter()
+
+    def enter() -> None:
+        nonlocal turn
+        turn = turns.mine(number)
+        turn.__enter__()
+        held.append(time.perf_counter())
+
+    turn: Any = None
+    strategy.start(LocalGrid(app, NODES), ArrayRecord(model().state_dict()), num_rounds=count, evaluate_fn=between)
+    turn.__exit__(None, None, None)
+    return took[2:]
+
+
+def measure(steps: int, count: int) -> dict[str, float]:
+    """Medians of a round without and with us."""
+    turns, found = Turns(2), {}
+    plain = FedAvg(fraction_evaluate=0.0)
+    aware = DataAware(FedAvg(fraction_evaluate=0.0), ratio=0.01, run=f"bench-{steps}")
+    jobs = {"without": (plain, client_app(steps, [])), "with": (aware, client_app(steps, [compress]))}
+
+    def work(name: str, number: int) -> None:
+        torch.set_num_threads(1)
+        found[name] = rounds(*jobs[name], count, number, turns)
+
+    threads = [Thread(target=work, args=(name, number)) for number, name in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def main(quick: bool = True) -> None:
+    """Print the table and save it."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    table = Table(title=f"A round of {NODES} nodes, 1.0 M parameters, in this process")
+    for name in ("local steps", "without", "with dagc-r 1 %", "overhead"):
+        table.add_column(name, justify="right")
+    told = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["DAGC_STATE"] = folder
+        for steps in (5, 20, 50):
+            found = measure(steps, 10 if quick else 30)
+            more = found["with"] / found["without"] - 1
+            told[steps] = {**found, "overhead": more}
+            table.add_row(str(steps), f"{found['without']:.3f} s", f"{found['with']:.3f} s", f"{more:+.1%}")
+    Console().print(table)
+    results = Path("results")
+    results.mkdir(exist_ok=True)
+    (results / "flower.json").write_text(json.dumps(told, indent=1))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="more rounds")
+    main(quick=not parser.parse_args().full)

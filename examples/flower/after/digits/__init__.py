@@ -1,0 +1,1 @@
+"""A Flower app: handwritten digits, on nodes with very different amounts of data."""

@@ -1,0 +1,156 @@
+"""Flower's real processes on loopback: Ray's simulation, and a SuperLink with SuperNodes that are killed.
+
+`make test-flower` runs these; they take some minutes, most of them spent starting processes.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr")
+if not Path("/proc").exists():
+    pytest.skip("needs Linux, to find the processes that Flower leaves behind", allow_module_level=True)
+
+from flwr.app import Context, RecordDict
+
+from _superlink import Lab, node_key, wait_for
+from dagc.flower import state as node_state
+from dagc.flower.local import LocalGrid
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+APP = Path(__file__).parent.parent / "examples" / "flower" / "after"
+NODES = 3
+SMALL = {
+    "hidden-units": 500, "local-steps": 10, "batch-size": 32, "learning-rate": 0.1, "ratio": 0.01, "timeout": 3600.0,
+}  # fmt: skip
+
+
+def in_this_process(tmp_path, monkeypatch, rounds, nodes=NODES, **changes):
+    """The same app in a grid without processes: its model in the end, and its metrics."""
+    monkeypatch.setenv("DAGC_STATE", str(tmp_path / "alone"))
+    monkeypatch.syspath_prepend(str(APP))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "digits"]:
+        del sys.modules[name]
+    from digits.client_app import app as client_app
+    from digits.server_app import app as server_app
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    config = {**SMALL, "rounds": rounds, "nodes": nodes, "run": "digits", **changes}
+    grid = LocalGrid(client_app, nodes, run_config=config)
+    server_app(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
+    torch.set_num_threads(threads)
+    return load_file(tmp_path / "alone" / "runs" / "digits" / "model.safetensors"), lines(tmp_path / "alone")
+
+
+def lines(state):
+    from dagc.training import read_metrics
+
+    return read_metrics(state / "runs" / "digits")
+
+
+def same(ours, theirs):
+    return set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def with_nodes(lab):
+    """Start a SuperLink and its SuperNodes and wait for them."""
+    lab.link()
+    for number in range(NODES):
+        if lab.tls:
+            lab.flwr("supernode", "register", node_key(lab.folder, number), "lab")
+        lab.node(number, NODES)
+    for number in range(NODES):
+        wait_for(lambda number=number: lab.online(number), f"node {number}")
+
+
+def kept_by(lab, number):
+    return node_state.read(lab.state / "nodes" / "digits" / f"partition-{number}.state")
+
+
+def test_the_ray_simulation_ends_with_the_bits_of_the_grid_in_this_process(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    with Lab(tmp_path / "lab") as lab:
+        lab.link("--simulation")
+        run = lab.run(APP, federation="num-supernodes=6", rounds=5, nodes=6)
+        lab.wait(run, "digits", 5)
+        model = load_file(lab.state / "runs" / "digits" / "model.safetensors")
+        told = lab.rounds("digits")
+    expected, lines = in_this_process(tmp_path, monkeypatch, 5, nodes=6)
+    assert same(model, expected)
+    assert [line["up"] for line in told] == [line["up"] for line in lines]
+    assert told[-1]["accuracy"] > 0.6
+
+
+def test_a_superlink_with_tls_and_keys_and_its_bytes_are_ours_to_5_percent(tmp_path, monkeypatch):
+    large = {"hidden-units": 4000, "ratio": 0.1}  # 300,000 parameters, so that payloads are more than envelopes
+    with Lab(tmp_path / "lab", tls=True) as lab:
+        with_nodes(lab)
+        stranger = node_key(lab.folder, NODES)
+        assert stranger.exists()
+        lab.node(NODES, NODES + 1)  # its key is not registered
+        run = lab.run(APP, rounds=3, nodes=NODES, **{name.replace("-", "_"): value for name, value in large.items()})
+        traffic = lab.wait(run, "digits", 3)["network-traffic"]
+        model = load_file(lab.state / "runs" / "digits" / "model.safetensors")
+        told = lab.rounds("digits")
+        assert "SuperNode ID" not in lab.log(f"node-{NODES}")
+    expected, _ = in_this_process(tmp_path, monkeypatch, 3, **large)
+    assert same(model, expected)
+    assert [line["present"] for line in told] == [NODES] * 3
+    assert traffic["inbound-bytes"] == pytest.approx(told[-1]["bytes_up"], rel=0.05)
+    assert traffic["outbound-bytes"] == pytest.approx(told[-1]["bytes_down"], rel=0.05)
+
+
+def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_it_is_back(tmp_path):
+    with Lab(tmp_path / "lab") as lab:
+        with_nodes(lab)
+        lab.run(APP, rounds=1000, nodes=NODES - 1, timeout=25.0)
+        wait_for(lambda: [line["present"] for line in lab.rounds("digits")].count(NODES) >= 2, "two rounds of all")
+        lab.kill("node-1")
+        before = kept_by(lab, 1)
+        assert before.residual.count_nonzero() > 1000
+        killed = len(lab.rounds("digits"))
+        wait_for(lambda: any(line["present"] == NODES - 1 for line in lab.rounds("digits")[killed:]), "a round of two")
+        lab.node(1, NODES)
+        alone = len(lab.rounds("digits"))
+        wait_for(lambda: any(line["present"] == NODES for line in lab.rounds("digits")[alone:]), "a round of all")
+        after = kept_by(lab, 1)
+        told = lab.rounds("digits")
+    assert after.lineage == before.lineage
+    assert after.steps > before.steps
+    assert after.examples == before.examples
+    # What it had not sent is still there, but for what it has sent since and for what it has learnt since.
+    untouched = (after.residual - before.residual).abs() < 0.2 * before.residual.abs()
+    assert untouched.sum() > 0.3 * before.residual.count_nonzero()
+    assert told[-1]["accuracy"] > told[0]["accuracy"]
+
+
+def test_a_superlink_that_is_killed_is_started_again_and_the_run_reaches_the_same_accuracy(tmp_path, monkeypatch):
+    rounds = 7
+    with Lab(tmp_path / "lab") as lab:
+        with_nodes(lab)
+        lab.run(APP, rounds=rounds, nodes=NODES)
+        wait_for(lambda: len(lab.rounds("digits")) >= 3, "three rounds")
+        link = lab.started.pop("link")
+        link.kill()  # only the SuperLink: what it has started outlives it, and must not be in the way
+        link.wait()
+        done = len(lab.rounds("digits"))
+        lab.link()
+        for number in range(NODES):  # the new SuperLink does not know them: they end, and are started again
+            node = lab.started[f"node-{number}"]
+            wait_for(lambda node=node: node.poll() is not None, f"node {number} to end")
+            os.rename(lab.folder / f"node-{number}.log", lab.folder / f"node-{number}.first.log")
+            lab.node(number, NODES)
+        run = lab.run(APP, rounds=rounds, nodes=NODES)
+        lab.wait(run, "digits", rounds)
+        told = lab.rounds("digits")
+    _, lines = in_this_process(tmp_path, monkeypatch, rounds)
+    assert done < rounds
+    assert [line["round"] for line in told] == list(range(1, rounds + 1))
+    assert told[:done] == [{**line, "seconds": one["seconds"]} for line, one in zip(lines, told, strict=False)][:done]
+    assert told[-1]["accuracy"] == pytest.approx(lines[-1]["accuracy"], abs=0.03)
+    assert told[-1]["accuracy"] > 0.8
