@@ -36,6 +36,9 @@ def test_the_kernel_counts_like_the_reference(name, dtype, monkeypatch):
             patch.setattr(passes, "compiled", lambda: False)
             assert np.array_equal(fast, passes.histogram(parts, residual, bins))
         assert fast.sum() == len(vector)
+        for floor in (1, int(np.flatnonzero(fast)[-1]), len(fast) - 1):
+            above = passes.histogram(parts, residual, bins, floor)
+            assert np.array_equal(above, np.where(np.arange(len(fast)) >= floor, fast, 0))
 
 
 def test_bins_are_those_of_the_magnitudes():

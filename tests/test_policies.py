@@ -89,3 +89,27 @@ def test_a_third_party_can_register_one(monkeypatch):
     monkeypatch.setitem(POLICIES, "halving", Method(("ratio",), lambda setting: Halving(setting, "uniform", top_k)))
     rounds = list(train(Config(task="logistic@digits", method="halving", ratio=0.04, rounds=3)))
     assert [r.entries for r in rounds] == [260, 260, 130]
+
+
+def test_auto_takes_the_codec_that_was_measured_to_be_best():
+    from dagc.policies import chosen_values
+
+    assert chosen_values("fp16", WEIGHTS, 1000, ratio=0.001) == "fp16"
+    assert chosen_values("auto", WEIGHTS, 1000, ratio=0.001) == "sign16"
+    assert chosen_values("auto", WEIGHTS, 1000, bytes=100) == "sign16"
+    assert chosen_values("auto", WEIGHTS, 1000, ratio=0.9) == "int8"
+    assert chosen_values("auto", WEIGHTS, 1000) == "fp32"
+
+
+def test_auto_trains_as_what_it_stands_for():
+    import torch
+
+    from dagc.training import Config, Federation
+
+    one, other = (Federation(Config(task="logistic@digits", ratio=0.01, values=v)) for v in ("auto", "sign16"))
+    with one.running():
+        for _ in range(5):
+            one.step()
+            other.step()
+    assert torch.equal(one.server.vector, other.server.vector)
+    assert one.values == "sign16"

@@ -114,9 +114,15 @@ class ErrorFeedback:
         self.steps += 1
         return sparse
 
-    def histogram(self, gradient: Gradient, bins: int = 4) -> NDArray[np.int64]:
-        """How large the entries are that `step` would choose from: counts by magnitude; nothing changes."""
-        return histogram(self._parts(gradient), self.residual, bins)
+    def histogram(self, gradient: Gradient, bins: int = 4, floor: int = 0) -> NDArray[np.int64]:
+        """How large the entries are that `step` would choose from: counts by magnitude; nothing changes.
+
+        Args:
+            gradient: As in `step`.
+            bins: How many there are to a doubling of the magnitude.
+            floor: The lowest bin that is counted.
+        """
+        return histogram(self._parts(gradient), self.residual, bins, floor)
 
     def _parts(self, gradient: Gradient) -> list[torch.Tensor]:
         parts = tensors(gradient)

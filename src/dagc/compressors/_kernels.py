@@ -95,9 +95,10 @@ def _block(
 
     Literal `write`: 0 leaves residual and out alone and looks at the gradient only; 1 writes the sums to out, and zero
     where a bit is set; 2 does so past the cache, for vectors that do not fit in it: memory is then spared reading what
-    is about to be overwritten, but out must lie on 32 bytes. Most blocks have no bit set, so that is found out first,
-    by the largest key, and which bits only then; if there are any, all 64 sums are left at the address `sums`.
-    After them is a word that is no longer zero when a sum was not finite.
+    is about to be overwritten, but out must lie on 32 bytes; 3 adds, too, but writes nothing.
+    Most blocks have no bit set, so that is found out first, by the largest key, and which bits only then; if there are
+    any, all 64 sums are left at the address `sums`. After them is a word that is no longer zero when a sum was not
+    finite.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -119,7 +120,7 @@ def _block(
             keys.append(builder.and_(builder.bitcast(total, ints), magnitude))
 
         def store(vectors: list[Any], start: Any, how: int) -> None:
-            for i, vector in enumerate(vectors if how else []):
+            for i, vector in enumerate(vectors if how in (1, 2) else []):
                 to = builder.inttoptr(builder.add(start, _I64(4 * _LANES * i)), floats.as_pointer())
                 stored = builder.store(vector, to, align=32 if how == 2 else 4)
                 if how == 2:
@@ -470,24 +471,31 @@ def top_k(parts, residual, out, stream, size, count, guess, indices, values, scr
 
 
 @kernel
-def count(parts, residual, shift, counts):
-    """Add one to `counts[key >> shift]` for the key of every sum.
-
-    Every other sum is counted elsewhere first: neighbours are mostly alike, and adding to the same place twice waits.
-    """
+def count(parts, residual, shift, floor, counts):
+    """Add one to `counts[key >> shift]` for the key of every sum in bin `floor` or above; write nothing else."""
     start, position = residual.ctypes.data, 0
-    others = np.zeros_like(counts)
+    threshold = np.int32(floor << shift)
+    sums = np.zeros(BLOCK + 1, np.float32)
+    keys, sums_start = sums.view(np.int32), sums.ctypes.data
     for part in range(len(parts)):
         address, length, kind = parts[part, 0], parts[part, 1], parts[part, 2]
         width = 4 if kind == FP32 else 2
-        for i in range(0, length - 1, 2):
-            kept = start + 4 * (position + i)
-            one = _total(address + width * i, kind, kept)
-            other = _total(address + width * (i + 1), kind, kept + 4)
-            counts[(np.float32(one).view(np.int32) & MAGNITUDE) >> shift] += 1
-            others[(np.float32(other).view(np.int32) & MAGNITUDE) >> shift] += 1
-        if length % 2:
-            last = _total(address + width * (length - 1), kind, start + 4 * (position + length - 1))
-            counts[(np.float32(last).view(np.int32) & MAGNITUDE) >> shift] += 1
+        for offset in range(0, length, BLOCK):
+            gradient, kept, size = address + width * offset, start + 4 * (position + offset), BLOCK
+            if length - offset < BLOCK:
+                size = length - offset
+                for i in range(size):
+                    sums[i] = _total(gradient + width * i, kind, kept + 4 * i)
+            elif kind == FP32:
+                if not _block(kept, gradient, 0, sums_start, threshold, 0, 3):
+                    continue
+            elif kind == FP16:
+                if not _block(kept, gradient, 0, sums_start, threshold, 1, 3):
+                    continue
+            elif not _block(kept, gradient, 0, sums_start, threshold, 2, 3):
+                continue
+            for i in range(size):
+                key = keys[i] & MAGNITUDE
+                if key >= threshold:
+                    counts[key >> shift] += 1
         position += length
-    counts += others

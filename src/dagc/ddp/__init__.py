@@ -40,7 +40,7 @@ def register(
         bytes: as payload bytes per step, all ranks together. One of the three, as the method needs.
         method: A name in `dagc.policies.POLICIES`.
         exponent: For `power` only.
-        values: The value codec.
+        values: The value codec; "auto" takes the one that was measured to be best for the budget.
         per_tensor: Select within each parameter tensor instead of over the whole model.
         seed: For methods that draw.
         scaler: The `GradScaler` of mixed precision, if there is one. Residuals are then kept unscaled, and a step in

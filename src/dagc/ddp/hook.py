@@ -24,7 +24,7 @@ from dagc.compressors import per_tensor as each_tensor
 from dagc.ddp.exchange import Exchange, Message
 from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
 from dagc.feedback import ErrorFeedback
-from dagc.policies import Exchanging, Report, Setting, make_policy
+from dagc.policies import Exchanging, Report, Setting, chosen_values, make_policy
 from dagc.sparse import Sparse, aggregate
 from dagc.wire import decode, encode
 from dagc.wire.indices import scramble
@@ -107,6 +107,8 @@ class Hook:
         self._outlines = Exchange(model.process_group, self._device)  # what is told before payloads, where it is
         self.examples = self._agree(examples, {**self._about, **budget, "seed": seed})
         self._weights = np.array(self.examples) / sum(self.examples)
+        bytes = None if budget["bytes"] is None else int(budget["bytes"])
+        values = chosen_values(values, self._weights, sum(sizes), budget["ratio"], bytes)
         self.policy = make_policy(method, Setting(self._weights, sum(sizes), values=values, **budget))  # type: ignore[arg-type]
         self.feedback = ErrorFeedback(
             each_tensor(self.policy.compressor, sizes) if per_tensor else self.policy.compressor,
@@ -195,8 +197,8 @@ class Hook:
         told = b""
         if rank in holding:
             with suppress(NonFiniteGradient), self._of_used(gradients):  # the payload's place will say so
-                counts = self.feedback.histogram(gradients, policy.bins)
-                told = policy.tell(counts, floors[holding.index(rank)])
+                floor = floors[holding.index(rank)]
+                told = policy.tell(self.feedback.histogram(gradients, policy.bins, floor), floor)
         messages = self._outlines.all_gather(Message(False, self.steps, 0.0, told))
         _same_step(messages)
         answers = policy.answer(holding, floors, [bytes(messages[other].body) for other in holding])

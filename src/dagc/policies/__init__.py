@@ -11,6 +11,7 @@ from dagc.policies.fixed import Fixed, Nothing
 from dagc.policies.one_threshold import OneThreshold
 from dagc.policies.policy import Exchanging, Policy, Report, Setting
 from dagc.policies.turns import Turns
+from dagc.policies.values import chosen_values
 
 __all__ = [
     "POLICIES",
@@ -24,6 +25,7 @@ __all__ = [
     "Report",
     "Setting",
     "Turns",
+    "chosen_values",
     "make_policy",
 ]
 

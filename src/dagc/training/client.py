@@ -39,10 +39,10 @@ class Client:
         self.feedback = feedback
         self.compact = compact
 
-    def histogram(self, round: int, gradient: list[Tensor], bins: int) -> NDArray[np.int64]:
-        """How large the entries are that it could send."""
+    def histogram(self, round: int, gradient: list[Tensor], bins: int, floor: int) -> NDArray[np.int64]:
+        """How large the entries are that it could send, of those that matter."""
         try:
-            return self.feedback.histogram(gradient, bins)
+            return self.feedback.histogram(gradient, bins, floor)
         except NonFiniteGradient as error:
             raise NonFiniteGradient(f"client {self.number}, round {round}: {error}") from None
 

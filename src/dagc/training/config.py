@@ -45,7 +45,7 @@ class Config(BaseModel):
     threshold_units: Literal["update", "gradient"] = Field("update", description="update = learning rate x gradient")
     exponent: float | None = Field(None, ge=0, le=4, description="of the power rule; 2/3 if not given")
     method_options: dict[str, float] = Field(default_factory=dict, description='e.g. {"turns": 5} of top-k, dagc-r')
-    values: str = Field("fp32", description="value codec on the wire")
+    values: str = Field("fp32", description="value codec on the wire; auto: by the budget")
     frames: Literal["plain", "compact"] = Field("plain", description="compact: small uploads without what is known")
 
     workers: int = Field(10, ge=1, description="number of clients")
@@ -183,7 +183,7 @@ class Config(BaseModel):
     @field_validator("values")
     @classmethod
     def _values(cls, values: str) -> str:
-        return _one_of(values, VALUE_CODECS)
+        return _one_of(values, (*VALUE_CODECS, "auto"))
 
     @field_validator("optimizer")
     @classmethod

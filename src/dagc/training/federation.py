@@ -17,7 +17,7 @@ from dagc import data, models
 from dagc.errors import InvalidInput
 from dagc.feedback import ErrorFeedback
 from dagc.network import make_network
-from dagc.policies import Exchanging, Report, Setting, make_policy
+from dagc.policies import Exchanging, Report, Setting, chosen_values, make_policy
 from dagc.rate import Rate, make_rate
 from dagc.sparse import Sparse
 from dagc.training.client import Client, Upload
@@ -97,15 +97,17 @@ class Federation:
         self.server = Server(self.model, n, config.optimizer, rate, **config.optimizer_options)
         size = len(self.server.vector)
         compact = config.frames == "compact"
-        more = {"values": config.values, "exponent": config.exponent, "options": config.method_options}
+        budget = config.budget()
+        self.values = chosen_values(config.values, self.weights, size, config.ratio, config.round_bytes)
+        more = {"values": self.values, "exponent": config.exponent, "options": config.method_options}
         more["compact"] = compact
-        setting = Setting(self.weights, size, **config.budget(), **more)  # type: ignore[arg-type]
+        setting = Setting(self.weights, size, **budget, **more)  # type: ignore[arg-type]
         self.policy = make_policy(config.method, setting)
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
         self.gradients = Gradients(self.model, batches, config.learning_rate, config.local_steps)
         device = config.device
         memories = [
-            ErrorFeedback(self.policy.compressor, size, values=config.values, seed=seed, device=device)
+            ErrorFeedback(self.policy.compressor, size, values=self.values, seed=seed, device=device)
             for seed in (scramble(config.seed, i) for i in range(n))
         ]
         self.clients = [Client(i, feedback, compact) for i, feedback in enumerate(memories)]
@@ -229,7 +231,7 @@ class Federation:
             began = time.perf_counter()
             computed = self.gradients(round, [i for i, _ in jobs])
             messages = [
-                policy.tell(self.clients[i].histogram(round, gradient, policy.bins), floor)
+                policy.tell(self.clients[i].histogram(round, gradient, policy.bins, floor), floor)
                 for (i, floor), (_, gradient) in zip(jobs, computed, strict=True)
             ]
             took = (time.perf_counter() - began) / len(jobs)
