@@ -169,3 +169,17 @@ def test_plan(tmp_path):
 def test_plan_refuses_bad_input(arguments, says):
     with pytest.raises(InvalidInput, match=says):
         run("plan", *arguments)
+
+
+def test_a_rate_is_a_budget_for_all_methods_that_take_bytes():
+    base = {"task": "logistic@digits", "rounds": 5}
+    configs = comparison_configs(base, ["dagc-r", "dagc-global", "none"], [0], {"budget_rate": "300/round"})
+    assert [(c.method, c.budget_rate) for c in configs] == [
+        ("dagc-r", "300/round"),
+        ("dagc-global", "300/round"),
+        ("none", None),
+    ]
+    hourly = {"budget_rate": "1 MB/hour", "budget_bytes": 300}
+    assert comparison_configs(base, ["top-k"], [0], hourly)[0].budget_bytes == 300
+    with pytest.raises(InvalidInput, match="none and accordion take none"):
+        comparison_configs(base, ["accordion"], [0], {"budget_rate": "300/round"})

@@ -95,7 +95,7 @@ def compare(
             told = {name: value for name, value in told.items() if name not in ("ratio", "budget_bytes")}
         base = {**told, **base}
     task = base.setdefault("task", Config.model_fields["task"].default)
-    budgets = {name: base.pop(name, None) for name in ("ratio", "budget_bytes", "threshold")}
+    budgets = {name: base.pop(name, None) for name in ("ratio", "budget_bytes", "budget_rate", "threshold")}
     if all(value is None for value in budgets.values()):
         budgets["ratio"] = 0.01
     configs = comparison_configs(base, [name.strip() for name in methods.split(",")], range(seeds), budgets)
@@ -124,7 +124,7 @@ def compare(
 
 def _with_budget(given: dict[str, Any], config: Path | None) -> Config:
     settings = Config.read(config, **given) if config is not None else Config(**given)
-    if settings.method != "none" and settings.ratio is settings.threshold is settings.budget_bytes is None:
+    if settings.method != "none" and settings.ratio is settings.threshold is settings.round_bytes is None:
         raise InvalidInput(
             f"method {settings.method!r} needs a budget: give --ratio (e.g. 0.001), --threshold or --budget-bytes"
         )
@@ -169,7 +169,11 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
 
 
 def _print_comparison(result: dict[str, Any], budgets: dict[str, Any]) -> None:
-    budget = ", ".join(f"{name} {value:g}" for name, value in budgets.items() if value is not None)
+    budget = ", ".join(
+        f"{name} {value if isinstance(value, str) else format(value, 'g')}"
+        for name, value in budgets.items()
+        if value is not None
+    )
     title = f"{result['task']}, {result['rounds']:,} rounds, {budget}; up to {result['target']:.0%} accuracy:"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("method", "final", "best", "rounds", "bytes up", "× best", "seconds", "all up"):

@@ -21,17 +21,23 @@ def _variant(method: str, rate: str, note: str = "", **fields: Any) -> Variant:
 def _against_dagc_r() -> tuple[Cell, ...]:
     """The same bytes, about those of 0.1 and of 1 % of the entries as fp32, outlines included."""
     budgets = {"0.001": ("480/round", 1_000), "0.01": ("4000/round", 400)}
+    splits = {
+        "sr100": {"skew_ratio": 100.0},
+        "sr1000": {"skew_ratio": 1000.0},
+        "alpha0.25": {"skew_ratio": 100.0, "label_alpha": 0.25},
+    }
+    words = {"sr100": "SR 100", "sr1000": "SR 1,000", "alpha0.25": "SR 100, labels Dirichlet(0.25)"}
     return tuple(
         Cell(
-            f"equal/sr{skew}/{ratio}",
-            f"Logistic@FMNIST, SR {skew:,}, {rate.replace('/', ' bytes a ')}, fp32",
-            {**_LOGISTIC, "skew_ratio": float(skew), "rounds": rounds},
+            f"equal/{split}/{ratio}",
+            f"Logistic@FMNIST, {words[split]}, {rate.replace('/', ' bytes a ')}, fp32",
+            {**_LOGISTIC, **fields, "rounds": rounds},
             (_variant(_GLOBAL, rate), _variant(_DAGC_R, rate)),
             _TARGETS,
             60,
         )
         for ratio, (rate, rounds) in budgets.items()
-        for skew in (100, 1000)
+        for split, fields in splits.items()
     )
 
 

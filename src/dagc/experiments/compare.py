@@ -14,7 +14,7 @@ __all__ = ["compared", "comparison_configs"]
 
 
 def comparison_configs(
-    base: dict[str, Any], methods: Sequence[str], seeds: Sequence[int], budgets: dict[str, float | int | None]
+    base: dict[str, Any], methods: Sequence[str], seeds: Sequence[int], budgets: dict[str, Any]
 ) -> list[Config]:
     """A configuration for every method and seed, each with the budget that it takes.
 
@@ -22,9 +22,13 @@ def comparison_configs(
         base: All other fields of `Config`.
         methods: Names of methods.
         seeds: The seeds, the same for all methods.
-        budgets: `ratio`, `budget_bytes`, `threshold`; a method gets the first of them that it takes and is given.
+        budgets: `ratio`, `budget_bytes`, `budget_rate`, `threshold`; a method gets the first of them that it takes and
+            is given. A rate per hour goes with `budget_bytes`.
     """
     fields = {"ratio": "ratio", "bytes": "budget_bytes", "threshold": "threshold"}
+    rate = budgets.get("budget_rate")
+    if rate is not None and budgets.get("budget_bytes") is None:
+        fields["bytes"] = "budget_rate"
     configs = []
     for method in methods:
         if method not in POLICIES:
@@ -35,6 +39,8 @@ def comparison_configs(
             options = " or ".join(f"--{name.replace('_', '-')}" for name in takes)
             raise InvalidInput(f"method {method!r} needs a budget: give {options}")
         own = {usable[0]: budgets[usable[0]]} if usable else {}
+        if rate is not None and "budget_bytes" in own:
+            own["budget_rate"] = rate
         configs += [Config(**{**base, **own, "method": method, "seed": seed}) for seed in seeds]
     return configs
 
