@@ -153,4 +153,4 @@ def test_a_superlink_that_is_killed_is_started_again_and_the_run_reaches_the_sam
     assert [line["round"] for line in told] == list(range(1, rounds + 1))
     assert told[:done] == [{**line, "seconds": one["seconds"]} for line, one in zip(lines, told, strict=False)][:done]
     assert told[-1]["accuracy"] == pytest.approx(lines[-1]["accuracy"], abs=0.03)
-    assert told[-1]["accuracy"] > 0.8
+    assert told[-1]["accuracy"] > 0.7

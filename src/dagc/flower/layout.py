@@ -5,12 +5,14 @@ import zlib
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 from functools import cached_property
+from io import BytesIO
 from math import prod
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
+from flwr.common.constant import SType
 from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload
@@ -100,7 +102,7 @@ class Layout:
             raise InvalidInput(f"the model's arrays have changed: {', '.join(odd):.300} is missing or new")
         vector, whole, start = torch.empty(self.size), [], 0
         for piece in self.pieces:
-            array = arrays[piece.name].numpy()
+            array = _numbers(arrays[piece.name])
             if array.shape != piece.shape:
                 raise InvalidInput(f"array {piece.name!r} has the shape {array.shape}, it had {piece.shape}")
             if piece.whole:
@@ -108,7 +110,7 @@ class Layout:
                 fraction = array.dtype.kind == "f" and dtype.kind != "f"  # integers that a strategy took the mean of
                 whole.append(np.asarray(np.rint(array) if fraction else array, dtype))
             else:
-                vector[start : start + array.size] = torch.from_numpy(np.ascontiguousarray(array)).flatten()
+                vector.numpy()[start : start + array.size] = array.reshape(-1)
                 start += array.size
         return Model(vector, whole)
 
@@ -116,7 +118,7 @@ class Layout:
         """The app's arrays, from a model."""
         parts, whole = iter(self.parts(model.vector)), iter(model.whole)
         named = {
-            piece.name: Array(np.asarray(next(whole)) if piece.whole else next(parts).numpy().reshape(piece.shape))
+            piece.name: _array(np.asarray(next(whole)) if piece.whole else next(parts).numpy().reshape(piece.shape))
             for piece in self.pieces
         }
         return ArrayRecord(named)
@@ -152,3 +154,23 @@ class Layout:
             whole.append(array)
             at += array.nbytes
         return view[:start], whole
+
+
+def _array(numbers: NDArray[Any]) -> Array:
+    """As Flower's own `Array(numbers)`, with one copy instead of three."""
+    numbers = np.ascontiguousarray(numbers).reshape(numbers.shape)
+    head = BytesIO()
+    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(numbers))
+    data = b"".join((head.getvalue(), numbers.data))
+    return Array(numbers.dtype.name, numbers.shape, SType.NUMPY, data)
+
+
+def _numbers(array: Array) -> NDArray[Any]:
+    """As Flower's own `array.numpy()`, with no copy where that can be."""
+    head = BytesIO(array.data)
+    if array.stype != SType.NUMPY or np.lib.format.read_magic(head) != (1, 0):
+        return array.numpy()
+    shape, by_columns, dtype = np.lib.format.read_array_header_1_0(head)
+    if by_columns or dtype.hasobject:
+        return array.numpy()
+    return np.frombuffer(array.data, dtype, offset=head.tell()).reshape(shape)

@@ -142,7 +142,7 @@ def _result(order: Order, message: Message, context: Context, call_next: ClientA
 def _change(state: NodeState, content: RecordDict) -> tuple[list[torch.Tensor], list[NDArray[Any]]]:
     """The server's model minus the app's, part by part; and what goes whole."""
     after = state.layout.split(_arrays(content)[1])
-    return state.layout.parts(state.model.vector - after.vector), after.whole
+    return state.layout.parts(torch.sub(state.model.vector, after.vector, out=after.vector)), after.whole
 
 
 def _examples(content: RecordDict, order: Order) -> float:

@@ -88,7 +88,7 @@ class NodeState:
             )
         compressor, seed = COMPRESSORS[order.compressor], int(order.seed, 16)
         feedback = ErrorFeedback(compressor, self.layout.size, values=order.values, seed=seed)
-        feedback.load_state_dict({"residual": self.residual.numpy(), "steps": np.array(self.steps)})
+        feedback.residual, feedback.steps = self.residual, self.steps
         return feedback
 
 
