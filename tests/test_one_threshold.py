@@ -109,7 +109,7 @@ def test_arbitrary_bytes_never_crash_the_reader_and_what_it_takes_is_canonical(m
         (write_outline(np.array([0] * 350 + [1]), 10), "bins 350 to 350, not of 10 to 299"),
         (b"\x01\x01", "bins 3 to 10, not of 10 to 299"),
         (b"\xff\x0f", "tells of 12 ranks; 7 are within 100"),
-        (bytes(10_000), "at most 64 bytes, not 10000"),
+        (bytes(10_000), "at most 64 bytes here, not 10000"),
     ],
 )
 def test_malformed_outlines_are_refused_each_with_its_own_words(message, says):
@@ -238,6 +238,16 @@ def test_a_fall_of_all_gradients_is_followed():
 def test_a_bad_setting_is_refused_before_any_work(fields, says):
     with pytest.raises(InvalidInput, match=says):
         make_policy("dagc-global", Setting(WEIGHTS, SIZE, **fields))
+
+
+def test_an_outline_that_lies_gets_at_most_the_budget_and_one_that_is_too_long_is_refused():
+    policy = make_policy("dagc-global", Setting(WEIGHTS, SIZE, bytes=400))
+    floors = policy.ask(range(10))
+    huge = write_outline(np.array([0] * 500 + [SIZE]), 1, 1)
+    counts = policy.answer(range(10), floors, [huge] * 10)
+    assert int(payload_size(SIZE, [k for k in counts if k]).sum()) + 10 * len(huge) <= 400
+    with pytest.raises(MalformedPayload, match="at most 5 bytes here, not 6"):
+        policy.answer(range(10), floors, [b"\1" * 6] * 10)
 
 
 def test_clients_without_data_get_nothing():

@@ -34,7 +34,7 @@ class OneThreshold:
     budget in bytes, a client that has too few entries above the threshold to be worth a frame waits until it has more.
 
     Only the last threshold is kept from round to round, to tell clients from where on their entries matter. One that
-    has nothing there says nothing, and sends nothing: that is most of them, where the budget is small.
+    has too little there says nothing, and sends nothing.
 
     Attributes:
         bins: How many bins of the histogram there are to a doubling.
@@ -103,8 +103,8 @@ class OneThreshold:
         here, told = list(present), sum(map(len, messages))
         if not any(floors):
             return [0] * len(here)
-        bins = int(self._bin(np.array([np.inf]))[0])
-        outlines = [read_outline(m, floor, self._reach, bins) for m, floor in zip(messages, floors, strict=True)]
+        limits = self._reach, int(self._bin(np.array([np.inf]))[0]), self._longest
+        outlines = [read_outline(message, floor, *limits) for message, floor in zip(messages, floors, strict=True)]
         speaking = np.array([k for k, outline in enumerate(outlines) if len(outline)], dtype=np.int64)
         if not len(speaking):
             self._threshold = None
@@ -145,7 +145,7 @@ class OneThreshold:
             np.ones(1), self.allowance - told, np.array([setting.size]), setting.size, setting.values,
             compact=setting.compact,
         )  # fmt: skip
-        return 0.9 * float(one[0])
+        return 0.9 * float(one[0])  # of one frame; several take more
 
     def _share(self, quota: Array, present: list[int], told: int) -> Ints:
         """Integers in proportion to the quota that meet the budget."""

@@ -55,7 +55,11 @@ def write_outline(counts: Ints, floor: int = 1, reach: int = 1 << 48, longest: i
 
 
 def read_outline(
-    message: bytes | bytearray | memoryview, floor: int = 1, reach: int = 1 << 48, bins: int = 1 << 30
+    message: bytes | bytearray | memoryview,
+    floor: int = 1,
+    reach: int = 1 << 48,
+    bins: int = 1 << 30,
+    longest: int = LONGEST,
 ) -> Ints:
     """The bins of the largest entry, the 2nd, the 4th, … in a message by anybody; none for an empty one.
 
@@ -64,12 +68,13 @@ def read_outline(
         floor: The lowest bin that may be told of.
         reach: The highest rank that may be told of.
         bins: How many bins there are.
+        longest: So many bytes it may take.
     """
     view = _view(message)
     if not len(view):
         return np.zeros(0, dtype=np.int64)
-    if len(view) > LONGEST:
-        raise MalformedPayload(f"an outline has at most {LONGEST} bytes, not {len(view)}")
+    if len(view) > longest:
+        raise MalformedPayload(f"an outline has at most {longest} bytes here, not {len(view)}")
     bits = np.unpackbits(np.frombuffer(view, dtype=np.uint8), bitorder="little")
     ones = np.flatnonzero(bits)
     length = int(ones[0]) + 1 if len(ones) else len(bits)
