@@ -123,9 +123,8 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_i
     assert after.lineage == before.lineage
     assert after.steps > before.steps
     assert after.examples == before.examples
-    # What it had not sent is still there, but for what it has sent since and for what it has learnt since.
-    untouched = (after.residual - before.residual).abs() < 0.2 * before.residual.abs()
-    assert untouched.sum() > 0.3 * before.residual.count_nonzero()
+    # What it had not sent is still there, beside what it has learnt since: 1.1 times as much without processes.
+    assert after.residual @ before.residual > 0.8 * before.residual @ before.residual
     assert told[-1]["accuracy"] > told[0]["accuracy"]
 
 

@@ -125,11 +125,11 @@ def write(path: Path, state: NodeState) -> None:
     """Write the file; it is there as a whole or as it was before.
 
     A head, padded so that the numbers after it are aligned; the model's vector, the residual, the upload, the arrays
-    that go whole, and a checksum of it all.
+    that go whole, and a checksum of all but the vector, for which the server sends one.
     """
     told = {name: getattr(state, name) for name in NUMBERS}
     head = json.dumps({**told, "layout": state.layout.text, "upload": len(state.upload)}).encode()
-    parts = (
+    parts: tuple[bytes | memoryview, ...] = (
         MAGIC + len(head).to_bytes(4, "little") + head.ljust(-(-(len(head) + 8) // 64) * 64 - 8),
         state.model.vector.numpy().data,
         state.residual.numpy().data,
@@ -138,9 +138,9 @@ def write(path: Path, state: NodeState) -> None:
     )
     checksum = 0
     with write_atomically(path) as file:
-        for part in parts:
+        for number, part in enumerate(parts):
             file.write(part)
-            checksum = zlib.crc32(part, checksum)
+            checksum = checksum if number == 1 else zlib.crc32(part, checksum)
         file.write(checksum.to_bytes(4, "little"))
 
 
@@ -154,12 +154,15 @@ def read(path: Path) -> NodeState | None:
         return None
     try:
         view = memoryview(told)
-        if view[:4] != MAGIC or zlib.crc32(view[:-4]) != int.from_bytes(view[-4:], "little"):
-            raise ValueError("its checksum does not match")
+        if view[:4] != MAGIC:
+            raise ValueError("it does not begin as it should")
         length = int.from_bytes(view[4:8], "little")
         numbers = json.loads(bytes(view[8 : 8 + length]))
         layout = Layout.read(numbers["layout"])
         at = -(-(length + 8) // 64) * 64
+        checksum = zlib.crc32(view[at + 4 * layout.size : -4], zlib.crc32(view[:at]))
+        if checksum != int.from_bytes(view[-4:], "little"):
+            raise ValueError("its checksum does not match")
         vector, residual = (
             torch.from_numpy(np.frombuffer(view, np.float32, layout.size, at + skipped))
             for skipped in (0, 4 * layout.size)
@@ -169,6 +172,6 @@ def read(path: Path) -> NodeState | None:
         whole = layout.unpack(view[at + numbers["upload"] : -4])[1]
         known = {name: numbers[name] for name in NUMBERS}
         return NodeState(layout=layout, model=Model(vector, whole), residual=residual, upload=upload, **known)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         log.warning("dagc: %s is damaged (%s): what this node had not sent yet is lost; starting anew", path, error)
         return None
