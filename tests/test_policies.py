@@ -40,6 +40,13 @@ def test_accordion_bounds_are_dagcs_smallest_and_largest():
     assert (policy.gentle, policy.aggressive) == pytest.approx((min(dagc_a), max(dagc_a)))
 
 
+def test_accordion_knows_compact_frames():
+    small = {"size": 1000, "bytes": 120, "values": "sign16"}
+    assert make_policy("accordion", Setting(WEIGHTS, **small, compact=True)).aggressive >= 1
+    with pytest.raises(InvalidInput, match="too few for 10 clients"):
+        make_policy("accordion", Setting(WEIGHTS, **small))
+
+
 def test_accordion_takes_options_and_others_do_not():
     options = {"interval": 2, "change": 0.1, "gentle": 0.5, "aggressive": 0.001}
     policy = make_policy("accordion", Setting(WEIGHTS, size=1000, ratio=0.01, options=options))

@@ -44,6 +44,7 @@ class Accordion:
             method="dagc-a" if absolute else "dagc-r",
             size=setting.size,
             values=setting.values,
+            compact=setting.compact,
         )
         bounds = float(given[setting.weights > 0].min()), float(given[setting.weights > 0].max())
         gentle = float(setting.options.get("gentle", min(bounds) if absolute else max(bounds)))
