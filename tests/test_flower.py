@@ -202,7 +202,8 @@ class WithBatchNorm(nn.Module):
 @pytest.mark.parametrize("inner", [fed_avg, lambda: FedMedian(fraction_evaluate=0.0)])
 def test_batch_norm_goes_whole_and_stays_sound(inner):
     grid = LocalGrid(client_app(model=WithBatchNorm), NODES)
-    strategy = DataAware(inner(), ratio=0.01, values="sign")
+    start(DataAware(inner(), ratio=0.01, values="sign", run="norm"), grid, 7, model=WithBatchNorm)
+    strategy = DataAware(inner(), ratio=0.01, values="sign", run="norm")
     arrays = start(strategy, grid, 15, model=WithBatchNorm).arrays
     state = arrays.to_torch_state_dict()
     assert state["body.2.running_var"].min() > 0

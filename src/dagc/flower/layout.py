@@ -108,7 +108,7 @@ class Layout:
             if piece.whole:
                 dtype = np.dtype(piece.dtype)
                 fraction = array.dtype.kind == "f" and dtype.kind != "f"  # integers that a strategy took the mean of
-                whole.append(np.asarray(np.rint(array) if fraction else array, dtype))
+                whole.append(np.array(np.rint(array) if fraction else array, dtype))
             else:
                 vector.numpy()[start : start + array.size] = array.reshape(-1)
                 start += array.size
