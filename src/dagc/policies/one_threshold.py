@@ -100,7 +100,7 @@ class OneThreshold:
 
     def answer(self, present: Sequence[int], floors: Sequence[int], messages: Sequence[bytes]) -> list[int]:
         """How many entries each client is to send, of all who are present."""
-        here, told = list(present), sum(map(len, messages))
+        setting, here, told = self.setting, list(present), sum(map(len, messages))
         if not any(floors):
             return [0] * len(here)
         limits = self._reach, int(self._bin(np.array([np.inf]))[0]), self._longest
@@ -112,10 +112,16 @@ class OneThreshold:
         points = self._points([outlines[k] for k in speaking], [floors[k] for k in speaking])
         points += self._weights[here][speaking, None]
         most = self._most[here][speaking]
-        chosen, quota = self._above(points, most, self._total(len(here), told) or 1.0)
-        every = np.zeros(len(here))
-        every[speaking[chosen]] = quota
-        return _integers(self._share(every, here, told))
+        total = self._total(len(here), told) or 1.0
+        while True:
+            chosen, quota = self._above(points, most, total)
+            every = np.zeros(len(here))
+            every[speaking[chosen]] = quota
+            counts = self._share(every, here, told)
+            saturated = np.array_equal(counts[speaking[chosen]], most[chosen])
+            if not saturated or len(chosen) == len(speaking) or setting.ratio is not None:
+                return _integers(counts)
+            total *= 2  # they send all they have, and there is some left
 
     def _above(self, points: Array, most: Ints, total: float) -> tuple[Ints, Array]:
         """Who has entries above the threshold, enough to be worth a frame, and how many."""
@@ -128,7 +134,10 @@ class OneThreshold:
                 return chosen, np.maximum(counts, 1e-9)
             # Half of those with too few wait, the lesser half: the others may get enough of what becomes free.
             waiting = few[np.argsort(counts[few], kind="stable")[: (len(few) + 1) // 2]][: len(chosen) - 1]
-            chosen = np.delete(chosen, waiting)
+            sending = np.delete(chosen, waiting)
+            if most[sending].sum() < total:  # they could not use it all
+                return chosen, np.maximum(counts, 1e-9)
+            chosen = sending
 
     def _affords(self, clients: int) -> bool:
         """Whether the round's budget is enough for everybody's outline and for the smallest frame."""

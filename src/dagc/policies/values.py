@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 __all__ = ["chosen_values"]
 
-ENOUGH = 0.25
-"""From so many entries on, as a part of all, signs cost accuracy: `docs/beyond.md` has the measurements."""
+ENOUGH = 0.1
+"""From so many entries on, as a part of all, signs are not taken: `docs/beyond.md` has the measurements up to half."""
 
 
 def chosen_values(
