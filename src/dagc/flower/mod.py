@@ -67,7 +67,7 @@ def _up_to_date(order: Order, message: Message, state: NodeState | None) -> Node
     sparse = decode(frame, size=state.layout.size)
     vector = state.model.vector
     vector[torch.from_numpy(sparse.indices)] = torch.from_numpy(sparse.values)
-    if checksum(vector) != order.checksum:
+    if checksum(vector.numpy()) != order.checksum:
         return None
     state.take(Model(vector, whole), order.model)
     return state

@@ -65,7 +65,7 @@ class Run:
     def checksum(self) -> int:
         """Of the model's vector."""
         if self._checksum is None:
-            self._checksum = checksum(self.model.vector)
+            self._checksum = checksum(self.model.vector.numpy())
         return self._checksum
 
     def download(self, since: int) -> tuple[ArrayRecord, int]:

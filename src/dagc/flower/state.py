@@ -21,7 +21,7 @@ from dagc.compressors import COMPRESSORS
 from dagc.data.folder import write_atomically
 from dagc.errors import InvalidInput
 from dagc.feedback import ErrorFeedback
-from dagc.flower.layout import Layout, Model
+from dagc.flower.layout import Layout, Model, checksum
 from dagc.flower.messages import Order
 from dagc.wire import VALUE_CODECS, decode
 
@@ -128,20 +128,13 @@ def write(path: Path, state: NodeState) -> None:
     that go whole, and a checksum of all but the vector, for which the server sends one.
     """
     told = {name: getattr(state, name) for name in NUMBERS}
-    head = json.dumps({**told, "layout": state.layout.text, "upload": len(state.upload)}).encode()
-    parts: tuple[bytes | memoryview, ...] = (
-        MAGIC + len(head).to_bytes(4, "little") + head.ljust(-(-(len(head) + 8) // 64) * 64 - 8),
-        state.model.vector.numpy().data,
-        state.residual.numpy().data,
-        state.upload,
-        state.layout.pack(b"", state.model.whole),
-    )
-    checksum = 0
+    text = json.dumps({**told, "layout": state.layout.text, "upload": len(state.upload)}).encode()
+    head = MAGIC + len(text).to_bytes(4, "little") + text.ljust(-(-(len(text) + 8) // 64) * 64 - 8)
+    residual, rest = state.residual.numpy(), state.upload + state.layout.pack(b"", state.model.whole)
     with write_atomically(path) as file:
-        for number, part in enumerate(parts):
+        for part in (head, state.model.vector.numpy().data, residual.data, rest):
             file.write(part)
-            checksum = checksum if number == 1 else zlib.crc32(part, checksum)
-        file.write(checksum.to_bytes(4, "little"))
+        file.write(zlib.crc32(head + rest, checksum(residual)).to_bytes(4, "little"))
 
 
 def read(path: Path) -> NodeState | None:
@@ -160,18 +153,17 @@ def read(path: Path) -> NodeState | None:
         numbers = json.loads(bytes(view[8 : 8 + length]))
         layout = Layout.read(numbers["layout"])
         at = -(-(length + 8) // 64) * 64
-        checksum = zlib.crc32(view[at + 4 * layout.size : -4], zlib.crc32(view[:at]))
-        if checksum != int.from_bytes(view[-4:], "little"):
-            raise ValueError("its checksum does not match")
         vector, residual = (
-            torch.from_numpy(np.frombuffer(view, np.float32, layout.size, at + skipped))
-            for skipped in (0, 4 * layout.size)
+            np.frombuffer(view, np.float32, layout.size, at + skipped) for skipped in (0, 4 * layout.size)
         )
-        at += 8 * layout.size
+        head, at = bytes(view[:at]), at + 8 * layout.size
+        if zlib.crc32(head + view[at:-4], checksum(residual)) != int.from_bytes(view[-4:], "little"):
+            raise ValueError("its checksum does not match")
         upload = bytes(view[at : at + numbers["upload"]])
         whole = layout.unpack(view[at + numbers["upload"] : -4])[1]
         known = {name: numbers[name] for name in NUMBERS}
-        return NodeState(layout=layout, model=Model(vector, whole), residual=residual, upload=upload, **known)
+        model = Model(torch.from_numpy(vector), whole)
+        return NodeState(layout=layout, model=model, residual=torch.from_numpy(residual), upload=upload, **known)
     except (ValueError, KeyError, TypeError) as error:
         log.warning("dagc: %s is damaged (%s): what this node had not sent yet is lost; starting anew", path, error)
         return None
