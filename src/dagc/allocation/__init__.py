@@ -159,10 +159,10 @@ def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> N
         raise InvalidInput(f"size must be at most 2^48, not {size}")
     present = np.flatnonzero(ratio > 0)
     most = np.minimum(size, np.floor(_checked_caps(caps, len(ratio))[present] * size * (1 + 1e-12))).astype(np.int64)
-    total = int(np.floor(ratio.sum() * size * (1 + 1e-12) + 1e-9))
-    if total < len(present):
+    total = ratio.sum() * size * (1 + 1e-12) + 1e-9
+    if int(total) < len(present):
         raise InvalidInput(
-            f"the budget is {total} entries for {len(present)} clients, and each needs at least one: "
+            f"the budget is {int(total)} entries for {len(present)} clients, and each needs at least one: "
             f"raise the mean ratio to {len(present) / (len(ratio) * size):.3g} or more"
         )
     if len(most) and most.min() < 1:
@@ -170,12 +170,12 @@ def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> N
             f"a cap of {_checked_caps(caps, len(ratio))[present].min():.3g} is below one entry of {size}: raise it"
         )
     result = np.zeros(len(ratio), dtype=np.int64)
-    result[present] = apportion(ratio[present], min(total, int(most.sum())), most)
+    result[present] = apportion(ratio[present], min(total, float(most.sum())), most)
     return result
 
 
-def apportion(quota: Array, total: int, most: NDArray[np.int64], least: int = 1) -> NDArray[np.int64]:
-    """Integers from `least` to `most` that add up to `total`, as near to proportional to `quota` as that allows."""
+def apportion(quota: Array, total: float, most: NDArray[np.int64], least: int = 1) -> NDArray[np.int64]:
+    """Integers from `least` to `most` that add up to `total`, rounded down, as near to proportional as that allows."""
     count = np.full(len(quota), least, dtype=np.int64)
     free = np.flatnonzero(quota > 0)  # whose count is not settled by a bound yet
     left = total - least * (len(quota) - len(free))
@@ -191,11 +191,12 @@ def apportion(quota: Array, total: int, most: NDArray[np.int64], least: int = 1)
         left -= int(count[free[settled]].sum())
         free = free[~settled]
     if len(free):
+        want = np.minimum(want, most[free])
         count[free] = np.floor(want)
         remainder = want - count[free]
         room = count[free] < most[free]
         order = np.lexsort((np.arange(len(free)), -remainder, ~room))  # largest remainder first, then the first client
-        count[free[order[: left - int(count[free].sum())]]] += 1
+        count[free[order[: max(0, int(left) - int(count[free].sum()))]]] += 1
     return count
 
 
