@@ -128,7 +128,7 @@ def budget_of(method):
     [
         *((method, "fp32", budget_of(method), {}) for method in POLICIES if method != "accordion"),
         ("accordion", "fp32", BUDGETS["ratio"], {"interval": 2.0, "change": 0.05}),
-        *(("dagc-r", values, BUDGETS["ratio"], {}) for values in ("fp16", "bf16", "int8", "sign")),
+        *(("dagc-r", values, BUDGETS["ratio"], {}) for values in ("fp16", "bf16", "int8", "sign", "sign16", "auto")),
         ("power", "int8", BUDGETS["bytes"], {}),
         ("dagc-global", "sign", BUDGETS["bytes"], {}),
     ],
@@ -724,6 +724,7 @@ def test_the_example_learns(states, monkeypatch, kind):
         ({"ratio": 0.1, "threshold": 0.1}, "takes one budget"),
         ({"ratio": 2.0}, "ratio"),
         ({"ratio": 0.1, "values": "fp7"}, "fp7"),
+        ({"bytes": 900, "values": "auto"}, "name a value codec"),
     ],
 )
 def test_bad_arguments_are_refused_before_any_message_is_sent(options, words):

@@ -15,7 +15,7 @@ from dagc.errors import BudgetWarning, DagcError, InvalidInput
 from dagc.flower.layout import Layout, Model, checksum
 from dagc.flower.messages import record_of
 from dagc.flower.roster import Client, Roster
-from dagc.policies import Exchanging, Policy, Report, Setting, make_policy
+from dagc.policies import Exchanging, Policy, Report, Setting, chosen_values, make_policy
 from dagc.training import Config, Round, read_metrics
 from dagc.training.downlink import Downlink
 from dagc.training.folder import Folder
@@ -40,9 +40,12 @@ class Run:
 
     def __init__(self, arrays: ArrayRecord, method: str, budget: Budget, values: str, whole: Sequence[str]) -> None:
         """Begin; what cannot work is refused here."""
-        value_codec(values)
-        self.method, self.budget, self.values = method, budget, values
+        self.method, self.budget = method, budget
         self.layout = Layout.of(arrays, whole)
+        if values == "auto" and budget["bytes"]:
+            raise InvalidInput("values='auto' with a budget in bytes would need to know all nodes: name a value codec")
+        self.values = chosen_values(values, np.ones(1), self.layout.size, budget["ratio"])
+        value_codec(self.values)
         self.model = self.layout.split(arrays)
         self.downlink = Downlink(self.layout.size)
         self.roster = Roster()

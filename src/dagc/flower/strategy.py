@@ -51,7 +51,7 @@ class DataAware(Strategy):
         method: A name in `dagc.policies.POLICIES`.
         exponent: For `power` only.
         options: What else the method takes, by name.
-        values: The value codec of uploads.
+        values: The value codec of uploads; with a ratio also "auto".
         whole: Patterns of names of arrays that are never compressed, beside batch norm's buffers and whatever is not
             float32.
         seed: For methods that draw.
@@ -254,7 +254,7 @@ class DataAware(Strategy):
         return {
             "taken": -1 if client is None else client.taken,
             "compressor": next(name for name, kind in COMPRESSORS.items() if kind is policy.compressor),
-            "values": self.values,
+            "values": self._started().values,
             "seed": "0" if client is None else f"{scramble(self.seed, client.number):x}",
             "norm": policy.wants_norms,
         }
