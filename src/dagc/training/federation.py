@@ -91,6 +91,7 @@ class Federation:
         self.data = data.load(config.data, config.data_dir, config.augment)
         self.partition = data.make_partition(config.partition_spec, self.data, config.seed)
         self.weights = self.partition.weights
+        self._holding: list[int] = np.flatnonzero(self.weights > 0).tolist()
         self.model = models.build(config.model, self.data, seed=config.seed).to(config.device)
         rate = config.learning_rate if config.local_steps == 1 else 1.0  # a model difference holds the step already
         n = self.partition.workers
@@ -113,7 +114,7 @@ class Federation:
         self.clients = [Client(i, feedback, compact) for i, feedback in enumerate(memories)]
         self.rate = None if config.budget_rate is None else make_rate(config.budget_rate)
         self.network = make_network(config.network)
-        for i in np.flatnonzero(self.weights > 0).tolist():  # a trace may not have everybody
+        for i in self._holding:  # a trace may not have everybody
             self.network.rate(i, "up", 0)
         self.round, self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0, 0.0
         self.reports: list[Report] = []
@@ -190,7 +191,7 @@ class Federation:
 
     def _present(self, round: int) -> list[int]:
         """Who is asked and answers: at least one of those with data."""
-        holding = [int(i) for i in np.flatnonzero(self.weights > 0)]
+        holding = self._holding
         asked = max(1, int(np.ceil(self.config.participation * len(holding) - 1e-9)))
         order = (
             holding if asked == len(holding) else sorted(holding, key=lambda i: self._chance(round, i, "asked"))[:asked]

@@ -104,6 +104,8 @@ def smallest(sparse: Sparse, name: str | None = None, compact: bool = False) -> 
         raise InvalidInput(f"no index codec is called {name!r}: choose one of {', '.join(INDEX_CODECS)}")
     best: tuple[int, int, Callable[[], bytes]] | None = None
     names = [name] if name else [name for name in INDEX_CODECS if compact or name not in ONLY_COMPACT]
+    if name is None and len(sparse) <= rice.BLOCK:
+        names.remove("adaptive-rice")  # with a single block it is as long as plain Rice
     for codec in map(INDEX_CODECS.__getitem__, names):
         planned = codec.plan(sparse)
         if planned is not None and (best is None or planned[0] < best[0]):
