@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dagc._numba import compiled
 from dagc.errors import MalformedPayload
 
-__all__ = ["BLOCK", "Rice", "plan", "read", "write"]
+__all__ = ["BLOCK", "Rice", "from_gaps", "plan", "read", "write"]
 
 BLOCK = 128
 """So many indices share a parameter in the adaptive code."""
@@ -117,13 +117,18 @@ def _read(section: memoryview, size: int, count: int, adaptive: bool) -> Ints:
             f"the unary part holds {len(ends)} quotients for {count} indices, or does not end with them"
         )
     quotients = np.diff(ends, prepend=-1) - 1
+    return from_gaps(quotients, widths, low, size)
+
+
+def from_gaps(quotients: Ints, widths: Ints | int, low: Ints, size: int) -> Ints:
+    """The indices whose gaps have these quotients and low bits; `MalformedPayload` if one is out of range."""
     if np.any(quotients > size >> widths):
         raise MalformedPayload(f"an index is out of range for a vector of {size}")
     steps = (quotients << widths) + low + 1
     if steps.sum(dtype=np.float64) > 2.0 * size:  # before an exact sum could overflow
         raise MalformedPayload(f"an index is out of range for a vector of {size}")
     indices = np.cumsum(steps) - 1
-    if count and indices[-1] >= size:
+    if len(indices) and indices[-1] >= size:
         raise MalformedPayload(f"index {indices[-1]} is out of range for a vector of {size}")
     return indices
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dagc.errors import MalformedPayload
 from dagc.wire.rice import _best_parameter as best_parameter
+from dagc.wire.rice import from_gaps
 
 __all__ = ["largest", "plan", "read", "write"]
 
@@ -42,16 +43,7 @@ def read(section: memoryview, size: int, count: int) -> Ints:
     ends = np.flatnonzero(unary)
     if len(ends) != count or len(unary) - (ends[-1] + 1 if count else 0) >= 8:
         raise MalformedPayload(f"the section holds {len(ends)} gaps for {count} indices, or does not end with them")
-    quotients = np.diff(ends, prepend=-1) - 1
-    if np.any(quotients > size >> b):
-        raise MalformedPayload(f"an index is out of range for a vector of {size}")
-    steps = (quotients << b) + low + 1
-    if steps.sum(dtype=np.float64) > 2.0 * size:  # before an exact sum could overflow
-        raise MalformedPayload(f"an index is out of range for a vector of {size}")
-    indices = np.cumsum(steps) - 1
-    if count and indices[-1] >= size:
-        raise MalformedPayload(f"index {indices[-1]} is out of range for a vector of {size}")
-    return indices
+    return from_gaps(np.diff(ends, prepend=-1) - 1, b, low, size)
 
 
 def largest(size: int, counts: Ints) -> Ints:
