@@ -18,6 +18,8 @@ Gradient = torch.Tensor | Sequence[torch.Tensor]
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
 """All bits of a float32 but its sign."""
+INFINITE = np.int32(0x7F800000)
+"""The lowest of these that are not a finite number's."""
 
 
 def tensors(gradient: Gradient) -> list[torch.Tensor]:

@@ -5,12 +5,9 @@ import torch
 from numpy.typing import NDArray
 
 from dagc._numba import compiled
-from dagc.compressors._vector import flat, refuse_non_finite
+from dagc.compressors._vector import INFINITE, MAGNITUDE, flat, refuse_non_finite
 
 __all__ = ["histogram"]
-
-MAGNITUDE = 0x7FFFFFFF
-INFINITE = 0x7F800000
 
 
 def histogram(parts: list[torch.Tensor], residual: torch.Tensor, bins: int = 4, floor: int = 0) -> NDArray[np.int64]:
@@ -38,7 +35,7 @@ def histogram(parts: list[torch.Tensor], residual: torch.Tensor, bins: int = 4, 
         total = _select.total(parts)
         _kernels.count(total.parts, residual.contiguous().numpy(), shift, floor, counts)
     else:
-        keys = (residual + flat(parts)).view(torch.int32) & MAGNITUDE
+        keys = (residual + flat(parts)).view(torch.int32) & int(MAGNITUDE)
         counts = torch.bincount(keys >> shift, minlength=1 << (31 - shift)).cpu().numpy()
         counts[:floor] = 0
     if counts[INFINITE >> shift :].any():

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from dagc._numba import compiled
 from dagc.compressors._vector import (
+    INFINITE,
     MAGNITUDE,
     Gradient,
     beyond,
@@ -21,8 +22,6 @@ __all__ = ["top_k"]
 
 SAMPLE_FROM = 100_000
 """From so many entries on, without kernels, the threshold is guessed from a sample first."""
-INFINITE = np.int32(0x7F800000)
-"""The lowest key that is not a finite number's."""
 
 Keys = NDArray[np.int32]
 """The bits of float32 numbers without their signs, which order like the magnitudes."""

@@ -30,6 +30,8 @@ __all__ = ["NodeState", "node_name", "read", "state_folder", "state_path", "writ
 STATE_VARIABLE = "DAGC_STATE"
 MAGIC = b"dagc"
 NUMBERS = ("lineage", "round", "steps", "sent", "message", "examples")
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What runs and nodes may be called."""
 log = getLogger("flwr.dagc")
 
 
@@ -116,7 +118,7 @@ def state_path(run: str, context: Context) -> Path:
     folder = Path(str(chosen)).expanduser() if chosen else state_folder()
     name, run = node_name(context), run or f"run-{context.run_id}"
     for part in (run, name):  # the server names the run: it must not choose the folder
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", part):
+        if not FILE_NAME.fullmatch(part):
             raise InvalidInput(f"{part!r:.120} cannot be the name of a file: use letters, digits, '-', '_' and '.'")
     return folder / "nodes" / run / f"{name}.state"
 

@@ -1,6 +1,5 @@
 """The server's side: a wrapper around any strategy, which goes on seeing whole models and knows nothing of this."""
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,7 +21,7 @@ from dagc.flower.layout import Model
 from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Order
 from dagc.flower.roster import Client
 from dagc.flower.run import Run, ServerFolder
-from dagc.flower.state import state_folder
+from dagc.flower.state import FILE_NAME, state_folder
 from dagc.policies import Exchanging, Report
 from dagc.sparse import aggregate
 from dagc.training import Round
@@ -80,7 +79,7 @@ class DataAware(Strategy):
         folder: str | Path | None = None,
     ) -> None:
         """Nothing happens before `start`."""
-        if run is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
+        if run is not None and not FILE_NAME.fullmatch(run):
             raise InvalidInput(f"run is {run!r}: name it with letters, digits, '-', '_' and '.'")
         self.strategy = strategy
         self.method, self.values, self.seed, self.name = method, values, seed, run

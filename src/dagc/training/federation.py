@@ -100,8 +100,12 @@ class Federation:
         compact = config.frames == "compact"
         budget = config.budget()
         self.values = chosen_values(config.values, self.weights, size, config.ratio, config.round_bytes)
-        more = {"values": self.values, "exponent": config.exponent, "options": config.method_options}
-        more["compact"] = compact
+        more = {
+            "values": self.values,
+            "exponent": config.exponent,
+            "options": config.method_options,
+            "compact": compact,
+        }
         setting = Setting(self.weights, size, **budget, **more)  # type: ignore[arg-type]
         self.policy = make_policy(config.method, setting)
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
@@ -224,7 +228,7 @@ class Federation:
 
     def _exchange(
         self, round: int, present: list[int], policy: Exchanging
-    ) -> tuple[list[Upload], list[float], "Exchanged"]:
+    ) -> tuple[list[Upload], list[float], Exchanged]:
         """The same with what clients tell before they know what to send. All gradients are kept until then."""
         floors = policy.ask(present)
 
@@ -286,7 +290,7 @@ class Federation:
         return list(self._pool.map(function, jobs))
 
     def _duration(
-        self, present: list[int], down: list[int], took: list[float], up: list[int], told: "Exchanged | None"
+        self, present: list[int], down: list[int], took: list[float], up: list[int], told: Exchanged | None
     ) -> float:
         """A synchronous round lasts as long as its slowest client: download, compute, upload.
 
