@@ -156,8 +156,12 @@ def _addresses(sparses: Sequence[Sparse]) -> tuple[NDArray[np.int64], list[NDArr
         indices = np.ascontiguousarray(sparse.indices, dtype=np.int64)
         values = np.ascontiguousarray(sparse.values, dtype=np.float32)
         held += indices, values
-        rows.append((indices.ctypes.data, values.ctypes.data, len(indices)))
+        rows.append((_address(indices), _address(values), len(indices)))
     return np.array(rows, dtype=np.int64).reshape(-1, 3), held
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])  # array.ctypes.data is that, and slow
 
 
 def _shares(sparses: Sequence[Sparse], weights: ArrayLike) -> NDArray[np.float32]:

@@ -31,12 +31,14 @@ def tensors(gradient: Gradient) -> list[torch.Tensor]:
             raise InvalidInput(f"a gradient is a floating-point torch tensor or a list of them, not {kind}")
     if not parts:
         raise InvalidInput("a gradient needs at least one tensor")
-    return [part if _plain(part) else part.detach().resolve_neg().reshape(-1).contiguous() for part in parts]
+    return [_vector(part) for part in parts]
 
 
-def _plain(part: torch.Tensor) -> bool:
-    """Whether it is a vector as it should be already, which is worth finding out for small ones."""
-    return part.dim() == 1 and part.is_contiguous() and not part.requires_grad and not part.is_neg()
+def _vector(part: torch.Tensor) -> torch.Tensor:
+    """Calls into torch are what small ones cost: no more than are needed."""
+    if part.requires_grad or part.is_neg() or not part.is_contiguous():
+        return part.detach().resolve_neg().reshape(-1).contiguous()
+    return part if part.dim() == 1 else part.view(-1)
 
 
 def flat(gradient: Gradient) -> torch.Tensor:

@@ -54,10 +54,10 @@ class Client:
             raise NonFiniteGradient(f"client {self.number}, round {round}: {error}") from None
 
     def upload(
-        self, round: int, parameter: Any, sparse: Sparse, loss: Tensor, gradient: list[Tensor], *, norm: bool = False
+        self, round: int, parameter: Any, sparse: Sparse, loss: float, gradient: list[Tensor], *, norm: bool = False
     ) -> Upload:
         """Encode what was selected; a client that was given no entries sends nothing at all."""
         silent = isinstance(parameter, int) and parameter == 0
         payload = b"" if silent else encode(sparse, self.feedback.values, round=round, compact=self.compact)
         length = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradient)))) if norm else None
-        return Upload(payload, sparse, float(loss), length)
+        return Upload(payload, sparse, loss, length)

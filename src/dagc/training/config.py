@@ -235,6 +235,8 @@ class Config(BaseModel):
                     f"budget_rate is {self.budget_rate!r}: a rate per hour needs budget_bytes for a round, the others "
                     "stand alone; methods none and accordion take none"
                 )
+        if self.optimizer == "SGD" and not self.optimizer_options:
+            return self  # nothing to try out, and trying it out would import a lot
         try:
             getattr(torch.optim, self.optimizer)([torch.nn.Parameter(torch.zeros(1))], lr=1.0, **self.optimizer_options)
         except (TypeError, ValueError, RuntimeError) as error:

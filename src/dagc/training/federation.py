@@ -250,7 +250,7 @@ class Federation:
         told = Exchanged([len(varint(f)) for f in floors], list(map(len, messages)), [len(varint(k)) for k in counts])
         return uploads, self._timed(round, [took for _, _, took in looked]), told
 
-    def _uploads(self, round: int, jobs: list[tuple[int, Any, torch.Tensor, list[torch.Tensor]]]) -> list[Upload]:
+    def _uploads(self, round: int, jobs: list[tuple[int, Any, float, list[torch.Tensor]]]) -> list[Upload]:
         """Of clients with a parameter, a loss and a gradient each."""
         selected = [self.clients[i].select(round, parameter, gradient) for i, parameter, _, gradient in jobs]
         return [

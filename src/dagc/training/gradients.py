@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -47,19 +48,22 @@ class Gradients:
         """How many clients it is best to ask for at once; more are not possible."""
         return len(self._lanes)
 
-    def __call__(self, round: int, clients: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def __call__(self, round: int, clients: Sequence[int]) -> list[tuple[float, list[Tensor]]]:
         """Each client's loss and gradient, or difference, in this round."""
         if self.local_steps > 1:
             return [self._difference(round, client) for client in clients]
         batches = self._batches(round, clients)
-        lanes = zip(self._lanes, batches, strict=False)
-        losses = [cross_entropy(lane(x), y) for lane, (x, y) in lanes]
+        counts = np.array([len(y) for _, y in batches])
+        scores = torch.cat([lane(x) for lane, (x, _) in zip(self._lanes, batches, strict=False)])
+        losses = cross_entropy(scores, torch.cat([y for _, y in batches]), reduction="none")
+        shares = torch.from_numpy(np.repeat(1 / counts, counts)).to(losses)  # a client's loss is the mean of its own
         each = len(self._parameters[0])
         inputs = [parameter for lane in self._parameters[: len(clients)] for parameter in lane]
-        found = torch.autograd.grad(losses, inputs)
-        return [(loss.detach(), list(found[i * each : (i + 1) * each])) for i, loss in enumerate(losses)]
+        found = torch.autograd.grad(losses, inputs, shares)
+        means = np.add.reduceat(losses.detach().cpu().numpy(), np.cumsum(counts) - counts) / counts
+        return [(mean, list(found[i * each : (i + 1) * each])) for i, mean in enumerate(means.tolist())]
 
-    def _difference(self, round: int, client: int) -> tuple[Tensor, list[Tensor]]:
+    def _difference(self, round: int, client: int) -> tuple[float, list[Tensor]]:
         """The first step's loss, and the server's model minus the one after all local steps."""
         own = copy.deepcopy(self.model)  # other clients work on the shared one at the same time
         parameters = _trainable(own)
@@ -67,7 +71,7 @@ class Gradients:
         for step in range(self.local_steps):
             ((x, y),) = self._batches(round * self.local_steps + step, [client])
             loss = cross_entropy(own(x), y)
-            losses.append(loss.detach())
+            losses.append(float(loss.detach()))
             for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
                 parameter.data.add_(gradient, alpha=-self.learning_rate)
         return losses[0], [

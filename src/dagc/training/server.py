@@ -35,7 +35,10 @@ class Server:
     def __init__(self, model: nn.Module, clients: int, optimizer: str, learning_rate: float, **options: Any) -> None:
         """Take the model over; its parameters become views of `vector`."""
         self.vector = nn.Parameter(as_one_vector(model))
-        self.optimizer = getattr(torch.optim, optimizer)([self.vector], lr=learning_rate, **options)
+        self.learning_rate = learning_rate
+        self.optimizer: torch.optim.Optimizer | None = None
+        if optimizer != "SGD" or options:  # plain SGD is a line; torch's imports its compiler, which takes seconds
+            self.optimizer = getattr(torch.optim, optimizer)([self.vector], lr=learning_rate, **options)
         self.downlink = Downlink(len(self.vector))
         self.has = np.full(clients, -1, dtype=np.int64)  # the round whose model a client has
         self._update = torch.zeros(len(self.vector))
@@ -52,8 +55,12 @@ class Server:
             self.downlink.begin(self.downlink.round + 1)
             return
         before = self.vector.detach().clone()
-        self.vector.grad = aggregate(uploads, weights, out=self._update).to(self.vector.device)
-        self.optimizer.step()
+        update = aggregate(uploads, weights, out=self._update).to(self.vector.device)
+        if self.optimizer is None:
+            self.vector.data.add_(update, alpha=-self.learning_rate)
+        else:
+            self.vector.grad = update
+            self.optimizer.step()
         self.downlink.advance(before, self.vector.detach())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -63,7 +70,8 @@ class Server:
             "changed": torch.from_numpy(self.downlink.changed),
             "has": torch.from_numpy(self.has),
         }
-        for name, value in self.optimizer.state_dict()["state"].get(0, {}).items():
+        memory = {} if self.optimizer is None else self.optimizer.state_dict()["state"].get(0, {})
+        for name, value in memory.items():
             if value is not None:
                 state[f"optimizer.{name}"] = torch.as_tensor(value)
         return state
@@ -76,6 +84,6 @@ class Server:
         memory = {
             name.removeprefix("optimizer."): value for name, value in state.items() if name.startswith("optimizer.")
         }
-        if memory:
+        if memory and self.optimizer is not None:
             whole = self.optimizer.state_dict()
             self.optimizer.load_state_dict({**whole, "state": {0: memory}})
