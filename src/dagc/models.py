@@ -69,7 +69,7 @@ class _AsImage(nn.Module):
 
 
 class _AsImageChannelsLast(_AsImage):
-    """With the channels last in memory: a third less time for 5 × 5 convolutions on the CPU."""
+    """With the channels last in memory: up to a third less time for plain stacks of convolutions on the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).contiguous(memory_format=torch.channels_last)
@@ -108,7 +108,7 @@ def _cnn(shape: Shape, classes: int) -> nn.Module:
 def _vgg(shape: Shape, classes: int, widths: tuple[int, ...], pooled: tuple[int, ...], hidden: int) -> nn.Module:
     """3 × 3 convolutions of the given widths, 2 × 2 pooling after some, three linear layers."""
     channels, height, width = _image(shape, 32)
-    layers: list[nn.Module] = [_AsImage()]
+    layers: list[nn.Module] = [_AsImageChannelsLast()]
     for index, out in enumerate(widths):
         layers += [nn.Conv2d(channels, out, 3, padding=1), nn.ReLU()]
         if index in pooled:

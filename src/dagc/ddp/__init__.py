@@ -39,7 +39,7 @@ def register(
             learning rate), or
         bytes: as payload bytes per step, all ranks together. One of the three, as the method needs.
         method: A name in `dagc.policies.POLICIES`.
-        exponent: For `power` only.
+        exponent: Of `power` and `dagc-global`; 2/3 if not given.
         values: The value codec; "auto" takes the one that was measured to be best for the budget.
         per_tensor: Select within each parameter tensor instead of over the whole model.
         seed: For methods that draw.

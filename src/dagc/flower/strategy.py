@@ -48,7 +48,7 @@ class DataAware(Strategy):
         threshold: as the mean threshold, in the units of the model's change in a round, or
         bytes: as payload bytes per round, all nodes together. One of the three, as the method needs.
         method: A name in `dagc.policies.POLICIES`.
-        exponent: For `power` only.
+        exponent: Of `power` and `dagc-global`; 2/3 if not given.
         options: What else the method takes, by name.
         values: The value codec of uploads; with a ratio also "auto".
         whole: Patterns of names of arrays that are never compressed, beside batch norm's buffers and whatever is not

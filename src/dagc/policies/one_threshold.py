@@ -48,7 +48,7 @@ class OneThreshold:
     def __init__(self, setting: Setting) -> None:
         """Refuse a bad setting before any work."""
         self.setting = setting
-        exponent = 1.0 if setting.exponent is None else setting.exponent
+        exponent = 2 / 3 if setting.exponent is None else setting.exponent
         self.bins = int(setting.options.get("bins", 4))
         overhead = float(setting.options.get("overhead", 0.125))
         if self.bins not in (1, 2, 4, 8, 16) or not 0 < overhead <= 1:
