@@ -23,6 +23,15 @@ __all__ = ["ErrorFeedback"]
 
 FUSED = (top_k, hard_threshold, random_k)
 """The compressors that have kernels; all of them refuse what is not finite."""
+LINE = 16
+"""So many float32 are a line of the cache."""
+
+
+def _aligned(size: int) -> NDArray[np.float32]:
+    """An array that begins with a line of the cache, as kernels like it; numpy's own do not."""
+    room = np.empty(size + LINE, dtype=np.float32)
+    start = -room.__array_interface__["data"][0] // 4 % LINE
+    return room[start : start + size]
 
 
 class _Spare(threading.local):
@@ -38,7 +47,7 @@ class _Spare(threading.local):
 
     def take(self, size: int) -> NDArray[np.float32]:
         if len(self.array) != size or sys.getrefcount(self.array) > self._alone:
-            self.array = np.empty(size, dtype=np.float32)
+            self.array = _aligned(size)
         taken, self.array = self.array, np.empty(0, dtype=np.float32)
         return taken
 
@@ -85,7 +94,8 @@ class ErrorFeedback:
         self.values = values
         self.seed = seed
         self.steps = 0
-        self._array = np.zeros(size, dtype=np.float32)
+        self._array = _aligned(size)
+        self._array[:] = 0.0
         self.residual = torch.from_numpy(self._array).to(device)
 
     def step(self, gradient: Gradient, parameter: Any) -> Sparse:
@@ -174,6 +184,7 @@ class ErrorFeedback:
             )
         if not np.isfinite(residual).all():
             raise InvalidInput("the residual holds NaN or infinity: the state is damaged")
-        self._array = residual.copy()
+        self._array = _aligned(self.size)
+        self._array[:] = residual
         self.residual = torch.from_numpy(self._array).to(self.residual.device)
         self.steps = int(state["steps"])

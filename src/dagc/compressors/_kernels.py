@@ -25,9 +25,12 @@ INFINITE = 0x7F800000
 """The lowest key that is not a finite number's."""
 BLOCK = 64
 """As many entries as a mask has bits. A buffer needs room for one whole block."""
-AHEAD = 2048
+AHEAD = 1024
 """So many bytes before they are read, memory is asked for gradient and residual: the processor itself stops doing so
 wherever a branch was not foreseen."""
+
+GROUP = 8
+"""So many neighbours are sampled together: they come with one line of the cache."""
 
 _LANES = 8
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -62,11 +65,11 @@ def _widen(builder: Any, halves: Any, kind: int) -> Any:
     return builder.bitcast(builder.or_(whole, sign), floats)
 
 
-def _fetch(builder: Any, address: Any, write: bool) -> None:
-    """Begin to fetch what is at an address, whether there is anything or not; it is read or written soon after."""
+def _fetch(builder: Any, address: Any, keep: bool = True) -> None:
+    """Begin to fetch what is at an address, whether there is anything or not; it is used soon, and maybe kept then."""
     signature = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
     fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-    builder.call(fetch, [builder.inttoptr(address, _I8.as_pointer()), _I32(int(write)), _I32(3), _I32(1)])
+    builder.call(fetch, [builder.inttoptr(address, _I8.as_pointer()), _I32(0), _I32(3 if keep else 0), _I32(1)])
 
 
 def _load(builder: Any, address: Any, kind: int, lanes: int) -> Any:
@@ -109,7 +112,7 @@ def _block(
         magnitude = _vector(builder, _I32(MAGNITUDE), _LANES)
         for start, size in ((gradient, width * BLOCK), (residual, 4 * BLOCK if write.literal_value else 0)):
             for line in range(0, size, 64):
-                _fetch(builder, builder.add(start, _I64(AHEAD + line)), write=False)
+                _fetch(builder, builder.add(start, _I64(AHEAD + line)), keep=write.literal_value != 2)
         totals, keys = [], []
         for lane in range(0, BLOCK, _LANES):
             total = _load(builder, builder.add(gradient, _I64(width * lane)), kind.literal_value, _LANES)
@@ -208,7 +211,7 @@ def _prefetch(typing: Any, address: Any) -> Any:
     """Begin to fetch what is at an address; it is read or written soon after."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _fetch(builder, arguments[0], write=True)
+        _fetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -243,10 +246,11 @@ def collect(parts, residual, out, stream, threshold, cursor, indices, values):
     part, offset, position, found = cursor[0], cursor[1], cursor[2], cursor[3]
     threshold = np.int32(threshold)
     write = len(residual) > 0
-    residual_start = residual.ctypes.data if write else 0
-    out_start = out.ctypes.data
+    residual_start = np.int64(residual.ctypes.data) if write else 0
+    out_start = np.int64(out.ctypes.data)
     sums = np.zeros(BLOCK + 1, np.float32)
-    sums_start, indices_start, values_start = sums.ctypes.data, indices.ctypes.data, values.ctypes.data
+    sums_start = np.int64(sums.ctypes.data)
+    indices_start, values_start = np.int64(indices.ctypes.data), np.int64(values.ctypes.data)
     keys = sums.view(np.int32)
     full = False
     while part < len(parts) and not full:
@@ -353,49 +357,54 @@ def _largest(keys, rank, low, high, scratch):
 
 @kernel
 def _sample(parts, residual, size, sample):
-    """Fill the sample with the bits of one entry of each of as many equal strata: always the same places."""
-    residual_start = residual.ctypes.data if len(residual) else 0
-    width = size / len(sample)
-    places = np.empty((BLOCK, 3), np.int64)
+    """Fill the sample with the bits of `GROUP` neighbours from each of as many equal strata: always the same places."""
+    residual_start = np.int64(residual.ctypes.data) if len(residual) else 0
+    strata = len(sample) // GROUP
+    stride = size / strata
+    places = np.empty((BLOCK, 4), np.int64)
     part = start = 0
-    for begin in range(0, len(sample), BLOCK):
+    for begin in range(0, strata, BLOCK):
         # They lie far apart, so memory is asked for many of them at a time.
-        count = min(BLOCK, len(sample) - begin)
+        count = min(BLOCK, strata - begin)
         for j in range(count):
             z = np.uint64(begin + j + 1) * np.uint64(0x9E3779B97F4A7C15)
             z = (z ^ (z >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-            at = min(size - 1, int((begin + j + (z >> np.uint64(40)) * 2.0**-24) * width))
+            at = min(size - 1, int((begin + j + (z >> np.uint64(40)) * 2.0**-24) * stride))
             while at - start >= parts[part, 1]:
                 start += parts[part, 1]
                 part += 1
-            kind = parts[part, 2]
-            gradient = parts[part, 0] + (at - start) * (4 if kind == FP32 else 2)
-            kept = residual_start + 4 * at if residual_start else 0
-            places[j, 0], places[j, 1], places[j, 2] = gradient, kind, kept
+            length, kind = parts[part, 1], parts[part, 2]
+            offset = max(0, min((at - start) // GROUP * GROUP, length - GROUP))
+            gradient = parts[part, 0] + offset * (4 if kind == FP32 else 2)
+            kept = residual_start + 4 * (start + offset) if residual_start else 0
+            places[j, 0], places[j, 1], places[j, 2], places[j, 3] = gradient, kind, kept, length
             _prefetch(gradient)
             _prefetch(kept)
         for j in range(count):
-            total = _total(places[j, 0], places[j, 1], places[j, 2])
-            sample[begin + j] = np.float32(total).view(np.int32)
+            gradient, kind, kept, length = places[j, 0], places[j, 1], places[j, 2], places[j, 3]
+            for i in range(GROUP):
+                k = min(i, length - 1)
+                total = _total(gradient + (4 if kind == FP32 else 2) * k, kind, kept + 4 * k if kept else 0)
+                sample[(begin + j) * GROUP + i] = np.float32(total).view(np.int32)
 
 
 @kernel
 def bracket(parts, residual, size, count):
     """Two keys with the count-th largest key of all between them, most likely: a guess from a sample.
 
-    The sample's ranks three standard deviations to either side of the expected one give the keys; the lower one is too
-    high in about one call of a thousand. Its size makes drawing it and putting back what it lets through too much cost
-    about the same, as measured.
+    The sample's ranks three standard deviations to either side of the expected one give the keys (with half as much
+    again for the variance, since neighbours are alike); the lower one is too high in about one call of a thousand. Its
+    size makes drawing it and putting back what it lets through too much cost about the same, as measured.
     """
     share = count / size
-    s = max(256, int(2 * size**0.5), int((size * share**0.5) ** (2 / 3)))
+    s = max(256, int(4 * size**0.5), int((size * share**0.5) ** (2 / 3))) // GROUP * GROUP
     low, high = np.int64(1), np.int64(MAGNITUDE)
     if s * 4 > size:
         return low, high
     sample, scratch = np.empty(s, np.int32), np.empty(s + 1, np.int32)
     _sample(parts, residual, size, sample)
     expected = s * share
-    margin = 3 * (expected * (1 - share)) ** 0.5 + 3
+    margin = 3 * (1.5 * expected * (1 - share)) ** 0.5 + 3
     if expected + margin < s:
         low = max(low, _largest(sample, int(expected + margin), low, high, scratch)[0])
     if expected - margin >= 1:
@@ -426,7 +435,7 @@ def choose(indices, values, count, low, high, out, scratch, to_indices, to_value
             if equal == 0:
                 bound += np.int32(1)
     if len(out):
-        start = out.ctypes.data
+        start = np.int64(out.ctypes.data)
         dropped, ahead = np.uint64(len(keys)) - kept, np.uint64(16)
         for j in range(dropped):
             if j + ahead < dropped:
@@ -473,10 +482,10 @@ def top_k(parts, residual, out, stream, size, count, guess, indices, values, scr
 @kernel
 def count(parts, residual, shift, floor, counts):
     """Add one to `counts[key >> shift]` for the key of every sum in bin `floor` or above; write nothing else."""
-    start, position = residual.ctypes.data, 0
+    start, position = np.int64(residual.ctypes.data), 0
     threshold = np.int32(floor << shift)
     sums = np.zeros(BLOCK + 1, np.float32)
-    keys, sums_start = sums.view(np.int32), sums.ctypes.data
+    keys, sums_start = sums.view(np.int32), np.int64(sums.ctypes.data)
     for part in range(len(parts)):
         address, length, kind = parts[part, 0], parts[part, 1], parts[part, 2]
         width = 4 if kind == FP32 else 2

@@ -13,11 +13,11 @@ __all__ = ["int8_write", "rice_parameters", "rice_read", "rice_read_parameters",
 
 _I64 = ir.IntType(64)
 ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
-FOURTEEN, FIFTY_SIX, SIXTY_FOUR = np.uint64(14), np.uint64(56), np.uint64(64)
+FOURTEEN, FIFTY_SIX, LAST = np.uint64(14), np.uint64(56), np.uint64(63)
 LOW, HIGH = np.uint64(7), np.uint64(56)
 """Of a number of bits below 64: those beyond the whole bytes, and those in them."""
-CHUNK = 128
-"""So many gaps are taken apart before they are written."""
+FOURS = 256
+"""At most so many fours of gaps are taken apart before they are written."""
 
 
 @intrinsic
@@ -89,70 +89,75 @@ def _put(at, word, bits):
 @kernel
 def _put_quotient(at, word, bits, quotient):
     """Write as many zeros, however many, and a one."""
-    _store(at, word)
+    while quotient >= FIFTY_SIX:
+        at, word, bits = _put(at, word, bits + FIFTY_SIX)
+        quotient -= FIFTY_SIX
     bits += quotient
-    word = word >> (bits & HIGH) if bits < SIXTY_FOUR else ZERO
-    at, bits = at + np.int64(bits >> THREE), bits & LOW
     return _put(at, word | ONE << bits, bits + ONE)
 
 
 @kernel
-def _split_gaps(indices, before, width, low, quotients):
-    """The low bits and the quotients of the gaps between up to `CHUNK` indices: a loop for the vector unit."""
+def _fours(indices, start, fours, width, low, unary, lengths):
+    """Four gaps each, from `start` > 0 on: low bits side by side, quotients in unary, and how many bits those are.
+
+    A loop for the vector unit. More than 64 bits in unary are nonsense, but their number is right.
+    """
     mask = (ONE << width) - ONE
-    gap = np.uint64(indices[0] - before - 1)
-    low[0], quotients[0] = gap & mask, gap >> width
-    behind, ahead, more_low, more_quotients = indices[:-1], indices[1:], low[1:], quotients[1:]
-    for i in range(len(ahead)):
-        gap = np.uint64(ahead[i] - behind[i] - 1)
-        more_low[i], more_quotients[i] = gap & mask, gap >> width
+    for j in range(np.uint64(fours)):
+        i = np.uint64(start) + FOUR * j
+        before, first, second, third = indices[i - ONE], indices[i], indices[i + ONE], indices[i + TWO]
+        a, b = np.uint64(first - before - 1), np.uint64(second - first - 1)
+        c, d = np.uint64(third - second - 1), np.uint64(indices[i + THREE] - third - 1)
+        low[j] = (a & mask | (b & mask) << width) | ((c & mask) << (TWO * width) | (d & mask) << (THREE * width))
+        end_a = a >> width  # where its one goes
+        end_b = end_a + (b >> width) + ONE
+        end_c = end_b + (c >> width) + ONE
+        end_d = end_c + (d >> width) + ONE
+        unary[j] = (ONE << (end_a & LAST) | ONE << (end_b & LAST)) | (ONE << (end_c & LAST) | ONE << (end_d & LAST))
+        lengths[j] = end_d + ONE
 
 
 @kernel
-def rice_write(indices, block, parameters, parameter_bits, low_start, out, unary):
-    """Write parameters and low bits to `out`, quotients to `unary`, which is zero; each has eight bytes to spare.
+def rice_write(indices, block, parameters, parameter_bits, low_start, unary_start, out):
+    """Write parameters, low bits and quotients to `out`; the last two begin at these places.
 
-    Four at a time if they fit a word. Everything is unsigned: that saves a look for negative places at each step, half
-    of the time.
+    After low bits and quotients are eight bytes to spare. Eight indices at a time where the low bits of four fit a word
+    and the quotients of eight do.
     """
-    at, word, bits = out.ctypes.data, ZERO, ZERO
+    start = np.int64(out.ctypes.data)
+    at, word, bits = start, ZERO, ZERO
     for width in parameters:
         at, word, bits = _put(at, word | np.uint64(width) << bits, bits + np.uint64(parameter_bits))
     _store(at, word)
 
-    at, word, bits = out.ctypes.data + low_start, ZERO, ZERO
-    unary_at, unary_word, unary_bits = unary.ctypes.data, ZERO, ZERO
-    low, quotients = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
-    before = np.int64(-1)
+    at, word, bits = start + low_start, ZERO, ZERO
+    unary_at, unary_word, unary_bits = start + unary_start, ZERO, ZERO
+    low, unary, lengths = np.empty(FOURS, np.uint64), np.empty(FOURS, np.uint64), np.empty(FOURS, np.uint64)
+    before, i = np.int64(-1), np.int64(0)
     for j in range(len(parameters)):
         width = np.uint64(parameters[j])
         stop = min(len(indices), (j + 1) * block)
-        for begin in range(j * block, stop, CHUNK):
-            here = indices[begin : min(stop, begin + CHUNK)]
-            _split_gaps(here, before, width, low, quotients)
-            before = here[-1]
-            i, count = ZERO, np.uint64(len(here))
-            fours = count >> TWO if width <= FOURTEEN else ZERO
-            for _ in range(fours):
-                first = low[i] | low[i + ONE] << width
-                last = low[i + TWO] << (TWO * width) | low[i + THREE] << (THREE * width)
-                at, word, bits = _put(at, word | (first | last) << bits, bits + FOUR * width)
-                a, b, c, d = quotients[i], quotients[i + ONE], quotients[i + TWO], quotients[i + THREE]
-                i += FOUR
-                second = a + b + ONE  # where the four ones go, the first to a
-                third = second + c + ONE
-                fourth = third + d + ONE
-                if fourth < FIFTY_SIX:
-                    ones = (ONE << a | ONE << second) | (ONE << third | ONE << fourth)
-                    unary_word |= ones << unary_bits
-                    unary_at, unary_word, unary_bits = _put(unary_at, unary_word, unary_bits + fourth + ONE)
-                else:
-                    for quotient in (a, b, c, d):
-                        unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, quotient)
-            while i < count:
-                at, word, bits = _put(at, word | low[i] << bits, bits + width)
-                unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, quotients[i])
-                i += ONE
+        while i < stop:
+            fours = min(FOURS, (stop - i) >> 3 << 1) if i > 0 and width <= FOURTEEN else 0
+            _fours(indices, i, fours, width, low, unary, lengths)
+            for a in range(ZERO, np.uint64(fours), TWO):
+                b = a + ONE
+                length = lengths[a] + lengths[b]
+                if length > FIFTY_SIX:
+                    break
+                at, word, bits = _put(at, word | low[a] << bits, bits + FOUR * width)
+                at, word, bits = _put(at, word | low[b] << bits, bits + FOUR * width)
+                unary_word |= (unary[a] | unary[b] << lengths[a]) << unary_bits
+                unary_at, unary_word, unary_bits = _put(unary_at, unary_word, unary_bits + length)
+                i += 8
+            if i > 0:
+                before = indices[np.uint64(i - 1)]
+            for _ in range(min(8, stop - i)):
+                gap = np.uint64(indices[np.uint64(i)] - before - 1)
+                at, word, bits = _put(at, word | (gap & ((ONE << width) - ONE)) << bits, bits + width)
+                unary_at, unary_word, unary_bits = _put_quotient(unary_at, unary_word, unary_bits, gap >> width)
+                before = indices[np.uint64(i)]
+                i += 1
     _store(at, word)
     _store(unary_at, unary_word)
 
@@ -160,7 +165,7 @@ def rice_write(indices, block, parameters, parameter_bits, low_start, out, unary
 @kernel
 def rice_read_parameters(data, parameter_bits, block, count, most, parameters):
     """Fill in the parameters, and return the bits that the low bits take; -1 if anything is not right."""
-    start = data.ctypes.data
+    start = np.int64(data.ctypes.data)
     mask = (np.uint64(1) << np.uint64(parameter_bits)) - np.uint64(1)
     low = bit = 0
     for j in range(len(parameters)):
@@ -180,7 +185,7 @@ def rice_read(data, block, parameters, low_start, unary_start, end, size, out):
 
     Invariant: all bits before `low` and all ones up to `last` are read, and `before` is the last index.
     """
-    start = data.ctypes.data
+    start = np.int64(data.ctypes.data)
     low = 8 * low_start
     unary = 8 * unary_start  # where the bits of `word` begin
     word = _load(start + unary_start)

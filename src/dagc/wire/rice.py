@@ -56,10 +56,10 @@ def write(rice: Rice, adaptive: bool) -> bytes:
 
     head = _parameter_bytes(len(rice.indices), adaptive)
     middle = head + _bytes(rice.low)
-    out, unary = np.empty(middle + 8, dtype=np.uint8), np.zeros(rice.size - middle + 8, dtype=np.uint8)
+    out = np.empty(rice.size + 16, dtype=np.uint8)
     bits, block = (PARAMETER_BITS, BLOCK) if adaptive else (8, max(1, len(rice.indices)))
-    _kernels.rice_write(rice.indices, block, rice.parameters, bits, head, out, unary)
-    return b"".join((out[:middle].data, unary[:-8].data))
+    _kernels.rice_write(rice.indices, block, rice.parameters, bits, head, middle + 8, out)
+    return b"".join((out[:middle].data, out[middle + 8 : -8].data))
 
 
 def read(section: memoryview, size: int, count: int, adaptive: bool) -> Ints:
