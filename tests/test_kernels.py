@@ -317,7 +317,9 @@ SUPPORTS = {
     "dense": np.flatnonzero(np.random.default_rng(2).random(3000) < 0.7),
     "jumps": np.cumsum(np.where(np.arange(1000) % 97 == 0, 1 << 24, 1)),
     "a word and more": np.cumsum(np.where(np.arange(2000) % 8 == 5, 30 + np.arange(2000) // 8 % 200, 1)),
-    **{f"{n} of them": np.arange(n) * 37 + 3 for n in (1, 2, 3, 4, 5, 7, 8, 9, 17, 127, 128, 129, 131, 256, 1021, 2063)},
+    **{
+        f"{n} of them": np.arange(n) * 37 + 3 for n in (1, 2, 3, 4, 5, 7, 8, 9, 17, 127, 128, 129, 131, 256, 1021, 2063)
+    },
 }
 
 
