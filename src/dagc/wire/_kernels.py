@@ -18,6 +18,8 @@ LOW, HIGH = np.uint64(7), np.uint64(56)
 """Of a number of bits below 64: those beyond the whole bytes, and those in them."""
 FOURS = 256
 """At most so many fours of gaps are taken apart before they are written."""
+CHUNK = 128
+"""So many indices are read together."""
 
 
 @intrinsic
@@ -45,10 +47,20 @@ def _store(typing: Any, address: Any, word: Any) -> Any:
 
 @intrinsic
 def _zeros_below(typing: Any, word: Any) -> Any:
-    """How many zeros there are below the lowest one; there must be a one."""
+    """How many zeros there are below the lowest one; 64 if there is no one."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.IntType(1)(1))
+        return builder.cttz(arguments[0], ir.IntType(1)(0))
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
+def _ones(typing: Any, word: Any) -> Any:
+    """How many ones there are."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
 
     return types.int64(types.uint64), generate
 
@@ -180,47 +192,73 @@ def rice_read_parameters(data, parameter_bits, block, count, most, parameters):
 
 
 @kernel
+def _places(word, base, places, found):
+    """Add the place of each of the word's ones, counted from `base`: four at a time, whether there are so many or not."""
+    at = np.uint64(found)
+    for _ in range((_ones(word) + 3) >> 2):
+        for _ in range(4):
+            places[at] = base + _zeros_below(word)
+            word &= word - ONE
+            at += ONE
+
+
+@kernel
 def rice_read(data, block, parameters, low_start, unary_start, end, size, out):
     """Fill in the indices from `data`, which goes on with eight zero bytes after `end`. False if anything is not right.
 
-    Invariant: all bits before `low` and all ones up to `last` are read, and `before` is the last index.
+    A quotient is what lies between two ones, so where the ones are gives the sum of all quotients up to any index; of
+    the low bits, there is a sum to keep.
+    Invariant: all bits before `low`, all ones up to `last` and `before`, the last index, are read; the places of
+    `found` ones after those are known, which are all before `unary`.
     """
     start = np.int64(data.ctypes.data)
-    low = 8 * low_start
-    unary = 8 * unary_start  # where the bits of `word` begin
-    word = _load(start + unary_start)
-    last = unary - 1
-    before = np.int64(-1)
+    low, unary = 8 * low_start, 8 * unary_start
+    last, before, found = unary - 1, np.int64(-1), 0
+    places = np.empty(CHUNK + 2 * 64, np.int64)
     for j in range(len(parameters)):
-        width = parameters[j]
-        mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+        width = np.uint64(parameters[j])
+        mask = (ONE << width) - ONE
         stop = min(len(out), (j + 1) * block)
-        for begin in range(j * block, stop, 128):
-            longest = np.int64(0)
-            for i in range(begin, min(stop, begin + 128)):
-                while word == 0:
-                    unary += 64
-                    if unary >= 8 * end:
-                        return False
-                    word = _load(start + (unary >> 3))
-                place = unary + _zeros_below(word)
-                word &= word - np.uint64(1)
-                quotient = place - last - 1
-                last = place
-                longest = max(longest, quotient)
-                rest = _load(start + (low >> 3)) >> np.uint64(low & 7) & mask
-                low += width
-                before += (quotient << width) + np.int64(rest) + 1
-                out[i] = before
-            # 128 steps, each at most twice the size, cannot overflow before they are looked at.
-            if longest > size >> width or before >= size:
+        for begin in range(j * block, stop, CHUNK):
+            count = min(CHUNK, stop - begin)
+            while found < count:
+                if unary >= 8 * end:
+                    return False
+                word = _load(start + (unary >> 3))
+                _places(word, unary, places, found)
+                found += _ones(word)
+                unary += 64
+            if places[count - 1] - last - count > size >> np.int64(width):
                 return False
-    if low & 7 and data[low >> 3] >> (low & 7):
+            total, base = before + 1, last + 1
+            i, first = ZERO, np.uint64(begin)
+            fours = np.uint64(count) >> TWO if width <= FOURTEEN else ZERO
+            for _ in range(fours):
+                bits = _load(start + (low >> 3)) >> np.uint64(low & 7)
+                low += 4 * np.int64(width)
+                for _ in range(4):
+                    total += np.int64(bits & mask)
+                    bits >>= width
+                    out[first + i] = ((places[i] - base - np.int64(i)) << np.int64(width)) + total + np.int64(i)
+                    i += ONE
+            while i < np.uint64(count):
+                total += np.int64(_load(start + (low >> 3)) >> np.uint64(low & 7) & mask)
+                low += np.int64(width)
+                out[first + i] = ((places[i] - base - np.int64(i)) << np.int64(width)) + total + np.int64(i)
+                i += ONE
+            before, last = out[begin + count - 1], places[count - 1]
+            if before >= size:
+                return False
+            found -= count
+            for i in range(np.uint64(found)):
+                places[i] = places[i + np.uint64(count)]
+    if found or (low & 7 and data[low >> 3] >> (low & 7)):
         return False
-    while word == 0 and unary + 64 < 8 * end:
+    while unary < 8 * end:
+        if _load(start + (unary >> 3)):
+            return False
         unary += 64
-        word = _load(start + (unary >> 3))
-    return word == 0 and 8 * end - last - 1 < 8
+    return 8 * end - last - 1 < 8
 
 
 @kernel

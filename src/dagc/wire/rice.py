@@ -5,7 +5,8 @@ the parameters, the low bits of all gaps, and the unary quotients (as many zeros
 bits sit at known places and quotients are found by their ones, so both directions work on whole arrays.
 """
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +38,9 @@ class Rice(NamedTuple):
 def plan(indices: Ints, adaptive: bool) -> Rice:
     """Choose the parameters and compute the exact size of the section."""
     if compiled():
-        from dagc.wire import _kernels
-
         indices = np.ascontiguousarray(indices)
         parameters = np.empty(_blocks(len(indices), adaptive), dtype=np.int64)
-        low, unary = _kernels.rice_parameters(indices, BLOCK if adaptive else max(1, len(indices)), parameters)
+        low, unary = _kernels().rice_parameters(indices, BLOCK if adaptive else max(1, len(indices)), parameters)
     else:
         parameters, low, unary = _parameters(indices, adaptive)
     size = _parameter_bytes(len(indices), adaptive) + _bytes(low) + _bytes(unary)
@@ -52,13 +51,11 @@ def write(rice: Rice, adaptive: bool) -> bytes:
     """The section's bytes; there are `rice.size` of them."""
     if not compiled():
         return _write(rice, adaptive)
-    from dagc.wire import _kernels
-
     head = _parameter_bytes(len(rice.indices), adaptive)
     middle = head + _bytes(rice.low)
     out = np.empty(rice.size + 16, dtype=np.uint8)
     bits, block = (PARAMETER_BITS, BLOCK) if adaptive else (8, max(1, len(rice.indices)))
-    _kernels.rice_write(rice.indices, block, rice.parameters, bits, head, middle + 8, out)
+    _kernels().rice_write(rice.indices, block, rice.parameters, bits, head, middle + 8, out)
     return b"".join((out[:middle].data, out[middle + 8 : -8].data))
 
 
@@ -66,18 +63,24 @@ def read(section: memoryview, size: int, count: int, adaptive: bool) -> Ints:
     """The indices in a section written by anybody; `MalformedPayload` if it is not exactly right."""
     head = _parameter_bytes(count, adaptive)
     if compiled() and head <= len(section) and count <= 8 * len(section):
-        from dagc.wire import _kernels
-
         data = np.frombuffer(b"".join((section, bytes(8))), dtype=np.uint8)
         bits, block = (PARAMETER_BITS, BLOCK) if adaptive else (8, max(1, count))
         parameters = np.empty(_blocks(count, adaptive), dtype=np.int64)
-        low = _kernels.rice_read_parameters(data, bits, block, count, LARGEST_PARAMETER, parameters)
+        low = _kernels().rice_read_parameters(data, bits, block, count, LARGEST_PARAMETER, parameters)
         middle, end = head + _bytes(low), len(section)
         if low >= 0 and middle <= end:
             indices = np.empty(count, dtype=np.int64)
-            if _kernels.rice_read(data, block, parameters, head, middle, end, size, indices):
+            if _kernels().rice_read(data, block, parameters, head, middle, end, size, indices):
                 return indices
     return _read(section, size, count, adaptive)  # which also says what is wrong
+
+
+@cache
+def _kernels() -> Any:
+    """Imported when they are first used, and looked up once: that takes as long as writing a thousand indices."""
+    from dagc.wire import _kernels
+
+    return _kernels
 
 
 def _parameters(indices: Ints, adaptive: bool) -> tuple[Ints, int, int]:
