@@ -20,7 +20,7 @@ def _variant(method: str, rate: str, note: str = "", **fields: Any) -> Variant:
 
 
 def _against_dagc_r() -> tuple[Cell, ...]:
-    """The same bytes, about those of 0.1 and of 1 % of the entries as fp32, outlines included; and what all bytes get."""
+    """The same bytes, about those of 0.1 and of 1 % of the entries as fp32, outlines included; and no compression."""
     budgets = {"0.001": ("480/round", 1_000), "0.01": ("4000/round", 400)}
     splits = {
         "sr100": {"skew_ratio": 100.0},

@@ -193,7 +193,7 @@ def rice_read_parameters(data, parameter_bits, block, count, most, parameters):
 
 @kernel
 def _places(word, base, places, found):
-    """Add the place of each of the word's ones, counted from `base`: four at a time, whether there are so many or not."""
+    """Add the place of each of the word's ones, counted from `base`; four at a time, if there are as many or not."""
     at = np.uint64(found)
     for _ in range((_ones(word) + 3) >> 2):
         for _ in range(4):
