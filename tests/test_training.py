@@ -313,6 +313,7 @@ def test_callbacks_see_every_round():
         ({"device": "abacus"}, "device is 'abacus': torch cannot use it"),
         ({"compute_seconds": -1}, "compute_seconds is -1: "),
         ({"wokers": 3}, "no field 'wokers'"),
+        ({"partition": "by-client", "workers": 20, "skew_ratio": 5}, "takes the place of workers, skew_ratio: leave"),
     ],
 )
 def test_bad_configurations_are_refused_naming_field_value_and_what_is_allowed(fields, says):
@@ -327,8 +328,8 @@ def test_bad_configurations_are_refused_naming_field_value_and_what_is_allowed(f
         ({"method": "dagc-a", "threshold": None, "ratio": 0.1}, "takes one budget, threshold"),
         ({"ratio": 1e-6}, "at least one"),
         ({"workers": 100_000}, "100,000 workers"),
-        ({"partition": "pizza"}, "'pizza' is unknown"),
-        ({"task": "cnn@digits", "partition": "by-client"}, "client"),
+        ({"partition": "pizza", "skew_ratio": 100}, "'pizza' is unknown"),
+        ({"task": "cnn@digits", "partition": "by-client", "skew_ratio": 100}, "this data set has no clients"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(fields, says):

@@ -228,6 +228,16 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _options(self) -> Self:
+        passed_over = [
+            name
+            for name in ("workers", "skew_ratio", "label_alpha")
+            if self.partition is not None and getattr(self, name) != type(self).model_fields[name].default
+        ]
+        if passed_over:
+            raise ValueError(
+                f"partition is {self.partition!r} and takes the place of {', '.join(passed_over)}: leave those out and "
+                "say it in the partition, e.g. iid:workers=20"
+            )
         if self.budget_rate is not None:
             of_time = make_rate(self.budget_rate).per == "hour"
             if of_time != (self.budget_bytes is not None) or self.method in ("none", "accordion"):
