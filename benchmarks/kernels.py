@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -132,11 +131,14 @@ def ours(compressor: dagc.Compressor, size: int, parameter: Any, kernels: str = 
     def step(gradient: Any) -> object:
         return feedback.step(gradient, parameter)
 
+    asking = [sys.modules[name] for name in ("dagc.feedback", "dagc.compressors.top_k")]
+
     def plain_step(gradient: Any) -> object:
-        with mock.patch.dict(os.environ, {"DAGC_KERNELS": "torch"}):
-            compiled.cache_clear()
-            sparse = feedback.step(gradient, parameter)
-        compiled.cache_clear()
+        for module in asking:  # setting the environment would take as long as adding half a million entries
+            module.compiled = lambda: False  # type: ignore[attr-defined]
+        sparse = feedback.step(gradient, parameter)
+        for module in asking:
+            module.compiled = compiled  # type: ignore[attr-defined]
         return sparse
 
     return plain_step if kernels == "torch" else step

@@ -155,7 +155,10 @@ class ErrorFeedback:
         if self.compressor not in FUSED:  # those look themselves
             refuse_non_finite(out)
         sparse = self.compressor(out, parameter, seed=seed)
-        out[self._places(sparse)] = 0.0
+        if out.is_cpu:
+            out.numpy()[sparse.indices] = 0.0
+        else:
+            out[self._places(sparse)] = 0.0
         return sparse
 
     def _places(self, sparse: Sparse) -> torch.Tensor:

@@ -21,7 +21,9 @@ MAGNITUDE = np.int32(0x7FFFFFFF)
 """All bits of a float32 but its sign."""
 INFINITE = np.int32(0x7F800000)
 """The lowest of these that are not a finite number's."""
-PIECE = 1 << 18
+NORMAL = np.int32(0x00800000)
+"""The lowest of these that are a normal number's."""
+PIECE = 1 << 17
 """So many entries are looked at together."""
 
 
@@ -85,28 +87,34 @@ class _Buffers(threading.local):
     """What a thread looks at entries with: fresh memory is slow at first touch."""
 
     def __init__(self) -> None:
-        self.magnitudes = np.empty(PIECE, dtype=np.int32)
-        self.found = np.empty(PIECE, dtype=np.bool_)
+        self.magnitudes = np.empty(PIECE, dtype=np.float32)
+        self.below = np.empty(PIECE, dtype=np.bool_)
 
 
 _buffers = _Buffers()
 
 
-def beyond(bits: NDArray[np.int32], least: np.int32) -> NDArray[np.int64]:
-    """Where the bits of float32 numbers, without the sign, are at least so much, ascending.
+def beyond(vector: NDArray[np.float32], least: np.int32) -> NDArray[np.int64]:
+    """Where the bits of the numbers, without the sign, are at least so much, ascending.
 
-    Without their signs, bits order like magnitudes, with NaN above all numbers. numpy is several times faster than
-    torch here, in pieces that fit the cache.
+    Those order like magnitudes, with NaN above all numbers: it is not below anything. numpy is several times faster
+    than torch here, in pieces that fit the cache, and faster with floats than with integers.
     """
-    places = [np.zeros(0, dtype=np.int64)]
-    for start in range(0, len(bits), PIECE):
-        here = bits[start : start + PIECE]
-        magnitudes, found = _buffers.magnitudes[: len(here)], _buffers.found[: len(here)]
-        np.greater_equal(np.bitwise_and(here, MAGNITUDE, out=magnitudes), least, out=found)
-        places.append(np.flatnonzero(found) + start)
-    return np.concatenate(places)
+    threshold, found = least.view(np.float32), [np.zeros(0, dtype=np.int64)]
+    with np.errstate(invalid="ignore"):
+        for start in range(0, len(vector), PIECE):
+            here = vector[start : start + PIECE]
+            magnitudes, below = _buffers.magnitudes[: len(here)], _buffers.below[: len(here)]
+            np.less(np.abs(here, out=magnitudes), threshold, out=below)
+            found.append(np.flatnonzero(np.logical_not(below, out=below)) + start)
+    places = np.concatenate(found)
+    if least < NORMAL:  # the processor may be set to take such numbers for zero
+        places = places[vector[places].view(np.int32) & MAGNITUDE >= least]
+    return places
 
 
 def picked(vector: torch.Tensor, indices: torch.Tensor, seed: int | None = None) -> Sparse:
     """These entries of the vector, on the host."""
-    return Sparse.trusted(len(vector), indices.cpu().numpy(), vector[indices].cpu().numpy(), seed)
+    places = indices.cpu().numpy()
+    values = vector.numpy()[places] if vector.is_cpu else vector[indices].cpu().numpy()
+    return Sparse.trusted(len(vector), places, values, seed)

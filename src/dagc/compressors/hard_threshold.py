@@ -29,7 +29,7 @@ def hard_threshold(vector: Gradient, parameter: float, *, seed: int = 0) -> Spar
     threshold = checked_threshold(parameter)
     if values.is_cpu:
         least = max(1, int(threshold.view(torch.int32)))
-        chosen = torch.from_numpy(beyond(values.numpy().view(np.int32), np.int32(least)))
+        chosen = torch.from_numpy(beyond(values.numpy(), np.int32(least)))
     else:
         bound = threshold.to(values.device).clamp(min=SMALLEST)
         chosen = (values.abs() < bound).logical_not().nonzero()[:, 0]  # a NaN is not below

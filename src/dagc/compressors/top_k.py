@@ -46,11 +46,11 @@ def top_k(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
     if not values.is_cpu:
         refuse_non_finite(values)
         return picked(values, _largest_on_device(values.abs(), count))
-    bits = values.numpy().view(np.int32)
-    chosen = _sampled(bits, count) if len(values) >= SAMPLE_FROM else None
+    array = values.numpy()
+    chosen = _sampled(array, count) if len(values) >= SAMPLE_FROM else None
     if chosen is None:
         refuse_non_finite(values)
-        chosen = _largest(bits & MAGNITUDE, count)
+        chosen = _largest(array.view(np.int32) & MAGNITUDE, count)
     return picked(values, torch.from_numpy(chosen))
 
 
@@ -85,23 +85,23 @@ def _strata(size: int, s: int) -> NDArray[np.int64]:
     return np.minimum(((strata + strata * 0.6180339887498949 % 1) * (size / s)).astype(np.int64), size - 1)
 
 
-def _sampled(bits: Keys, count: int) -> NDArray[np.int64] | None:
+def _sampled(vector: NDArray[np.float32], count: int) -> NDArray[np.int64] | None:
     """The same by a guess: most entries are below a threshold taken from a sample, and need no sorting.
 
     The sample is one entry from each of s strata; its rank three standard deviations beyond the expected one is too
     high a threshold in about one of a thousand calls. None then, and if something is not finite.
     """
-    size = len(bits)
+    size = len(vector)
     share = count / size
     s = max(256, int(2 * size**0.5), int((0.6 * size * share**0.5) ** (2 / 3)))
     rank = int(s * share + 3 * (s * share * (1 - share)) ** 0.5 + 3)
     if count == 0 or 2 * rank > s:
         return None
-    guess = np.partition(bits[_strata(size, s)] & MAGNITUDE, s - rank)[s - rank]
+    guess = np.partition(vector[_strata(size, s)].view(np.int32) & MAGNITUDE, s - rank)[s - rank]
     if guess == 0:
         return None
-    candidates = beyond(bits, guess)
-    keys = bits[candidates] & MAGNITUDE
+    candidates = beyond(vector, guess)
+    keys = vector[candidates].view(np.int32) & MAGNITUDE
     if len(candidates) < count or keys.max() >= INFINITE:
         return None
     return candidates[_largest(keys, count)]
