@@ -304,6 +304,17 @@ def test_threads_step_clients_side_by_side():
         assert same_bits(alone[number][2], together[number][2])
 
 
+@pytest.mark.parametrize(("threshold", "wanted"), [(0.0, [1, 2, 4, 5, 6]), (2e-38, [5, 6]), (1.0, [6])])
+def test_a_processor_that_takes_denormal_numbers_for_zero_selects_the_same(threshold, wanted, plainly):
+    vector = torch.tensor([0.0, 1e-45, -1e-42, -0.0, 1e-39, 2e-38, -3.0])
+    torch.set_flush_denormal(True)
+    try:
+        found = hard_threshold(vector, threshold).indices, plainly(hard_threshold, vector, threshold).indices
+    finally:
+        torch.set_flush_denormal(False)
+    assert found[0].tolist() == found[1].tolist() == wanted
+
+
 SUPPORTS = {
     "none": [],
     "first": [0],
