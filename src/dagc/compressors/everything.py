@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from dagc.compressors._vector import Gradient, flat, picked, refuse_non_finite
+from dagc.compressors._vector import Gradient, flat, picked, refuse_non_finite, tensors
 from dagc.sparse import Sparse
 
 __all__ = ["everything"]
@@ -17,6 +17,6 @@ def everything(vector: Gradient, parameter: Any = None, *, seed: int = 0) -> Spa
         >>> everything(torch.tensor([0.5, 0.0])).indices
         array([0, 1])
     """
-    values = flat(vector)
+    values = flat(tensors(vector))
     refuse_non_finite(values)
     return picked(values, torch.arange(len(values), device=values.device))

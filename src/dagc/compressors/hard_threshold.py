@@ -21,19 +21,20 @@ def hard_threshold(vector: Gradient, parameter: float, *, seed: int = 0) -> Spar
         Sparse(size=3, indices=array([1, 2]), values=array([-3. ,  0.5], dtype=float32), seed=None)
     """
     parts = tensors(vector)
-    if compiled() and all(part.device.type == "cpu" for part in parts):
+    on_cpu = all(part.is_cpu for part in parts)
+    if on_cpu and compiled():
         from dagc.compressors import _select
 
         return _select.SELECT[hard_threshold](_select.total(parts), parameter, seed)
     values = flat(parts)
     threshold = checked_threshold(parameter)
-    if values.is_cpu:
-        least = max(1, int(threshold.view(torch.int32)))
-        chosen = torch.from_numpy(beyond(values.numpy(), np.int32(least)))
+    if on_cpu:
+        array = values.numpy()
+        chosen = beyond(array, np.int32(max(1, int(threshold.view(torch.int32)))))
+        sparse = Sparse.trusted(len(array), chosen, array.take(chosen))
     else:
         bound = threshold.to(values.device).clamp(min=SMALLEST)
-        chosen = (values.abs() < bound).logical_not().nonzero()[:, 0]  # a NaN is not below
-    sparse = picked(values, chosen)
+        sparse = picked(values, (values.abs() < bound).logical_not().nonzero()[:, 0])  # a NaN is not below
     if not np.isfinite(sparse.values).all():
         refuse_non_finite(values)
     return sparse

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from dagc.allocation import apportion
-from dagc.compressors._vector import Gradient, checked_count, flat
+from dagc.compressors._vector import Gradient, checked_count, flat, tensors
 from dagc.compressors.hard_threshold import hard_threshold
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
@@ -33,7 +33,7 @@ def per_tensor(compressor: "Compressor", sizes: Sequence[int]) -> "Compressor":
     total = sum(sizes)
 
     def select(vector: Gradient, parameter: Any, *, seed: int = 0) -> Sparse:
-        values = flat(vector)
+        values = flat(tensors(vector))
         if len(values) != total:
             raise InvalidInput(f"the vector has {len(values)} entries, the tensors have {total}")
         if isinstance(parameter, int | np.integer) and compressor is not hard_threshold:

@@ -2,7 +2,7 @@
 
 import torch
 
-from dagc.compressors._vector import Gradient, checked_count, flat, picked, refuse_non_finite
+from dagc.compressors._vector import Gradient, checked_count, flat, picked, refuse_non_finite, tensors
 from dagc.sparse import Sparse
 from dagc.wire.indices import draw
 
@@ -16,7 +16,7 @@ def random_k(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
         >>> random_k(torch.arange(10.0), 3, seed=7)
         Sparse(size=10, indices=array([4, 6, 7]), values=array([4., 6., 7.], dtype=float32), seed=7)
     """
-    values = flat(vector)
+    values = flat(tensors(vector))
     count = checked_count(parameter, len(values))
     refuse_non_finite(values)
     seed %= 1 << 64
