@@ -207,6 +207,22 @@ def _extract(typing: Any, mask: Any, position: Any, sums: Any, indices: Any, val
 
 
 @intrinsic
+def _copy_eight(typing: Any, indices: Any, values: Any, to_indices: Any, to_values: Any, key: Any) -> Any:
+    """Copy eight indices and values from two addresses to two others; whether the keys of all are above this one."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        ints = ir.VectorType(_I32, _LANES)
+        for start, to, vector in ((0, 2, ir.VectorType(_I64, _LANES)), (1, 3, ints)):
+            copied = builder.load(builder.inttoptr(arguments[start], vector.as_pointer()), align=4)
+            builder.store(copied, builder.inttoptr(arguments[to], vector.as_pointer()), align=4)
+        keys = builder.and_(copied, _vector(builder, _I32(MAGNITUDE), _LANES))
+        above = builder.icmp_signed(">", keys, _vector(builder, arguments[4], _LANES))
+        return builder.icmp_signed("==", builder.bitcast(above, ir.IntType(_LANES)), ir.IntType(_LANES)(-1))
+
+    return types.boolean(*[types.int64] * 4, types.int32), generate
+
+
+@intrinsic
 def _prefetch(typing: Any, address: Any) -> Any:
     """Begin to fetch what is at an address; it is read or written soon after."""
 
@@ -316,22 +332,22 @@ def collect(parts, residual, out, stream, threshold, cursor, indices, values):
 def _largest(keys, rank, low, high, scratch):
     """The rank-th largest of the keys (from 1, signs passed over) and, of those equal to it, how many rank up to it.
 
-    `low <= it <= high` is a guess that saves work if it is right.
+    No key is below `low`; `it <= high` is a guess that saves work if it is right.
     Invariant: `scratch[:count]` are the keys from low to high, and the one sought is the rank-th largest of those.
     """
-    within = above = np.uint64(0)
+    within = np.uint64(0)
     for bits in keys:
         key = bits & np.int32(MAGNITUDE)
         scratch[within] = key
-        within += np.uint64((key >= low) & (key <= high))
-        above += np.uint64(key > high)
+        within += np.uint64(key <= high)
     count = np.int64(within)
-    if not above < rank <= above + within:
-        low, high = np.int64(0), np.int64(MAGNITUDE)
-        count, above = len(keys), np.uint64(0)
+    above = len(keys) - count
+    if above >= rank:
+        high = np.int64(MAGNITUDE)
+        count, above = len(keys), 0
         for i in range(count):
             scratch[i] = keys[i] & MAGNITUDE
-    rank -= np.int64(above)
+    rank -= above
     bins = np.empty(1024 if count > 1024 else 64, np.int64)
     while high > low:
         shift = 0
@@ -406,9 +422,9 @@ def bracket(parts, residual, size, count):
     expected = s * share
     margin = 3 * (1.5 * expected * (1 - share)) ** 0.5 + 3
     if expected + margin < s:
-        low = max(low, _largest(sample, int(expected + margin), low, high, scratch)[0])
+        low = max(low, _largest(sample, int(expected + margin), np.int64(0), high, scratch)[0])
     if expected - margin >= 1:
-        high = max(low, _largest(sample, int(expected - margin), low, high, scratch)[0])
+        high = max(low, _largest(sample, int(expected - margin), np.int64(0), high, scratch)[0])
     return low, high
 
 
@@ -416,27 +432,44 @@ def bracket(parts, residual, size, count):
 def choose(indices, values, count, low, high, out, scratch, to_indices, to_values):
     """Copy the `count` largest, of equal ones the first; the others go back to `out`, if it is not empty.
 
-    `to_indices` and `to_values` are other arrays, with room for one more than that. `low` and `high` are a guess of the
-    smallest key kept, which is returned. The loop writes everywhere first and then advances here or there, which is
-    faster than a branch that cannot be foreseen.
+    `to_indices` and `to_values` are other arrays, with room for eight more than that. All keys are at least `low`, and
+    `high` is a guess above the smallest key kept, which is returned. Where eight in a row are kept, which is most often
+    if few are dropped, they are copied together. Else the loop writes everywhere first and then advances here or there,
+    which is faster than a branch that cannot be foreseen.
     Invariant: of the first i entries, `kept` are copied, and where the others are is in `scratch`.
     """
     keys = values.view(np.int32)
     smallest, equal = _largest(keys, count, low, high, scratch)
-    bound = np.int32(smallest)  # what a key must reach: after the last equal one that is kept, one more
-    kept = np.uint64(0)
-    for i in range(np.uint64(len(keys))):
-        key = keys[i] & np.int32(MAGNITUDE)
-        scratch[i - kept] = i
-        to_indices[kept], to_values[kept] = indices[i], values[i]
-        kept += np.uint64(key >= bound)
-        if key == smallest:
-            equal -= 1
-            if equal == 0:
-                bound += np.int32(1)
+    smallest = bound = np.int32(smallest)  # what a key must reach: after the last equal one that is kept, one more
+    indices_start, values_start = np.int64(indices.ctypes.data), np.int64(values.ctypes.data)
+    to_indices_start, to_values_start = np.int64(to_indices.ctypes.data), np.int64(to_values.ctypes.data)
+    kept, i, total = np.uint64(0), np.uint64(0), np.uint64(len(keys))
+    eight = np.uint64(_LANES)
+    while i < total:
+        end = min(i + eight, total)
+        here, there = np.int64(i), np.int64(kept)
+        if end - i == eight and _copy_eight(
+            indices_start + 8 * here,
+            values_start + 4 * here,
+            to_indices_start + 8 * there,
+            to_values_start + 4 * there,
+            smallest,
+        ):
+            kept, i = kept + eight, end
+            continue
+        while i < end:
+            key = keys[i] & np.int32(MAGNITUDE)
+            scratch[i - kept] = i
+            to_indices[kept], to_values[kept] = indices[i], values[i]
+            kept += np.uint64(key >= bound)
+            if key == smallest:
+                equal -= 1
+                if equal == 0:
+                    bound += np.int32(1)
+            i += np.uint64(1)
     if len(out):
         start = np.int64(out.ctypes.data)
-        dropped, ahead = np.uint64(len(keys)) - kept, np.uint64(16)
+        dropped, ahead = total - kept, np.uint64(16)
         for j in range(dropped):
             if j + ahead < dropped:
                 _prefetch(start + 4 * indices[np.uint64(scratch[j + ahead])])

@@ -70,7 +70,7 @@ def total(tensors: Sequence[torch.Tensor], residual: Floats = NOTHING, out: Floa
 def _top_k(total: Total, parameter: int, seed: int) -> Sparse:
     count = checked_count(parameter, total.size)
     candidates = _candidates(min(2 * count + 8192, total.size) + kernels.BLOCK)
-    indices, values = np.empty(count + 1, dtype=np.int64), np.empty(count + 1, dtype=np.float32)
+    indices, values = np.empty(count + 8, dtype=np.int64), np.empty(count + 8, dtype=np.float32)
     source = total.parts, total.residual, total.out, total.stream, total.size
     found = kernels.top_k(*source, count, GUESS, *candidates, indices, values)
     if found < 0:
