@@ -1,5 +1,7 @@
 """A budget as a rate: never passed at any time, hardly missed in the end; and clients that take turns."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -98,8 +100,8 @@ def test_fields_at_their_defaults_do_not_change_a_runs_name():
 WEIGHTS = np.linspace(1000, 10, 10)
 
 
-def turns(number=5, **budget):
-    return make_policy("dagc-r", Setting(WEIGHTS, 10_000, options={"turns": number}, **budget))
+def turns(number=5, *, options=None, **budget):
+    return make_policy("dagc-r", Setting(WEIGHTS, 10_000, options=options or {"turns": number}, **budget))
 
 
 def test_each_sends_its_part_in_the_long_run_and_few_at_a_time():
@@ -117,6 +119,21 @@ def test_turns_keep_a_budget_in_bytes_and_fit_where_frames_for_all_would_not():
         assert 45 < payload_size(10_000, counts, "sign16", compact=True).sum() <= 60
     with pytest.raises(InvalidInput, match="too few for 10 clients"):
         make_policy("dagc-r", Setting(WEIGHTS, 10_000, bytes=60, values="sign16", compact=True))
+
+
+@pytest.mark.parametrize(("bytes", "fewest", "most"), [(60, 1, 1), (130, 1, 3), (4_000, 10, 10)])
+def test_who_has_too_little_for_a_frame_waits(bytes, fewest, most):
+    policy = turns(options={"overhead": 0.125}, bytes=bytes, values="sign16", compact=True)
+    sent = np.zeros(10)
+    for t in range(300):
+        counts = np.array(policy.parameters(t, range(10), []))
+        taken = payload_size(10_000, counts[counts > 0], "sign16", compact=True)
+        assert 0.75 * bytes < taken.sum() <= bytes
+        assert fewest <= len(taken) <= most
+        assert len(taken) == 1 or min(counts[counts > 0]) > 30  # 37 are worth a frame if the frames are alike
+        sent += counts
+    fixed = make_policy("dagc-r", Setting(WEIGHTS, 10_000, ratio=0.01)).parameters(0, range(10), [])
+    assert sent / sent.sum() == pytest.approx(np.array(fixed) / sum(fixed), rel=0.1)
 
 
 def test_asked_twice_in_a_round_it_answers_alike_and_its_state_carries_all():
@@ -154,3 +171,7 @@ def test_who_waits_keeps_everything():
 def test_turns_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InvalidInput, match="turns must be from 1"):
         turns(wrong, ratio=0.01)
+    with pytest.raises(InvalidInput, match="overhead must be above 0 and at most 1"):
+        turns(options={"overhead": wrong or math.nan}, ratio=0.01)
+    with pytest.raises(InvalidInput, match="give one of them"):
+        turns(options={"overhead": 0.1, "turns": 2}, ratio=0.01)

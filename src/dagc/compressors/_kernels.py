@@ -109,6 +109,7 @@ def _block(
         width = 4 if kind.literal_value == FP32 else 2
         floats, ints, bits = ir.VectorType(_F32, _LANES), ir.VectorType(_I32, _LANES), ir.IntType(_LANES)
         below = _vector(builder, builder.sub(threshold, _I32(1)), _LANES)
+        twice_below = builder.shl(below, _vector(builder, _I32(1), _LANES))
         magnitude = _vector(builder, _I32(MAGNITUDE), _LANES)
         for start, size in ((gradient, width * BLOCK), (residual, 4 * BLOCK if write.literal_value else 0)):
             for line in range(0, size, 64):
@@ -137,8 +138,10 @@ def _block(
         with builder.if_else(builder.icmp_signed("!=", hits, bits(0)), likely=False) as (some, none):
             with some:
                 mask, rest = _I64(0), []
-                for i, (total, key) in enumerate(zip(totals, keys, strict=True)):
-                    hit = builder.icmp_signed(">", key, below)
+                for i, total in enumerate(totals):
+                    # Without the sign once more, in another way: keys that are kept for this would not fit registers.
+                    twice = builder.shl(builder.bitcast(total, ints), _vector(builder, _I32(1), _LANES))
+                    hit = builder.icmp_unsigned(">", twice, twice_below)
                     rest.append(builder.select(hit, ir.Constant(floats, None), total))
                     bit = builder.zext(builder.bitcast(hit, bits), _I64)
                     mask = builder.or_(mask, builder.shl(bit, _I64(_LANES * i)))

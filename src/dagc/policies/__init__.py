@@ -46,9 +46,9 @@ class Method(NamedTuple):
 
 def _relative(allocator: str, compressor: Compressor = top_k) -> Method:
     def make(setting: Setting) -> Policy:
-        return (Turns if "turns" in setting.options else Fixed)(setting, allocator, compressor)
+        return (Turns if setting.options else Fixed)(setting, allocator, compressor)
 
-    return Method(("ratio", "bytes"), make, ("turns",))
+    return Method(("ratio", "bytes"), make, ("turns", "overhead"))
 
 
 def _absolute(allocator: str) -> Method:

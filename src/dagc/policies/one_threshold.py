@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dagc.allocation import apportion, apportion_bytes
 from dagc.compressors import Compressor, top_k
 from dagc.errors import InvalidInput
+from dagc.policies.frames import budget_in_entries, worth_a_frame
 from dagc.policies.policy import Report, Setting
 from dagc.wire import payload_size
 from dagc.wire.outline import LONGEST, ranks_within, read_outline, write_outline
@@ -51,10 +52,9 @@ class OneThreshold:
         exponent = 2 / 3 if setting.exponent is None else setting.exponent
         self.bins = int(setting.options.get("bins", 4))
         overhead = float(setting.options.get("overhead", 0.125))
-        if self.bins not in (1, 2, 4, 8, 16) or not 0 < overhead <= 1:
-            raise InvalidInput(
-                f"bins must be 1, 2, 4, 8 or 16 and overhead from 0 to 1, not {self.bins} and {overhead}"
-            )
+        if self.bins not in (1, 2, 4, 8, 16):
+            raise InvalidInput(f"bins must be 1, 2, 4, 8 or 16, not {self.bins}")
+        worth = worth_a_frame(setting, overhead)
         self.allowance = setting.bytes
         with np.errstate(divide="ignore"):
             self._weights = exponent * np.log2(setting.weights / setting.weights.max())
@@ -73,7 +73,7 @@ class OneThreshold:
         if total < 1:
             raise InvalidInput("the budget is too small for an entry a round: raise it")
         self._reach = min(setting.size, 2 * int(total) + 1)
-        self.least = 1 if setting.bytes is None else max(1, min(int(total / 2), self._worth_a_frame(overhead)))
+        self.least = 1 if setting.bytes is None else max(1, min(int(total / 2), worth))
 
     def allow(self, bytes: int) -> None:
         """The next round may take so many bytes, outlines and frames together."""
@@ -146,15 +146,8 @@ class OneThreshold:
 
     def _total(self, clients: int, told: int = 0) -> float:
         """How many entries the round's budget is, if it is in bytes about."""
-        setting = self.setting
-        if setting.ratio is not None:
-            return float(int(setting.ratio * clients * setting.size * (1 + 1e-12) + 1e-9))
-        assert self.allowance is not None
-        one = apportion_bytes(
-            np.ones(1), self.allowance - told, np.array([setting.size]), setting.size, setting.values,
-            compact=setting.compact,
-        )  # fmt: skip
-        return 0.9 * float(one[0])  # of one frame; several take more
+        left = None if self.allowance is None else self.allowance - told
+        return budget_in_entries(self.setting, clients, left)
 
     def _share(self, quota: Array, present: list[int], told: int) -> Ints:
         """Integers in proportion to the quota that meet the budget."""
@@ -167,13 +160,6 @@ class OneThreshold:
         assert self.allowance is not None
         left = self.allowance - told
         return apportion_bytes(quota, left, most, setting.size, setting.values, compact=setting.compact)
-
-    def _worth_a_frame(self, overhead: float) -> int:
-        setting = self.setting
-        counts = np.arange(1, min(setting.size, 1024) + 1)
-        taken = payload_size(setting.size, counts, setting.values, compact=setting.compact)
-        empty = 2 * int(taken[0]) - int(taken[min(1, len(taken) - 1)])
-        return 1 + int(np.searchsorted(overhead * taken, empty).clip(max=len(counts) - 1))
 
     def _bin(self, magnitude: Array) -> Ints:
         keys = magnitude.astype(np.float32).view(np.int32) >> (24 - self.bins.bit_length())

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from dagc.allocation import allocate, apportion, apportion_bytes
 from dagc.compressors import Compressor
 from dagc.errors import InvalidInput
+from dagc.policies.frames import budget_in_entries, worth_a_frame
 from dagc.policies.policy import Report, Setting
 
 __all__ = ["Turns"]
@@ -18,7 +19,10 @@ Ints = NDArray[np.int64]
 
 
 class Turns:
-    """An allocator's parts of the budget, but each round only the n/`turns` clients send that have saved up most.
+    """An allocator's parts of the budget, but clients save up and only those send that have saved most.
+
+    Options, one of two: with `turns`, in each round that many times fewer clients send; with `overhead`, as many as
+    have enough for a frame of which no more than this part is something else than entries.
 
     Error feedback keeps what waits. Fewer and larger frames spend less on headers, and on each index: where frames are
     small, that gains more than waiting loses.
@@ -32,9 +36,13 @@ class Turns:
         self.setting = setting
         self.allocator = allocator
         self.compressor = compressor
-        self.turns = float(setting.options["turns"])
+        if len(setting.options) != 1:
+            raise InvalidInput("turns and overhead are two ways to say who waits: give one of them")
+        self.turns = float(setting.options.get("turns", 1))
         if not 1 <= self.turns <= 1000:
             raise InvalidInput(f"turns must be from 1 to 1000 rounds, not {self.turns:g}")
+        overhead = setting.options.get("overhead")
+        self.least = 0 if overhead is None else worth_a_frame(setting, float(overhead))
         self.allowance = setting.bytes
         self._round, self._before = -1, np.zeros(len(setting.weights))
         self._saved = self._before
@@ -60,12 +68,14 @@ class Turns:
         saved = before.copy()
         saved[here] += ratios / ratios.sum()
         holding = np.flatnonzero(ratios > 0)
-        senders = holding[np.argsort(-saved[here[holding]], kind="stable")[: int(np.ceil(len(holding) / self.turns))]]
-        most = np.full(len(senders), setting.size) if caps is None else (caps[senders] * setting.size).astype(np.int64)
+        senders = holding[np.argsort(-saved[here[holding]], kind="stable")]
         quota = np.maximum(saved[here[senders]], 1e-9)
+        sending = self._sending(quota)
+        senders, quota = senders[:sending], quota[:sending]
+        most = np.full(len(senders), setting.size) if caps is None else (caps[senders] * setting.size).astype(np.int64)
         counts = np.zeros(len(here), dtype=np.int64)
         if setting.ratio is not None:
-            total = int(setting.ratio * len(holding) * setting.size * (1 + 1e-12) + 1e-9)
+            total = int(budget_in_entries(setting, len(holding), None))
             counts[senders] = apportion(quota, min(total, int(most.sum())), most, least=0)
         else:
             assert self.allowance is not None
@@ -74,6 +84,14 @@ class Turns:
             )
         saved[here] -= counts / max(1, counts.sum())
         return counts, saved
+
+    def _sending(self, saved: Array) -> int:
+        """How many clients send, if these are their savings, the largest first."""
+        if not self.least:
+            return int(np.ceil(len(saved) / self.turns))
+        total = budget_in_entries(self.setting, len(saved), self.allowance)
+        share = saved / np.cumsum(saved)  # of the last one, if so many send
+        return max(1, int(np.count_nonzero(share * total >= self.least)))
 
     def state_dict(self) -> dict[str, Any]:
         """What each client has saved up."""
