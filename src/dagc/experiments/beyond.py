@@ -9,14 +9,16 @@ __all__ = ["BEYOND"]
 _LOGISTIC: dict[str, Any] = {"task": "logistic@fashion-mnist", "learning_rate": 0.1, "frames": "compact"}
 _TARGETS = (0.75, 0.78, 0.80)
 _TURNS: dict[str, Any] = {"method_options": {"turns": 5}}
+_WAITING: dict[str, Any] = {"method_options": {"overhead": 0.125}}
 _GLOBAL, _DAGC_R = "dagc-global", "dagc-r"
 _DENSE = Variant("no compression", {"method": "none"})
 _WORDS = {_GLOBAL: "dagc-global", _DAGC_R: "DAGC-R", "top-k": "uniform Top-k"}
 
 
 def _variant(method: str, rate: str, note: str = "", **fields: Any) -> Variant:
-    turns = ", in turns" if "turns" in fields.get("method_options", {}) else ""
-    return Variant(f"{_WORDS[method]}{turns}{note}", {"method": method, "budget_rate": rate, **fields})
+    options = fields.get("method_options", {})
+    how = ", in turns" if "turns" in options else ", waiting" if method == _DAGC_R and "overhead" in options else ""
+    return Variant(f"{_WORDS[method]}{how}{note}", {"method": method, "budget_rate": rate, **fields})
 
 
 def _against_dagc_r() -> tuple[Cell, ...]:
@@ -33,7 +35,7 @@ def _against_dagc_r() -> tuple[Cell, ...]:
             f"equal/{split}/{ratio}",
             f"Logistic@FMNIST, {words[split]}, {rate.replace('/', ' bytes a ')}, fp32",
             {**_LOGISTIC, **fields, "rounds": rounds},
-            (_variant(_GLOBAL, rate), _variant(_DAGC_R, rate), _DENSE),
+            (_variant(_GLOBAL, rate), _variant(_DAGC_R, rate), _variant(_DAGC_R, rate, **_WAITING), _DENSE),
             _TARGETS,
             60,
         )
@@ -49,6 +51,7 @@ def _fewest_bytes() -> tuple[Cell, ...]:
     variants = (
         _variant(_GLOBAL, small, ", 130 bytes", **signs),
         _variant(_GLOBAL, large, ", 200 bytes", **signs),
+        _variant(_DAGC_R, small, ", 130 bytes", **signs, **_WAITING),
         _variant(_DAGC_R, small, ", 130 bytes", **signs, **_TURNS),
         _variant(_DAGC_R, small, ", 130 bytes", **signs),
         Variant("uniform Top-k, int32 + fp32", {"method": "top-k", "ratio": 0.001}, bytes_per_entry=8),
@@ -74,7 +77,8 @@ def _studies() -> tuple[Cell, ...]:
     )
     bins = tuple(_variant(_GLOBAL, rate, f", {b} bins", **signs, method_options={"bins": b}) for b in (1, 2, 4, 8))
     overheads = tuple(
-        _variant(_GLOBAL, rate, f", overhead {part:g}", **signs, method_options={"overhead": part})
+        _variant(method, rate, f", overhead {part:g}", **signs, method_options={"overhead": part})
+        for method in (_GLOBAL, _DAGC_R)
         for part in (1.0, 0.25, 0.125, 0.08)
     )
     turns = tuple(_variant(_DAGC_R, rate, f" of {n}", **signs, method_options={"turns": n}) for n in (1, 2, 5, 10))
