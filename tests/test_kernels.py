@@ -315,6 +315,19 @@ def test_a_processor_that_takes_denormal_numbers_for_zero_selects_the_same(thres
     assert found[0].tolist() == found[1].tolist() == wanted
 
 
+def test_half_precision_is_widened_alike_by_such_a_processor(plainly):
+    halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    halves = halves[halves.isfinite()]
+    torch.set_flush_denormal(True)
+    try:
+        found = [select(hard_threshold, halves, 0.0) for select in (lambda f, *given: f(*given), plainly)]
+    finally:
+        torch.set_flush_denormal(False)
+    assert np.array_equal(found[0].indices, found[1].indices)
+    assert np.array_equal(found[0].values.view(np.int32), found[1].values.view(np.int32))
+    assert len(found[0]) == len(halves) - 2  # all but the two zeros
+
+
 SUPPORTS = {
     "none": [],
     "first": [0],

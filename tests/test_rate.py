@@ -42,7 +42,13 @@ def run(rounds=60, **fields):
         return federation, [federation.step() for _ in range(rounds)]
 
 
-METHODS = [("dagc-global", {}), ("dagc-r", {}), ("top-k", {}), ("dagc-r", {"turns": 3})]
+METHODS = [
+    ("dagc-global", {}),
+    ("dagc-r", {}),
+    ("top-k", {}),
+    ("dagc-r", {"turns": 3}),
+    ("dagc-r", {"overhead": 0.125}),
+]
 
 
 @pytest.mark.parametrize(("method", "options"), METHODS)
@@ -130,10 +136,24 @@ def test_who_has_too_little_for_a_frame_waits(bytes, fewest, most):
         taken = payload_size(10_000, counts[counts > 0], "sign16", compact=True)
         assert 0.75 * bytes < taken.sum() <= bytes
         assert fewest <= len(taken) <= most
-        assert len(taken) == 1 or min(counts[counts > 0]) > 30  # 37 are worth a frame if the frames are alike
+        assert len(taken) == 1 or min(counts[counts > 0]) > 30  # 35 are worth a frame if the frames are alike
         sent += counts
     fixed = make_policy("dagc-r", Setting(WEIGHTS, 10_000, ratio=0.01)).parameters(0, range(10), [])
     assert sent / sent.sum() == pytest.approx(np.array(fixed) / sum(fixed), rel=0.1)
+
+
+def test_nobody_waits_while_others_cannot_use_the_budget():
+    setting = {"bytes": 4_000, "caps": [0.002] * 10, "values": "sign16", "compact": True}
+    assert turns(options={"overhead": 0.125}, **setting).parameters(0, range(10), []) == [20] * 10
+
+
+def test_a_round_that_is_too_small_for_a_frame_leaves_the_savings_alone():
+    policy, other = (turns(options={"overhead": 0.125}, bytes=130, values="sign16", compact=True) for _ in range(2))
+    policy.allow(1)
+    for t in range(100):
+        assert policy.parameters(t, range(10), []) == [0] * 10
+    policy.allow(130)
+    assert policy.parameters(100, range(10), []) == other.parameters(0, range(10), [])
 
 
 def test_asked_twice_in_a_round_it_answers_alike_and_its_state_carries_all():

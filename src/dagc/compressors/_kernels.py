@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from dagc._numba import kernel
 
-__all__ = ["BF16", "BLOCK", "FP16", "FP32", "INFINITE", "collect", "top_k"]
+__all__ = ["BF16", "BLOCK", "FP16", "FP32", "INFINITE", "LANES", "collect", "top_k"]
 
 FP32, FP16, BF16 = 0, 1, 2
 MAGNITUDE = 0x7FFFFFFF
@@ -32,7 +32,8 @@ wherever a branch was not foreseen."""
 GROUP = 8
 """So many neighbours are sampled together: they come with one line of the cache."""
 
-_LANES = 8
+LANES = 8
+"""So many entries are handled together in the registers of a vector."""
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
@@ -56,11 +57,14 @@ def _widen(builder: Any, halves: Any, kind: int) -> Any:
     if kind == BF16:
         return builder.bitcast(builder.shl(bits, const(16)), floats)
     sign = builder.shl(builder.and_(bits, const(0x8000)), const(16))
-    shifted = builder.shl(builder.and_(bits, const(0x7FFF)), const(13))
-    # Read as float32, the exponent is 112 too small; a multiplication sets that right, for denormal numbers, too.
-    scaled = builder.fmul(builder.bitcast(shifted, floats), _vector(builder, _F32(2.0**112), lanes))
-    special = builder.icmp_signed(">=", shifted, const(0x7C00 << 13))
-    whole = builder.bitcast(scaled, const(0).type)
+    magnitude = builder.and_(bits, const(0x7FFF))
+    # Read as float32, the exponent is 112 too small. Denormal numbers are multiples of 2^-24, and no arithmetic is done
+    # with them as such: the processor may be set to take those for zero.
+    whole = builder.add(builder.shl(magnitude, const(13)), const(112 << 23))
+    small = builder.fmul(builder.sitofp(magnitude, floats), _vector(builder, _F32(2.0**-24), lanes))
+    denormal = builder.icmp_signed("<", magnitude, const(0x0400))
+    whole = builder.select(denormal, builder.bitcast(small, const(0).type), whole)
+    special = builder.icmp_signed(">=", magnitude, const(0x7C00))
     whole = builder.or_(whole, builder.select(special, const(INFINITE), const(0)))
     return builder.bitcast(builder.or_(whole, sign), floats)
 
@@ -107,25 +111,25 @@ def _block(
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         residual, gradient, out, sums, threshold = arguments[:5]
         width = 4 if kind.literal_value == FP32 else 2
-        floats, ints, bits = ir.VectorType(_F32, _LANES), ir.VectorType(_I32, _LANES), ir.IntType(_LANES)
-        below = _vector(builder, builder.sub(threshold, _I32(1)), _LANES)
-        twice_below = builder.shl(below, _vector(builder, _I32(1), _LANES))
-        magnitude = _vector(builder, _I32(MAGNITUDE), _LANES)
+        floats, ints, bits = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES), ir.IntType(LANES)
+        below = _vector(builder, builder.sub(threshold, _I32(1)), LANES)
+        twice_least = _vector(builder, builder.shl(threshold, _I32(1)), LANES)
+        magnitude = _vector(builder, _I32(MAGNITUDE), LANES)
         for start, size in ((gradient, width * BLOCK), (residual, 4 * BLOCK if write.literal_value else 0)):
             for line in range(0, size, 64):
                 _fetch(builder, builder.add(start, _I64(AHEAD + line)), keep=write.literal_value != 2)
         totals, keys = [], []
-        for lane in range(0, BLOCK, _LANES):
-            total = _load(builder, builder.add(gradient, _I64(width * lane)), kind.literal_value, _LANES)
+        for lane in range(0, BLOCK, LANES):
+            total = _load(builder, builder.add(gradient, _I64(width * lane)), kind.literal_value, LANES)
             if write.literal_value:
-                kept = _load(builder, builder.add(residual, _I64(4 * lane)), FP32, _LANES)
+                kept = _load(builder, builder.add(residual, _I64(4 * lane)), FP32, LANES)
                 total = builder.fadd(kept, total)
             totals.append(total)
             keys.append(builder.and_(builder.bitcast(total, ints), magnitude))
 
         def store(vectors: list[Any], start: Any, how: int) -> None:
             for i, vector in enumerate(vectors if how in (1, 2) else []):
-                to = builder.inttoptr(builder.add(start, _I64(4 * _LANES * i)), floats.as_pointer())
+                to = builder.inttoptr(builder.add(start, _I64(4 * LANES * i)), floats.as_pointer())
                 stored = builder.store(vector, to, align=32 if how == 2 else 4)
                 if how == 2:
                     stored.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
@@ -140,14 +144,14 @@ def _block(
                 mask, rest = _I64(0), []
                 for i, total in enumerate(totals):
                     # Without the sign once more, in another way: keys that are kept for this would not fit registers.
-                    twice = builder.shl(builder.bitcast(total, ints), _vector(builder, _I32(1), _LANES))
-                    hit = builder.icmp_unsigned(">", twice, twice_below)
+                    twice = builder.shl(builder.bitcast(total, ints), _vector(builder, _I32(1), LANES))
+                    hit = builder.icmp_unsigned(">=", twice, twice_least)
                     rest.append(builder.select(hit, ir.Constant(floats, None), total))
                     bit = builder.zext(builder.bitcast(hit, bits), _I64)
-                    mask = builder.or_(mask, builder.shl(bit, _I64(_LANES * i)))
+                    mask = builder.or_(mask, builder.shl(bit, _I64(LANES * i)))
                 store(rest, out, write.literal_value)
                 store(totals, sums, 1)
-                odd = builder.icmp_signed(">", largest[0], _vector(builder, _I32(INFINITE - 1), _LANES))
+                odd = builder.icmp_signed(">", largest[0], _vector(builder, _I32(INFINITE - 1), LANES))
                 word = builder.inttoptr(builder.add(sums, _I64(4 * BLOCK)), _I32.as_pointer())
                 odds = builder.zext(builder.bitcast(odd, bits), _I32)
                 builder.store(builder.or_(builder.load(word), odds), word)
@@ -214,13 +218,13 @@ def _copy_eight(typing: Any, indices: Any, values: Any, to_indices: Any, to_valu
     """Copy eight indices and values from two addresses to two others; whether the keys of all are above this one."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        ints = ir.VectorType(_I32, _LANES)
-        for start, to, vector in ((0, 2, ir.VectorType(_I64, _LANES)), (1, 3, ints)):
+        ints = ir.VectorType(_I32, LANES)
+        for start, to, vector in ((0, 2, ir.VectorType(_I64, LANES)), (1, 3, ints)):
             copied = builder.load(builder.inttoptr(arguments[start], vector.as_pointer()), align=4)
             builder.store(copied, builder.inttoptr(arguments[to], vector.as_pointer()), align=4)
-        keys = builder.and_(copied, _vector(builder, _I32(MAGNITUDE), _LANES))
-        above = builder.icmp_signed(">", keys, _vector(builder, arguments[4], _LANES))
-        return builder.icmp_signed("==", builder.bitcast(above, ir.IntType(_LANES)), ir.IntType(_LANES)(-1))
+        keys = builder.and_(copied, _vector(builder, _I32(MAGNITUDE), LANES))
+        above = builder.icmp_signed(">", keys, _vector(builder, arguments[4], LANES))
+        return builder.icmp_signed("==", builder.bitcast(above, ir.IntType(LANES)), ir.IntType(LANES)(-1))
 
     return types.boolean(*[types.int64] * 4, types.int32), generate
 
@@ -420,7 +424,7 @@ def bracket(parts, residual, size, count):
     low, high = np.int64(1), np.int64(MAGNITUDE)
     if s * 4 > size:
         return low, high
-    sample, scratch = np.empty(s, np.int32), np.empty(s + 1, np.int32)
+    sample, scratch = np.empty(s, np.int32), np.empty(s, np.int32)
     _sample(parts, residual, size, sample)
     expected = s * share
     margin = 3 * (1.5 * expected * (1 - share)) ** 0.5 + 3
@@ -435,10 +439,10 @@ def bracket(parts, residual, size, count):
 def choose(indices, values, count, low, high, out, scratch, to_indices, to_values):
     """Copy the `count` largest, of equal ones the first; the others go back to `out`, if it is not empty.
 
-    `to_indices` and `to_values` are other arrays, with room for eight more than that. All keys are at least `low`, and
-    `high` is a guess above the smallest key kept, which is returned. Where eight in a row are kept, which is most often
-    if few are dropped, they are copied together. Else the loop writes everywhere first and then advances here or there,
-    which is faster than a branch that cannot be foreseen.
+    `to_indices` and `to_values` are other arrays, with room for eight more than that. All keys are at least `low`;
+    `high` is a guess that is at least the smallest key kept, which is returned. Where eight in a row are kept, which is
+    most often so if few are dropped, they are copied together. Else the loop writes everywhere first and then advances
+    here or there, which is faster than a branch that cannot be foreseen.
     Invariant: of the first i entries, `kept` are copied, and where the others are is in `scratch`.
     """
     keys = values.view(np.int32)
@@ -447,7 +451,7 @@ def choose(indices, values, count, low, high, out, scratch, to_indices, to_value
     indices_start, values_start = np.int64(indices.ctypes.data), np.int64(values.ctypes.data)
     to_indices_start, to_values_start = np.int64(to_indices.ctypes.data), np.int64(to_values.ctypes.data)
     kept, i, total = np.uint64(0), np.uint64(0), np.uint64(len(keys))
-    eight = np.uint64(_LANES)
+    eight = np.uint64(LANES)
     while i < total:
         end = min(i + eight, total)
         here, there = np.int64(i), np.int64(kept)
@@ -486,7 +490,8 @@ def top_k(parts, residual, out, stream, size, count, guess, indices, values, scr
     """Collect what is above a guessed threshold, then choose among that: exact, whatever the guess was worth.
 
     Returns how many there are, or -1 if a sum is not finite. A guess of (0, 0) is taken from a sample. There must be
-    room for 2 · count + 8192 candidates, if the size is not less, and one block more.
+    room for 2 · count + 8192 candidates, if the size is not less, and one block more; and for `LANES` more than count
+    of what is chosen.
     """
     low, high = guess
     if count == 0:

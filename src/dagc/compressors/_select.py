@@ -70,7 +70,7 @@ def total(tensors: Sequence[torch.Tensor], residual: Floats = NOTHING, out: Floa
 def _top_k(total: Total, parameter: int, seed: int) -> Sparse:
     count = checked_count(parameter, total.size)
     candidates = _candidates(min(2 * count + 8192, total.size) + kernels.BLOCK)
-    indices, values = np.empty(count + 8, dtype=np.int64), np.empty(count + 8, dtype=np.float32)
+    indices, values = np.empty(count + kernels.LANES, dtype=np.int64), np.empty(count + kernels.LANES, dtype=np.float32)
     source = total.parts, total.residual, total.out, total.stream, total.size
     found = kernels.top_k(*source, count, GUESS, *candidates, indices, values)
     if found < 0:
@@ -110,7 +110,7 @@ def _candidates(room: int) -> tuple[NDArray[np.int64], Floats, NDArray[np.int32]
     """Buffers for candidates, the last ones again if they are large enough: fresh memory is slow at first touch."""
     kept: tuple[Any, Any, Any] | None = getattr(_buffers, "kept", None)
     if kept is None or len(kept[0]) < room:
-        kept = np.empty(room, np.int64), np.empty(room, np.float32), np.empty(room + 1, np.int32)
+        kept = np.empty(room, np.int64), np.empty(room, np.float32), np.empty(room, np.int32)
         _buffers.kept = kept if room <= KEEP_BUFFERS else None
     return kept[0][:room], kept[1][:room], kept[2]
 

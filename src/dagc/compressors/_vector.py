@@ -52,9 +52,8 @@ def _vector(part: torch.Tensor) -> torch.Tensor:
 
 def flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """What `tensors` made of a gradient, as one float32 vector."""
-    if len(parts) == 1 and parts[0].dtype == torch.float32:
-        return parts[0]
-    return torch.cat([part.to(torch.float32) for part in parts])
+    vectors = [part.to(torch.float32) for part in parts]
+    return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
 
 
 def refuse_non_finite(vector: torch.Tensor) -> None:

@@ -82,7 +82,7 @@ def _largest_on_device(magnitude: torch.Tensor, count: int) -> torch.Tensor:
 
 @lru_cache(maxsize=4)
 def _strata(size: int, s: int) -> NDArray[np.int64]:
-    """A place in each of s equal parts. Finding them takes as long as adding a third of a million entries."""
+    """A place in each of s equal parts. Finding them takes as long as adding a sixth of a million entries."""
     strata = np.arange(s)
     return np.minimum(((strata + strata * 0.6180339887498949 % 1) * (size / s)).astype(np.int64), size - 1)
 
@@ -90,7 +90,7 @@ def _strata(size: int, s: int) -> NDArray[np.int64]:
 def _sampled(vector: NDArray[np.float32], count: int) -> NDArray[np.int64] | None:
     """The same by a guess: most entries are below a threshold taken from a sample, and need no sorting.
 
-    The sample is eight neighbours, which memory brings together, from each of s / 8 strata. Its rank three standard
+    The sample is eight neighbours, which memory brings together, from each of many strata. Its rank three standard
     deviations beyond the expected one, with half as much again for the variance, since neighbours are alike, is too
     high a threshold in about one of a thousand calls. None then, and if something is not finite.
     """

@@ -64,7 +64,7 @@ def _fewest_bytes() -> tuple[Cell, ...]:
     )
 
 
-def _studied(name: str, title: str, rate: str, rounds: int, variants: tuple[Variant, ...]) -> Cell:
+def _studied(name: str, title: str, rounds: int, variants: tuple[Variant, ...]) -> Cell:
     fields = {**_LOGISTIC, "skew_ratio": 100.0, "rounds": rounds}
     return Cell(f"study/{name}", f"Logistic@FMNIST, SR 100, {title}", fields, variants, _TARGETS, 60)
 
@@ -90,7 +90,6 @@ def _studies() -> tuple[Cell, ...]:
         _studied(
             f"codec/{name}",
             f"value codecs at {rate}",
-            rate,
             rounds,
             tuple(_variant(_DAGC_R, rate, f", {v}", values=v, **_TURNS) for v in ("fp32", "fp16", "int8", "sign16")),
         )
@@ -101,11 +100,11 @@ def _studies() -> tuple[Cell, ...]:
         )
     ]
     return (
-        _studied("exponent", "the power s of the weights", rate, 600, exponents),
-        _studied("bins", "bins of the histogram to a doubling", rate, 600, bins),
-        _studied("overhead", "the largest part of a frame that may be overhead", rate, 600, overheads),
-        _studied("turns", "rounds between a client's turns", rate, 600, turns),
-        _studied("schedule", "78 kB in 600 rounds, by when", rate, 600, schedules),
+        _studied("exponent", "the power s of the weights", 600, exponents),
+        _studied("bins", "bins of the histogram to a doubling", 600, bins),
+        _studied("overhead", "the largest part of a frame that may be overhead", 600, overheads),
+        _studied("turns", "rounds between a client's turns", 600, turns),
+        _studied("schedule", "78 kB in 600 rounds, by when", 600, schedules),
         *codecs,
     )
 

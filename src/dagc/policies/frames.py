@@ -22,10 +22,11 @@ def budget_in_entries(setting: Setting, clients: int, bytes: int | None) -> floa
 
 
 def worth_a_frame(setting: Setting, overhead: float) -> int:
-    """The fewest entries of which a frame is not more than this part something else than entries."""
+    """The fewest entries of which a frame is not more than this part something else than entries; at most 1,024."""
     if not 0 < overhead <= 1:
         raise InvalidInput(f"overhead must be above 0 and at most 1, not {overhead:g}")
     counts = np.arange(1, min(setting.size, 1024) + 1)
     taken = payload_size(setting.size, counts, setting.values, compact=setting.compact)
     empty = 2 * int(taken[0]) - int(taken[min(1, len(taken) - 1)])
-    return 1 + int(np.searchsorted(overhead * taken, empty).clip(max=len(counts) - 1))
+    enough = counts[overhead * taken >= empty]
+    return int(enough[0] if len(enough) else counts[-1])

@@ -68,21 +68,20 @@ class Turns:
         saved = before.copy()
         saved[here] += ratios / ratios.sum()
         holding = np.flatnonzero(ratios > 0)
-        senders = holding[np.argsort(-saved[here[holding]], kind="stable")]
-        quota = np.maximum(saved[here[senders]], 1e-9)
+        order = holding[np.argsort(-saved[here[holding]], kind="stable")]
+        most = np.full(len(order), setting.size) if caps is None else (caps[order] * setting.size).astype(np.int64)
+        quota = np.maximum(saved[here[order]], 1e-9)
         sending = self._sending(quota)
-        senders, quota = senders[:sending], quota[:sending]
-        most = np.full(len(senders), setting.size) if caps is None else (caps[senders] * setting.size).astype(np.int64)
+        while True:
+            chosen = self._share(quota[:sending], most[:sending], len(holding))
+            if not self.least or sending >= len(order) or not np.array_equal(chosen, most[:sending]):
+                break
+            sending *= 2  # they send all they have, and there is some left
         counts = np.zeros(len(here), dtype=np.int64)
-        if setting.ratio is not None:
-            total = int(budget_in_entries(setting, len(holding), None))
-            counts[senders] = apportion(quota, min(total, int(most.sum())), most, least=0)
-        else:
-            assert self.allowance is not None
-            counts[senders] = apportion_bytes(
-                quota, self.allowance, most, setting.size, setting.values, compact=setting.compact
-            )
-        saved[here] -= counts / max(1, counts.sum())
+        counts[order[:sending]] = chosen
+        if not counts.any():
+            return counts, before
+        saved[here] -= counts / counts.sum()
         return counts, saved
 
     def _sending(self, saved: Array) -> int:
@@ -92,6 +91,15 @@ class Turns:
         total = budget_in_entries(self.setting, len(saved), self.allowance)
         share = saved / np.cumsum(saved)  # of the last one, if so many send
         return max(1, int(np.count_nonzero(share * total >= self.least)))
+
+    def _share(self, quota: Array, most: Ints, clients: int) -> Ints:
+        """Integers in proportion to the quota that meet the budget."""
+        setting = self.setting
+        if setting.ratio is not None:
+            total = int(budget_in_entries(setting, clients, None))
+            return apportion(quota, min(total, int(most.sum())), most, least=0)
+        assert self.allowance is not None
+        return apportion_bytes(quota, self.allowance, most, setting.size, setting.values, compact=setting.compact)
 
     def state_dict(self) -> dict[str, Any]:
         """What each client has saved up."""

@@ -44,7 +44,7 @@ class Config(BaseModel):
     )
     threshold_units: Literal["update", "gradient"] = Field("update", description="update = learning rate x gradient")
     exponent: float | None = Field(None, ge=0, le=4, description="of the weights: power, dagc-global; 2/3 if not given")
-    method_options: dict[str, float] = Field(default_factory=dict, description='e.g. {"turns": 5} of top-k, dagc-r')
+    method_options: dict[str, float] = Field(default_factory=dict, description='e.g. {"overhead": 0.125} of dagc-r')
     values: str = Field("fp32", description="value codec on the wire; auto: by the budget")
     frames: Literal["plain", "compact"] = Field("plain", description="compact: small uploads without what is known")
 
