@@ -83,7 +83,7 @@ def _studies() -> tuple[Cell, ...]:
     )
     turns = tuple(_variant(_DAGC_R, rate, f" of {n}", **signs, method_options={"turns": n}) for n in (1, 2, 5, 10))
     schedules = tuple(
-        _variant(_DAGC_R, f"78 kB/training^{power:g}", f", t^{power:g}", **signs, **_TURNS)
+        _variant(_DAGC_R, f"78 kB/training^{power:g}", f", t^{power:g}", **signs, **_WAITING)
         for power in (0.5, 0.75, 1.0, 1.5)
     )
     codecs = [
@@ -91,7 +91,7 @@ def _studies() -> tuple[Cell, ...]:
             f"codec/{name}",
             f"value codecs at {rate}",
             rounds,
-            tuple(_variant(_DAGC_R, rate, f", {v}", values=v, **_TURNS) for v in ("fp32", "fp16", "int8", "sign16")),
+            tuple(_variant(_DAGC_R, rate, f", {v}", values=v, **_WAITING) for v in ("fp32", "fp16", "int8", "sign16")),
         )
         for name, rate, rounds in (
             ("small", "130/round", 800),
