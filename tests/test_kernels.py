@@ -304,6 +304,27 @@ def test_threads_step_clients_side_by_side():
         assert same_bits(alone[number][2], together[number][2])
 
 
+@pytest.mark.parametrize(("compressor", "parameter"), [(top_k, 100_000), (hard_threshold, 1.5)])
+def test_what_is_handed_out_is_written_to_again_only_when_nobody_holds_it(compressor, parameter):
+    def where(sparse):
+        return sparse.indices.__array_interface__["data"][0], sparse.values.__array_interface__["data"][0]
+
+    vectors = [torch.randn(800_000, generator=torch.Generator().manual_seed(n)) for n in range(9)]
+    wanted = [compressor(vector, parameter).dense() for vector in vectors]
+    held = [compressor(vector, parameter) for vector in vectors]  # everything
+    assert len({where(sparse) for sparse in held}) == len(held)
+    parts = [(torch.from_numpy(sparse.indices), torch.from_numpy(sparse.values[1:])) for sparse in held]  # only views
+    del held
+    places = set()
+    for vector, result in zip(vectors, wanted, strict=True):  # the last one, as in a loop
+        sparse = compressor(vector, parameter)
+        places.add(where(sparse))
+        assert torch.equal(sparse.dense(), result)
+    assert len(places) < 5
+    for (indices, values), result in zip(parts, wanted, strict=True):
+        assert torch.equal(result[indices][1:], values)
+
+
 @pytest.mark.parametrize(("threshold", "wanted"), [(0.0, [1, 2, 4, 5, 6]), (2e-38, [5, 6]), (1.0, [6])])
 def test_a_processor_that_takes_denormal_numbers_for_zero_selects_the_same(threshold, wanted, plainly):
     vector = torch.tensor([0.0, 1e-45, -1e-42, -0.0, 1e-39, 2e-38, -3.0])

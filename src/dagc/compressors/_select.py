@@ -1,5 +1,6 @@
 """The compressors on compiled kernels: the same entries, bit for bit, and the sum with a residual in the same pass."""
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +24,9 @@ STREAM_FROM = 1 << 21
 FIRST = 1 << 13
 """At a threshold there is room for so many entries at least."""
 KEEP_BUFFERS = 1 << 22
-"""Candidate buffers of up to so many entries are kept for the thread's next call."""
+"""Buffers of up to so many entries are kept for the thread's next call."""
+KEEP_GIVEN = 1 << 16
+"""What is handed out is kept from so many entries on: memory for less is at hand anyway."""
 
 GUESS = 0, 0
 """The lower and the upper key between which Top-k guesses its threshold; zeros: to be taken from a sample."""
@@ -32,6 +35,30 @@ Floats = NDArray[np.float32]
 NOTHING = np.zeros(0, dtype=np.float32)
 KINDS = {torch.float32: kernels.FP32, torch.float16: kernels.FP16, torch.bfloat16: kernels.BF16}
 _buffers = threading.local()
+
+
+class _Given(threading.local):
+    """The arrays that a thread's last two results are in, to be used again when nobody holds them any more.
+
+    Two, since who writes `sparse = feedback.step(...)` in a loop holds the last one during the next step.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[NDArray[np.int64], Floats]] = [(np.empty(0, np.int64), np.empty(0, np.float32))]
+        self._alone = sys.getrefcount(self.pairs[0][0])
+
+    def take(self, room: int) -> tuple[NDArray[np.int64], Floats]:
+        for pair in self.pairs:
+            if room <= len(pair[0]) <= 2 * room and all(sys.getrefcount(array) <= self._alone + 1 for array in pair):
+                return pair
+        room += room // 8  # the next one may need a little more
+        taken = np.empty(room, np.int64), np.empty(room, np.float32)
+        if KEEP_GIVEN <= room <= KEEP_BUFFERS:
+            self.pairs = [taken, self.pairs[0]]
+        return taken
+
+
+_given = _Given()
 
 
 class Total(NamedTuple):
@@ -70,7 +97,7 @@ def total(tensors: Sequence[torch.Tensor], residual: Floats = NOTHING, out: Floa
 def _top_k(total: Total, parameter: int, seed: int) -> Sparse:
     count = checked_count(parameter, total.size)
     candidates = _candidates(min(2 * count + 8192, total.size) + kernels.BLOCK)
-    indices, values = np.empty(count + kernels.LANES, dtype=np.int64), np.empty(count + kernels.LANES, dtype=np.float32)
+    indices, values = _given.take(count + kernels.LANES)
     source = total.parts, total.residual, total.out, total.stream, total.size
     found = kernels.top_k(*source, count, GUESS, *candidates, indices, values)
     if found < 0:
@@ -84,7 +111,7 @@ def _hard_threshold(total: Total, parameter: float, seed: int) -> Sparse:
     """There is room for twice as many as last time, and for twice that if it is too little."""
     threshold = max(1, int(checked_threshold(parameter).view(torch.int32)))
     room = min(getattr(_buffers, "room", FIRST), total.size) + kernels.BLOCK
-    indices, values = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.float32)
+    indices, values = _given.take(room)
     cursor = np.zeros(5, dtype=np.int64)
     while total.pass_over(threshold, cursor, indices, values):
         indices, values = np.concatenate((indices, indices)), np.concatenate((values, values))
