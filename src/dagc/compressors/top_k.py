@@ -60,8 +60,10 @@ def _largest(keys: Keys, count: int) -> NDArray[np.int64]:
     """Where the largest are, ascending: what top-k means, and the reference for everything faster."""
     if count == 0:
         return np.zeros(0, dtype=np.int64)
-    smallest = max(1, np.partition(keys, len(keys) - count)[len(keys) - count])
-    chosen = np.flatnonzero(keys >= smallest)
+    ordered = keys.copy()
+    ordered.partition(len(keys) - count)
+    smallest = max(1, int(ordered[-count]))
+    chosen = (keys >= smallest).nonzero()[0]
     if len(chosen) > count:
         equal = np.flatnonzero(keys.take(chosen) == smallest)
         chosen = np.delete(chosen, equal[count - len(chosen) :])
