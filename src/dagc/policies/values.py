@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 __all__ = ["chosen_values"]
 
 ENOUGH = 0.1
-"""From so many entries on, as a part of all, signs are not taken: `docs/beyond.md` has the measurements up to half."""
+"""From so many entries on, as a part of all, signs are not taken: `docs/beyond.md` has what was measured, up to 7 %."""
 
 
 def chosen_values(
