@@ -1,5 +1,6 @@
 """How long data takes: loading CIFAR-10, and a batch beside the step that it feeds."""
 
+import argparse
 import time
 from collections.abc import Callable
 
@@ -91,4 +92,6 @@ def _median(run: Callable[[int], object], rounds: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--full", action="store_true", help="more batches")
+    main(quick=not parser.parse_args().full)

@@ -1,5 +1,6 @@
 """How long a round takes beside the bare gradients, how that grows with the workers, and how much memory it needs."""
 
+import argparse
 import subprocess
 import sys
 import time
@@ -149,4 +150,6 @@ def _median(numbers: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--full", action="store_true", help="more rounds, and the memory of 200 workers of the CNN")
+    main(quick=not parser.parse_args().full)
