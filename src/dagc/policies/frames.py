@@ -1,13 +1,14 @@
-"""How many entries a budget is, and how many are worth a frame."""
+"""How many entries a budget is, how they are shared out, and how many are worth a frame."""
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dagc.allocation import apportion_bytes
+from dagc.allocation import apportion, apportion_bytes
 from dagc.errors import InvalidInput
 from dagc.policies.policy import Setting
 from dagc.wire import payload_size
 
-__all__ = ["budget_in_entries", "worth_a_frame"]
+__all__ = ["budget_in_entries", "shared_out", "worth_a_frame"]
 
 
 def budget_in_entries(setting: Setting, clients: int, bytes: int | None) -> float:
@@ -19,6 +20,19 @@ def budget_in_entries(setting: Setting, clients: int, bytes: int | None) -> floa
         np.ones(1), bytes, np.array([setting.size]), setting.size, setting.values, compact=setting.compact
     )
     return 0.9 * float(one[0])  # of one frame; several take more
+
+
+def shared_out(
+    setting: Setting, quota: NDArray[np.float64], most: NDArray[np.int64], clients: int, bytes: int | None
+) -> NDArray[np.int64]:
+    """Integers in proportion to the quota, none above its `most`, that meet a round's budget for so many clients."""
+    if setting.ratio is None:
+        assert bytes is not None
+        return apportion_bytes(quota, bytes, most, setting.size, setting.values, compact=setting.compact)
+    total = min(int(budget_in_entries(setting, clients, None)), int(most.sum()))
+    if most[quota > 0].sum() < total:
+        quota = np.maximum(quota, 1e-9 * quota.max())
+    return apportion(quota, total, most, least=0)
 
 
 def worth_a_frame(setting: Setting, overhead: float) -> int:

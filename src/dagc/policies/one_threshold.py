@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dagc.allocation import apportion, apportion_bytes
 from dagc.compressors import Compressor, top_k
 from dagc.errors import InvalidInput
-from dagc.policies.frames import budget_in_entries, worth_a_frame
+from dagc.policies.frames import budget_in_entries, shared_out, worth_a_frame
 from dagc.policies.policy import Report, Setting
 from dagc.wire import payload_size
 from dagc.wire.outline import LONGEST, ranks_within, read_outline, write_outline
@@ -144,22 +143,17 @@ class OneThreshold:
         smallest = payload_size(self.setting.size, 1, self.setting.values, compact=self.setting.compact)[0]
         return self.allowance is not None and self.allowance >= self._longest * clients + smallest
 
+    def _left(self, told: int) -> int | None:
+        """The bytes that are left for frames, if the budget is in bytes."""
+        return None if self.allowance is None else self.allowance - told
+
     def _total(self, clients: int, told: int = 0) -> float:
         """How many entries the round's budget is, if it is in bytes about."""
-        left = None if self.allowance is None else self.allowance - told
-        return budget_in_entries(self.setting, clients, left)
+        return budget_in_entries(self.setting, clients, self._left(told))
 
     def _share(self, quota: Array, present: list[int], told: int) -> Ints:
         """Integers in proportion to the quota that meet the budget."""
-        setting, most = self.setting, self._most[present]
-        if setting.ratio is not None:
-            total = min(int(self._total(len(present))), int(most.sum()))
-            if most[quota > 0].sum() < total:
-                quota = np.maximum(quota, 1e-9 * quota.max())
-            return apportion(quota, total, most, least=0)
-        assert self.allowance is not None
-        left = self.allowance - told
-        return apportion_bytes(quota, left, most, setting.size, setting.values, compact=setting.compact)
+        return shared_out(self.setting, quota, self._most[present], len(present), self._left(told))
 
     def _bin(self, magnitude: Array) -> Ints:
         keys = magnitude.astype(np.float32).view(np.int32) >> (24 - self.bins.bit_length())

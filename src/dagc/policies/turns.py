@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dagc.allocation import allocate, apportion, apportion_bytes
+from dagc.allocation import allocate
 from dagc.compressors import Compressor
 from dagc.errors import InvalidInput
-from dagc.policies.frames import budget_in_entries, worth_a_frame
+from dagc.policies.frames import budget_in_entries, shared_out, worth_a_frame
 from dagc.policies.policy import Report, Setting
 
 __all__ = ["Turns"]
@@ -73,7 +73,7 @@ class Turns:
         quota = np.maximum(saved[here[order]], 1e-9)
         sending = self._sending(quota)
         while True:
-            chosen = self._share(quota[:sending], most[:sending], len(holding))
+            chosen = shared_out(setting, quota[:sending], most[:sending], len(holding), self.allowance)
             if not self.least or sending >= len(order) or not np.array_equal(chosen, most[:sending]):
                 break
             sending *= 2  # they send all they have, and there is some left
@@ -91,15 +91,6 @@ class Turns:
         total = budget_in_entries(self.setting, len(saved), self.allowance)
         share = saved / np.cumsum(saved)  # of the last one, if so many send
         return max(1, int(np.count_nonzero(share * total >= self.least)))
-
-    def _share(self, quota: Array, most: Ints, clients: int) -> Ints:
-        """Integers in proportion to the quota that meet the budget."""
-        setting = self.setting
-        if setting.ratio is not None:
-            total = int(budget_in_entries(setting, clients, None))
-            return apportion(quota, min(total, int(most.sum())), most, least=0)
-        assert self.allowance is not None
-        return apportion_bytes(quota, self.allowance, most, setting.size, setting.values, compact=setting.compact)
 
     def state_dict(self) -> dict[str, Any]:
         """What each client has saved up."""
