@@ -7,7 +7,7 @@ READY := .venv/.ready
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[flower,lab,dev]'
 	touch $(READY)
 
 demo: $(READY)

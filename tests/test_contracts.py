@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dagc import ALLOCATORS, COMPRESSORS, INDEX_CODECS, VALUE_CODECS, Allocator, Compressor, Sparse, per_tensor
+from dagc import ALLOCATORS, COMPRESSORS, INDEX_CODECS, VALUE_CODECS, Allocator, Compressor, Sparse, per_tensor, top_k
 from dagc.allocation import power
-from dagc.policies import POLICIES, Accordion, Method
+from dagc.policies import POLICIES, Accordion, Allocated, Method
 from dagc.testing import check_allocator, check_compressor, check_index_codec, check_policy, check_value_codec
 
 PARAMETERS = {
@@ -45,9 +45,13 @@ def test_value_codec(name):
     check_value_codec(VALUE_CODECS[name], name)
 
 
+OPTIONS = {"accordion": {"interval": 2, "change": 0.1, "gentle": 0.5, "aggressive": 0.001}}
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_policy(name):
-    check_policy(POLICIES[name], name)
+    assert set(OPTIONS.get(name, {})) == set(POLICIES[name].options), "every option is tried"
+    check_policy(POLICIES[name], name, OPTIONS.get(name))
 
 
 class TestTheSuiteCatches:
@@ -86,13 +90,37 @@ class TestTheSuiteCatches:
         with pytest.raises(AssertionError, match=r"other bytes|NaN"):
             check_value_codec(drifting)
 
+    def test_a_codec_whose_size_falls(self):
+        fp32 = VALUE_CODECS["fp32"]
+        with pytest.raises(AssertionError, match="more bytes than with one value more"):
+            check_value_codec(fp32._replace(size=lambda count: 0 if count == 256 else fp32.size(count)))
+
     def test_a_policy_that_forgets(self):
         class Forgetful(Accordion):
             def load_state_dict(self, state):
                 pass
 
-        with pytest.raises(AssertionError, match="goes on otherwise"):
+        with pytest.raises(AssertionError, match="decides otherwise"):
             check_policy(Method(("ratio",), Forgetful))
+
+    def test_a_policy_that_remembers_by_position(self):
+        class ByPosition(Allocated):
+            def decide(self, now):
+                decided = super().decide(now)
+                self._saved = dict(zip(sorted(self._saved), self._saved.values(), strict=True))
+                self.calls = getattr(self, "calls", 0) + 1  # not in its state
+                return decided if self.calls % 5 else decided[::-1]
+
+        with pytest.raises(AssertionError, match="decides otherwise"):
+            check_policy(Method(("bytes",), lambda plan, size: ByPosition(plan, size, "dagc-r", top_k), waits=True))
+
+    def test_a_policy_that_overspends(self):
+        class Generous(Allocated):
+            def decide(self, now):
+                return [min(count + 3, self.size // 1000) for count in super().decide(now)]
+
+        with pytest.raises(AssertionError, match=r"more than|cap"):
+            check_policy(Method(("bytes", "rate"), lambda plan, size: Generous(plan, size, "dagc-r", top_k)))
 
     def test_a_seed_codec_that_draws_otherwise(self):
         seed = INDEX_CODECS["seed"]

@@ -1,4 +1,4 @@
-"""It keeps going: killed at any moment and resumed, a run ends with the same bits; damage and full disks are told."""
+"""Killed at any moment and resumed, a run ends with the same bits; damage and full disks are reported."""
 
 import errno
 import json
@@ -6,15 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
-import torch
 from safetensors import SafetensorError
 
-from dagc import InvalidInput
+from dagc import InvalidInput, checkpoint, state
 from dagc.errors import CheckpointError
-from dagc.training import Config, checkpoint, read_metrics, train
+from dagc.folder import finished, read_metrics, to_toml
+from dagc.training import Config, train
 
 SETTINGS = {
     "task": "logistic@digits",
@@ -29,8 +30,16 @@ SETTINGS = {
 }
 
 
+METHODS = {"accordion": {}, "random-k": {}, "dagc-r": {"overhead": 0.5, "frames": "compact"}}
+"""With memory in the policy, in the draws, and in who has waited for how long."""
+
+
 def settings(method="accordion", **fields):
-    return Config(**{**SETTINGS, "method": method, **fields})
+    return Config(**{**SETTINGS, "method": method, **METHODS[method], **fields})
+
+
+def toml(config):
+    return to_toml(config.model_dump())
 
 
 def kept(folder):
@@ -42,27 +51,29 @@ def kept(folder):
 def straight(tmp_path_factory):
     """What uninterrupted runs leave."""
     folder = tmp_path_factory.mktemp("straight")
-    for method in ("accordion", "random-k", "dagc-global"):
-        list(train(settings(method), folder / method))
-    return {method: kept(folder / method) for method in ("accordion", "random-k", "dagc-global")}
+    for method in METHODS:
+        train(settings(method), folder / method).run()
+    return {method: kept(folder / method) for method in METHODS}
 
 
 KILLED = """
 import json, os, signal, sys
-import safetensors.torch
-from dagc.training import Config, checkpoint, train
+from dagc import checkpoint, files, state
+from dagc.training import Config, train
 
 fields, folder, moments = json.loads(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-list(train(Config(**{**fields, "rounds": 1})))  # loads and compiles once, before the children
+train(Config(**{**fields, "rounds": 1})).run()  # loads and compiles once, before the children
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 def attempt(where, number):
     count = 0
-    def after(function):
-        def wrapped(*arguments):
+    def counted(function, after):
+        def wrapped(*arguments, **more):
             nonlocal count
-            result = function(*arguments)
             count += 1
+            if count == number and not after:
+                die()
+            result = function(*arguments, **more)
             if count == number:
                 die()
             return result
@@ -71,13 +82,12 @@ def attempt(where, number):
     if where == "between rounds":
         callbacks = [lambda federation, result: result.round == number and die()]
     elif where == "half-way through a file":
-        checkpoint.save_file = after(checkpoint.save_file)
+        state.checksum = counted(state.checksum, after=True)  # of the first array, once that is written
     elif where == "before the checkpoint has its name":
-        checkpoint._sync = after(checkpoint._sync)
+        files.Path.replace = counted(files.Path.replace, after=False)
     elif where == "after a checkpoint":
-        checkpoint.save = after(checkpoint.save)
-    for _ in train(Config(**fields), folder, callbacks):
-        pass
+        checkpoint.save = counted(checkpoint.save, after=True)
+    train(Config(**fields), folder, callbacks).run()
 
 for where, number in moments:
     child = os.fork()
@@ -89,7 +99,7 @@ for where, number in moments:
 """
 
 
-@pytest.mark.parametrize("method", ["accordion", "random-k", "dagc-global"])
+@pytest.mark.parametrize("method", METHODS)
 def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(method, tmp_path, straight):
     moments = [
         ("between rounds", 3),
@@ -115,7 +125,7 @@ def test_killed_from_outside_at_random_times(tmp_path, straight):
     import time
 
     rng = random.Random(0)
-    (tmp_path / "run.toml").write_text(settings().toml())
+    (tmp_path / "run.toml").write_text(toml(settings()))
     command = [
         sys.executable,
         "-m",
@@ -139,7 +149,7 @@ def test_whoever_stops_listening_leaves_a_checkpoint(tmp_path, straight):
     for result in train(settings(), tmp_path / "run"):
         if result.round == 7:
             break
-    assert checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[0].name == "round-00000007"
+    assert checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[0].name == "round-00000007.state"
     list(train(settings(), tmp_path / "run"))
     assert kept(tmp_path / "run") == straight["accordion"]
 
@@ -159,7 +169,7 @@ sys.argv = ["dagc", *sys.argv[1:]]
 main()
 """
     folder = tmp_path / "run"
-    (tmp_path / "run.toml").write_text(settings().toml())
+    (tmp_path / "run.toml").write_text(toml(settings()))
     command = [sys.executable, "-c", script, "run", "--config", str(tmp_path / "run.toml"), "--output", str(folder)]
     stopped = subprocess.run(command, capture_output=True, text=True)
     assert stopped.returncode == 130
@@ -185,62 +195,60 @@ def some_rounds(folder, count=10):
     return checkpoint.checkpoints(folder / "checkpoints")
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "no json", "half json", "a digit", "missing part", "empty"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(tmp_path, straight, damage):
+@pytest.mark.parametrize("damage", ["flip", "truncate", "half a head", "a digit", "empty"])
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tmp_path, straight, damage):
     newest, before = some_rounds(tmp_path / "run")
-    part, state = newest / "part-0.safetensors", newest / "state.json"
+    content = bytearray(newest.read_bytes())
     if damage == "flip":
-        content = bytearray(part.read_bytes())
-        content[len(content) // 2] ^= 1
-        part.write_bytes(content)
+        content[-1000] ^= 1
     elif damage == "truncate":
-        part.write_bytes(part.read_bytes()[:100])
-    elif damage == "no json":
-        state.unlink()
-    elif damage == "half json":
-        state.write_bytes(state.read_bytes()[:50])
+        content = content[:-100]
+    elif damage == "half a head":
+        content = content[:50]
     elif damage == "a digit":
-        state.write_text(state.read_text().replace('"bytes_up": 1', '"bytes_up": 2'))
-    elif damage == "missing part":
-        part.unlink()
+        content[content.index(b'"round":10') + len('"round":1')] += 1
     else:
-        part.unlink()
-        state.unlink()
+        content = b""
+    newest.write_bytes(content)
     with pytest.warns(UserWarning, match=f"{newest.name} is damaged"):
-        list(train(settings(), tmp_path / "run"))
-    assert before.name == "round-00000008"
-    assert not list((tmp_path / "run" / "checkpoints").glob(newest.name))
+        train(settings(), tmp_path / "run").run()
+    assert before.name == "round-00000008.state"
+    assert not newest.exists()
     assert kept(tmp_path / "run") == straight["accordion"]
 
 
 def test_if_all_checkpoints_are_damaged_it_says_so(tmp_path):
     for path in some_rounds(tmp_path / "run"):
-        (path / "state.json").write_text("{}")
-    with pytest.warns(UserWarning, match="damaged"), pytest.raises(CheckpointError, match="start the run anew"):
-        list(train(settings(), tmp_path / "run"))
+        path.write_bytes(b"dagc")
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(CheckpointError, match="start the run again"):
+        train(settings(), tmp_path / "run").run()
 
 
 def test_a_full_disk_stops_the_run_and_leaves_a_usable_checkpoint(tmp_path, straight, monkeypatch):
-    write, calls = checkpoint.save_file, []
+    write, calls = state.write_atomically, []
 
-    def full(tensors, path):
+    @contextmanager
+    def full(path, private):
         calls.append(path)
-        if len(calls) > 2:
-            Path(path).write_bytes(b"half")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(tensors, path)
+        with write(path, private) as file:
+            if len(calls) > 2:
+                file.write(b"half")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            yield file
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(CheckpointError, match="disk is full: make room; the last good one is round-00000008"):
-        list(train(settings(), tmp_path / "run"))
-    assert not list((tmp_path / "run" / "checkpoints").glob(".partial*"))
-    monkeypatch.setattr(checkpoint, "save_file", write)
-    list(train(settings(), tmp_path / "run"))
+    monkeypatch.setattr(state, "write_atomically", full)
+    reason = r"disk is full: make room; the last good one is round-00000008\.state"
+    with pytest.raises(CheckpointError, match=reason):
+        train(settings(), tmp_path / "run").run()
+    left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert left == ["round-00000004.state", "round-00000008.state"]
+    monkeypatch.undo()
+    train(settings(), tmp_path / "run").run()
     assert kept(tmp_path / "run") == straight["accordion"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
-def test_metrics_that_do_not_fit_are_told_in_one_line(tmp_path):
+def test_metrics_that_do_not_fit_are_reported_in_one_line(tmp_path):
     code = (
         "import resource, signal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -251,7 +259,7 @@ def test_metrics_that_do_not_fit_are_told_in_one_line(tmp_path):
     fields = {"method": "none", "workers": 1, "skew_ratio": 1, "rounds": 90, "checkpoint_every": 30}
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "config.toml").write_text(Config(task="logistic@digits", **fields).toml())
+    (folder / "config.toml").write_text(toml(Config(task="logistic@digits", **fields)))
     done = subprocess.run(
         [sys.executable, "-c", code, "resume", folder],
         env={**os.environ, "DAGC_KERNELS": "torch"},
@@ -265,27 +273,34 @@ def test_metrics_that_do_not_fit_are_told_in_one_line(tmp_path):
     assert numbers["round"] == 60
 
 
-def test_a_model_that_does_not_fit_is_told(tmp_path, monkeypatch):
+def test_a_model_that_does_not_fit_is_reported(tmp_path, monkeypatch):
     def full(tensors, path):
         raise SafetensorError("No space left on device (os error 28)")
 
     monkeypatch.setattr("dagc.training.folder.save_file", full)
-    with pytest.raises(CheckpointError, match=r"No space left.*resume once there is room"):
+    with pytest.raises(CheckpointError, match=r"No space left.*; then resume the run"):
         list(train(settings(rounds=2), tmp_path / "run"))
 
 
+def test_a_model_that_is_gone_is_written_again(tmp_path):
+    train(settings(rounds=5), tmp_path / "run").run()
+    before = kept(tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    assert not finished(tmp_path / "run")
+    assert train(settings(rounds=5), tmp_path / "run").run() is None
+    assert kept(tmp_path / "run") == before
+
+
 def test_what_a_killed_process_was_writing_does_not_stay(tmp_path):
-    left = tmp_path / ".partial"
-    left.mkdir()
-    (left / "part-9.safetensors").write_bytes(bytes(100))
-    checkpoint.save(tmp_path, {"x": torch.zeros(3)}, {"round": 1})
-    assert [path.name for path in tmp_path.iterdir()] == ["round-00000001"]
+    (tmp_path / ".round-00000009.state.0123abcd.partial").write_bytes(bytes(100))
+    checkpoint.save(tmp_path, {"x": np.zeros(3)}, {"round": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["round-00000001.state"]
 
 
 def test_a_damaged_checkpoint_does_not_take_a_good_ones_place(tmp_path):
     for number in (8, 12, 10):  # 12 was damaged, and the run went on from 8
-        checkpoint.save(tmp_path, {"x": torch.zeros(3)}, {"round": number})
-    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["round-00000010", "round-00000008"]
+        checkpoint.save(tmp_path, {"x": np.zeros(3)}, {"round": number})
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["round-00000010.state", "round-00000008.state"]
 
 
 def test_two_at_once_in_one_folder_is_refused(tmp_path):

@@ -6,8 +6,10 @@ from pathlib import Path
 import dagc
 
 ROOMS = [
-    "errors", "rate", "sparse", "wire", "allocation", "theory", "compressors", "feedback", "policies", "testing",
-    "network", "data", "models", "training", "ddp", "flower", "experiments", "report", "cli",
+    "errors", "draws", "files", "state", "checkpoint", "folder",
+    "sparse", "wire", "allocation", "theory", "compressors", "feedback", "policies", "protocol", "testing",
+    "ddp", "flower",
+    "network", "data", "models", "training", "experiments", "report", "cli",
 ]  # fmt: skip
 
 

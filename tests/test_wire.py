@@ -1,8 +1,10 @@
 """The wire: exact round trips, honest sizes, the documented bytes, and no bytes that bring it down."""
 
+import binascii
 import contextlib
 import math
 import re
+import time
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 import dagc
 from dagc import INDEX_CODECS, VALUE_CODECS, InvalidInput, MalformedPayload, Sparse, decode, encode, read_header
 from dagc.wire import payload_size
+from dagc.wire.frame import COMPACT_VERSION, varint
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "wire-format.md"
 
@@ -97,22 +100,67 @@ def test_the_smallest_codec_is_taken(sparse, codec):
     assert len(encode(sparse, compact=True)) == min(compact.values())
 
 
+def placed(style, size, count, rng):
+    """The positions of `count` entries."""
+    return {
+        "random": lambda: np.sort(rng.choice(size, count, replace=False)),
+        "first": lambda: np.arange(count),
+        "last": lambda: np.arange(size - count, size),
+        "even": lambda: np.unique(np.linspace(0, size - 1, count).astype(np.int64)),
+        "ends": lambda: np.unique(
+            np.concatenate([np.arange(count // 2), np.arange(size - (count - count // 2), size)])
+        ),
+    }[style]()
+
+
 @given(st.integers(1, 3000), st.data())
 def test_no_support_takes_more_than_payload_size_says(size, data):
-    count = data.draw(st.integers(0, size))
+    allowed = data.draw(st.integers(0, size) | st.just(size))
+    count = data.draw(st.integers(0, allowed) | st.just(max(0, allowed - 1)))
     style = data.draw(st.sampled_from(["random", "first", "last", "even", "ends"]))
-    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    indices = {
-        "random": np.sort(rng.choice(size, count, replace=False)),
-        "first": np.arange(count),
-        "last": np.arange(size - count, size),
-        "even": np.unique(np.linspace(0, size - 1, count).astype(np.int64)),
-        "ends": np.unique(np.concatenate([np.arange(count // 2), np.arange(size - (count - count // 2), size)])),
-    }[style]
+    indices = placed(style, size, count, np.random.default_rng(data.draw(st.integers(0, 1000))))
     for values in VALUE_CODECS:
         for compact in (False, True):
             payload = encode(Sparse(size, indices, np.ones(len(indices))), values, round=2**21 - 1, compact=compact)
-            assert len(payload) <= payload_size(size, len(indices), values, compact=compact)[0]
+            assert len(payload) <= payload_size(size, allowed, values, compact=compact)[0]
+
+
+@pytest.mark.parametrize("values", VALUE_CODECS)
+@pytest.mark.parametrize("compact", [False, True])
+def test_every_support_of_a_short_vector_is_within_payload_size(values, compact):
+    for size in range(1, 12):
+        most = np.zeros(size + 1, dtype=np.int64)
+        for number in range(1 << size):
+            indices = [i for i in range(size) if number >> i & 1]
+            payload = encode(Sparse(size, indices, np.ones(len(indices))), values, round=2**21 - 1, compact=compact)
+            most[len(indices)] = max(most[len(indices)], len(payload))
+        bound = payload_size(size, range(size + 1), values, compact=compact)
+        assert np.all(np.maximum.accumulate(most) <= bound)
+        assert bound[0] == most[0]
+
+
+@pytest.mark.parametrize("values", VALUE_CODECS)
+@pytest.mark.parametrize("compact", [False, True])
+def test_more_entries_never_take_fewer_bytes(values, compact):
+    for size in [*range(1, 400), 1023, 1500, 7850, 65_536]:
+        sizes = payload_size(size, range(size + 1), values, compact=compact)
+        assert np.all(np.diff(sizes) >= 0), size
+        some = [size // 2, 0, size, size // 3]  # the same whatever else is asked for
+        assert [payload_size(size, k, values, compact=compact)[0] for k in some] == sizes[some].tolist()
+
+
+def test_payload_size_keeps_the_shape_of_what_it_is_asked():
+    assert payload_size(1000, 10).shape == (1,)
+    assert payload_size(1000, []).shape == (0,)
+    assert payload_size(1000, [[1, 2, 3], [4, 5, 1000]]).shape == (2, 3)
+
+
+def test_payload_size_of_a_million_different_counts_takes_less_than_three_seconds():
+    counts = np.random.default_rng(0).permutation(1_000_000)
+    started = time.process_time()
+    sizes = payload_size(1 << 40, counts, "int8", compact=True)
+    assert time.process_time() - started < 3
+    assert sizes[counts == 5] == payload_size(1 << 40, 5, "int8", compact=True)
 
 
 @given(sparses(), st.integers(0, 1 << 40), st.sampled_from(list(VALUE_CODECS)))
@@ -129,14 +177,32 @@ def test_a_compact_frame_of_another_round_or_model_is_refused():
     payload = encode(Sparse(1000, [3, 500], [0.5, -2.0]), round=7, compact=True)
     assert len(decode(payload, size=1000, round=7)) == 2
     for size, round in ((1000, 6), (1000, 0), (1001, 7), (999, 7)):
-        with pytest.raises(MalformedPayload, match="checksum does not match: damaged on the way, or of another round"):
+        with pytest.raises(MalformedPayload, match="damaged on the way, or of another round, model or version"):
             decode(payload, size=size, round=round)
     with pytest.raises(MalformedPayload, match="cannot be read without size="):
         decode(payload)
 
 
+@given(sparses(), st.integers(0, 1 << 40))
+def test_a_compact_frame_of_another_version_is_always_refused(sparse, round):
+    payload = encode(sparse, "sign", round=round, compact=True)
+    if not read_header(payload, size=sparse.size).compact:
+        return
+    body, refused = payload[:-2], 0
+    for version in range(256):
+        start = binascii.crc_hqx(bytes((version,)) + varint(round) + varint(sparse.size), 0xFFFF)
+        other = body + binascii.crc_hqx(body, start).to_bytes(2, "little")
+        if version == COMPACT_VERSION:
+            assert other == payload
+            continue
+        with pytest.raises(MalformedPayload, match="damaged on the way, or of another round, model or version"):
+            decode(other, size=sparse.size, round=round)
+        refused += 1
+    assert refused == 255
+
+
 class TestDocumentedBytes:
-    LINES, COMPACT = (block.splitlines() for block in re.findall(r"```text\n(.*?)```", DOCUMENT.read_text(), re.S)[:2])
+    LINES, COMPACT, REFUSED = map(str.splitlines, re.findall(r"```text\n(.*?)```", DOCUMENT.read_text(), re.S))
 
     def test_every_codec_has_one(self):
         headers = [read_header(bytes.fromhex(line.split("|")[-1])) for line in self.LINES]
@@ -164,6 +230,23 @@ class TestDocumentedBytes:
         again = encode(decoded, value_codec, round=int(round), indices=index_codec, compact=True)
         assert again == bytes.fromhex(frame)
 
+    @pytest.mark.parametrize("line", REFUSED)
+    def test_refused_vector(self, line):
+        size, round, frame, why = (part.strip() for part in line.split("|"))
+        says = {"value codec 4": "value codec 4, .* retired", "checksum": "the bytes were damaged on the way"}
+        with pytest.raises(MalformedPayload, match=says.get(why, "of another round, model or version of dagc")):
+            decode(bytes.fromhex(frame), size=int(size), round=int(round))
+
+    def test_the_short_checksum_by_hand(self):
+        assert "are the bytes `01 0C AA 3D`, and their CRC-16 is 925E" in DOCUMENT.read_text()
+        crc = 0xFFFF
+        for byte in bytes.fromhex("010caa3d" + "5506110050c1d61b20fc88593e0a"):
+            crc ^= byte << 8
+            for _ in range(8):
+                crc = (crc << 1 ^ (0x1021 if crc & 0x8000 else 0)) & 0xFFFF
+        frame = "5506110050c1d61b20fc88593e0a" + crc.to_bytes(2, "little").hex()
+        assert self.COMPACT[0].endswith(f"| {frame}")
+
 
 def sealed(frame):
     """With a right checksum: the attacker can compute one."""
@@ -173,8 +256,6 @@ def sealed(frame):
 def frame(
     index_id=2, value_id=0, size=1000, entries=1, index=b"\x00\x01", values=bytes(4), version=1, magic=b"\xda\x6c"
 ):
-    from dagc.wire.frame import varint
-
     numbers = b"".join(map(varint, (0, size, entries, len(index))))
     return sealed(magic + bytes((version, index_id << 4 | value_id)) + numbers + index + values)
 
@@ -222,8 +303,9 @@ GOOD = encode(Sparse(1000, [3, 500, 999], [1.0, -2.0, 0.5]))
         (frame(value_id=3, values=b"\x00\x00\x80\xbf\x01"), "scale"),
         (frame(value_id=3, values=b"\x01\x00\x80\x3f\x01"), "scale"),
         (frame(value_id=3, values=b"\x00\x00\x80\x3f\x80"), "-128"),
-        (frame(value_id=4, values=b"\x00\x00\x80\xbf\x01"), "mean magnitude is negative"),
-        (frame(value_id=4, values=b"\x00\x00\x80\x3f\x02"), "sign bits"),
+        (frame(value_id=4, values=b"\x00\x00\x80\x3f\x01"), "value codec 4, .* mean of 4 bytes, .* retired"),
+        (frame(value_id=5, values=b"\x80\xbf\x01"), "mean magnitude is negative"),
+        (frame(value_id=5, values=b"\x80\x3f\x02"), "sign bits"),
         (sealed(b"\xda\x6c\x01\x20" + b"\x80\x00" + b"\x08\x00\x00"), "more bytes than it needs"),
         (sealed(b"\xda\x6c\x01\x20" + b"\xff" * 9), "too large"),
         (sealed(b"\xda\x6c\x01\x20" + b"\xff" * 7 + b"\x01" + b"\x0a\x00\x00"), "too large"),
@@ -236,7 +318,7 @@ def test_malformed_bytes_are_refused_each_with_its_own_words(payload, says):
 
 
 def compact_frame(index_id=5, value_id=0, entries=1, index=b"\x00\x02", values=bytes(4), size=1000):
-    from dagc.wire.frame import _short_checksum, varint
+    from dagc.wire.frame import _short_checksum
 
     body = bytes((index_id << 4 | value_id,)) + varint(entries) + index + values
     return body + _short_checksum(body, size, 0)
@@ -249,6 +331,7 @@ def compact_frame(index_id=5, value_id=0, entries=1, index=b"\x00\x02", values=b
         (b"\x50" + bytes(1023), "from 4 to 1023 bytes, not 1024"),
         (compact_frame(index_id=6), "unknown index codec 6"),
         (compact_frame(value_id=9), "unknown value codec 9"),
+        (compact_frame(value_id=4, values=b"\x00\x00\x80\x3f\x01"), "value codec 4, .* retired"),
         (compact_frame(entries=1001), "claims 1001 entries of a vector of 1000"),
         (compact_frame(entries=500), "truncated: 11 of at least 2005"),
         (compact_frame(index=b"\x01"), "too short for 1 indices: 1 bytes"),
@@ -312,6 +395,34 @@ def test_a_lying_header_allocates_nothing():
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 100_000
+
+
+@pytest.mark.parametrize(("size", "count"), [(1 << 24, 1 << 23), (1 << 26, 1 << 22), (1 << 48, 1 << 22)])
+def test_a_seed_frame_costs_no_more_than_its_bytes_are_worth(size, count):
+    payload = frame(4, 5, size, count, bytes(range(8)), bytes(2 + count // 8))  # one bit for each value: 1 MB or half
+    started = time.process_time()
+    sparse = decode(payload)
+    assert time.process_time() - started < 3
+    tracemalloc.start()
+    assert decode(payload) == sparse
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * (sparse.indices.nbytes + sparse.values.nbytes)
+    assert len(sparse) == count
+    assert sparse.seed == 0x0706050403020100
+
+
+def test_one_wide_block_does_not_make_all_others_slow():
+    for count in (1 << 10, 1 << 23):  # the first one compiles the kernels
+        widths = np.zeros(count // 128, dtype=np.int64)
+        widths[0] = 48
+        head = np.packbits(widths[:, None] >> np.arange(6) & 1, bitorder="little").tobytes()
+        index = head + bytes(128 * 48 // 8) + b"\xff" * (count // 8) + b"\0"
+        payload = frame(3, 5, 1 << 48, count, index, bytes(2 + count // 8))
+        started = time.process_time()
+        with pytest.raises(MalformedPayload, match="does not end with them"):
+            decode(payload)
+    assert time.process_time() - started < 1
 
 
 def mutants(number, seed):

@@ -6,9 +6,11 @@ The way of a gradient: `allocate` says who may send how much, `ErrorFeedback` ad
 
 from typing import TYPE_CHECKING, Any
 
+from dagc._memory import release_memory
 from dagc.allocation import ALLOCATORS, Allocator, allocate, entries
 from dagc.compressors import COMPRESSORS, Compressor, everything, hard_threshold, per_tensor, random_k, top_k
 from dagc.errors import (
+    BudgetTooSmall,
     BudgetWarning,
     CheckpointError,
     DagcError,
@@ -16,16 +18,20 @@ from dagc.errors import (
     InvalidInput,
     MalformedPayload,
     MissingData,
+    MissingExtra,
     NonFiniteGradient,
+    OutOfSync,
+    needs_extra,
 )
 from dagc.feedback import ErrorFeedback
+from dagc.policies import Plan
 from dagc.sparse import Sparse, aggregate, aggregate_sparse
 from dagc.wire import INDEX_CODECS, VALUE_CODECS, decode, encode, payload_size, quantise, read_header
 
 if TYPE_CHECKING:
     from dagc.training import Config, train
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # pyproject.toml reads it here
 
 __all__ = [
     "ALLOCATORS",
@@ -33,6 +39,7 @@ __all__ = [
     "INDEX_CODECS",
     "VALUE_CODECS",
     "Allocator",
+    "BudgetTooSmall",
     "BudgetWarning",
     "CheckpointError",
     "Compressor",
@@ -43,7 +50,10 @@ __all__ = [
     "InvalidInput",
     "MalformedPayload",
     "MissingData",
+    "MissingExtra",
     "NonFiniteGradient",
+    "OutOfSync",
+    "Plan",
     "Sparse",
     "aggregate",
     "aggregate_sparse",
@@ -58,6 +68,7 @@ __all__ = [
     "quantise",
     "random_k",
     "read_header",
+    "release_memory",
     "top_k",
     "train",
 ]
@@ -66,7 +77,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """`train` and `Config` are loaded when they are first asked for: who only compresses need not load the rest."""
     if name in ("Config", "train"):
-        from dagc import training
-
+        with needs_extra(f"dagc.{name}", "lab"):
+            from dagc import training
         return getattr(training, name)
     raise AttributeError(f"module 'dagc' has no attribute {name!r}")

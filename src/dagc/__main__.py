@@ -1,6 +1,22 @@
 """`python -m dagc` is the `dagc` command."""
 
-from dagc.cli import main
+import sys
+
+from dagc.errors import MissingExtra, needs_extra
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the `dagc` command; without the extra `lab`, say that it is needed."""
+    try:
+        with needs_extra("the dagc command", "lab"):
+            from dagc.cli import main as run
+    except MissingExtra as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,11 @@
 """The one family of errors: whatever dagc refuses, it refuses with one of these."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+
 __all__ = [
+    "BudgetTooSmall",
     "BudgetWarning",
     "CheckpointError",
     "DagcError",
@@ -8,7 +13,11 @@ __all__ = [
     "InvalidInput",
     "MalformedPayload",
     "MissingData",
+    "MissingExtra",
     "NonFiniteGradient",
+    "OutOfSync",
+    "needs_extra",
+    "unknown",
 ]
 
 
@@ -18,6 +27,10 @@ class DagcError(Exception):
 
 class InvalidInput(DagcError, ValueError):
     """A value the caller gave cannot be used; the message names it and says what to do."""
+
+
+class BudgetTooSmall(InvalidInput):
+    """The budget does not allow one entry for everybody; clients have to wait for each other, or it must be raised."""
 
 
 class NonFiniteGradient(InvalidInput):
@@ -36,9 +49,51 @@ class MissingData(DataError):
     """A data set is not in the data folder; the message is the command that gets it."""
 
 
+class MissingExtra(DagcError, ImportError):
+    """A part of dagc needs a package that is not installed; the message names the extra that brings it."""
+
+
 class BudgetWarning(UserWarning):
     """The budget could not be spent in full, because every client has reached its cap."""
 
 
 class CheckpointError(DagcError):
-    """A run cannot be saved, or cannot be gone on with; the message says what is left and what to do."""
+    """A run cannot be saved, or cannot be resumed; the message says what is left and what to do."""
+
+
+class OutOfSync(DagcError):
+    """A client's model is not the one that the server builds on; it needs the full model."""
+
+
+def unknown(kind: str, name: object, names: Iterable[str]) -> InvalidInput:
+    """The error for a name that does not exist, with the nearest one that does.
+
+    Example:
+        >>> print(unknown("method", "dagcr", ["none", "top-k", "dagc-r"]))
+        there is no method 'dagcr': did you mean 'dagc-r'? Choose one of none, top-k, dagc-r
+    """
+    known = list(names)
+    near = get_close_matches(str(name), known, n=1, cutoff=0.5)
+    guess = f"did you mean {near[0]!r}? Choose" if near else "choose"
+    return InvalidInput(f"there is no {kind} {name!r:.100}: {guess} one of {', '.join(known)}")
+
+
+@contextmanager
+def needs_extra(part: str, extra: str) -> Iterator[None]:
+    """Import what a part of dagc needs in this block; where a package is missing, the error names the extra.
+
+    Example:
+        >>> with needs_extra("the example", "lab"):
+        ...     import no_such_package
+        Traceback (most recent call last):
+        dagc.errors.MissingExtra: the example needs no_such_package, which is not installed: install dagc ...
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "dagc").partition(".")[0] == "dagc":  # a fault of ours: no extra would help
+            raise
+        raise MissingExtra(
+            f"{part} needs {error.name}, which is not installed: install dagc with its extra {extra!r}, "
+            f"e.g. pip install '.[{extra}]' in a copy of dagc"
+        ) from error

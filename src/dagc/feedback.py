@@ -1,7 +1,5 @@
 """Error feedback: what a client does not send now it keeps and adds to its next gradient, around any compressor."""
 
-import sys
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,50 +7,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dagc._memory import pool
 from dagc._numba import compiled
 from dagc.compressors import Compressor, Gradient, hard_threshold, random_k, top_k
 from dagc.compressors._vector import flat, refuse_non_finite, tensors
-from dagc.compressors.histogram import histogram
+from dagc.draws import scramble
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 from dagc.wire import quantise
-from dagc.wire.indices import scramble
 from dagc.wire.values import value_codec
 
 __all__ = ["ErrorFeedback"]
 
 FUSED = (top_k, hard_threshold, random_k)
 """The compressors that have kernels; all of them refuse what is not finite."""
-LINE = 16
-"""So many float32 are a line of the cache."""
-
-
-def _aligned(size: int) -> NDArray[np.float32]:
-    """An array that begins with a line of the cache, as kernels like it; numpy's own do not."""
-    room = np.empty(size + LINE, dtype=np.float32)
-    start = -room.__array_interface__["data"][0] // 4 % LINE
-    return room[start : start + size]
-
-
-class _Spare(threading.local):
-    """The array that a thread's next step writes to: what the thread's last step left behind.
-
-    One per thread, whatever the number of clients. It is used only if no tensor or view of it is left anywhere, so
-    nobody ever sees a residual that he holds change.
-    """
-
-    def __init__(self) -> None:
-        self.array = np.empty(0, dtype=np.float32)
-        self._alone = sys.getrefcount(self.array)
-
-    def take(self, size: int) -> NDArray[np.float32]:
-        if len(self.array) != size or sys.getrefcount(self.array) > self._alone:
-            self.array = _aligned(size)
-        taken, self.array = self.array, np.empty(0, dtype=np.float32)
-        return taken
-
-
-_spare = _Spare()
+FLOAT32 = np.dtype(np.float32)
 
 
 class ErrorFeedback:
@@ -69,7 +38,9 @@ class ErrorFeedback:
         device: Where the residual lives; the gradients must be there, too.
 
     Attributes:
-        residual: What was kept back: a float32 vector. Each step makes a new tensor of it.
+        compressor, values, seed: As given. Each may be assigned between steps; the next step uses the new one.
+        size: As given.
+        steps: The number of steps so far. A compressor that draws does so from the seed and this number.
 
     Example:
         >>> from dagc import top_k
@@ -85,7 +56,6 @@ class ErrorFeedback:
     def __init__(
         self, compressor: Compressor, size: int, *, values: str = "fp32", seed: int = 0, device: Any = "cpu"
     ) -> None:
-        """Start with nothing kept back."""
         if size < 1:
             raise InvalidInput(f"size must be at least 1, not {size}")
         value_codec(values)
@@ -94,9 +64,27 @@ class ErrorFeedback:
         self.values = values
         self.seed = seed
         self.steps = 0
-        self._array = _aligned(size)
-        self._array[:] = 0.0
-        self.residual = torch.from_numpy(self._array).to(device)
+        self._residual = torch.empty(0, device=device)  # says where to `_empty`
+        self._residual = self._empty().zero_()
+
+    @property
+    def residual(self) -> torch.Tensor:
+        """What was kept back: a float32 vector of `size` entries.
+
+        `step`, `unsend` and `load_state_dict` make a new tensor and leave the old one as it is. So a step is undone by
+        assigning the tensor from before it; `steps` is to be set back with it.
+        """
+        return self._residual
+
+    @residual.setter
+    def residual(self, residual: torch.Tensor) -> None:
+        if not isinstance(residual, torch.Tensor):
+            raise InvalidInput(f"the residual must be a torch tensor, not {type(residual).__name__}")
+        if residual.shape != (self.size,) or residual.dtype != torch.float32:
+            raise InvalidInput(
+                f"the residual must be {self.size} float32 numbers, not {residual.dtype} {tuple(residual.shape)}"
+            )
+        self._residual = residual
 
     def step(self, gradient: Gradient, parameter: Any) -> Sparse:
         """Add a gradient to what was kept back and hand out what to send of it; if refused, nothing has changed.
@@ -106,33 +94,21 @@ class ErrorFeedback:
             parameter: The compressor's: the number of entries, or the threshold.
         """
         parts = self._parts(gradient)
-        array = _spare.take(self.size)
-        out = torch.from_numpy(array)
-        if not self.residual.is_cpu:
-            out = out.to(self.residual.device)
-        try:
-            sparse = self._select(parts, out, parameter, scramble(self.seed, self.steps))
-        except BaseException:
-            _spare.array = array
-            raise
+        out = self._empty()
+        sparse = self._select(parts, out, parameter, scramble(self.seed, self.steps))
         if self.values != "fp32":
             sent = quantise(sparse.values, self.values)
             out[self._places(sparse)] = torch.from_numpy(sparse.values - sent).to(out.device)
             sparse = Sparse.trusted(sparse.size, sparse.indices, sent, sparse.seed)
-        _spare.array, self._array = self._array, array
-        self.residual = out
+        self._residual = out
         self.steps += 1
         return sparse
 
-    def histogram(self, gradient: Gradient, bins: int = 4, floor: int = 0) -> NDArray[np.int64]:
-        """How large the entries are that `step` would choose from: counts by magnitude; nothing changes.
-
-        Args:
-            gradient: As in `step`.
-            bins: How many there are to a doubling of the magnitude.
-            floor: The lowest bin that is counted.
-        """
-        return histogram(self._parts(gradient), self.residual, bins, floor)
+    def _empty(self) -> torch.Tensor:
+        """A new vector with arbitrary content, on the residual's device."""
+        if self._residual.is_cpu:
+            return torch.from_numpy(pool.take(self.size, FLOAT32))
+        return torch.empty(self.size, dtype=torch.float32, device=self._residual.device)
 
     def _parts(self, gradient: Gradient) -> list[torch.Tensor]:
         parts = tensors(gradient)
@@ -149,9 +125,9 @@ class ErrorFeedback:
         if self.compressor in FUSED and compiled() and all(vector.is_cpu for vector in (*parts, out)):
             from dagc.compressors import _select
 
-            total = _select.total(parts, self.residual.contiguous().numpy(), out.numpy())
+            total = _select.total(parts, self._residual.contiguous().numpy(), out.numpy())
             return _select.SELECT[self.compressor](total, parameter, seed)
-        torch.add(self.residual, flat(parts), out=out)
+        torch.add(self._residual, flat(parts), out=out)
         if self.compressor not in FUSED:  # those look themselves
             refuse_non_finite(out)
         sparse = self.compressor(out, parameter, seed=seed)
@@ -162,7 +138,7 @@ class ErrorFeedback:
         return sparse
 
     def _places(self, sparse: Sparse) -> torch.Tensor:
-        return torch.from_numpy(sparse.indices).to(self.residual.device)
+        return torch.from_numpy(sparse.indices).to(self._residual.device)
 
     def unsend(self, sparse: Sparse) -> None:
         """Take an upload back that the server never took; it goes out with later ones."""
@@ -170,11 +146,13 @@ class ErrorFeedback:
             raise InvalidInput(
                 f"the upload is of a vector of {sparse.size} entries, this error feedback is for {self.size}"
             )
-        self.residual[self._places(sparse)] += torch.from_numpy(sparse.values).to(self.residual.device)
+        residual = self._empty().copy_(self._residual)
+        residual[self._places(sparse)] += torch.from_numpy(sparse.values).to(residual.device)
+        self._residual = residual
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Everything to go on from, as plain arrays."""
-        return {"residual": self.residual.cpu().numpy().copy(), "steps": np.array(self.steps, dtype=np.int64)}
+        return {"residual": self._residual.cpu().numpy().copy(), "steps": np.array(self.steps, dtype=np.int64)}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from where `state_dict` was taken."""
@@ -187,7 +165,7 @@ class ErrorFeedback:
             )
         if not np.isfinite(residual).all():
             raise InvalidInput("the residual holds NaN or infinity: the state is damaged")
-        self._array = _aligned(self.size)
-        self._array[:] = residual
-        self.residual = torch.from_numpy(self._array).to(self.residual.device)
+        host = pool.take(self.size, FLOAT32)
+        host[:] = residual
+        self._residual = torch.from_numpy(host).to(self._residual.device)
         self.steps = int(state["steps"])

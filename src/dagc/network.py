@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from dagc.draws import scramble
 from dagc.errors import InvalidInput
-from dagc.wire.indices import scramble
 
 __all__ = ["NETWORKS", "Network", "constant", "make_network", "random", "trace"]
 

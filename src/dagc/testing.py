@@ -1,24 +1,24 @@
-"""The contracts, as checks that anybody can run on a part of his own: what is registered here passes them all.
+"""The contracts, as checks that anybody can run on a part of their own: everything registered here passes them.
 
+    from dagc import Allocator
     from dagc.testing import check_allocator
-    check_allocator(my_rule)
+    check_allocator(Allocator(ratios=my_rule))
 
 Each check raises `AssertionError` with what went wrong, or returns.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
 from dagc.allocation import ALLOCATORS, Allocator, allocate, entries
 from dagc.compressors import Compressor, random_k
-from dagc.errors import MalformedPayload
+from dagc.errors import InvalidInput, MalformedPayload
 from dagc.feedback import ErrorFeedback
-from dagc.policies import Exchanging, Method, Report, Setting
+from dagc.policies import POLICIES, Account, Method, Plan, Report, Situation, make_rate
 from dagc.sparse import Sparse
 from dagc.wire import payload_size
 from dagc.wire.indices import IndexCodec
@@ -30,6 +30,7 @@ __all__ = [
     "check_index_codec",
     "check_policy",
     "check_value_codec",
+    "plans_of",
     "profiles",
     "vectors",
 ]
@@ -69,7 +70,15 @@ def vectors() -> dict[str, torch.Tensor]:
 
 
 def check_allocator(allocator: Allocator, name: str = "the allocator") -> None:
-    """Every rule: one parameter per client in the caller's order, the budget spent exactly, never above 1 or a cap."""
+    """Every rule: one parameter per client in the caller's order, the budget spent exactly, never above 1 or a cap.
+
+    Args:
+        allocator: What would be registered in `dagc.ALLOCATORS`; `Allocator(ratios=rule)` makes one of a rule, whose
+            budget is the *sum* of the ratios.
+        name: What to call it in errors.
+    """
+    if not isinstance(allocator, Allocator):
+        raise InvalidInput(f"give an Allocator, e.g. Allocator(ratios=my_rule), not {type(allocator).__name__}")
     ALLOCATORS["under test"] = allocator
     try:
         for profile, weights in profiles().items():
@@ -168,58 +177,86 @@ def check_index_codec(codec: IndexCodec, name: str = "the index codec") -> None:
             raise AssertionError(f"{where}: accepted a byte too many")
 
 
-def check_policy(method: Method, name: str = "the policy") -> None:
-    """Every policy: a parameter for everybody present, whoever that is, and its state carries all of its memory."""
-    weights = np.linspace(1000, 10, 10)
-    amounts = {"ratio": 0.01, "bytes": 30_000, "threshold": 0.05}
-    for budget in method.budgets or (None,):
-        where = f"{name} with a budget of {budget}"
-        setting = Setting(weights, 100_000, **({budget: amounts[budget]} if budget else {}))  # type: ignore[arg-type]
-        policy = method.make(setting)
-        for round, present in enumerate([list(range(10)), [0, 3, 9], [5], list(range(10))]):
-            reports = [Report(i, 1.0 + round, 10, 100) for i in present]
-            parameters = policy.parameters(round, present, reports)
-            assert len(parameters) == len(present), f"{where}: {len(parameters)} parameters for {len(present)} clients"
-            if budget:
-                assert all(parameter > 0 for parameter in parameters), f"{where}: a parameter is not positive"
-        other = method.make(setting)
-        other.load_state_dict(json.loads(json.dumps(policy.state_dict())))
-        for round in range(4, 30):
-            reports = [Report(0, 50.0 if round < 20 else 1.0, 10, 100)]
-            same = policy.parameters(round, [0, 1], reports) == other.parameters(round, [0, 1], reports)
-            assert same, f"{where}: goes on otherwise from its own state"
-        if policy.needs_exchange:
-            _check_exchange(method, setting, where)
+def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Plan]:
+    """Every way in which a method can be asked for: each budget it takes, with and without everything else it takes."""
+    kind = POLICIES[method]
+    amounts: dict[str, dict[str, Any]] = {
+        "ratio": {"ratio": 0.01},
+        "bytes": {"bytes": 40},
+        "rate": {"rate": "1 kB/training"},
+        "threshold": {"threshold": 0.05},
+    }
+    plans = []
+    for budget in [amounts[name] for name in kind.budgets] or [{}]:
+        ways: list[dict[str, Any]] = [{}]
+        if budget and "threshold" not in budget:
+            ways.append({"caps": {"client-0": 0.02, "client-7": 0.001}})
+            ways += [{**way, "overhead": 0.2} for way in ways if kind.waits]
+        ways += [{**way, "values": "sign", "frames": "compact"} for way in ways]
+        ways += [{**way, "options": options} for way in ways if options]
+        plans += [Plan(method=method, **budget, **way) for way in ways]
+    return plans
 
 
-def _check_exchange(method: Method, setting: Setting, where: str) -> None:
-    """Whatever clients tell: the budget is never passed, nor a cap, and a number of entries is met exactly."""
-    caps = np.where(np.arange(len(setting.weights)) % 2, 1.0, 0.02)
-    setting = replace(setting, caps=caps)
-    policy, other = (cast(Exchanging, method.make(setting)) for _ in range(2))
-    kinds = list(vectors().values())
-    feedbacks = [ErrorFeedback(policy.compressor, setting.size) for _ in setting.weights]
-    for round, present in enumerate([list(range(10)), [0, 3, 9], [5], list(range(10)), [1, 2], list(range(10))]):
-        floors = policy.ask(present)
-        messages = []
-        for i, floor in zip(present, floors, strict=True):
-            kind = kinds[(i + round) % len(kinds)]
-            gradient = kind.repeat(-(-setting.size // len(kind)))[: setting.size]
-            messages.append(policy.tell(feedbacks[i].histogram(gradient / 4, policy.bins), floor))
-        counts = policy.answer(present, floors, messages)
+def check_policy(method: Method, name: str = "the policy", options: Mapping[str, float] | None = None) -> None:
+    """Every policy: a parameter for everybody present, while clients come and go; budgets, caps and memory are kept.
+
+    Args:
+        method: What would be registered in `dagc.policies.POLICIES`.
+        name: What to call it in errors.
+        options: Values for the options that it takes, to be tried, too.
+    """
+    POLICIES["under test"] = method
+    try:
+        for plan in plans_of("under test", options):
+            _check_decisions(plan, f"{name} with {plan.settings()}")
+    finally:
+        del POLICIES["under test"]
+
+
+def _come_and_go(rounds: int) -> Iterator[tuple[int, list[str]]]:
+    """Three clients, then more and more; one that leaves and comes back; one alone; everybody."""
+    for round in range(rounds):
+        here = [f"client-{i}" for i in range(min(40, 3 + round)) if not (i == 1 and 4 <= round < 9)]
+        yield round, {12: here[5:6], 13: here[::3]}.get(round, here)
+
+
+def _check_decisions(plan: Plan, where: str) -> None:
+    size, rounds = 10_000, 30
+    policy = plan.policy(size)
+    plan = plan.for_size(size)
+    account = Account(plan.bytes, make_rate(plan.rate) if plan.rate else None, rounds) if plan.in_bytes else None
+    examples: dict[str, float] = {}
+    reports: list[Report] = []
+    entries_due = 0.0
+    for round, present in _come_and_go(rounds):
         at = f"{where}, round {round}"
-        assert len(counts) == len(present), f"{at}: {len(counts)} parameters for {len(present)} clients"
-        most = [int(caps[i] * setting.size) for i in present]
-        assert all(0 <= k <= m for k, m in zip(counts, most, strict=True)), f"{at}: a cap is passed"
-        if setting.ratio is not None:
-            total = min(int(setting.ratio * len(present) * setting.size), sum(most))
-            assert sum(counts) == total, f"{at}: {sum(counts)} entries, not {total}"
-        elif setting.bytes is not None:
-            sending = [k for k in counts if k]
-            taken = int(payload_size(setting.size, sending, setting.values).sum()) + sum(map(len, messages))
-            assert taken <= setting.bytes, f"{at}: up to {taken} bytes, more than {setting.bytes}"
+        examples |= {client: 1000.0 / (1 + i) for i, client in enumerate(present) if client not in examples}
+        if account is not None:
+            account.earn(len(present))
+        now = Situation(round, present, dict(examples), reports, None if account is None else account.balance)
+        other = plan.policy(size)
         other.load_state_dict(json.loads(json.dumps(policy.state_dict())))
-        assert other.ask(present) == policy.ask(present), f"{at}: goes on otherwise from its own state"
+        decided = policy.decide(now)
+        assert other.decide(now) == decided, f"{at}: decides otherwise after its state was saved and loaded"
+        assert len(decided) == len(present), f"{at}: {len(decided)} parameters for {len(present)} clients"
+        if plan.threshold is not None:
+            assert all(0 < threshold < np.inf for threshold in decided), f"{at}: a threshold is not above 0"
+        elif POLICIES[plan.method].budgets:
+            most = [int(plan.caps.get(client, 1.0) * size) for client in present]
+            right = all(isinstance(k, int) and 0 <= k <= m for k, m in zip(decided, most, strict=True))
+            assert right, f"{at}: a number of entries is below 0, or above a cap or the model"
+        if "rate" in POLICIES[plan.method].budgets and plan.threshold is None:  # it keeps budgets
+            entries_due += 0.0 if plan.ratio is None else plan.ratio * len(present) * size
+            taken = int(payload_size(size, [k for k in decided if k], plan.values, compact=plan.compact).sum())
+            if account is not None:
+                assert taken <= account.balance, f"{at}: up to {taken} bytes, more than {account.balance}"
+                account.spend(taken)
+            else:
+                entries_due -= sum(decided)
+                assert entries_due > -1e-6, f"{at}: {-entries_due:g} entries more than the ratio allows"
+        norm = 50.0 if round % 14 < 7 else 1.0
+        reports = [Report(client, norm, 10, 100) for client in present]
 
 
 def check_value_codec(codec: ValueCodec, name: str = "the value codec") -> None:
@@ -230,6 +267,7 @@ def check_value_codec(codec: ValueCodec, name: str = "the value codec") -> None:
             where = f"{name} with {count} values of {kind!r}"
             section = codec.write(values)
             assert len(section) == codec.size(count), f"{where}: {len(section)} bytes, not {codec.size(count)}"
+            assert codec.size(count) <= codec.size(count + 1), f"{where}: takes more bytes than with one value more"
             decoded = codec.read(memoryview(section), count)
             got = f"{len(decoded)} {decoded.dtype}"
             assert got == f"{count} float32", f"{where}: read {got}, not {count} float32 values"

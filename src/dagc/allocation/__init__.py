@@ -16,14 +16,11 @@ from dagc.allocation.rules import (
     Rule,
     dagc_a,
     dagc_r,
-    phi_optimal,
     power,
     power_thresholds,
-    scheme_i,
-    scheme_ii,
     uniform,
 )
-from dagc.errors import BudgetWarning, InvalidInput
+from dagc.errors import BudgetTooSmall, BudgetWarning, InvalidInput, unknown
 from dagc.sparse import MAX_SIZE
 from dagc.wire import payload_size
 
@@ -36,7 +33,6 @@ __all__ = [
     "dagc_a",
     "dagc_r",
     "entries",
-    "phi_optimal",
     "power",
     "uniform",
 ]
@@ -54,9 +50,6 @@ ALLOCATORS: dict[str, Allocator] = {
     "dagc-r": Allocator(ratios=dagc_r),
     "dagc-a": Allocator(thresholds=dagc_a),
     "power": Allocator(power, dagc_a),  # with the exponent 2/3 the thresholds are Algorithm 3
-    "phi-optimal": Allocator(ratios=phi_optimal),
-    "scheme-i": Allocator(ratios=scheme_i),
-    "scheme-ii": Allocator(ratios=scheme_ii),
 }
 """Every method by name; add an `Allocator` here and `allocate`, the command line and the contract suite know it."""
 
@@ -161,7 +154,7 @@ def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> N
     most = np.minimum(size, np.floor(_checked_caps(caps, len(ratio))[present] * size * (1 + 1e-12))).astype(np.int64)
     total = ratio.sum() * size * (1 + 1e-12) + 1e-9
     if int(total) < len(present):
-        raise InvalidInput(
+        raise BudgetTooSmall(
             f"the budget is {int(total)} entries for {len(present)} clients, and each needs at least one: "
             f"raise the mean ratio to {len(present) / (len(ratio) * size):.3g} or more"
         )
@@ -278,7 +271,7 @@ def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int
         raise InvalidInput(f"a cap of {caps.min():.3g} is below one entry of {size}: raise it")
     if not fits(least):
         needed = int(payload_size(size, np.ones(n, dtype=np.int64), values, compact=compact).sum())
-        raise InvalidInput(f"{budget} bytes are too few for {n} clients: one entry each takes {needed} bytes")
+        raise BudgetTooSmall(f"{budget} bytes are too few for {n} clients: one entry each takes {needed} bytes")
     while least < most:
         middle = (least + most + 1) // 2
         least, most = (middle, most) if fits(middle) else (least, middle - 1)
@@ -294,7 +287,7 @@ def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int
 
 def _method(name: str, exponent: float | None) -> Allocator:
     if name not in ALLOCATORS:
-        raise InvalidInput(f"no method is called {name!r}: choose one of {', '.join(sorted(ALLOCATORS))}")
+        raise unknown("method", name, sorted(ALLOCATORS))
     if exponent is None:
         return ALLOCATORS[name]
     if name != "power":

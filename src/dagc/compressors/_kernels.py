@@ -102,7 +102,7 @@ def _block(
 
     Literal `write`: 0 leaves residual and out alone and looks at the gradient only; 1 writes the sums to out, and zero
     where a bit is set; 2 does so past the cache, for vectors that do not fit in it: memory is then spared reading what
-    is about to be overwritten, but out must lie on 32 bytes; 3 adds, too, but writes nothing.
+    is about to be overwritten, but out must lie on 32 bytes.
     Most blocks have no bit set, so that is found out first, by the largest key, and which bits only then; if there are
     any, all 64 sums are left at the address `sums`. After them is a word that is no longer zero when a sum was not
     finite.
@@ -128,7 +128,7 @@ def _block(
             keys.append(builder.and_(builder.bitcast(total, ints), magnitude))
 
         def store(vectors: list[Any], start: Any, how: int) -> None:
-            for i, vector in enumerate(vectors if how in (1, 2) else []):
+            for i, vector in enumerate(vectors if how else []):
                 to = builder.inttoptr(builder.add(start, _I64(4 * LANES * i)), floats.as_pointer())
                 stored = builder.store(vector, to, align=32 if how == 2 else 4)
                 if how == 2:
@@ -486,13 +486,17 @@ def choose(indices, values, count, low, high, out, scratch, to_indices, to_value
 
 
 @kernel
-def top_k(parts, residual, out, stream, size, count, guess, indices, values, scratch, to_indices, to_values):
+def top_k(parts, residual, out, stream, size, count, guess, candidates, to_indices, to_values):
     """Collect what is above a guessed threshold, then choose among that: exact, whatever the guess was worth.
 
     Returns how many there are, or -1 if a sum is not finite. A guess of (0, 0) is taken from a sample. There must be
-    room for 2 · count + 8192 candidates, if the size is not less, and one block more; and for `LANES` more than count
-    of what is chosen.
+    room for 2 · count + 8192 candidates, if the size is not less, and one block more; each needs two words (an index,
+    half a word for its value and half a word of scratch). And there must be room for `LANES` more than count of what is
+    chosen.
     """
+    room = len(candidates) // 2
+    indices, halves = candidates[:room], candidates[room:].view(np.int32)
+    values, scratch = halves[:room].view(np.float32), halves[room:]
     low, high = guess
     if count == 0:
         low, high = np.int64(INFINITE), np.int64(MAGNITUDE)
@@ -518,34 +522,3 @@ def top_k(parts, residual, out, stream, size, count, guess, indices, values, scr
         return count
     to_indices[:found], to_values[:found] = indices[:found], values[:found]
     return found
-
-
-@kernel
-def count(parts, residual, shift, floor, counts):
-    """Add one to `counts[key >> shift]` for the key of every sum in bin `floor` or above; write nothing else."""
-    start, position = np.int64(residual.ctypes.data), 0
-    threshold = np.int32(floor << shift)
-    sums = np.zeros(BLOCK + 1, np.float32)
-    keys, sums_start = sums.view(np.int32), np.int64(sums.ctypes.data)
-    for part in range(len(parts)):
-        address, length, kind = parts[part, 0], parts[part, 1], parts[part, 2]
-        width = 4 if kind == FP32 else 2
-        for offset in range(0, length, BLOCK):
-            gradient, kept, size = address + width * offset, start + 4 * (position + offset), BLOCK
-            if length - offset < BLOCK:
-                size = length - offset
-                for i in range(size):
-                    sums[i] = _total(gradient + width * i, kind, kept + 4 * i)
-            elif kind == FP32:
-                if not _block(kept, gradient, 0, sums_start, threshold, 0, 3):
-                    continue
-            elif kind == FP16:
-                if not _block(kept, gradient, 0, sums_start, threshold, 1, 3):
-                    continue
-            elif not _block(kept, gradient, 0, sums_start, threshold, 2, 3):
-                continue
-            for i in range(size):
-                key = keys[i] & MAGNITUDE
-                if key >= threshold:
-                    counts[key >> shift] += 1
-        position += length

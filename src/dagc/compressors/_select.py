@@ -1,6 +1,5 @@
 """The compressors on compiled kernels: the same entries, bit for bit, and the sum with a residual in the same pass."""
 
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,24 +8,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dagc._memory import pool
 from dagc.compressors import _kernels as kernels
 from dagc.compressors._vector import checked_count, checked_threshold, refuse_non_finite
 from dagc.compressors.hard_threshold import hard_threshold
 from dagc.compressors.random_k import random_k
 from dagc.compressors.top_k import top_k
+from dagc.draws import draw
 from dagc.sparse import Sparse
-from dagc.wire.indices import draw
 
 __all__ = ["SELECT", "Total", "total"]
 
 STREAM_FROM = 1 << 21
-"""From so many entries on, sums are written past the cache: they would not stay in it until the next step."""
+"""From this many entries on, sums are written past the cache: they would not stay in it until the next step."""
 FIRST = 1 << 13
-"""At a threshold there is room for so many entries at least."""
-KEEP_BUFFERS = 1 << 22
-"""Buffers of up to so many entries are kept for the thread's next call."""
-KEEP_GIVEN = 1 << 16
-"""What is handed out is kept from so many entries on: memory for less is at hand anyway."""
+"""At a threshold there is room for this many entries at least."""
 
 GUESS = 0, 0
 """The lower and the upper key between which Top-k guesses its threshold; zeros: to be taken from a sample."""
@@ -34,31 +30,16 @@ GUESS = 0, 0
 Floats = NDArray[np.float32]
 NOTHING = np.zeros(0, dtype=np.float32)
 KINDS = {torch.float32: kernels.FP32, torch.float16: kernels.FP16, torch.bfloat16: kernels.BF16}
-_buffers = threading.local()
+INDEX, VALUE = np.dtype(np.int64), np.dtype(np.float32)
 
 
-class _Given(threading.local):
-    """The arrays that a thread's last two results are in, to be used again when nobody holds them any more.
+class _Last(threading.local):
+    """What a thread's last call found, as a guess for its next one."""
 
-    Two, since who writes `sparse = feedback.step(...)` in a loop holds the last one during the next step.
-    """
-
-    def __init__(self) -> None:
-        self.pairs: list[tuple[NDArray[np.int64], Floats]] = [(np.empty(0, np.int64), np.empty(0, np.float32))]
-        self._alone = sys.getrefcount(self.pairs[0][0])
-
-    def take(self, room: int) -> tuple[NDArray[np.int64], Floats]:
-        for pair in self.pairs:
-            if room <= len(pair[0]) <= 2 * room and all(sys.getrefcount(array) <= self._alone + 1 for array in pair):
-                return pair
-        room += room // 8  # the next one may need a little more
-        taken = np.empty(room, np.int64), np.empty(room, np.float32)
-        if KEEP_GIVEN <= room <= KEEP_BUFFERS:
-            self.pairs = [taken, self.pairs[0]]
-        return taken
+    room = FIRST
 
 
-_given = _Given()
+_last = _Last()
 
 
 class Total(NamedTuple):
@@ -96,10 +77,10 @@ def total(tensors: Sequence[torch.Tensor], residual: Floats = NOTHING, out: Floa
 
 def _top_k(total: Total, parameter: int, seed: int) -> Sparse:
     count = checked_count(parameter, total.size)
-    candidates = _candidates(min(2 * count + 8192, total.size) + kernels.BLOCK)
-    indices, values = _given.take(count + kernels.LANES)
+    candidates = pool.take(2 * (min(2 * count + 8192, total.size) + kernels.BLOCK), INDEX)
+    indices, values = pool.take(count + kernels.LANES, INDEX), pool.take(count + kernels.LANES, VALUE)
     source = total.parts, total.residual, total.out, total.stream, total.size
-    found = kernels.top_k(*source, count, GUESS, *candidates, indices, values)
+    found = kernels.top_k(*source, count, GUESS, candidates, indices, values)
     if found < 0:
         total.refuse()
     if found < count:  # zeros were left out: do not keep their room
@@ -110,17 +91,24 @@ def _top_k(total: Total, parameter: int, seed: int) -> Sparse:
 def _hard_threshold(total: Total, parameter: float, seed: int) -> Sparse:
     """There is room for twice as many as last time, and for twice that if it is too little."""
     threshold = max(1, int(checked_threshold(parameter).view(torch.int32)))
-    room = min(getattr(_buffers, "room", FIRST), total.size) + kernels.BLOCK
-    indices, values = _given.take(room)
+    room = min(_last.room, total.size) + kernels.BLOCK
+    indices, values = pool.take(room, INDEX), pool.take(room, VALUE)
     cursor = np.zeros(5, dtype=np.int64)
     while total.pass_over(threshold, cursor, indices, values):
-        indices, values = np.concatenate((indices, indices)), np.concatenate((values, values))
+        indices, values = _twice(indices), _twice(values)
     found = int(cursor[3])
-    _buffers.room = max(FIRST, 2 * found)
+    _last.room = max(FIRST, 2 * found)
     indices, values = indices[:found], values[:found]
     if 4 * found < room:  # do not hold on to it
         indices, values = indices.copy(), values.copy()
     return Sparse.trusted(total.size, indices, values)
+
+
+def _twice(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy with room for as much again."""
+    longer = pool.take(2 * len(array), array.dtype)
+    longer[: len(array)] = array
+    return longer
 
 
 def _random_k(total: Total, parameter: int, seed: int) -> Sparse:
@@ -131,15 +119,6 @@ def _random_k(total: Total, parameter: int, seed: int) -> Sparse:
     sent = total.out[drawn]
     total.out[drawn] = 0.0
     return Sparse.trusted(total.size, drawn, sent, seed % (1 << 64))
-
-
-def _candidates(room: int) -> tuple[NDArray[np.int64], Floats, NDArray[np.int32]]:
-    """Buffers for candidates, the last ones again if they are large enough: fresh memory is slow at first touch."""
-    kept: tuple[Any, Any, Any] | None = getattr(_buffers, "kept", None)
-    if kept is None or len(kept[0]) < room:
-        kept = np.empty(room, np.int64), np.empty(room, np.float32), np.empty(room, np.int32)
-        _buffers.kept = kept if room <= KEEP_BUFFERS else None
-    return kept[0][:room], kept[1][:room], kept[2]
 
 
 SELECT: dict[Any, Callable[[Total, Any, int], Sparse]] = {

@@ -1,6 +1,5 @@
 """What every compressor asks of the vector it is given."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dagc._memory import pool
 from dagc.errors import InvalidInput, NonFiniteGradient
 from dagc.sparse import Sparse
 
@@ -29,6 +29,7 @@ EIGHT = 8
 """So many answers, true or false, are a word."""
 USUAL = np.uint64(0x0101010101010101)
 """Eight times true."""
+WORD = USUAL.dtype
 
 
 def tensors(gradient: Gradient) -> list[torch.Tensor]:
@@ -87,17 +88,6 @@ def checked_threshold(threshold: float) -> torch.Tensor:
     return torch.tensor(threshold, dtype=torch.float32)
 
 
-class _Answers(threading.local):
-    """What a thread has been answered about entries, eight of them to a word: fresh memory is slow at first touch."""
-
-    def __init__(self) -> None:
-        self.above = np.empty(PIECE // EIGHT, dtype=np.uint64)
-        self.below = np.empty(PIECE // EIGHT, dtype=np.uint64)
-
-
-_answers = _Answers()
-
-
 def beyond(vector: NDArray[np.float32], least: np.int32) -> NDArray[np.int64]:
     """Where the bits of the numbers, without the sign, are at least so much, ascending.
 
@@ -107,11 +97,13 @@ def beyond(vector: NDArray[np.float32], least: np.int32) -> NDArray[np.int64]:
     if not len(vector):
         return np.zeros(0, dtype=np.int64)
     upper, found = least.view(np.float32), []
+    most = -(-min(len(vector), PIECE) // EIGHT)
+    answers = pool.take(2 * most, WORD).reshape(2, most)
     with np.errstate(invalid="ignore"):
         for start in range(0, len(vector), PIECE):
             here = vector[start : start + PIECE]
             words = -(-len(here) // EIGHT)
-            above, below = _answers.above[:words], _answers.below[:words]
+            above, below = answers[:, :words]
             above[-1] = below[-1] = USUAL  # there may be fewer than eight
             np.greater(here, -upper, out=above.view(np.bool_)[: len(here)])
             np.less(here, upper, out=below.view(np.bool_)[: len(here)])

@@ -3,8 +3,8 @@
 import torch
 
 from dagc.compressors._vector import Gradient, checked_count, flat, picked, refuse_non_finite, tensors
+from dagc.draws import draw
 from dagc.sparse import Sparse
-from dagc.wire.indices import draw
 
 __all__ = ["random_k"]
 

@@ -9,20 +9,18 @@ from torch import Tensor
 
 from dagc.data.dataset import Dataset
 from dagc.data.partition import Partition
+from dagc.draws import scramble, splitmix64
 from dagc.errors import InvalidInput
-from dagc.wire.indices import splitmix64
 
 __all__ = ["Batches"]
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 _PADDING = 4
 
 
 class Batches:
     """Every worker's mini-batches, by round.
 
-    A worker shuffles its samples anew for each epoch and lays the epochs end to end; round t takes positions t·b to
+    A worker shuffles its samples again for each epoch and lays the epochs end to end; round t takes positions t·b to
     t·b + b − 1 of that line. So each sample is used once per epoch, and a batch that crosses the end of an epoch is
     still full. A worker with no more than b samples uses all of them in every round. The shuffle is a counter hashed
     (SplitMix64) with seed, worker and epoch: no generator has a state to save, and the threads do not matter.
@@ -113,11 +111,8 @@ def crop_and_flip(x: Tensor, key: int) -> Tensor:
 
 
 def _hash(*parts: int) -> int:
-    """One 64-bit number from several (SplitMix64's finaliser, chained)."""
+    """One 64-bit number from several: SplitMix64, chained."""
     state = 0
     for part in parts:
-        state = (state ^ (int(part) & _MASK)) + _GOLDEN & _MASK
-        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
-        state ^= state >> 31
+        state = scramble(state ^ int(part), 0)
     return state

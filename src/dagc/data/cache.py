@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dagc.data.folder import write_atomically
+from dagc.files import write_atomically
 
 __all__ = ["UNREADABLE", "Arrays", "cached", "fingerprint"]
 

@@ -3,11 +3,14 @@
 One line in a training script: `hook = dagc.ddp.register(model, examples=len(dataset), ratio=0.001)`.
 """
 
+from typing import Unpack
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dagc.ddp.hook import Hook, Step, on_bucket
 from dagc.errors import InvalidInput
+from dagc.protocol import Plan, Settings
 
 __all__ = ["Hook", "Step", "register"]
 
@@ -16,15 +19,9 @@ def register(
     model: DistributedDataParallel,
     *,
     examples: int,
-    ratio: float | None = None,
-    threshold: float | None = None,
-    bytes: int | None = None,
-    method: str = "dagc-r",
-    exponent: float | None = None,
-    values: str = "fp32",
-    per_tensor: bool = False,
-    seed: int = 0,
+    rounds: int | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    **settings: Unpack[Settings],
 ) -> Hook:
     """Compress what this model's ranks send each other; call it on every rank with the same arguments but `examples`.
 
@@ -34,17 +31,11 @@ def register(
     Args:
         model: A model wrapped in `DistributedDataParallel`, before its first backward pass.
         examples: How many training examples this rank holds. A rank with 0 takes part without a say.
-        ratio: The budget as the mean ratio of entries sent, or
-        threshold: as the mean threshold, in the units of the gradient (divide one in the units of the update by the
-            learning rate), or
-        bytes: as payload bytes per step, all ranks together. One of the three, as the method needs.
-        method: A name in `dagc.policies.POLICIES`.
-        exponent: Of `power` and `dagc-global`; 2/3 if not given.
-        values: The value codec; "auto" takes the one that was measured to be best for the budget.
-        per_tensor: Select within each parameter tensor instead of over the whole model.
-        seed: For methods that draw.
+        rounds: How many steps the training has, for a rate per training.
         scaler: The `GradScaler` of mixed precision, if there is one. Residuals are then kept unscaled, and a step in
             which any rank's gradient is not finite becomes infinite on all, so that all scalers skip it.
+        settings: The plan: what `dagc.Plan` takes, by the same names. A threshold is in the units of the gradient
+            (divide one in the units of the update by the learning rate); a rank's name is its number, `"0"`.
 
     Returns:
         The hook, for `hook.last` and for checkpoints.
@@ -64,10 +55,9 @@ def register(
     """
     if not isinstance(model, DistributedDataParallel):
         raise InvalidInput(f"the model is a {type(model).__name__}: wrap it in DistributedDataParallel first")
-    budget = {"ratio": ratio, "threshold": threshold, "bytes": bytes, "exponent": exponent}
-    hook = Hook(model, examples, method, values, budget, per_tensor=per_tensor, seed=seed, scaler=scaler)
+    hook = Hook(model, examples, Plan.of(settings), rounds, scaler)
     try:
         model.register_comm_hook(hook, on_bucket)
     except RuntimeError as error:
-        raise InvalidInput("this model has a communication hook already: wrap its module in DDP anew") from error
+        raise InvalidInput("this model has a communication hook already: wrap its module in a new DDP") from error
     return hook

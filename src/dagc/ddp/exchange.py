@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 from dagc.errors import DagcError
 
-__all__ = ["Exchange", "Message"]
+__all__ = ["Exchange", "Packet"]
 
 _HEAD = Struct("<?QdI")
 
 
-class Message(NamedTuple):
-    """What a rank tells all others in a step.
+class Packet(NamedTuple):
+    """What a rank sends to all others in a step.
 
     Attributes:
         refused: Whether its gradient could not be used; the body then says why.
@@ -43,7 +43,7 @@ class Exchange:
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Nothing is sent yet."""
+        """Take a place in the group."""
         self.group = group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.device = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
@@ -55,22 +55,22 @@ class Exchange:
         """Bytes sent, bytes received, and how many times."""
         return self.sent, self.received, self.times
 
-    def all_gather(self, message: Message) -> list[Message]:
+    def all_gather(self, message: Packet) -> list[Packet]:
         """Everybody's message, in rank order."""
-        told = _HEAD.pack(*message[:3], len(message.body)) + message.body
+        content = _HEAD.pack(*message[:3], len(message.body)) + message.body
         self.sent = self.received = self.times = 0
-        parts = self._send(told, self._expected, message.step)
+        parts = self._send(content, self._expected, message.step)
         lengths = [_HEAD.size + int(_HEAD.unpack_from(part)[3]) for part in parts]
         missing = [max(0, length - sent) for length, sent in zip(lengths, self._expected, strict=True)]
         if any(missing):
-            rest = self._send(told[self._expected[self.rank] :], missing, message.step)
+            rest = self._send(content[self._expected[self.rank] :], missing, message.step)
             parts = [memoryview(b"".join(pair)) for pair in zip(parts, rest, strict=True)]
         self._expected = [
             max(length + length // 32 + 64, sent - sent // 64)
             for length, sent in zip(lengths, self._expected, strict=True)
         ]
         return [
-            Message._make((*_HEAD.unpack_from(part)[:3], part[_HEAD.size : length]))
+            Packet._make((*_HEAD.unpack_from(part)[:3], part[_HEAD.size : length]))
             for part, length in zip(parts, lengths, strict=True)
         ]
 
@@ -80,10 +80,10 @@ class Exchange:
         dist.all_gather(every, torch.tensor(own, dtype=torch.int64, device=self.device), group=self.group)
         return [numbers.tolist() for numbers in every]
 
-    def _send(self, told: bytes, lengths: list[int], step: int) -> list[memoryview]:
+    def _send(self, content: bytes, lengths: list[int], step: int) -> list[memoryview]:
         """Send to everybody, cut or padded to this rank's length, and get what they send."""
         length = lengths[self.rank]
-        own = told[:length].ljust(length, b"\0")
+        own = content[:length].ljust(length, b"\0")
         to_all = torch.frombuffer(bytearray(own * self.world) or bytearray(1), dtype=torch.uint8)[: length * self.world]
         of_all = torch.empty(sum(lengths), dtype=torch.uint8, device=self.device)
         try:

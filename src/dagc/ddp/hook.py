@@ -6,11 +6,10 @@ puts the gradients in the order of the model's parameters; so selection, residua
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from time import perf_counter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,16 +19,14 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from dagc.compressors import per_tensor as each_tensor
-from dagc.ddp.exchange import Exchange, Message
+from dagc.ddp.exchange import Exchange, Packet
 from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
-from dagc.feedback import ErrorFeedback
-from dagc.policies import Exchanging, Report, Setting, chosen_values, make_policy
-from dagc.sparse import Sparse, aggregate
-from dagc.wire import decode, encode
-from dagc.wire.indices import scramble
+from dagc.protocol import Client, Order, Plan, Server, Upload
 
 __all__ = ["Hook", "Step", "on_bucket"]
+
+VERSION = 1
+"""Of what `Hook.state_dict` returns."""
 
 
 class Step(NamedTuple):
@@ -38,14 +35,12 @@ class Step(NamedTuple):
     Attributes:
         step: Its number, from 0.
         entries: Entries that this rank sent.
-        payload: Bytes of this rank's payload, and of what it told before with a method that asks for that.
+        payload: Bytes of this rank's payload; 0 if it waits.
         sent: Bytes that this rank handed to the network: its payload to every other rank, with heads and padding.
         received: Bytes that it got from the others.
-        exchanges: 1, or 2 where somebody's payload had outgrown what was expected of it; with a method that asks before
-            it decides (`dagc-global`), once or twice more.
+        exchanges: 1, or 2 where somebody's payload had outgrown what was expected of it.
         skipped: Whether the step was given to the scaler to skip.
-        select: Seconds for error feedback and selection.
-        encode: Seconds to make the payload.
+        compress: Seconds for error feedback, selection and the payload.
         exchange: Seconds in the network, waiting for slower ranks included.
         decode: Seconds to read the payloads, sum them up and hand the gradient to DDP.
     """
@@ -57,20 +52,20 @@ class Step(NamedTuple):
     received: int
     exchanges: int
     skipped: bool
-    select: float
-    encode: float
+    compress: float
     exchange: float
     decode: float
 
 
 class Hook:
-    """One rank's error feedback and its part in the exchange; `dagc.ddp.register` makes it.
+    """One rank's half of the protocol as a client, and the server's half, which decides alike on all ranks.
+
+    `dagc.ddp.register` makes it. There is no downlink: every rank sums up what all have sent.
 
     Attributes:
         examples: How many examples each rank holds, in rank order.
-        feedback: This rank's `dagc.ErrorFeedback`, over all trainable parameters in the model's order.
-        policy: What decides every rank's parameter; it decides alike on all ranks.
-        steps: The number of steps taken.
+        client: This rank's half, over all trainable parameters in the model's order.
+        server: The server's half; its members are the ranks that hold examples, by their numbers as names.
         last: What the last step took; None before the first.
     """
 
@@ -78,12 +73,8 @@ class Hook:
         self,
         model: DistributedDataParallel,
         examples: int,
-        method: str,
-        values: str,
-        budget: Mapping[str, float | None],
-        *,
-        per_tensor: bool,
-        seed: int,
+        plan: Plan,
+        rounds: int | None,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         """Share what every rank must know."""
@@ -102,26 +93,25 @@ class Hook:
         self._scaler = scaler
         # DDP leaves the gradient of a parameter alone that no rank used: what is sent for it would be lost.
         self._some_unused = bool(model.find_unused_parameters or model.static_graph)
-        self._about = {"method": method, "values": values, "per_tensor": per_tensor, "sizes": sizes}
         self._exchange = Exchange(model.process_group, self._device)
-        self._outlines = Exchange(model.process_group, self._device)  # what is told before payloads, where it is
-        self.examples = self._agree(examples, {**self._about, **budget, "seed": seed})
-        self._weights = np.array(self.examples) / sum(self.examples)
-        bytes = None if budget["bytes"] is None else int(budget["bytes"])
-        values = chosen_values(values, self._weights, sum(sizes), budget["ratio"], bytes)
-        self.policy = make_policy(method, Setting(self._weights, sum(sizes), values=values, **budget))  # type: ignore[arg-type]
-        self.feedback = ErrorFeedback(
-            each_tensor(self.policy.compressor, sizes) if per_tensor else self.policy.compressor,
-            sum(sizes),
-            values=values,
-            seed=scramble(seed, self._exchange.rank),
-            device=self._device,
-        )
-        self.steps = 0
+        self._about = {**plan.settings(), "rounds": rounds, "sizes": sizes, "scaler": scaler is not None}
+        self.examples = self._agree(examples, self._about)
+        if plan.rate is not None and plan.rate.rstrip().endswith("hour"):
+            raise InvalidInput(
+                f"rate is {plan.rate!r}: the ranks' clocks differ, so DDP keeps no rate per hour; give bytes alone"
+            )
+        self.client = Client(sizes, self._device)
+        self.server = Server(plan, sum(sizes), rounds)
+        for rank, held in enumerate(self.examples):
+            if held:
+                self.server.join(str(rank), held)
         self.last: Step | None = None
-        self._parameters = self.policy.parameters(0, range(self._exchange.world), [])
-        self._update = torch.zeros(sum(sizes))
         self._buckets: list[tuple[Future[Tensor], Tensor, list[Tensor], list[Tensor]]] = []
+
+    @property
+    def steps(self) -> int:
+        """The number of steps taken."""
+        return self.server.round
 
     def take(self, bucket: GradBucket) -> Future[Tensor]:
         """Hold a bucket until the last one is here, then answer all."""
@@ -138,76 +128,47 @@ class Hook:
 
     def step(self) -> None:
         """Algorithm 1: residual + gradient → select → encode → exchange → decode → Σ p_i · sparse_i, in place."""
-        gradients, residual = self._gradients(), self.feedback.residual
+        gradients = self._gradients()
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         unscaled = gradients if scale == 1.0 else [gradient.float() / scale for gradient in gradients]
-        began, policy_before = perf_counter(), self.policy.state_dict()
-        parameters, told = self._settle(unscaled) if self.policy.needs_exchange else (self._parameters, None)
-        clock, own, entries = [perf_counter()], Message(False, self.steps, 0.0, b""), 0
+        residual, draws, before = self.client.feedback.residual, self.client.feedback.steps, self.server.numbers()
+        clock = [perf_counter()]
+        order = self.server.orders(self.server.members).get(str(self._exchange.rank))
+        own, upload = Packet(False, self.steps, 0.0, b""), None
         try:
-            parameter = parameters[self._exchange.rank]
-            sparse = self._select(unscaled, parameter)
-            entries = len(sparse)
-            clock.append(perf_counter())
-            norm = _norm(gradients) / scale if self.policy.wants_norms else 0.0
-            silent = told is not None and parameter == 0
-            own = own._replace(norm=norm, body=b"" if silent else encode(sparse, self.feedback.values))
+            if order is not None:
+                upload = self._upload(unscaled, order)
+                own = own._replace(norm=upload.norm or 0.0, body=upload.frame)
         except NonFiniteGradient as error:
-            clock.append(perf_counter())
             own = own._replace(refused=True, body=str(error).encode())
         clock.append(perf_counter())
-        messages = self._exchange.all_gather(own)
+        packets = self._exchange.all_gather(own)
         clock.append(perf_counter())
 
-        _same_step(messages)
-        refused = next((rank for rank, message in enumerate(messages) if message.refused), None)
+        _same_step(packets)
+        refused = next((rank for rank, packet in enumerate(packets) if packet.refused), None)
         if refused is None:
-            sparses = [self._decoded(message.body) for message in messages]
-            update = aggregate(sparses, self._weights, out=self._update)
+            norms = self.server.policy.wants_norms
+            uploads = [
+                self.server.read(name, packets[int(name)].body, packets[int(name)].norm if norms else None)
+                for name in self.server.members
+            ]
+            update = self.server.total(uploads)
             update = (update if scale == 1.0 else update * scale).to(self._device)
             for gradient, part in zip(gradients, self._parts, strict=True):
                 gradient.copy_(update[part].view(gradient.shape))
-            self.steps += 1
-            reports = [
-                Report(rank, message.norm, len(sparse), len(message.body) + (told[rank] if told else 0))
-                for rank, (message, sparse) in enumerate(zip(messages, sparses, strict=True))
-                if self.examples[rank]
-            ]
-            self._parameters = self.policy.parameters(self.steps, range(len(messages)), reports)
+            self.server.close(uploads)
         else:
-            self.policy.load_state_dict(policy_before)
-            self._refuse(gradients, residual, f"rank {refused}: {bytes(messages[refused].body).decode()}", own.refused)
+            self.server.load({}, before)
+            self.client.feedback.residual, self.client.feedback.steps = residual, draws
+            self._refuse(gradients, f"rank {refused}: {bytes(packets[refused].body).decode()}")
+        self.client.settle(self.steps)  # nothing stays pending: all have it, or nobody
         clock.append(perf_counter())
-        select, encoding, exchange, decoding = (after - before for before, after in pairwise(clock))
-        exchange += clock[0] - began  # looking at the entries included: it is the price of asking
-        sent, received, times = self._exchange.traffic
-        payload = len(own.body)
-        if told is not None:
-            before = self._outlines.traffic
-            sent, received, times = sent + before[0], received + before[1], times + before[2]
-            payload += told[self._exchange.rank]
-        spent = (select, encoding, exchange, decoding)
-        self.last = Step(own.step, entries, payload, sent, received, times, refused is not None, *spent)
-
-    def _settle(self, gradients: list[Tensor]) -> tuple[list[Any], list[int]]:
-        """Every rank's parameter, by what all tell of their entries; and how many bytes each told."""
-        policy, rank = cast(Exchanging, self.policy), self._exchange.rank
-        holding = [other for other, examples in enumerate(self.examples) if examples]
-        floors = policy.ask(holding)
-        told = b""
-        if rank in holding:
-            with suppress(NonFiniteGradient), self._of_used(gradients):  # the payload's place will say so
-                floor = floors[holding.index(rank)]
-                told = policy.tell(self.feedback.histogram(gradients, policy.bins, floor), floor)
-        messages = self._outlines.all_gather(Message(False, self.steps, 0.0, told))
-        _same_step(messages)
-        answers = policy.answer(holding, floors, [bytes(messages[other].body) for other in holding])
-        parameters = dict(zip(holding, answers, strict=True))
-        return [parameters.get(other, 0) for other in range(len(messages))], [len(m.body) for m in messages]
-
-    def _decoded(self, body: bytes | memoryview) -> Sparse:
-        """What a rank sent; nothing, if it was to send nothing."""
-        return decode(body, size=self.feedback.size) if len(body) else Sparse(self.feedback.size, [], [])
+        compress, exchange, decoding = (after - earlier for earlier, after in pairwise(clock))
+        entries = 0 if upload is None else len(upload.sparse)
+        traffic = self._exchange.traffic
+        spent = (compress, exchange, decoding)
+        self.last = Step(own.step, entries, len(own.body), *traffic, refused is not None, *spent)
 
     def _gradients(self) -> list[Tensor]:
         """Views of the buckets, one for each parameter, in the model's order."""
@@ -218,37 +179,30 @@ class Hook:
             gradients |= {self._slots[p]: view for p, view in zip(parameters, views, strict=True) if view.numel()}
         return [gradients[slot] for slot in range(len(self._slots))]
 
-    def _select(self, gradients: list[Tensor], parameter: Any) -> Sparse:
-        """What this rank sends; a rank without examples has nothing to say."""
-        if not self.examples[self._exchange.rank]:
-            return Sparse(self.feedback.size, [], [])
-        with self._of_used(gradients):
-            return self.feedback.step(gradients, parameter)
-
-    @contextmanager
-    def _of_used(self, gradients: list[Tensor]) -> Iterator[None]:
-        """Without the residual of parameters that this rank has not used in this step, if there may be any."""
+    def _upload(self, gradients: list[Tensor], order: Order) -> Upload:
+        """What this rank sends; of parameters that it has not used in this step, if there may be any, nothing."""
+        feedback = self.client.feedback
         if not self._some_unused:
-            yield
-            return
+            return self.client.upload(gradients, order)
         unused = [part for gradient, part in zip(gradients, self._parts, strict=True) if not gradient.any()]
-        before = self.feedback.residual
-        masked = self.feedback.residual = before.clone()
+        before = feedback.residual
+        masked = before.clone()
         for part in unused:
             masked[part] = 0
+        feedback.residual = masked
         try:
-            yield
-        finally:
-            if self.feedback.residual is masked:  # nothing was selected
-                self.feedback.residual = before
+            upload = self.client.upload(gradients, order)
+        except BaseException:
+            feedback.residual = before
+            raise
+        after = feedback.residual.clone()
         for part in unused:
-            self.feedback.residual[part] = before[part]
+            after[part] += before[part]  # with signs, a rounding error may be there
+        feedback.residual = after
+        return upload
 
-    def _refuse(self, gradients: list[Tensor], residual: Tensor, why: str, own: bool) -> None:
+    def _refuse(self, gradients: list[Tensor], why: str) -> None:
         """A rank's gradient is not finite: nobody's is used, and nobody's residual has changed."""
-        if not own and self.examples[self._exchange.rank]:
-            self.feedback.residual = residual
-            self.feedback.steps -= 1
         for gradient in gradients:
             gradient.fill_(torch.nan if self._scaler is None else torch.inf)
         if self._scaler is None:
@@ -257,12 +211,12 @@ class Hook:
     def _agree(self, examples: Any, arguments: dict[str, Any]) -> list[int]:
         """Everybody's number of examples; an error on all ranks if one is wrong or if the arguments differ."""
         known = isinstance(examples, int | np.integer) and not isinstance(examples, bool) and 0 <= examples < 1 << 53
-        told = json.dumps(arguments, sort_keys=True, default=str)
-        digest = int.from_bytes(hashlib.sha256(told.encode()).digest()[:7], "little")
+        text = json.dumps(arguments, sort_keys=True, default=str)
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
         counts, digests = zip(*self._exchange.numbers([int(examples) if known else -1, digest]), strict=True)
         if len(set(digests)) > 1:
             other = next(rank for rank in range(len(digests)) if digests[rank] != digests[0])
-            raise InvalidInput(f"ranks 0 and {other} differ in their models or arguments; this rank has {told:.400}")
+            raise InvalidInput(f"ranks 0 and {other} differ in their models or arguments; this rank has {text:.400}")
         if min(counts) < 0:
             here = "" if known else f", but {examples!r}"
             raise InvalidInput(f"examples of rank {counts.index(-1)} is not a number of examples, 0 or more{here}")
@@ -271,42 +225,52 @@ class Hook:
         return list(counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that this rank goes on from; every rank saves its own, beside the model and the optimiser."""
+        """Everything that this rank continues from; every rank saves its own, beside the model and the optimiser."""
+        arrays = {name: torch.from_numpy(array.copy()) for name, array in self.client.arrays().items()}
         return {
+            "version": VERSION,
             "rank": self._exchange.rank,
             "world_size": self._exchange.world,
-            "examples": self.examples,
-            **self._about,
-            "steps": self.steps,
-            "parameters": list(self._parameters),
-            "policy": self.policy.state_dict(),
-            "residual": self.feedback.residual.cpu().clone(),
-            "draws": self.feedback.steps,
+            "examples": list(self.examples),
+            "about": dict(self._about),
+            "arrays": arrays,
+            "client": self.client.numbers(),
+            "server": self.server.numbers(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken: on the same rank of as many, with the same model, data and method.
+        """Continue from where `state_dict` was taken: on the same rank of as many, with the same model, data and plan.
 
         Raises:
             InvalidInput: If anything of that differs; nothing has changed then.
         """
         own = self.state_dict()
+        if not isinstance(state, Mapping) or "version" not in state:
+            raise InvalidInput("this is not the state of a dagc.ddp.Hook, or one of dagc 0.1, which cannot be loaded")
+        version = state["version"]
+        if not isinstance(version, int) or version > VERSION:
+            raise InvalidInput(f"the state has version {version!r:.50}, this is {VERSION}: update dagc to load it")
         if set(state) != set(own):
             raise InvalidInput(f"this is not the state of a dagc.ddp.Hook: it holds {sorted(map(str, state))!r:.200}")
         remedies = {
             "world_size": "residuals belong to their ranks: start with as many ranks, or without the state",
             "rank": "every rank loads the state that it saved itself",
             "examples": "the ranks hold other data: start with the same, or without the state",
-            "sizes": "the model has other trainable parameters: build the one that was saved",
+            "about": "register the model that was saved, with the same settings",
         }
-        for key in (*remedies, "method", "values", "per_tensor"):
+        for key, remedy in remedies.items():
             if state[key] != own[key]:
-                remedy = remedies.get(key, "register with what was saved")
-                raise InvalidInput(f"the state has {key} {state[key]!r:.100}, here it is {own[key]!r:.100}: {remedy}")
-        draws = np.array(state["draws"], dtype=np.int64)
-        self.feedback.load_state_dict({"residual": state["residual"].cpu().numpy(), "steps": draws})
-        self.policy.load_state_dict(state["policy"])
-        self.steps, self._parameters = int(state["steps"]), list(state["parameters"])
+                raise InvalidInput(f"the state has {key} {state[key]!r:.200}, here it is {own[key]!r:.200}: {remedy}")
+        before = self.client.arrays(), self.client.numbers(), self.server.numbers()
+        before = {name: array.copy() for name, array in before[0].items()}, *before[1:]
+        try:
+            arrays = {name: np.asarray(array.cpu()) for name, array in state["arrays"].items()}
+            self.client.load(arrays, state["client"])
+            self.server.load({}, state["server"])
+        except (InvalidInput, AttributeError, TypeError, ValueError) as error:
+            self.client.load(before[0], before[1])
+            self.server.load({}, before[2])
+            raise InvalidInput(f"the state is damaged: {error}") from error
 
 
 def on_bucket(hook: Hook, bucket: GradBucket) -> Future[Tensor]:
@@ -314,15 +278,10 @@ def on_bucket(hook: Hook, bucket: GradBucket) -> Future[Tensor]:
     return hook.take(bucket)
 
 
-def _same_step(messages: Sequence[Message]) -> None:
-    steps = [message.step for message in messages]
+def _same_step(packets: Sequence[Packet]) -> None:
+    steps = [packet.step for packet in packets]
     if len(set(steps)) > 1:
         raise DagcError(f"the ranks are at different steps, {steps} in rank order: load checkpoints of one step")
-
-
-def _norm(gradients: list[Tensor]) -> float:
-    norms = torch._foreach_norm([gradient.float() for gradient in gradients])
-    return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
 def _raise_after_backward(error: DagcError) -> None:

@@ -9,16 +9,16 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from numpy.typing import NDArray
 
-from dagc.errors import DagcError, InvalidInput
-from dagc.flower.layout import Layout, Model, checksum
-from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Answer, Order, payload_of, record_of, write_outline
-from dagc.flower.state import NodeState, node_name, read, state_path, write
-from dagc.wire import decode, encode
+from dagc.errors import DagcError, InvalidInput, OutOfSync
+from dagc.flower.layout import Layout
+from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Answer, Instruction, payload_of, record_of
+from dagc.flower.node import Node, node_name, read, state_path, write
+from dagc.protocol import Client
 
 __all__ = ["compress"]
 
 COMPUTED = "dagc-computed."
-"""Before these names lies in the context's state what the app answered when the node was asked for its examples."""
+"""Names in the context's state that begin so hold what the app answered when the node was asked for its examples."""
 log = getLogger("flwr.dagc")
 
 
@@ -32,127 +32,127 @@ def compress(message: Message, context: Context, call_next: ClientAppCallable) -
         >>> from flwr.clientapp import ClientApp
         >>> app = ClientApp(mods=[compress])
     """
-    told = message.content.config_records.get(RECORD)
-    if told is None:
+    record = message.content.config_records.get(RECORD)
+    if record is None:
         return call_next(message, context)
-    order = Order.read(told)
-    path = state_path(order.run, context)
-    state = _up_to_date(order, message, read(path))
-    if state is None:
-        reason = f"{node_name(context)} has not the model that the server thinks it has: send the whole one"
+    instruction = Instruction.read(record)
+    path = state_path(instruction.run, context)
+    try:
+        node = _up_to_date(instruction, message, read(path))
+    except OutOfSync as error:
+        reason = f"{node_name(context)} is out of sync, requesting the full model: {error}"
         log.warning("dagc: %s", reason)
         return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), reply_to=message)
-    message.content = _for_app(message.content, order, state)
-    if order.kind == MODEL:
-        write(path, state)
+    message.content = _for_app(message.content, instruction, node)
+    if instruction.kind == MODEL:
+        write(path, node)
         return call_next(message, context)
-    if order.kind == ASK:
-        return _introduce(order, state, message, context, call_next)
-    if order.kind == TRAIN:
-        return _train(order, state, message, context, call_next)
-    raise InvalidInput(f"the server orders {order.kind!r:.50}: install the same version of dagc on server and nodes")
+    if instruction.taken >= 0:
+        node.client.settle(instruction.taken)
+    if instruction.kind == ASK:
+        return _introduce(instruction, node, message, context, call_next)
+    if instruction.kind == TRAIN:
+        return _train(instruction, node, message, context, call_next)
+    raise InvalidInput(
+        f"the server orders {instruction.kind!r:.50}: install the same version of dagc on server and nodes"
+    )
 
 
-def _up_to_date(order: Order, message: Message, state: NodeState | None) -> NodeState | None:
-    """The node's state with the newest model, or None if the payload does not fit what it has."""
-    if state is not None and state.lineage != order.lineage:
-        log.info("dagc: run %r has begun anew: what was kept of the one before is dropped", order.run)
-        state = None
-    if order.since < 0:
-        layout = Layout.read(order.layout)
-        state = state if state is not None and state.layout.text == layout.text else NodeState.new(order, layout)
-    elif state is None or state.round < order.since:
-        return None
-    frame, whole = state.layout.unpack(payload_of(message.content)[1])
-    sparse = decode(frame, size=state.layout.size)
-    vector = state.model.vector
-    vector[torch.from_numpy(sparse.indices)] = torch.from_numpy(sparse.values)
-    if checksum(vector.numpy()) != order.checksum:
-        return None
-    state.take(Model(vector, whole), order.model)
-    return state
+def _up_to_date(instruction: Instruction, message: Message, node: Node | None) -> Node:
+    """The node with the newest model; `OutOfSync` if the download does not build on what it has."""
+    if node is not None and node.lineage != instruction.lineage:
+        log.info("dagc: run %r has started over: what was kept of the one before is dropped", instruction.run)
+        node = None
+    if instruction.since < 0:
+        layout = Layout.read(instruction.layout)
+        if node is None or node.layout.text != layout.text:
+            node = Node(instruction.lineage, layout, Client(layout.sizes))
+    elif node is None:
+        raise OutOfSync("this node has nothing of this run")
+    frame, whole = node.layout.unpack(payload_of(message.content)[1])
+    node.client.receive(instruction.download(bytes(frame)))
+    node.whole = whole
+    return node
 
 
-def _for_app(content: RecordDict, order: Order, state: NodeState) -> RecordDict:
+def _for_app(content: RecordDict, instruction: Instruction, node: Node) -> RecordDict:
     """The message as the app would get it without us."""
     records = {name: record for name, record in content.items() if name != RECORD}
-    return RecordDict({**records, order.arrays: state.layout.join(state.model)})
+    return RecordDict({**records, instruction.arrays: node.layout.join(node.model)})
 
 
 def _introduce(
-    order: Order, state: NodeState, message: Message, context: Context, call_next: ClientAppCallable
+    instruction: Instruction, node: Node, message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
-    """Tell who this node is, how many examples it has and what else is asked for; if need be, by training already."""
-    state.settle(order.taken)
-    outline = None
-    if order.bins or state.examples < 0:
-        content = _result(order, message, context, call_next)
+    """Say who this node is and how many examples it has; if that is not known, train already and keep the result."""
+    if node.examples < 0:
+        content = _result(instruction, message, context, call_next)
         if isinstance(content, Message):
             return content
-        state.examples = _examples(content, order)
+        node.examples = _examples(content, instruction)
         for name, record in content.items():
             context.state[COMPUTED + name] = record
-        context.state[COMPUTED] = ConfigRecord({"lineage": order.lineage, "round": order.round})
-        if order.bins:
-            change, _ = _change(state, content)
-            outline = write_outline(state.feedback(order).histogram(change, order.bins))
-    write(state_path(order.run, context), state)
-    answer = Answer(ASK, order.round, node_name(context), state.examples, outline=outline)
+        context.state[COMPUTED] = ConfigRecord({"lineage": instruction.lineage, "round": instruction.round})
+    write(state_path(instruction.run, context), node)
+    answer = Answer(ASK, instruction.round, node_name(context), node.examples)
     return Message(RecordDict({RECORD: answer.write()}), reply_to=message)
 
 
-def _train(order: Order, state: NodeState, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def _train(
+    instruction: Instruction, node: Node, message: Message, context: Context, call_next: ClientAppCallable
+) -> Message:
     """Train, select, keep the rest, and only then send."""
-    if order.round < state.sent or message.metadata.message_id == state.message:
-        raise DagcError(f"{node_name(context)} has answered round {state.sent}; this is for round {order.round}")
-    state.settle(order.taken)
-    content = _result(order, message, context, call_next)
+    sent = node.client.sent
+    if instruction.round < sent or message.metadata.message_id == node.message:
+        raise DagcError(f"{node_name(context)} has answered round {sent}; this is for round {instruction.round}")
+    content = _result(instruction, message, context, call_next)
     if isinstance(content, Message):
         return content
-    state.examples = _examples(content, order)
-    change, whole = _change(state, content)
-    feedback = state.feedback(order)
-    sparse = feedback.step(change, order.parameter)
-    frame = encode(sparse, order.values, round=order.round)
-    state.residual, state.steps = feedback.residual, feedback.steps
-    state.sent, state.upload, state.message = order.round, frame, message.metadata.message_id
-    write(state_path(order.run, context), state)
+    node.examples = _examples(content, instruction)
+    change, whole = _change(node, content)
+    upload = node.client.upload(change, instruction.order)
+    node.message = message.metadata.message_id
+    write(state_path(instruction.run, context), node)
 
-    norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(change)))) if order.norm else None
-    answer = Answer(TRAIN, order.round, node_name(context), state.examples, norm)
+    answer = Answer(TRAIN, instruction.round, node_name(context), node.examples, upload.norm)
     name, _ = _arrays(content)
     others = {key: record for key, record in content.items() if key != name}
-    payload = record_of(state.layout.pack(frame, whole))
+    payload = record_of(node.layout.pack(upload.frame, whole))
     return Message(RecordDict({**others, name: payload, RECORD: answer.write()}), reply_to=message)
 
 
-def _result(order: Order, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict | Message:
-    """What the app makes of the model: now, or when it was asked in this round already; its error, if it tells one."""
+def _result(
+    instruction: Instruction, message: Message, context: Context, call_next: ClientAppCallable
+) -> RecordDict | Message:
+    """What the app makes of the model: now, or when it was asked in this round already; an error, if it returns one."""
     about = context.state.config_records.get(COMPUTED)
     found = {name.removeprefix(COMPUTED): context.state[name] for name in context.state if name.startswith(COMPUTED)}
     for name in found:
         del context.state[COMPUTED + name]
-    if about is not None and about.get("lineage") == order.lineage and about.get("round") == order.round:
+    now = {"lineage": instruction.lineage, "round": instruction.round}
+    if about is not None and dict(about) == now:
         del found[""]
         return RecordDict(found)
     reply = call_next(message, context)
     return reply if reply.has_error() else reply.content
 
 
-def _change(state: NodeState, content: RecordDict) -> tuple[list[torch.Tensor], list[NDArray[Any]]]:
+def _change(node: Node, content: RecordDict) -> tuple[list[torch.Tensor], list[NDArray[Any]]]:
     """The server's model minus the app's, part by part; and what goes whole."""
-    after = state.layout.split(_arrays(content)[1])
-    return state.layout.parts(torch.sub(state.model.vector, after.vector, out=after.vector)), after.whole
+    after = node.layout.split(_arrays(content)[1])
+    return node.layout.parts(torch.sub(node.model.vector, after.vector, out=after.vector)), after.whole
 
 
-def _examples(content: RecordDict, order: Order) -> float:
+def _examples(content: RecordDict, instruction: Instruction) -> float:
     """How many examples the app says that it trained on."""
     metrics: list[MetricRecord] = list(content.metric_records.values())
     for record in metrics:
-        value = record.get(order.examples)
+        value = record.get(instruction.examples)
         if isinstance(value, int | float) and 0 <= value < 1 << 53:
             return float(value)
-    raise InvalidInput(f"the app's reply has no metric {order.examples!r}: return how many examples it trained on")
+    raise InvalidInput(
+        f"the app's reply has no metric {instruction.examples!r}: return how many examples it trained on"
+    )
 
 
 def _arrays(content: RecordDict) -> tuple[str, ArrayRecord]:

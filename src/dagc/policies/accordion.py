@@ -1,13 +1,15 @@
 """ACCORDION: gentle compression while the gradients change fast, aggressive compression otherwise."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from dagc.allocation import allocate
 from dagc.compressors import Compressor, hard_threshold, top_k
-from dagc.errors import InvalidInput
-from dagc.policies.policy import Report, Setting
+from dagc.errors import BudgetTooSmall, InvalidInput
+from dagc.policies.plan import Plan
+from dagc.policies.policy import Situation
 
 __all__ = ["Accordion"]
 
@@ -20,65 +22,86 @@ class Accordion:
     Every `interval` rounds the gradient norm (mean over the interval, weighted by data) is compared with that of the
     interval before: a relative change of at least `change` is a critical regime and gets the gentle parameter, anything
     else the aggressive one. The first two intervals count as critical. The two parameters are the largest and the
-    smallest that DAGC would assign, unless given.
+    smallest that DAGC would assign to the clients known so far, unless given.
 
     (The DAGC paper's text has it the other way round; ACCORDION itself does this.)
     """
 
     wants_norms = True
-    needs_exchange = False
 
-    def __init__(self, setting: Setting) -> None:
-        """Find the two parameters."""
-        self.weights = setting.weights
-        self.interval = int(setting.options.get("interval", 10))
-        self.change = float(setting.options.get("change", 0.5))
+    def __init__(self, plan: Plan, size: int) -> None:
+        """Begin in the critical regime."""
+        self.plan, self.size = plan, size
+        self.absolute = plan.threshold is not None
+        self.interval = int(plan.options.get("interval", 10))
+        self.change = float(plan.options.get("change", 0.5))
         if self.interval < 1 or not self.change > 0:
             raise InvalidInput(f"accordion needs interval ≥ 1 and change > 0, not {self.interval} and {self.change}")
-        absolute = setting.threshold is not None
-        given = allocate(
-            setting.weights,
-            ratio=setting.ratio,
-            bytes=setting.bytes,
-            threshold=setting.threshold,
-            method="dagc-a" if absolute else "dagc-r",
-            size=setting.size,
-            values=setting.values,
-            compact=setting.compact,
-        )
-        bounds = float(given[setting.weights > 0].min()), float(given[setting.weights > 0].max())
-        gentle = float(setting.options.get("gentle", min(bounds) if absolute else max(bounds)))
-        aggressive = float(setting.options.get("aggressive", max(bounds) if absolute else min(bounds)))
-        if not 0 < min(gentle, aggressive) < math.inf or (not absolute and max(gentle, aggressive) > 1):
-            raise InvalidInput(
-                f"accordion's bounds must be ratios or thresholds above 0, not {gentle} and {aggressive}"
-            )
-        self.compressor: Compressor = hard_threshold if absolute else top_k
-        self.gentle: Any = gentle if absolute else max(1, int(gentle * setting.size))
-        self.aggressive: Any = aggressive if absolute else max(1, int(aggressive * setting.size))
+        for name in ("gentle", "aggressive"):
+            bound = plan.options.get(name, 1.0)
+            if not 0 < bound < math.inf or (not self.absolute and bound > 1):
+                kind = "threshold" if self.absolute else "ratio"
+                raise InvalidInput(f"accordion's option {name} is {bound}: it must be a {kind} above 0")
+        self.compressor: Compressor = hard_threshold if self.absolute else top_k
+        self._known: list[float] = []
+        self._bounds: tuple[float, float] = (0.0, 0.0)
         self._sum, self._rounds = 0.0, 0
         self._before: float | None = None
         self._critical = True
 
-    def parameters(self, round: int, present: Sequence[int], reports: Sequence[Report]) -> list[Any]:
-        """As `Policy.parameters`."""
-        norms = [(report.norm, self.weights[report.client]) for report in reports if report.norm is not None]
+    def decide(self, now: Situation) -> list[Any]:
+        """As `Policy.decide`."""
+        self._look(now)
+        gentle, aggressive = self.bounds(now)
+        level = gentle if self._critical else aggressive
+        if self.absolute:
+            return [level] * len(now.present)
+        return [max(1, int(min(level, self.plan.caps.get(name, 1.0)) * self.size)) for name in now.present]
+
+    def bounds(self, now: Situation) -> tuple[float, float]:
+        """The gentle and the aggressive parameter, for the clients known so far."""
+        weights = [weight for weight in now.examples.values() if weight > 0]
+        if weights != self._known:
+            plan = self.plan
+            budget = None if plan.bytes is None else int(plan.bytes * len(weights))
+            try:
+                given = allocate(
+                    weights,
+                    ratio=plan.ratio,
+                    bytes=budget,
+                    threshold=plan.threshold,
+                    method="dagc-a" if self.absolute else "dagc-r",
+                    size=self.size,
+                    values=plan.values,
+                    compact=plan.compact,
+                )
+            except BudgetTooSmall:
+                given = np.array([1 / self.size])
+            low, high = float(given.min()), float(given.max())
+            gentle, aggressive = (low, high) if self.absolute else (high, low)
+            options = plan.options
+            self._bounds = float(options.get("gentle", gentle)), float(options.get("aggressive", aggressive))
+            self._known = weights
+        return self._bounds
+
+    def _look(self, now: Situation) -> None:
+        """Compare the norms of an interval with those of the interval before."""
+        norms = [(report.norm, now.examples[report.client]) for report in now.reports if report.norm is not None]
         if norms:
             self._sum += float(sum(norm * weight for norm, weight in norms) / sum(weight for _, weight in norms))
             self._rounds += 1
         if self._rounds == self.interval:
-            now = self._sum / self.interval
+            mean = self._sum / self.interval
             if self._before is not None:
-                self._critical = abs(now - self._before) >= self.change * self._before
-            self._before, self._sum, self._rounds = now, 0.0, 0
-        return [self.gentle if self._critical else self.aggressive] * len(present)
+                self._critical = abs(mean - self._before) >= self.change * self._before
+            self._before, self._sum, self._rounds = mean, 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """The norms so far and the regime."""
         return {"sum": self._sum, "rounds": self._rounds, "before": self._before, "critical": self._critical}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         self._sum, self._rounds = float(state["sum"]), int(state["rounds"])
         self._before = None if state["before"] is None else float(state["before"])
         self._critical = bool(state["critical"])

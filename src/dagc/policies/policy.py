@@ -1,98 +1,82 @@
-"""What a policy is: it says, each round, with which parameter each client compresses."""
+"""What a policy is: it decides, each round, with which parameter each client compresses."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dagc.compressors import Compressor
 
-__all__ = ["Exchanging", "Policy", "Report", "Setting"]
+if TYPE_CHECKING:
+    from dagc.policies.plan import Plan
 
-
-@dataclass(frozen=True, eq=False)
-class Setting:
-    """What a policy is made for.
-
-    Attributes:
-        weights: How much data each client of the federation holds.
-        size: The number of entries in the model.
-        ratio: The budget as the mean ratio of entries sent, or
-        threshold: as the mean threshold, in the units of what is compressed, or
-        bytes: as bytes per round for all clients together. At most one of the three is given.
-        values: The value codec in use.
-        exponent: For the power rule.
-        options: What else the method takes, by name.
-        compact: Whether small frames are compact.
-        caps: The largest ratio of each client; 1 for all if not given.
-    """
-
-    weights: NDArray[np.float64]
-    size: int
-    ratio: float | None = None
-    threshold: float | None = None
-    bytes: int | None = None
-    values: str = "fp32"
-    exponent: float | None = None
-    options: Mapping[str, float] = field(default_factory=dict)
-    compact: bool = False
-    caps: Sequence[float] | NDArray[np.float64] | None = None
+__all__ = ["POLICIES", "Method", "Policy", "Report", "Situation"]
 
 
 class Report(NamedTuple):
-    """What a client tells the server after a round, beside its payload."""
+    """What the server knows about a client's last upload, beside its entries."""
 
-    client: int
+    client: str
     norm: float | None  # of its gradient, where the policy asks for it
     entries: int
     bytes: int
 
 
+class Situation(NamedTuple):
+    """What a policy decides by.
+
+    Attributes:
+        round: From 0.
+        present: The names of the clients that take part, in the order of the roster.
+        examples: How much data each client holds, by name: everybody who was ever there.
+        reports: Of the clients whose uploads were taken in the last round.
+        allowance: The bytes that this round may take, all clients together; None if the budget is not in bytes.
+    """
+
+    round: int
+    present: Sequence[str]
+    examples: Mapping[str, float]
+    reports: Sequence[Report] = ()
+    allowance: int | None = None
+
+
 class Policy(Protocol):
-    """Maps a round and the last reports to one parameter per client."""
+    """Maps a situation to one parameter per client.
+
+    Clients come and go: whatever a policy remembers about one, it remembers by name.
+    """
 
     compressor: Compressor
     wants_norms: bool
-    needs_exchange: bool  # whether parameters follow from what clients tell between gradient and selection
 
-    def parameters(self, round: int, present: Sequence[int], reports: Sequence[Report]) -> list[Any]:
-        """One parameter for each client that is present, in that order.
-
-        Args:
-            round: From 0.
-            present: The clients that take part in this round.
-            reports: Of the clients that took part in the last one.
-        """
+    def decide(self, now: Situation) -> list[Any]:
+        """One parameter for each client that is present, in that order; 0 entries for one that is to send nothing."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to go on from, as JSON can hold it."""
+        """Everything to continue from, as JSON can hold it."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Continue from where `state_dict` was taken."""
         ...
 
 
-class Exchanging(Policy, Protocol):
-    """A policy with `needs_exchange`: clients tell something between gradient and selection, and parameters follow.
+class Method(NamedTuple):
+    """A training method.
 
-    In a round: `ask` for everybody, `tell` for each client, `answer` for everybody. An engine without a way to do that
-    refuses such a policy.
+    Attributes:
+        budgets: Which of `ratio`, `bytes`, `rate` and `threshold` it can be given.
+        make: Makes its policy for a plan and a model of so many entries.
+        options: The names in `Plan.options` that it knows.
+        waits: Whether clients can wait until a frame is worth it (`Plan.overhead`).
+        about: One line for people who choose.
     """
 
-    bins: int
+    budgets: tuple[str, ...]
+    make: Callable[["Plan", int], Policy]
+    options: tuple[str, ...] = ()
+    waits: bool = False
+    about: str = ""
 
-    def ask(self, present: Sequence[int]) -> list[int]:
-        """What each client is asked: the lowest bin of its histogram that matters."""
-        ...
 
-    def tell(self, counts: NDArray[np.int64], floor: int) -> bytes:
-        """A client's message, for its histogram with `bins` to a doubling (`ErrorFeedback.histogram`)."""
-        ...
-
-    def answer(self, present: Sequence[int], floors: Sequence[int], messages: Sequence[bytes]) -> list[Any]:
-        """One parameter for each client that is present; 0 for one that is to send nothing."""
-        ...
+POLICIES: dict[str, Method] = {}
+"""Every training method by name; add yours and every engine knows it."""

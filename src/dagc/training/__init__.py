@@ -1,20 +1,23 @@
-"""Training: clients, server, the round, checkpoints. `train` runs it all and yields the rounds."""
+"""Training on one computer: the local engine, its configuration and its folder. `train` runs it all."""
 
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from dagc.folder import read_metrics, summary
 from dagc.training.config import Config
 from dagc.training.federation import Federation, Round
-from dagc.training.folder import RunFolder, read_metrics, summary
+from dagc.training.folder import RunFolder
 
-__all__ = ["Config", "Federation", "Round", "RunFolder", "read_metrics", "summary", "train"]
+__all__ = ["Config", "Federation", "Round", "RunFolder", "Training", "read_metrics", "summary", "train"]
 
 Callback = Callable[[Federation, Round], object]
+Rounds = Generator[Round, None, None]
 
 
-def train(config: Config, output: str | Path | None = None, callbacks: Iterable[Callback] = ()) -> Iterator[Round]:
-    """Train and yield each round as it is done; stop whenever you like.
+def train(config: Config, output: str | Path | None = None, callbacks: Iterable[Callback] = ()) -> "Training":
+    """Train: iterate over the result for the rounds as they are done, or let it `run` to the end.
 
     With an output folder, everything is kept there, and the same call goes on where an earlier one stopped or was
     killed; the result is the same to the bit as if it had never been interrupted.
@@ -29,38 +32,82 @@ def train(config: Config, output: str | Path | None = None, callbacks: Iterable[
         >>> rounds = list(train(config))
         >>> rounds[-1].accuracy > 0.5, rounds[-1].bytes_up < 30_000
         (True, True)
+        >>> train(config).run() == rounds[-1]
+        True
     """
-    federation = Federation(config)
-    told = list(callbacks)
+    return Training(Federation(config), output, callbacks)
+
+
+class Training(Iterator[Round]):
+    """A training that can be stopped between any two rounds; `train` makes it.
+
+    Attributes:
+        federation: The clients and the server.
+    """
+
+    def __init__(self, federation: Federation, output: str | Path | None, callbacks: Iterable[Callback]) -> None:
+        """Get ready; the first round begins when it is asked for."""
+        self.federation = federation
+        self._begun = False
+        self._rounds = _train(federation, output, list(callbacks))
+
+    def __next__(self) -> Round:
+        """Do a round."""
+        self._begun = True
+        return next(self._rounds)
+
+    def run(self) -> Round | None:
+        """Do all rounds that are left, and return the last; None if there were none."""
+        last = None
+        for result in self:
+            last = result
+        return last
+
+    def close(self) -> None:
+        """Stop here: with an output folder, a checkpoint is written."""
+        self._begun = True
+        self._rounds.close()
+
+    def __del__(self) -> None:
+        """Somebody who only calls `train` is likely to expect that it trains."""
+        if not getattr(self, "_begun", True):
+            warnings.warn(
+                "train() was called and nothing was trained: iterate over what it returns, or call its run()",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _train(federation: Federation, output: str | Path | None, callbacks: list[Callback]) -> Rounds:
+    """Not a method of `Training`: the generator must be closed as soon as nobody holds the training any more."""
     if output is None:
-        yield from _rounds(federation, told, None)
+        yield from _each_round(federation, callbacks, None)
         return
     with RunFolder(output, federation) as folder:
-        yield from _rounds(federation, told, folder)
+        yield from _each_round(federation, callbacks, folder)
         if not folder.finished:
             folder.finish()
 
 
-def _rounds(federation: Federation, callbacks: list[Callback], folder: RunFolder | None) -> Iterator[Round]:
+def _each_round(federation: Federation, callbacks: list[Callback], folder: RunFolder | None) -> Rounds:
     config = federation.config
     saved = federation.round
-    with federation.running():
-        while federation.round < config.rounds:
-            result = federation.step()
-            done = result.round == config.rounds
-            if done or result.round % config.evaluation_interval == 0:
-                accuracy, loss = federation.evaluate()
-                result = replace(result, accuracy=accuracy, test_loss=loss)
-            if folder is not None:
-                folder.record(result)
-            for callback in callbacks:
-                callback(federation, result)
-            if folder is not None and (done or result.round % config.checkpoint_interval == 0):
+    while federation.round < config.rounds:
+        result = federation.step()
+        done = result.round == config.rounds
+        if done or result.round % config.evaluation_interval == 0:
+            accuracy, loss = federation.evaluate()
+            result = replace(result, accuracy=accuracy, test_loss=loss)
+        if folder is not None:
+            folder.record(vars(result))
+        for callback in callbacks:
+            callback(federation, result)
+        if folder is not None and (done or result.round % config.checkpoint_interval == 0):
+            folder.save()
+            saved = result.round
+        try:
+            yield result
+        except GeneratorExit:  # nobody listens any more: between two rounds, so this is a good state
+            if folder is not None and saved != federation.round:
                 folder.save()
-                saved = result.round
-            try:
-                yield result
-            except GeneratorExit:  # whoever listened has stopped: between two rounds, so this is a good state
-                if folder is not None and saved != federation.round:
-                    folder.save()
-                raise
+            raise

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -10,12 +10,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dagc.data import CATALOGUE
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, unknown
+from dagc.folder import read_settings
 from dagc.models import MODELS
 from dagc.network import make_network
-from dagc.policies import POLICIES
-from dagc.rate import make_rate
-from dagc.wire import VALUE_CODECS
+from dagc.policies import Plan
 
 __all__ = ["Config"]
 
@@ -29,24 +28,29 @@ class Config(BaseModel):
         >>> Config(task="mlp@digits", method="magic", ratio=0.01)
         Traceback (most recent call last):
         ...
-        dagc.errors.InvalidInput: method is 'magic': choose one of none, top-k, ...
+        dagc.errors.InvalidInput: there is no method 'magic': choose one of none, top-k, ...
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: str = Field("mlp@digits", description="MODEL@DATA, e.g. cnn@cifar-10; DATA may be a path to your own")
     method: str = Field("dagc-r", description="how each client's compression is chosen")
-    ratio: float | None = Field(None, gt=0, le=1, description="budget: the mean part of entries sent")
-    threshold: float | None = Field(None, gt=0, description="budget: the mean threshold")
-    budget_bytes: int | None = Field(None, gt=0, description="budget: bytes per round, all clients together")
-    budget_rate: str | None = Field(
-        None, description="budget over all rounds, e.g. 640/round, 2 MB/training^0.5; or 1 MB/hour with budget bytes"
+    ratio: float | None = Field(None, description="budget: the mean ratio of entries sent")
+    threshold: float | None = Field(None, description="budget: the mean threshold")
+    bytes: float | None = Field(None, description="budget: uploaded bytes per client and round, on average")
+    rate: str | None = Field(
+        None, description="budget: uploaded bytes of each client over time: 200 kB/training; or, with bytes, 1 MB/hour"
     )
     threshold_units: Literal["update", "gradient"] = Field("update", description="update = learning rate x gradient")
-    exponent: float | None = Field(None, ge=0, le=4, description="of the weights: power, dagc-global; 2/3 if not given")
-    method_options: dict[str, float] = Field(default_factory=dict, description='e.g. {"overhead": 0.125} of dagc-r')
+    caps: dict[str, float] = Field(default_factory=dict, description='largest ratio of a client: {"3": 0.001}')
+    exponent: float | None = Field(None, description="of the data's share, for the method power; 2/3 if not given")
     values: str = Field("fp32", description="value codec on the wire; auto: by the budget")
-    frames: Literal["plain", "compact"] = Field("plain", description="compact: small uploads without what is known")
+    frames: str = Field("plain", description="plain, or compact: small uploads leave out what the server knows")
+    overhead: float | None = Field(
+        None, description="clients wait until at most this fraction of a frame is something else than entries"
+    )
+    per_tensor: bool = Field(False, description="select within each tensor of the model")
+    options: dict[str, float] = Field(default_factory=dict, description='what else the method takes: {"interval": 5}')
 
     workers: int = Field(10, ge=1, description="number of clients")
     skew_ratio: float = Field(100.0, ge=1, description="largest / smallest client")
@@ -111,59 +115,27 @@ class Config(BaseModel):
         """Rounds between checkpoints."""
         return self.checkpoint_every or max(1, self.rounds // 10)
 
-    def budget(self) -> dict[str, float | int | None]:
-        """The budget as `dagc.policies.Setting` takes it: thresholds in the units of what is compressed.
+    def plan(self) -> Plan:
+        """What clients and server agree on; the threshold in the units of what is compressed.
 
         A gradient is compressed with one local step, the model difference (the update) with more.
         """
-        threshold = self.threshold
-        if threshold is not None:
-            compressed = "gradient" if self.local_steps == 1 else "update"
-            if self.threshold_units != compressed:
-                in_update = self.threshold_units == "update"
-                threshold = threshold / self.learning_rate if in_update else threshold * self.learning_rate
-        return {"ratio": self.ratio, "threshold": threshold, "bytes": self.round_bytes}
-
-    @property
-    def round_bytes(self) -> int | None:
-        """The bytes of a usual round, if the budget is in bytes."""
-        if self.budget_rate is None or self.budget_bytes is not None:
-            return self.budget_bytes
-        return make_rate(self.budget_rate).usual(self.rounds)
+        settings = {field.name: getattr(self, field.name) for field in fields(Plan)}
+        compressed = "gradient" if self.local_steps == 1 else "update"
+        if self.threshold is not None and self.threshold_units != compressed:
+            in_update, rate = self.threshold_units == "update", self.learning_rate
+            settings["threshold"] = self.threshold / rate if in_update else self.threshold * rate
+        return Plan(**settings)
 
     def key(self) -> str:
         """A short name for exactly this result: what cannot change it (threads, folders) is left out."""
-        told = self.model_dump(exclude={"threads", "data_dir", "checkpoint_every"})
-        for name, default in (
-            ("method_options", {}),
-            ("frames", "plain"),
-            ("budget_rate", None),
-        ):  # results older than these fields
-            if told[name] == default:
-                del told[name]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
-
-    def toml(self) -> str:
-        """As a TOML file with every field that is set."""
-        lines = []
-        for name, value in self.model_dump(exclude_none=True).items():
-            if isinstance(value, dict):
-                value = "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
-                lines.append(f"{name} = {value}")
-            else:
-                lines.append(f"{name} = {_toml(value)}")
-        return "\n".join(lines) + "\n"
+        deciding = self.model_dump(exclude={"threads", "data_dir", "checkpoint_every"})
+        return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:12]
 
     @classmethod
     def read(cls, path: str | Path, **changes: Any) -> Self:
         """The configuration in a TOML file, with some fields changed."""
-        try:
-            fields = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"the configuration {path} cannot be read: {error}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidInput(f"the configuration {path} is not valid TOML: {error}") from error
-        return cls(**{**fields, **changes})
+        return cls(**{**read_settings(path), **changes})
 
     @field_validator("task")
     @classmethod
@@ -174,16 +146,6 @@ class Config(BaseModel):
         if data not in CATALOGUE and not Path(data).exists():
             raise ValueError(f"there is no data set or path {data!r}; known are {', '.join(CATALOGUE)}")
         return task
-
-    @field_validator("method")
-    @classmethod
-    def _method(cls, method: str) -> str:
-        return _one_of(method, POLICIES)
-
-    @field_validator("values")
-    @classmethod
-    def _values(cls, values: str) -> str:
-        return _one_of(values, (*VALUE_CODECS, "auto"))
 
     @field_validator("optimizer")
     @classmethod
@@ -203,13 +165,6 @@ class Config(BaseModel):
         make_network(spec)
         return spec
 
-    @field_validator("budget_rate")
-    @classmethod
-    def _budget_rate(cls, text: str | None) -> str | None:
-        if text is not None:
-            make_rate(text)
-        return text
-
     @field_validator("device")
     @classmethod
     def _device(cls, device: str) -> str:
@@ -228,23 +183,20 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _options(self) -> Self:
-        passed_over = [
+        ignored = [
             name
             for name in ("workers", "skew_ratio", "label_alpha")
             if self.partition is not None and getattr(self, name) != type(self).model_fields[name].default
         ]
-        if passed_over:
+        if ignored:
             raise ValueError(
-                f"partition is {self.partition!r} and takes the place of {', '.join(passed_over)}: leave those out and "
+                f"partition is {self.partition!r} and takes the place of {', '.join(ignored)}: leave those out and "
                 "say it in the partition, e.g. iid:workers=20"
             )
-        if self.budget_rate is not None:
-            of_time = make_rate(self.budget_rate).per == "hour"
-            if of_time != (self.budget_bytes is not None) or self.method in ("none", "accordion"):
-                raise ValueError(
-                    f"budget_rate is {self.budget_rate!r}: a rate per hour needs budget_bytes for a round, the others "
-                    "stand alone; methods none and accordion take none"
-                )
+        try:
+            self.plan()
+        except InvalidInput as error:
+            raise ValueError(str(error)) from None
         if self.optimizer == "SGD" and not self.optimizer_options:
             return self  # nothing to try out, and trying it out would import a lot
         try:
@@ -256,22 +208,11 @@ class Config(BaseModel):
         return self
 
 
-def _one_of(name: str, names: Any) -> str:
-    if name not in names:
-        raise ValueError(f"choose one of {', '.join(names)}")
-    return name
-
-
-def _toml(value: Any) -> str:
-    """A value in TOML: as in JSON, but for infinity and for what JSON writes as two halves of a character."""
-    return "inf" if value == float("inf") else json.dumps(value, ensure_ascii=False)
-
-
 def _in_words(problem: Any) -> str:
     field = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
-        return f"there is no field {field!r}: choose from {', '.join(Config.model_fields)}"
+        return str(unknown("setting", field, Config.model_fields))
     if not field:
         return str(message)
     message = message[:1].lower() + message[1:]

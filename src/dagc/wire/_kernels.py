@@ -17,9 +17,9 @@ FOURTEEN, FIFTY_SIX, LAST = np.uint64(14), np.uint64(56), np.uint64(63)
 LOW, HIGH = np.uint64(7), np.uint64(56)
 """Of a number of bits below 64: those beyond the whole bytes, and those in them."""
 FOURS = 256
-"""At most so many fours of gaps are taken apart before they are written."""
+"""The most groups of four gaps that are taken apart before they are written."""
 CHUNK = 128
-"""So many indices are read together."""
+"""How many indices are read together."""
 
 
 @intrinsic

@@ -17,13 +17,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import MAX_SIZE, Sparse
+from dagc.wire import rice
 from dagc.wire.indices import INDEX_CODECS, largest_section, smallest
-from dagc.wire.values import VALUE_CODECS, value_codec
+from dagc.wire.values import RETIRED, VALUE_CODECS, value_codec
 
 __all__ = ["Header", "decode", "encode", "payload_size", "read_header"]
 
 MAGIC = b"\xda\x6c"
 VERSION = 1
+COMPACT_VERSION = 1
+"""Of compact frames. It is not written but part of their checksum, so it costs no byte."""
 CHECKSUM = 4
 SHORT_CHECKSUM = 2
 COMPACT_BELOW = 1024
@@ -54,7 +57,7 @@ def encode(
 
     Args:
         sparse: What to send.
-        values: The value codec: fp32, fp16, bf16, int8, sign or sign16.
+        values: The value codec: fp32, fp16, bf16, int8 or sign.
         round: A number that comes back in `read_header`, to tell rounds apart.
         indices: The index codec; if not given, the one that takes the fewest bytes.
         compact: Leave out what the reader knows, if the frame then has less than 1024 bytes: it must give `decode` the
@@ -100,7 +103,9 @@ def decode(payload: bytes | bytearray | memoryview, *, size: int | None = None, 
     end = len(view) - (SHORT_CHECKSUM if header.compact else CHECKSUM)
     if header.compact:
         if _short_checksum(view[:end], header.size, round) != view[end:]:
-            raise MalformedPayload("the checksum does not match: damaged on the way, or of another round or model")
+            raise MalformedPayload(
+                "the checksum does not match: damaged on the way, or of another round, model or version of dagc"
+            )
     elif zlib.crc32(view[:end]) != int.from_bytes(view[end:], "little"):
         raise MalformedPayload("the checksum does not match: the bytes were damaged on the way")
     start, middle = header.header_bytes, header.header_bytes + header.index_bytes
@@ -170,43 +175,54 @@ def _codecs(byte: int) -> tuple[str, str]:
     index_id, value_id = byte >> 4, byte & 15
     if index_id not in _INDEX_NAMES:
         raise MalformedPayload(f"the frame uses the unknown index codec {index_id}")
+    if value_id in RETIRED:
+        raise MalformedPayload(
+            f"the frame uses value codec {value_id}, {RETIRED[value_id]}, which is retired: update the sender"
+        )
     if value_id not in _VALUE_NAMES:
         raise MalformedPayload(f"the frame uses the unknown value codec {value_id}")
     return _INDEX_NAMES[index_id], _VALUE_NAMES[value_id]
 
 
 def _short_checksum(body: bytes | memoryview, size: int, round: int) -> bytes:
-    """Of what both sides know, too: so a frame of another round or for another model is refused."""
-    return crc_hqx(body, crc_hqx(varint(round) + varint(size), 0xFFFF)).to_bytes(SHORT_CHECKSUM, "little")
+    """Of what both sides know, too: so a frame of another version, of another round or for another model is refused."""
+    known = bytes((COMPACT_VERSION,)) + varint(round) + varint(size)
+    return crc_hqx(body, crc_hqx(known, 0xFFFF)).to_bytes(SHORT_CHECKSUM, "little")
 
 
 def payload_size(size: int, entries: ArrayLike, values: str = "fp32", *, compact: bool = False) -> NDArray[np.int64]:
-    """The most bytes that a frame with so many entries takes, wherever they lie, for rounds below 2²¹.
+    """The most bytes that a frame with up to this many entries takes, wherever they lie, for rounds below 2²¹.
 
-    Real gradients cluster and take less; this is the bound that byte budgets are kept with.
+    More entries never get fewer bytes, so a sender may leave some out, zeros for example. Real gradients cluster and
+    take less; this is the bound that byte budgets are kept with.
+
+    Args:
+        size: The length of the vector.
+        entries: The number of entries, or an array of such numbers.
+        values: The value codec.
+        compact: Whether frames are compact where they can be.
 
     Example:
         >>> payload_size(11_000_000, [11_000, 110], "int8")
         array([27627,   389])
     """
     counts = np.atleast_1d(np.asarray(entries, dtype=np.int64))
-    if not 1 <= size <= MAX_SIZE or counts.min(initial=0) < 0 or counts.max(initial=0) > size:
+    largest = int(counts.max(initial=0))
+    if not 1 <= size <= MAX_SIZE or counts.min(initial=0) < 0 or largest > size:
         raise InvalidInput(f"cannot send {entries!r:.100} entries of a vector of {size}")
     codec = value_codec(values)
-    unique, where = np.unique(counts, return_inverse=True)
-    index_bytes = largest_section(size, unique)
+    # One entry more can take fewer bytes only after these: the Rice parameter falls, or a dense frame needs no indices.
+    before = np.append(rice.last_counts(size), size - 1)
+    every, where = np.unique(np.concatenate((counts.ravel(), before[before < largest])), return_inverse=True)
+    value_bytes = np.array([codec.size(k) for k in every.tolist()], dtype=np.int64)
+    index_bytes = largest_section(size, every)
     fixed = len(MAGIC) + 1 + 1 + 3 + len(varint(size)) + CHECKSUM
-    total = [
-        fixed + len(varint(int(k))) + len(varint(int(b))) + int(b) + codec.size(int(k))
-        for k, b in zip(unique, index_bytes, strict=True)
-    ]
+    total = fixed + _varint_bytes(every) + _varint_bytes(index_bytes) + index_bytes + value_bytes
     if compact:
-        short = [
-            1 + len(varint(int(k))) + int(b) + codec.size(int(k)) + SHORT_CHECKSUM
-            for k, b in zip(unique, largest_section(size, unique, compact=True), strict=True)
-        ]
-        total = [small if small < COMPACT_BELOW else large for small, large in zip(short, total, strict=True)]
-    return np.array(total, dtype=np.int64)[where]
+        index_bytes = largest_section(size, every, compact=True)
+        short = 1 + _varint_bytes(every) + index_bytes + value_bytes + SHORT_CHECKSUM
+        total = np.where(short < COMPACT_BELOW, short, total)
+    return np.maximum.accumulate(total)[where[: counts.size]].reshape(counts.shape)
 
 
 def _view(payload: bytes | bytearray | memoryview) -> memoryview:
@@ -224,6 +240,11 @@ def varint(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
+
+
+def _varint_bytes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many bytes each takes as a varint."""
+    return 1 + np.searchsorted(np.int64(1) << np.arange(7, 56, 7), numbers, side="right")
 
 
 def _read_varint(view: memoryview, at: int, checksum: int = CHECKSUM) -> tuple[int, int]:

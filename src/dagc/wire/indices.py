@@ -6,11 +6,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dagc.draws import draw
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
 from dagc.wire import rice, tight_rice
 
-__all__ = ["INDEX_CODECS", "IndexCodec", "draw", "largest_section", "scramble", "smallest", "splitmix64"]
+__all__ = ["INDEX_CODECS", "IndexCodec", "largest_section", "smallest"]
 
 Ints = NDArray[np.int64]
 
@@ -116,51 +117,15 @@ def smallest(sparse: Sparse, name: str | None = None, compact: bool = False) -> 
 
 
 def largest_section(size: int, counts: Ints, compact: bool = False) -> Ints:
-    """The most bytes that so many indices of a vector can take, wherever they lie.
+    """The most bytes that a number of indices of a vector can take, wherever they lie.
 
     Gaps add up to at most size − count, so b low bits and unary quotients take at most count·(b+1) + (size − count)/2^b
     bits; the second bound covers supports that end early and so take b − 1 bits.
     """
     k = np.maximum(counts, 1)
-    b = rice._best_parameter(size - k, k)
+    b = rice.best_parameter(size - k, k)
     bits = np.maximum(k * (b + 1) + ((size - k) >> b), np.where(b > 0, np.ceil(k * (b + 2.0782)).astype(np.int64), 0))
     coded = np.minimum(-(-bits // 8) + 2, -(-size // 8))  # a parameter byte, and each bit string's padding
     if compact:
         coded = np.minimum(coded, tight_rice.largest(size, counts))
     return np.where(counts == size, 0, np.where(counts == 0, 0, coded))
-
-
-def draw(seed: int, size: int, count: int) -> Ints:
-    """`count` different indices below `size`, ascending, that everybody draws alike from the same seed.
-
-    Draw number i is the SplitMix64 output for `seed + (i + 1)·0x9E3779B97F4A7C15`, modulo `size`; repeated ones are
-    passed over. Where more than half are wanted, those left out are drawn instead.
-    """
-    if 2 * count > size:
-        kept = np.ones(size, dtype=bool)
-        kept[draw(seed, size, size - count)] = False
-        return np.flatnonzero(kept)
-    tries = count + 16
-    while True:
-        drawn, first = np.unique(splitmix64(seed, tries) % np.uint64(size), return_index=True)
-        if len(drawn) >= count:
-            return np.sort(drawn[np.argsort(first)[:count]].astype(np.int64))
-        tries *= 2
-
-
-def scramble(seed: int, number: int) -> int:
-    """A seed for the given number, of a family: SplitMix64's output of that number (as below, for one)."""
-    mask = (1 << 64) - 1
-    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & mask
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
-    return z ^ (z >> 31)
-
-
-def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
-    """The first `count` numbers of SplitMix64 started at `seed`."""
-    with np.errstate(over="ignore"):
-        z = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from dagc._numba import compiled
 from dagc.errors import MalformedPayload
 
-__all__ = ["BLOCK", "Rice", "from_gaps", "plan", "read", "write"]
+__all__ = ["BLOCK", "Rice", "best_parameter", "from_gaps", "last_counts", "plan", "read", "write"]
 
 BLOCK = 128
-"""So many indices share a parameter in the adaptive code."""
+"""How many indices share a parameter in the adaptive code."""
 PARAMETER_BITS = 6
 LARGEST_PARAMETER = 48
 
@@ -88,7 +88,7 @@ def _parameters(indices: Ints, adaptive: bool) -> tuple[Ints, int, int]:
     gaps = np.diff(indices, prepend=-1) - 1
     starts = np.arange(0, len(gaps), BLOCK) if adaptive else np.zeros(min(1, len(gaps)), dtype=np.int64)
     counts = np.diff(starts, append=len(gaps))
-    parameters = _best_parameter(np.add.reduceat(gaps, starts) if len(gaps) else gaps, counts)
+    parameters = best_parameter(np.add.reduceat(gaps, starts) if len(gaps) else gaps, counts)
     quotients = gaps >> np.repeat(parameters, counts)
     return parameters, int((parameters * counts).sum()), int(quotients.sum()) + len(gaps)
 
@@ -161,10 +161,18 @@ def _frame(section: memoryview, count: int, adaptive: bool) -> tuple[Ints, int, 
     return parameters, head, middle
 
 
-def _best_parameter(total: Ints, count: Ints) -> Ints:
+def best_parameter(total: Ints, count: Ints) -> Ints:
     """The bit length of ⌊0.4812·(mean gap + ½)⌋, the best for geometric gaps; in integers, so equal everywhere."""
     x = (2 * total + count) * 4812 // (20000 * count)
     return np.frexp(x.astype(np.float64))[1].astype(np.int64)
+
+
+def last_counts(size: int) -> Ints:
+    """The largest count with each best parameter from the largest to 1, if the gaps add up to size − count.
+
+    One index more makes the parameter smaller; between two of these counts, more indices never take fewer bits.
+    """
+    return np.array([2 * 4812 * size // ((20000 << b - 1) + 4812) for b in range(LARGEST_PARAMETER, 0, -1)])
 
 
 def _widths(parameters: Ints, count: int, adaptive: bool) -> Ints:
@@ -192,23 +200,24 @@ def _pack_parameters(parameters: Ints, adaptive: bool) -> Bits:
 
 def _pack(numbers: Ints, widths: Ints) -> Bits:
     """The lowest `width` bits of each number, one after the other."""
-    ends = np.cumsum(widths)
-    bits = np.zeros(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+    starts = np.cumsum(widths) - widths
+    bits = np.zeros(int(widths.sum()), dtype=np.uint8)
+    wide = np.arange(len(widths))
     for bit in range(int(widths.max(initial=0))):
-        wide = widths > bit
-        bits[(ends - widths)[wide] + bit] = (numbers[wide] >> bit) & 1
+        wide = wide[widths[wide] > bit]  # fewer each time: no more work than there are bits
+        bits[starts[wide] + bit] = (numbers[wide] >> bit) & 1
     return np.packbits(bits, bitorder="little")
 
 
 def _unpack(data: Bits, widths: Ints) -> Ints:
     """The inverse of `_pack`; the padding must be zero."""
-    ends = np.cumsum(widths)
-    used = int(ends[-1]) if len(ends) else 0
+    starts = np.cumsum(widths) - widths
     bits = np.unpackbits(data, bitorder="little")
-    if bits[used:].any():
+    if bits[int(widths.sum()) :].any():
         raise MalformedPayload("the padding of a bit string is not zero")
     numbers = np.zeros(len(widths), dtype=np.int64)
+    wide = np.arange(len(widths))
     for bit in range(int(widths.max(initial=0))):
-        wide = widths > bit
-        numbers[wide] |= bits[(ends - widths)[wide] + bit].astype(np.int64) << bit
+        wide = wide[widths[wide] > bit]
+        numbers[wide] |= bits[starts[wide] + bit].astype(np.int64) << bit
     return numbers

@@ -1,15 +1,14 @@
 """Rice codes for the few indices of a compact frame: nothing is sent that follows from the size and the count.
 
-One bit string: the low `b` bits of every gap, then gap >> `b` in unary for every gap (so many 0, then a 1). `b` is the
-best for so many indices spread over the whole vector, so it need not be told.
+One bit string: the low `b` bits of every gap, then gap >> `b` in unary for every gap (that many zeros, then a one). `b`
+is the best for this number of indices spread over the whole vector, so it need not be sent.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dagc.errors import MalformedPayload
-from dagc.wire.rice import _best_parameter as best_parameter
-from dagc.wire.rice import from_gaps
+from dagc.wire.rice import best_parameter, from_gaps
 
 __all__ = ["largest", "plan", "read", "write"]
 
@@ -47,7 +46,7 @@ def read(section: memoryview, size: int, count: int) -> Ints:
 
 
 def largest(size: int, counts: Ints) -> Ints:
-    """The most bytes that so many indices can take: their gaps add up to at most size − count."""
+    """The most bytes that a number of indices can take: their gaps add up to at most size − count."""
     k = np.maximum(counts, 1)
     b = best_parameter(size - k, k)
     return np.where(counts == 0, 0, -(-(k * (b + 1) + ((size - k) >> b)) // 8))

@@ -1,4 +1,4 @@
-"""How the entries themselves are written: six codecs, each a projection: what was decoded encodes to the same bytes.
+"""How the entries themselves are written: five codecs, each a projection: what was decoded encodes to the same bytes.
 
 That is what lets error feedback know exactly what the server will read before anything is sent.
 """
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from dagc._numba import compiled
 from dagc.errors import InvalidInput, MalformedPayload
 
-__all__ = ["VALUE_CODECS", "ValueCodec", "quantise", "value_codec"]
+__all__ = ["RETIRED", "VALUE_CODECS", "ValueCodec", "quantise", "value_codec"]
 
 Floats = NDArray[np.float32]
 
 BLOCK = 256
-"""So many int8 values share a scale."""
+"""How many int8 values share a scale."""
 NORMAL = np.finfo(np.float32).smallest_normal
 
 
@@ -26,7 +26,7 @@ class ValueCodec(NamedTuple):
 
     Attributes:
         id: Its number on the wire, from 0 to 15.
-        size: How many bytes so many values take.
+        size: The number of bytes for a number of values; it never falls.
         write: The bytes of finite values; what does not fit the codec's range is written as its largest.
         read: The values in exactly `size(count)` bytes; `MalformedPayload` for what `write` never makes.
     """
@@ -107,32 +107,18 @@ def _read_int8(section: memoryview, count: int) -> Floats:
 
 
 def _write_sign(values: Floats) -> bytes:
-    """The mean magnitude once, then a bit per value: 1 for negative."""
-    if not len(values):
-        return b""
-    mean = np.array([np.abs(values).mean(dtype=np.float64)], dtype="<f4")
-    return mean.tobytes() + np.packbits((values < 0) & (mean > 0), bitorder="little").tobytes()
-
-
-def _write_sign16(values: Floats) -> bytes:
-    """The same with the mean in half the bytes."""
+    """The mean magnitude once, as bf16, then a bit per value: 1 for negative."""
     if not len(values):
         return b""
     mean = _write_bf16(np.abs(values).mean(dtype=np.float64, keepdims=True).astype(np.float32))
     return mean + np.packbits((values < 0) & (_read_bf16(memoryview(mean), 1) > 0), bitorder="little").tobytes()
 
 
-def _read_sign16(section: memoryview, count: int) -> Floats:
-    if not count:
-        return np.zeros(0, dtype=np.float32)
-    return _read_sign(memoryview(_read_bf16(section[:2], 1).astype("<f4").tobytes() + section[2:]), count)
-
-
 def _read_sign(section: memoryview, count: int) -> Floats:
     if not count:
         return np.zeros(0, dtype=np.float32)
-    mean = np.frombuffer(section[:4], dtype="<f4").astype(np.float32)[0]
-    negative = np.unpackbits(np.frombuffer(section[4:], dtype=np.uint8), bitorder="little")
+    mean = _read_bf16(section[:2], 1)[0]
+    negative = np.unpackbits(np.frombuffer(section[2:], dtype=np.uint8), bitorder="little")
     if np.signbit(mean) or negative[count:].any() or (mean == 0 and negative.any()):
         raise MalformedPayload("the mean magnitude is negative, or sign bits are set where there is no value")
     return np.array([mean, -mean], dtype=np.float32)[negative[:count]]
@@ -143,10 +129,11 @@ VALUE_CODECS: dict[str, ValueCodec] = {
     "fp16": ValueCodec(1, lambda count: 2 * count, _write_fp16, _read_fp16),
     "bf16": ValueCodec(2, lambda count: 2 * count, _write_bf16, _read_bf16),
     "int8": ValueCodec(3, lambda count: count + 4 * -(-count // BLOCK), _write_int8, _read_int8),
-    "sign": ValueCodec(4, lambda count: 4 * min(1, count) + -(-count // 8), _write_sign, _read_sign),
-    "sign16": ValueCodec(5, lambda count: 2 * min(1, count) + -(-count // 8), _write_sign16, _read_sign16),
+    "sign": ValueCodec(5, lambda count: 2 * min(1, count) + -(-count // 8), _write_sign, _read_sign),
 }
 """Every value codec by name."""
+RETIRED = {4: "signs with a mean of 4 bytes"}
+"""Numbers of codecs that were once in use, and what they were: never to be given to another codec."""
 
 
 def value_codec(name: str) -> ValueCodec:
@@ -160,8 +147,8 @@ def quantise(values: Floats, name: str) -> Floats:
     """The values as the receiver will read them; quantising them again changes nothing.
 
     Example:
-        >>> quantise(np.array([1.0, -0.25, 3.0], dtype=np.float32), "sign").round(4)
-        array([ 1.4167, -1.4167,  1.4167], dtype=float32)
+        >>> quantise(np.array([1.0, -0.25, 3.0], dtype=np.float32), "sign")
+        array([ 1.4140625, -1.4140625,  1.4140625], dtype=float32)
     """
     codec = value_codec(name)
     values = np.ascontiguousarray(values, dtype=np.float32)

@@ -1,0 +1,140 @@
+"""Where the large arrays of a step come from: memory that is no longer in use, before any new memory."""
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Pool", "pool", "release_memory"]
+
+SMALL = 1 << 19
+"""Arrays of fewer bytes come from numpy directly: the system's allocator reuses such memory itself, and faster."""
+LINE = 64
+"""The bytes of a cache line. A block begins with one, since kernels write whole lines."""
+KEEP_BLOCKS = 16
+"""The pool keeps at most this many blocks of similar size."""
+KEEP_BYTES = 1 << 28
+"""The pool keeps at most this many bytes in blocks of similar size, or two blocks if those are larger."""
+
+
+class _Block(NamedTuple):
+    """Memory that holds one array at a time."""
+
+    memory: NDArray[np.uint8]  # keeps it allocated
+    start: int  # the address of the first whole line
+    size: int  # in bytes, from there
+
+
+_Shelf = deque[_Block]
+
+
+class _Lease:
+    """Lends a block to one array, and puts the block back on its shelf when the last user of that array is gone.
+
+    numpy keeps the object alive whose `__array_interface__` an array was made of; views and tensors keep the array
+    alive. So a block cannot be on its shelf while anybody can still read it, and nothing has to be counted.
+    """
+
+    __slots__ = ("__array_interface__", "_block", "_shelf")
+
+    def __init__(self, block: _Block, shelf: _Shelf, count: int, dtype: np.dtype[Any]) -> None:
+        self._block = block
+        self._shelf = shelf
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (count,),
+            "typestr": dtype.str,
+            "data": (block.start, False),  # False: it may be written to
+        }
+
+    def __del__(self) -> None:
+        # This runs anywhere: in any thread, inside the garbage collector, at exit. So: one atomic call, no globals.
+        self._shelf.append(self._block)
+
+
+class Pool:
+    """Arrays whose memory is reused as soon as nobody can see it any more, in whatever thread that is.
+
+    Blocks of 2^(n-1) to 2^n bytes lie on one shelf, so a block that fits is at most twice as large as needed. A shelf
+    is bounded; when it is full, the block that was used the longest ago is freed. All operations on a shelf are atomic:
+    threads share the pool without a lock, and no block is ever given to two of them.
+
+    Example:
+        >>> pool = Pool()
+        >>> array = pool.take(300_000, np.dtype(np.float32))
+        >>> address = array.ctypes.data
+        >>> del array
+        >>> pool.take(290_000, np.dtype(np.float32)).ctypes.data == address
+        True
+        >>> pool.release() >= 1_200_000
+        True
+    """
+
+    def __init__(self) -> None:
+        self._shelves: list[_Shelf] = [deque(maxlen=max(2, min(KEEP_BLOCKS, KEEP_BYTES >> bits))) for bits in range(64)]
+
+    def take(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A vector with arbitrary content, aligned to a cache line unless it is small."""
+        size = count * dtype.itemsize
+        if size < SMALL:
+            return np.empty(count, dtype)
+        shelf = self._shelves[size.bit_length()]
+        return np.asarray(_Lease(_fitting(shelf, size) or _new(size), shelf, count, dtype))
+
+    def release(self) -> int:
+        """Free all blocks that are not in use; how many bytes that were."""
+        freed = 0
+        for shelf in self._shelves:
+            while block := _pop(shelf):
+                freed += block.size
+        return freed
+
+
+def _pop(shelf: _Shelf) -> _Block | None:
+    try:
+        return shelf.pop()
+    except IndexError:  # asking first would not help: another thread may take the last one in between
+        return None
+
+
+def _fitting(shelf: _Shelf, size: int) -> _Block | None:
+    """A block of this size or more. Those that are too small move to the end where blocks are dropped."""
+    for _ in range(len(shelf)):
+        block = _pop(shelf)
+        if block is None or block.size >= size:
+            return block
+        shelf.appendleft(block)
+    return None
+
+
+def _new(size: int) -> _Block:
+    """A block with up to an eighth more, since the next array of its kind may be a little longer."""
+    step = 1 << (size.bit_length() - 4)
+    size = -(-size // step) * step
+    memory = np.empty(size + LINE, dtype=np.uint8)
+    address = memory.__array_interface__["data"][0]
+    return _Block(memory, address + -address % LINE, size)
+
+
+pool = Pool()
+"""The one that all of dagc shares."""
+
+
+def release_memory() -> int:
+    """Free the memory that dagc keeps to use again; how many bytes that were.
+
+    Selecting entries needs large arrays in every step, and new memory is slow at first touch, so dagc keeps what is no
+    longer in use. That is bounded: at most 256 MB in blocks of similar size, or two blocks if those are larger. Call
+    this when a run is over and the process goes on. It is always safe: arrays and tensors in use stay as they are.
+
+    Example:
+        >>> import dagc, torch
+        >>> feedback = dagc.ErrorFeedback(dagc.top_k, size=1_000_000)
+        >>> sparse = feedback.step(torch.ones(1_000_000), 1000)
+        >>> dagc.release_memory() > 4_000_000
+        True
+        >>> dagc.release_memory()
+        0
+    """
+    return pool.release()

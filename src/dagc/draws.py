@@ -1,0 +1,104 @@
+"""Random numbers that are the same on every machine: SplitMix64, which hashes a counter and so has no state to keep."""
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagc.errors import InvalidInput
+
+__all__ = ["draw", "scramble", "splitmix64"]
+
+Word = TypeVar("Word", int, NDArray[np.uint64])
+
+_MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+"""What the counter grows by from one number to the next."""
+_DENSE = 16
+"""Up to this many possible indices per index drawn, marking them takes less time than sorting, and little memory."""
+_BLOCK = 1 << 16
+"""Numbers made at a time, so that they stay in the cache."""
+
+
+def scramble(seed: int, number: int) -> int:
+    """Output `number`, counted from 0, of SplitMix64 started at `seed`: a seed for each member of a family.
+
+    Example:
+        >>> scramble(7, 0) == int(splitmix64(7, 3)[0]), scramble(7, 2) == int(splitmix64(7, 3)[2])
+        (True, True)
+    """
+    return _mixed((seed + (number + 1) * _STEP) & _MASK)
+
+
+def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
+    """The first `count` outputs of SplitMix64 started at `seed`, which is from 0 to 2⁶⁴ − 1.
+
+    Example:
+        >>> splitmix64(0, 2)
+        array([16294208416658607535,  7960286522194355700], dtype=uint64)
+    """
+    words = np.arange(1, count + 1, dtype=np.uint64)
+    words *= _STEP
+    words += np.uint64(seed)
+    return _mixed(words)
+
+
+def draw(seed: int, size: int, count: int) -> NDArray[np.int64]:
+    """`count` different indices below `size`, ascending: the first different outputs of SplitMix64 modulo `size`.
+
+    Where more than half are wanted, those left out are drawn instead. Time and memory are in proportion to `count`.
+
+    Example:
+        >>> draw(7, size=1000, count=5)
+        array([203, 346, 487, 674, 804])
+    """
+    if not 0 <= count <= size:
+        raise InvalidInput(f"cannot draw {count} different indices below {size}: draw from 0 to {size}")
+    if 2 * count > size:
+        kept = np.ones(size, dtype=bool)
+        kept[draw(seed, size, size - count)] = False
+        return np.flatnonzero(kept)
+    # As many more are drawn as are missing: that can never be too many, so their order does not matter.
+    return _marked(seed, size, count) if size <= _DENSE * count else _sorted(seed, size, count)
+
+
+def _marked(seed: int, size: int, count: int) -> NDArray[np.int64]:
+    seen = np.zeros(size, dtype=bool)
+    done = found = 0
+    while found < count:
+        end = done + count - found
+        for start in range(done, end, _BLOCK):
+            seen[_indices(seed, size, start, min(start + _BLOCK, end))] = True
+        done, found = end, int(np.count_nonzero(seen))
+    return np.flatnonzero(seen)
+
+
+def _sorted(seed: int, size: int, count: int) -> NDArray[np.int64]:
+    found = np.zeros(0, dtype=np.int64)
+    done = 0
+    while len(found) < count:
+        end = done + count - len(found)
+        found = np.concatenate((found, _indices(seed, size, done, end)))
+        found.sort(kind="stable")  # fast where most of it is in order
+        found = found[np.diff(found, prepend=-1) > 0]
+        done = end
+    return found
+
+
+def _indices(seed: int, size: int, start: int, end: int) -> NDArray[np.int64]:
+    """Outputs `start` to `end` of SplitMix64, modulo `size`."""
+    words = splitmix64((seed + start * _STEP) & _MASK, end - start)
+    words %= np.uint64(size)
+    return words.view(np.int64)
+
+
+def _mixed(word: Word) -> Word:
+    """SplitMix64's hash of a number, or of each one of an array, which is changed."""
+    word ^= word >> 30
+    word *= 0xBF58476D1CE4E5B9
+    word &= _MASK
+    word ^= word >> 27
+    word *= 0x94D049BB133111EB
+    word &= _MASK
+    word ^= word >> 31
+    return word

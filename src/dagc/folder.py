@@ -1,0 +1,253 @@
+"""A run's folder, in any engine: its settings, its clients, its metrics, its checkpoints, its result."""
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Protocol, Self
+
+from numpy.typing import NDArray
+
+from dagc import checkpoint
+from dagc.errors import CheckpointError, InvalidInput
+from dagc.files import failure, locked, make_folder, remove_partial, sync_folder, write_atomically
+
+__all__ = ["Folder", "Saved", "finished", "read_metrics", "read_settings", "summary", "to_toml"]
+
+VERSION = 1
+"""Of `config.toml`, and with it of the whole folder."""
+LAST = 5
+"""The final accuracy is the mean of this many evaluations: a single one is noise."""
+FIELDS = ("round", "entries", "bytes_up", "bytes_down", "seconds")
+"""What every line of the metrics has."""
+
+
+class Saved(Protocol):
+    """Whatever has a state to keep."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All arrays of the state."""
+        ...
+
+    def numbers(self) -> dict[str, Any]:
+        """The rest of the state, as JSON can hold it; `round` is one of them."""
+        ...
+
+    def restore(self, arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> None:
+        """Continue from what `arrays` and `numbers` returned."""
+        ...
+
+
+class Folder:
+    """Everything of one run on disk; a context in which only this process may write to it.
+
+    It holds `config.toml` and `clients.json` (`describe`), `metrics.jsonl` (`record`, a line per round), `checkpoints/`
+    (`save`) and, once the run is finished, its model and `result.json` (`conclude`). Entering it brings what is saved
+    there back to the newest checkpoint.
+
+    Attributes:
+        path: Where it is.
+        patience: Seconds to wait for another process that is working there.
+    """
+
+    patience = 0.0
+
+    def __init__(self, path: str | Path, saved: Saved) -> None:
+        """The folder at `path` for the state of `saved`."""
+        self.path = Path(path)
+        self._saved = saved
+        self._open = ExitStack()
+        self._metrics: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Make or find the folder, lock it, go back to the newest checkpoint."""
+        try:
+            self._open.enter_context(locked(self.path / "lock", self.patience))
+            self._enter()
+        except OSError as error:
+            self.close()
+            raise CheckpointError(f"the run folder {self.path} cannot be used: {failure(error)}") from error
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the folder."""
+        self.close()
+
+    def close(self) -> None:
+        """Release the folder for other processes."""
+        if self._metrics is not None:
+            with suppress(OSError):  # a full disk: these lines are since the last checkpoint, and `record` has failed
+                self._metrics.close()
+        self._open.close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the result and the model are there."""
+        return finished(self.path)
+
+    def record(self, fields: Mapping[str, Any]) -> None:
+        """Write a round's line; fields that are None are left out."""
+        assert self._metrics is not None
+        present = {name: value for name, value in fields.items() if value is not None}
+        with self.writing():
+            self._metrics.write(json.dumps(present).encode() + b"\n")
+            self._metrics.flush()
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        assert self._metrics is not None
+        with self.writing():
+            os.fsync(self._metrics.fileno())
+        numbers = {**self._saved.numbers(), "metrics_bytes": self._metrics.tell()}
+        checkpoint.save(self.path / "checkpoints", self._saved.arrays(), numbers)
+
+    def describe(self, settings: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
+        """Write what is run, and who takes part, for tables and pictures; settings that are None are left out."""
+        self._write("clients.json", json.dumps(clients))
+        self._write("config.toml", to_toml(settings))
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Write the result, which ends the run.
+
+        Its field `model` names the file of the model in this folder, which must have been written before.
+        """
+        self._write("result.json", json.dumps(result, indent=1))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn an error of the disk into a `CheckpointError`."""
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be written to: {failure(error)}; then resume the run") from error
+
+    def _claim(self, settings: dict[str, Any] | None) -> None:
+        """Refuse a folder that holds another run; for subclasses, which may also `describe` a new one.
+
+        Args:
+            settings: What the folder's `config.toml` says; None if there is none.
+        """
+
+    def _enter(self) -> None:
+        remove_partial(self.path)
+        self._claim(read_settings(self.path) if (self.path / "config.toml").exists() else None)
+        make_folder(self.path / "checkpoints")
+        loaded = checkpoint.load(self.path / "checkpoints")
+        lines, kept = self.path / "metrics.jsonl", 0
+        self._metrics = lines.open("r+b" if lines.exists() else "x+b")
+        sync_folder(self.path)
+        if loaded is not None:
+            arrays, numbers = loaded
+            kept = numbers.pop("metrics_bytes")
+            if lines.stat().st_size < kept:
+                raise CheckpointError(
+                    f"{lines} has lost lines since the checkpoint: start the run again in another folder"
+                )
+            self._saved.restore(arrays, numbers)
+        self._metrics.truncate(kept)
+        self._metrics.seek(kept)
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            content = text.encode()
+        except UnicodeEncodeError as error:
+            odd = text[max(0, error.start - 20) : error.end]
+            raise InvalidInput(f"{self.path / name} cannot hold {odd!r}: use names in UTF-8") from error
+        with self.writing(), write_atomically(self.path / name) as file:
+            file.write(content)
+
+
+def finished(path: str | Path) -> bool:
+    """Whether a run's folder holds its result, and the model that the result names."""
+    try:
+        result = json.loads((Path(path) / "result.json").read_bytes())
+        model = Path(path) / str(result["model"])
+    except (OSError, ValueError, TypeError, KeyError):  # not there, or not as `conclude` wrote it
+        return False
+    return model.is_file()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, without a last one that is half written."""
+    file = Path(path) / "metrics.jsonl"
+    try:
+        *lines, _ = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InvalidInput(f"{path} is not a run folder: it has no metrics.jsonl that can be read") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"line {number} of {file} is not JSON: {line[:100]!r} ({error})") from error
+        missing = [name for name in FIELDS if name not in row] if isinstance(row, dict) else FIELDS
+        if missing:
+            raise InvalidInput(f"line {number} of {file} has no {', '.join(missing)}: {line[:100]!r}")
+        rows.append(row)
+    return rows
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What came of a run: accuracies (the final one is the mean of the last five evaluations), bytes, seconds.
+
+    A run that was never evaluated has no accuracies.
+
+    Example:
+        >>> sent = {"bytes_up": 20, "bytes_down": 50, "seconds": 1.5}
+        >>> summary([{"round": 1, "accuracy": 0.5, **sent}, {"round": 2, "accuracy": 0.75, **sent}])["final_accuracy"]
+        0.625
+    """
+    if not rows:
+        raise InvalidInput("there is no summary of a run without a single round: let it train first")
+    accuracies = [row["accuracy"] for row in rows if "accuracy" in row]
+    last, result = rows[-1], {"rounds": rows[-1]["round"]}
+    if accuracies:
+        ends = accuracies[-LAST:]
+        result |= {"final_accuracy": sum(ends) / len(ends), "best_accuracy": max(accuracies)}
+    return result | {name: last[name] for name in ("bytes_up", "bytes_down", "seconds")}
+
+
+def to_toml(settings: Mapping[str, Any]) -> str:
+    """The text of a `config.toml`; settings that are None are left out.
+
+    Example:
+        >>> print(to_toml({"task": "mlp@digits", "ratio": 0.01, "threshold": None}))
+        version = 1
+        task = "mlp@digits"
+        ratio = 0.01
+    """
+    import tomli_w  # not at the top: a Flower node writes none
+
+    present = {name: value for name, value in settings.items() if value is not None}
+    return tomli_w.dumps({"version": VERSION, **present})
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The settings in a run's folder, or in a TOML file that somebody wrote, which need not have a version.
+
+    Raises:
+        InvalidInput: They cannot be read, or were written by another version that cannot be read here.
+    """
+    written_by_us = Path(path).is_dir()
+    file = Path(path) / "config.toml" if written_by_us else Path(path)
+    try:
+        settings = tomllib.loads(file.read_bytes().decode())
+    except OSError as error:
+        raise InvalidInput(f"the settings {file} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the settings {file} are not valid TOML: {error}") from error
+    version = settings.pop("version", None if written_by_us else VERSION)
+    if version is None:
+        raise InvalidInput(
+            f"{file} was written by dagc 0.1, which this version cannot read: start the run again in another folder"
+        )
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InvalidInput(f"{file} has the version {version!r:.100}: write version = {VERSION}")
+    if version > VERSION:
+        raise InvalidInput(f"{file} was written by a newer version of dagc: update dagc to read it")
+    return settings

@@ -1,0 +1,155 @@
+"""Allocation by data: each round an allocator shares the budget out among whoever is present; small shares wait."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagc.allocation import allocate, apportion, apportion_bytes, entries
+from dagc.compressors import Compressor
+from dagc.errors import BudgetTooSmall
+from dagc.policies.plan import Plan
+from dagc.policies.policy import Situation
+from dagc.wire import payload_size
+
+__all__ = ["Allocated", "worth_a_frame"]
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Allocated:
+    """An allocator's ratios or thresholds for whoever is present, so that the budget holds in every round.
+
+    Where clients wait (`Plan.overhead`, or a budget that is too small for an entry from everybody), each saves up its
+    share and only those send that have saved most: as many as have enough for a frame that is worth it. If not even one
+    has, the round's budget is saved up, too. Error feedback keeps what waits. Fewer and larger frames spend less on
+    headers and on each index.
+
+    Args:
+        plan: The budget and the wire.
+        size: The number of entries in the model.
+        allocator: A name in `dagc.ALLOCATORS`.
+        compressor: What selects the entries.
+    """
+
+    wants_norms = False
+
+    def __init__(self, plan: Plan, size: int, allocator: str, compressor: Compressor) -> None:
+        """Begin with no savings."""
+        self.plan = plan
+        self.size = size
+        self.allocator = allocator
+        self.compressor = compressor
+        self.least = 1 if plan.overhead is None else worth_a_frame(plan, size)
+        self._saved: dict[str, float] = {}
+        self._carry = 0.0
+        self._last: tuple[Any, list[Any]] = (None, [])
+
+    def decide(self, now: Situation) -> list[Any]:
+        """As `Policy.decide`."""
+        weights = np.array([now.examples[name] for name in now.present])
+        if self.plan.overhead is not None:
+            return self._share(now, weights)
+        key = (list(now.present), weights.tolist(), now.allowance)
+        if key != self._last[0]:
+            try:
+                self._last = key, self._everybody(now, weights)
+            except BudgetTooSmall:
+                return self._share(now, weights)
+        return list(self._last[1])
+
+    def _everybody(self, now: Situation, weights: Array) -> list[Any]:
+        """Everybody sends, as the allocator says."""
+        plan, caps = self.plan, self._caps(now.present)
+        given = allocate(
+            weights,
+            ratio=plan.ratio,
+            threshold=plan.threshold,
+            bytes=now.allowance,
+            method=self.allocator,
+            exponent=plan.exponent,
+            size=self.size,
+            values=plan.values,
+            compact=plan.compact,
+            caps=caps,
+        )
+        if plan.threshold is not None:
+            return [float(threshold) for threshold in given]
+        return [int(count) for count in entries(given, self.size, caps=caps)]
+
+    def _share(self, now: Situation, weights: Array) -> list[int]:
+        """Those send who have saved up most, so many that each has enough for a frame."""
+        caps = self._caps(now.present)
+        mean = self.plan.ratio or 0.001  # with a budget in bytes only the proportions matter
+        ratios = allocate(weights, ratio=mean, method=self.allocator, exponent=self.plan.exponent, caps=caps)
+        saved = np.array([self._saved.get(name, 0.0) for name in now.present]) + ratios / ratios.sum()
+        holding = np.flatnonzero(ratios > 0)
+        order = holding[np.argsort(-saved[holding], kind="stable")]
+        most = np.full(len(order), self.size) if caps is None else (caps[order] * self.size).astype(np.int64)
+        quota = np.maximum(saved[order], 1e-9)
+        total = self._total(now, len(holding))
+        enough = quota / np.cumsum(quota) * total >= np.minimum(self.least, most)
+        sending = int(np.logical_and.accumulate(enough).sum())
+        if not sending:  # the budget is saved up: here, or as bytes in the account
+            self._carry += total if self.plan.ratio is not None else 0.0
+            return [0] * len(weights)
+        while True:
+            chosen = self._divided(quota[:sending], most[:sending], now.allowance, total)
+            if sending >= len(order) or not np.array_equal(chosen, most[:sending]):
+                break
+            sending *= 2  # they send all they may, and some of the budget is left
+        counts = np.zeros(len(weights), dtype=np.int64)
+        counts[order[:sending]] = chosen
+        if counts.any():
+            saved -= counts / counts.sum()
+            self._saved |= dict(zip(now.present, saved.tolist(), strict=True))
+        return [int(count) for count in counts]
+
+    def _total(self, now: Situation, clients: int) -> float:
+        """How many entries this round's budget is; in bytes, about."""
+        if self.plan.ratio is not None:
+            total = self._carry + self.plan.ratio * clients * self.size * (1 + 1e-12) + 1e-9
+            self._carry = total % 1  # with few clients it may be all there is
+            return float(int(total))
+        assert now.allowance is not None
+        limit = np.array([self.size])
+        one = apportion_bytes(np.ones(1), now.allowance, limit, self.size, self.plan.values, compact=self.plan.compact)
+        return max(0.9 * float(one[0]), min(1.0, float(one[0])))  # of one frame; several take more
+
+    def _divided(self, quota: Array, most: Ints, allowance: int | None, total: float) -> Ints:
+        """Integers in proportion to the quota, none above its `most`, that meet the round's budget."""
+        plan = self.plan
+        if plan.ratio is None:
+            assert allowance is not None
+            return apportion_bytes(quota, allowance, most, self.size, plan.values, compact=plan.compact)
+        return apportion(quota, min(int(total), int(most.sum())), most, least=0)
+
+    def _caps(self, present: Sequence[str]) -> Array | None:
+        caps = self.plan.caps
+        return np.array([caps.get(name, 1.0) for name in present]) if caps else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What each client has saved up."""
+        return {"saved": dict(self._saved), "carry": self._carry}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from there."""
+        self._saved = {str(name): float(saved) for name, saved in state["saved"].items()}
+        self._carry = float(state["carry"])
+
+
+def worth_a_frame(plan: Plan, size: int) -> int:
+    """The fewest entries that keep overhead below `plan.overhead` of the frame; at most 1,024.
+
+    Example:
+        >>> worth_a_frame(Plan(bytes=13, values="sign", frames="compact", overhead=0.125), 7850)
+        37
+    """
+    assert plan.overhead is not None
+    counts = np.arange(1, min(size, 1024) + 1)
+    taken = payload_size(size, counts, plan.values, compact=plan.compact)
+    empty = 2 * int(taken[0]) - int(taken[min(1, len(taken) - 1)])
+    enough = counts[plan.overhead * taken >= empty]
+    return int(enough[0] if len(enough) else counts[-1])

@@ -1,0 +1,250 @@
+"""The plan: everything that clients and server agree on before a training, checked once, the same in every engine."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from numbers import Real
+from typing import Any, Self, TypedDict
+
+from dagc.errors import InvalidInput, unknown
+from dagc.policies.policy import POLICIES, Method, Policy
+from dagc.policies.rate import make_rate
+from dagc.wire import VALUE_CODECS
+
+__all__ = ["Plan", "Settings"]
+
+FRAMES = ("plain", "compact")
+SIGNS_BELOW = 0.1
+"""With "auto", signs are sent below this ratio of entries: `docs/beyond.md` has what was measured, up to 7 %."""
+
+
+class Settings(TypedDict, total=False):
+    """The fields of a `Plan`, as keywords of an engine."""
+
+    method: str
+    ratio: float | None
+    threshold: float | None
+    bytes: float | None
+    rate: str | None
+    caps: Mapping[str, float]
+    exponent: float | None
+    values: str
+    frames: str
+    overhead: float | None
+    per_tensor: bool
+    options: Mapping[str, float]
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What both sides agree on. Every budget is per client and round, on average over the clients that take part.
+
+    Attributes:
+        method: How each client's compression is chosen: a name in `dagc.policies.POLICIES`.
+        ratio: The budget as the mean ratio of entries sent, or
+        threshold: as the mean threshold, in the units of what is compressed (a gradient, or a change of the model), or
+        bytes: as uploaded bytes. What a round leaves, later rounds may use; more is never sent. Or
+        rate: as uploaded bytes of each client over time: `200 kB/training`, or, together with `bytes` for a usual
+            round, `1 MB/hour`.
+        caps: The largest ratio of a client, by its name: a metered contract, a slow link.
+        exponent: Of the data's share, for the method `power`; 2/3 if not given.
+        values: The value codec, or "auto": signs for small budgets, int8 for large ones.
+        frames: "plain", or "compact": small uploads leave out what the server knows.
+        overhead: Clients wait until at most this fraction of a frame is something else than entries.
+        per_tensor: Select within each tensor of the model instead of over all of them.
+        options: What else the method takes, by name.
+        seed: For methods that draw.
+
+    Example:
+        >>> Plan(method="dagc-r", bytes=13, values="sign", frames="compact", overhead=0.125).in_bytes
+        True
+        >>> Plan(method="dagcr", ratio=0.01)
+        Traceback (most recent call last):
+        ...
+        dagc.errors.InvalidInput: there is no method 'dagcr': did you mean 'dagc-r'? Choose one of none, ...
+    """
+
+    method: str = "dagc-r"
+    ratio: float | None = None
+    threshold: float | None = None
+    bytes: float | None = None
+    rate: str | None = None
+    caps: Mapping[str, float] = field(default_factory=dict)
+    exponent: float | None = None
+    values: str = "fp32"
+    frames: str = "plain"
+    overhead: float | None = None
+    per_tensor: bool = False
+    options: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if self.method not in POLICIES:
+            raise unknown("method", self.method, POLICIES)
+        self._check_numbers()
+        self._check_budget()
+        self._check_method()
+        for name in ("caps", "options"):
+            object.__setattr__(self, name, dict(getattr(self, name)))
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """A plan from settings by name; one that does not exist is refused with the nearest that does.
+
+        Example:
+            >>> Plan.of({"ration": 0.01})
+            Traceback (most recent call last):
+            ...
+            dagc.errors.InvalidInput: there is no setting 'ration': did you mean 'ratio'? Choose one of method, ...
+        """
+        names = [each.name for each in fields(cls)]
+        for name in settings:
+            if name not in names:
+                raise unknown("setting", name, names)
+        return cls(**settings)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, as plain values.
+
+        Example:
+            >>> Plan(ratio=0.01, values="sign").settings()
+            {'method': 'dagc-r', 'ratio': 0.01, 'values': 'sign'}
+        """
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
+        defaults: dict[str, Any] = {**{each.name: each.default for each in fields(self)}, "caps": {}, "options": {}}
+        return {name: value for name, value in plain.items() if name == "method" or value != defaults[name]}
+
+    def for_size(self, size: int) -> Self:
+        """The same for a model of so many entries, with nothing left to choose.
+
+        Example:
+            >>> Plan(bytes=64, values="auto").for_size(7850).values
+            'sign'
+        """
+        for name, cap in self.caps.items():
+            if cap * size * (1 + 1e-12) < 1:
+                raise InvalidInput(f"caps: the cap {cap:g} of {name!r} is below one entry of {size}: raise it")
+        if self.values != "auto":
+            return self
+        ratio = self.ratio
+        if self.bytes is not None:
+            ratio = self.bytes / size  # with signs, an entry takes about a byte
+        return replace(self, values="int8" if ratio is not None and ratio >= SIGNS_BELOW else "sign")
+
+    def policy(self, size: int) -> Policy:
+        """What decides, each round, who sends how much of a model of so many entries.
+
+        Example:
+            >>> from dagc.policies import Situation
+            >>> policy = Plan(method="dagc-r", ratio=0.01).policy(size=10_000)
+            >>> policy.decide(Situation(0, ["a", "b"], {"a": 900, "b": 100}))
+            [100, 100]
+        """
+        return self._kind.make(self.for_size(size), size)
+
+    @property
+    def compact(self) -> bool:
+        """Whether frames are compact."""
+        return self.frames == "compact"
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether the budget is one of bytes."""
+        return self.bytes is not None or self.rate is not None
+
+    @property
+    def _kind(self) -> Method:
+        return POLICIES[self.method]
+
+    def _check_numbers(self) -> None:
+        limits: dict[str, tuple[float, float, str]] = {
+            "ratio": (0.0, 1.0, "above 0 and at most 1"),
+            "threshold": (0.0, math.inf, "above 0 and finite"),
+            "bytes": (0.0, math.inf, "above 0 and finite"),
+            "overhead": (0.0, 1.0, "above 0 and at most 1"),
+        }
+        for name, (low, high, words) in limits.items():
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and low < value <= high and value < math.inf):
+                raise InvalidInput(f"{name} is {_shown(value)}: it must be a number {words}")
+        if self.exponent is not None and not (_is_number(self.exponent) and 0 <= self.exponent <= 4):
+            raise InvalidInput(f"exponent is {_shown(self.exponent)}: it must be a number from 0 (uniform) to 4")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 63:
+            raise InvalidInput(f"seed is {self.seed!r:.100}: it must be an integer from 0 to 2^63 - 1")
+        for name in ("caps", "options"):
+            given = getattr(self, name)
+            if not isinstance(given, Mapping) or not all(
+                isinstance(key, str) and _is_number(given[key]) for key in given
+            ):
+                raise InvalidInput(f"{name} is {given!r:.100}: it must give numbers by name")
+        for name, cap in self.caps.items():
+            if not 0 < cap <= 1:
+                raise InvalidInput(f"caps: the cap of {name!r} is {cap:g}: it must be above 0 and at most 1")
+        if self.values not in (*VALUE_CODECS, "auto"):
+            raise unknown("value codec", self.values, (*VALUE_CODECS, "auto"))
+        if self.frames not in FRAMES:
+            raise unknown("kind of frames", self.frames, FRAMES)
+        if not isinstance(self.per_tensor, bool):
+            raise InvalidInput(f"per_tensor is {self.per_tensor!r:.100}: it must be true or false")
+
+    def _check_budget(self) -> None:
+        takes = self._kind.budgets
+        given = [name for name in ("ratio", "threshold", "bytes", "rate") if getattr(self, name) is not None]
+        wrong = [name for name in given if name not in takes]
+        if wrong and not takes:
+            raise InvalidInput(f"method {self.method!r} takes no budget, but {_words(wrong)} is given: leave it out")
+        if wrong:
+            raise InvalidInput(
+                f"method {self.method!r} takes no {_words(wrong)}: give its budget as {_words(takes, 'or')}"
+            )
+        if takes and not given:
+            raise InvalidInput(
+                f"method {self.method!r} needs a budget: give {_words(takes, 'or')}, e.g. {EXAMPLES[takes[0]]}"
+            )
+        per_hour = self.rate is not None and make_rate(self.rate).per == "hour"
+        if given == ["bytes", "rate"] and per_hour:
+            return
+        if len(given) > 1:
+            raise InvalidInput(f"give one budget, not {_words(given)} (a rate per hour goes with bytes)")
+        if per_hour:
+            raise InvalidInput(f"rate is {self.rate!r}: a rate per hour needs bytes, too, for a usual round")
+
+    def _check_method(self) -> None:
+        kind = self._kind
+        for name in self.options:
+            if name not in kind.options:
+                known = kind.options or ("none",)
+                raise unknown(f"option of method {self.method!r}", name, known)
+        if self.exponent is not None and self.method != "power":
+            raise InvalidInput(f"exponent belongs to the method 'power', not to {self.method!r}: leave it out")
+        if self.overhead is not None and (not kind.waits or self.threshold is not None):
+            raise InvalidInput(f"clients of method {self.method!r} cannot wait: leave overhead out")
+        if self.caps and (self.threshold is not None or not kind.budgets):
+            raise InvalidInput(
+                "caps limit how many entries are sent, which a threshold or no compression does not: "
+                "leave caps out, or give the budget as ratio or bytes"
+            )
+
+
+EXAMPLES = {
+    "ratio": "ratio 0.001",
+    "threshold": "threshold 0.05",
+    "bytes": "bytes 64",
+    "rate": "rate '200 kB/training'",
+}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else f"{value!r:.100}"
+
+
+def _words(names: tuple[str, ...] | list[str], last: str = "and") -> str:
+    *some, end = names
+    return f"{', '.join(some)} {last} {end}" if some else end

@@ -1,0 +1,103 @@
+"""Budgets over time: what may have been sent by now. What a round leaves, later rounds may use."""
+
+import re
+from typing import Any, Literal, NamedTuple
+
+from dagc.errors import InvalidInput
+
+__all__ = ["Account", "Rate", "make_rate"]
+
+_UNITS = {"": 1, "B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9}
+
+
+class Rate(NamedTuple):
+    """Bytes per client: for the whole training, or per hour."""
+
+    bytes: float
+    per: Literal["training", "hour"]
+
+
+def make_rate(text: str) -> Rate:
+    """A rate as people write it: `200 kB/training`, `1.5 MB/hour`.
+
+    Example:
+        >>> make_rate("1.5 MB/hour")
+        Rate(bytes=1500000.0, per='hour')
+    """
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([kMG]?B)?\s*/\s*(training|hour)\s*", str(text))
+    try:
+        if found is None:
+            raise ValueError
+        rate = Rate(float(found[1]) * _UNITS[found[2] or ""], found[3])  # type: ignore[arg-type]
+    except ValueError:
+        raise InvalidInput(
+            f"rate is {text!r:.100}: write bytes per client, like 200 kB/training or 1.5 MB/hour "
+            "(bytes per round are the setting bytes)"
+        ) from None
+    if not rate.bytes >= 1:
+        raise InvalidInput(f"rate is {text!r:.100}: it must allow at least 1 byte")
+    return rate
+
+
+class Account:
+    """What has been earned and spent of a budget in bytes; it never goes below 0.
+
+    Every client that takes part in a round earns its part. `Account.balance` is what the round may spend, all clients
+    together.
+
+    Args:
+        bytes: Per client and round, if given.
+        rate: Per client over time, if given.
+        rounds: How many rounds a training has, for a rate per training.
+
+    Example:
+        >>> account = Account(bytes=20)
+        >>> account.earn(clients=3)
+        >>> account.spend(45)
+        >>> account.earn(clients=3)
+        >>> account.balance
+        75
+    """
+
+    def __init__(self, bytes: float | None = None, rate: Rate | None = None, rounds: int | None = None) -> None:
+        """Open the account with nothing in it."""
+        if rate is not None and rate.per == "training" and rounds is None:
+            raise InvalidInput("a rate per training needs rounds, the number of rounds that the training has")
+        self.bytes, self.rate, self.rounds = bytes, rate, rounds
+        self._by_round, self._by_rate, self._seconds = 0.0, 0.0, 0.0
+
+    def earn(self, clients: int, seconds: float = 0.0) -> None:
+        """A round begins, with so many clients, at so many seconds since the start."""
+        if self.bytes is not None:
+            self._by_round += self.bytes * clients
+        if self.rate is not None:
+            each = 1 / (self.rounds or 1) if self.rate.per == "training" else (seconds - self._seconds) / 3600
+            self._by_rate += self.rate.bytes * each * clients
+            self._seconds = seconds
+
+    def spend(self, bytes: int) -> None:
+        """An upload of so many bytes has arrived."""
+        self._by_round -= bytes
+        self._by_rate -= bytes
+
+    @property
+    def balance(self) -> int:
+        """What may be spent now."""
+        left = [self._by_round] * (self.bytes is not None) + [self._by_rate] * (self.rate is not None)
+        return max(0, int(min(left) + 1e-6))
+
+    def wait(self, clients: int, seconds: float) -> float:
+        """Seconds from now until a round of so many clients has its usual bytes; 0 if the budget is not one of time."""
+        if self.rate is None or self.rate.per != "hour" or self.bytes is None:
+            return 0.0
+        missing = self.bytes * clients - self._by_rate
+        return max(0.0, self._seconds + missing / (self.rate.bytes * clients) * 3600 - seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything to continue from, as JSON can hold it."""
+        return {"by_round": self._by_round, "by_rate": self._by_rate, "seconds": self._seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from where `state_dict` was taken."""
+        self._by_round, self._by_rate = float(state["by_round"]), float(state["by_rate"])
+        self._seconds = float(state["seconds"])

@@ -1,0 +1,136 @@
+"""The client's half of a round: take the model, train somewhere else, select, encode, keep the rest."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dagc.compressors import COMPRESSORS, Compressor, Gradient, per_tensor
+from dagc.errors import InvalidInput, OutOfSync, unknown
+from dagc.feedback import ErrorFeedback
+from dagc.protocol.messages import Download, Order, Upload
+from dagc.sparse import Sparse
+from dagc.state import checksum
+from dagc.wire import decode, encode
+from dagc.wire.values import value_codec
+
+__all__ = ["Client"]
+
+
+class Client:
+    """One client's side of Algorithm 1. It knows no transport and no files: an engine carries bytes and keeps state.
+
+    A round is `receive` (where an engine keeps a model per client), training from `model`, and `upload`; the next order
+    says through `settle` whether the server has taken it.
+
+    Args:
+        sizes: The number of entries in each tensor of the model.
+        device: Where the gradients are.
+
+    Attributes:
+        model: What the client has: a vector; None if it has nothing, or if the engine keeps one model for all clients.
+        model_round: The round that the model is of; -1 if there is none.
+        feedback: What was not sent.
+        sent: The round of the last upload; 0 if there is none.
+        pending: The last upload, until the server has said what became of it.
+
+    Example:
+        >>> client = Client([6])
+        >>> order = Order(round=1, parameter=2, compressor="top-k")
+        >>> client.upload(torch.tensor([1.0, 5.0, 2.0, -3.0, 0.0, 0.5]), order).sparse.indices
+        array([1, 3])
+        >>> client.settle(taken=0)                      # the server never got it
+        >>> client.feedback.residual
+        tensor([ 1.0000,  5.0000,  2.0000, -3.0000,  0.0000,  0.5000])
+    """
+
+    def __init__(self, sizes: Sequence[int], device: Any = "cpu") -> None:
+        """Begin with nothing kept back and no model."""
+        self.sizes = [size for size in sizes if size]
+        self.size = sum(sizes)
+        self.feedback = ErrorFeedback(COMPRESSORS["top-k"], self.size, device=device)
+        self.model: torch.Tensor | None = None
+        self.model_round = -1
+        self.sent = 0
+        self.pending: Sparse | None = None
+
+    def receive(self, download: Download) -> torch.Tensor:
+        """Bring the model up to date.
+
+        Raises:
+            OutOfSync: If the download does not build on what this client has: it needs the full model.
+            MalformedPayload: If it is damaged.
+        """
+        if download.since >= 0 and (self.model is None or self.model_round < download.since):
+            has = "no model" if self.model is None else f"the model of round {self.model_round}"
+            raise OutOfSync(f"the download builds on the model of round {download.since}, but this client has {has}")
+        sparse = decode(download.frame, size=self.size)
+        model = torch.zeros(self.size) if self.model is None else self.model.clone()
+        model[torch.from_numpy(sparse.indices)] = torch.from_numpy(sparse.values)
+        if checksum(model.numpy()) != download.checksum:
+            raise OutOfSync("the model differs from the server's after the download")
+        self.model, self.model_round = model, download.round
+        return model
+
+    def upload(self, change: Gradient, order: Order) -> Upload:
+        """What to send of a gradient, or of a change of the model, and of what was kept back before.
+
+        It is pending until `settle`. If the gradient is refused, nothing has changed.
+        """
+        feedback = self.feedback
+        feedback.compressor, feedback.values, feedback.seed = self._compressor(order), order.values, order.seed
+        sparse = feedback.step(change, 0 if order.silent else order.parameter)
+        frame = b"" if order.silent else encode(sparse, order.values, round=order.stamp, compact=order.compact)
+        self.sent, self.pending = order.round, sparse
+        return Upload("", sparse, frame, _norm(change) if order.norm else None)
+
+    def settle(self, taken: int) -> None:
+        """Forget the pending upload if the server has taken it or a later one; else keep its entries for later."""
+        if self.pending is not None and self.sent > taken:
+            self.feedback.unsend(self.pending)
+        self.pending = None
+
+    def _compressor(self, order: Order) -> Compressor:
+        if order.compressor not in COMPRESSORS:
+            raise unknown("compressor", order.compressor, COMPRESSORS)
+        value_codec(order.values)
+        compressor = COMPRESSORS[order.compressor]
+        if order.silent or not order.per_tensor:
+            return COMPRESSORS["top-k"] if order.silent else compressor
+        return per_tensor(compressor, self.sizes)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays of the state; not copies, so write or copy them before the next step."""
+        found: dict[str, NDArray[Any]] = {"residual": self.feedback.residual.cpu().numpy()}
+        if self.model is not None:
+            found["model"] = self.model.numpy()
+        if self.pending is not None:
+            found |= {"pending.indices": self.pending.indices, "pending.values": self.pending.values}
+        return found
+
+    def numbers(self) -> dict[str, Any]:
+        """The rest of the state, as JSON can hold it."""
+        return {"steps": self.feedback.steps, "sent": self.sent, "model_round": self.model_round}
+
+    def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
+        """Continue from `arrays` and `numbers`; what does not fit is refused, and nothing has changed then."""
+        try:
+            steps, sent, model_round = (int(numbers[name]) for name in ("steps", "sent", "model_round"))
+            residual = arrays["residual"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(f"this is not a client's state: {error!r}") from error
+        model, pending = arrays.get("model"), None
+        if model is not None and (model.shape != (self.size,) or model.dtype != np.float32):
+            raise InvalidInput(f"the model must be {self.size} float32 numbers, not {model.dtype} {model.shape}")
+        if "pending.indices" in arrays:
+            pending = Sparse(self.size, arrays["pending.indices"], arrays["pending.values"])
+        self.feedback.load_state_dict({"residual": residual, "steps": np.array(steps)})
+        self.model = None if model is None else torch.from_numpy(model)
+        self.model_round, self.sent, self.pending = model_round, sent, pending
+
+
+def _norm(change: Gradient) -> float:
+    parts = [change] if isinstance(change, torch.Tensor) else list(change)
+    return float(torch.nn.utils.get_total_norm([part.float() for part in parts]))

@@ -1,0 +1,79 @@
+"""What server and clients say to each other in a round: an order and a model down, an upload up."""
+
+from typing import Any, NamedTuple
+
+from dagc.sparse import Sparse
+
+__all__ = ["STAMPS", "Download", "Order", "Upload"]
+
+STAMPS = 1 << 21
+"""Frames carry the round modulo this, so that their length has a bound however long a training is."""
+
+
+class Order(NamedTuple):
+    """What one client is to do in one round.
+
+    Attributes:
+        round: From 1.
+        parameter: What the compressor takes: a number of entries, a threshold, or None for everything. With 0 entries
+            the client sends nothing and keeps all for later.
+        compressor: How to select: a name in `dagc.COMPRESSORS`.
+        values: The value codec.
+        compact: Whether small frames are compact.
+        per_tensor: Whether to select within each tensor.
+        norm: Whether to report the norm of the gradient.
+        seed: For compressors that draw.
+        taken: The round of this client's last upload that the server has taken; 0 if there is none.
+    """
+
+    round: int
+    parameter: Any
+    compressor: str
+    values: str = "fp32"
+    compact: bool = False
+    per_tensor: bool = False
+    norm: bool = False
+    seed: int = 0
+    taken: int = 0
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is to be sent."""
+        return isinstance(self.parameter, int) and self.parameter == 0
+
+    @property
+    def stamp(self) -> int:
+        """The round, as frames carry it."""
+        return self.round % STAMPS
+
+
+class Download(NamedTuple):
+    """What brings a client up to date.
+
+    Attributes:
+        since: The frame builds on the model of this round, or of any later one; -1 if it needs none.
+        round: The client has the model of this round afterwards.
+        checksum: Of that model.
+        frame: The values that are new.
+    """
+
+    since: int
+    round: int
+    checksum: int
+    frame: bytes
+
+
+class Upload(NamedTuple):
+    """What a client has to send, or what the server has read of it.
+
+    Attributes:
+        client: Whose it is; empty on the client itself.
+        sparse: The entries.
+        frame: The same, encoded; empty if the order was to send nothing.
+        norm: Of the gradient, if it was asked for.
+    """
+
+    client: str
+    sparse: Sparse
+    frame: bytes
+    norm: float | None = None

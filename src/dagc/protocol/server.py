@@ -1,0 +1,237 @@
+"""The server's half of a round: who may send how much, what each must download, what came of the uploads."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dagc.compressors import COMPRESSORS
+from dagc.draws import scramble
+from dagc.errors import InvalidInput, MalformedPayload
+from dagc.policies import Account, Plan, Report, Situation, make_rate
+from dagc.protocol.downlink import Downlink
+from dagc.protocol.messages import Download, Order, Upload
+from dagc.sparse import Sparse, aggregate
+from dagc.wire import decode, payload_size, read_header
+
+__all__ = ["Member", "Server"]
+
+
+@dataclass
+class Member:
+    """A client, as the server knows it.
+
+    Attributes:
+        name: The same after a restart.
+        number: Its place in the roster: uploads are always added up in this order.
+        examples: How much data it holds.
+        has: The round whose model it has; -1 if it is not known to have any.
+        taken: The round of its last upload that was taken; 0 if none was.
+    """
+
+    name: str
+    number: int
+    examples: float
+    has: int = -1
+    taken: int = 0
+
+
+class Server:
+    """The server's side of Algorithm 1. It knows no transport, no files and no optimiser.
+
+    A round is `orders` for whoever is present, `download` for each of them, `read` for each upload that comes back,
+    `total` (or whatever else makes a new model of them), and `close`. What `close` is not given goes back into the
+    clients' residuals. Clients join at any time, leave without a word and come back: everything is kept by name.
+
+    Args:
+        plan: What both sides agree on.
+        model: The first model, as a float32 vector; or the number of its entries, where there is no downlink.
+        rounds: How many rounds the training has, for a rate per training.
+
+    Attributes:
+        round: How many rounds are done.
+        members: Everybody who was ever there, in the order in which they came, by name.
+
+    Example:
+        >>> from dagc.protocol import Client
+        >>> server, clients = Server(Plan(ratio=0.5), torch.zeros(4)), {"a": Client([4]), "b": Client([4])}
+        >>> server.join("a", examples=300)
+        >>> server.join("b", examples=100)
+        >>> uploads = []
+        >>> for name, order in server.orders(clients).items():
+        ...     model = clients[name].receive(server.download(name))
+        ...     upload = clients[name].upload(torch.arange(4.0), order)
+        ...     uploads.append(server.read(name, upload.frame))
+        >>> server.total(uploads)
+        tensor([0., 0., 2., 3.])
+        >>> server.close(uploads, model - server.total(uploads))
+        >>> server.round, server.members["a"].taken
+        (1, 1)
+    """
+
+    def __init__(self, plan: Plan, model: torch.Tensor | int, rounds: int | None = None) -> None:
+        """Begin at round 0 with nobody; what cannot work is refused here."""
+        self.size = model if isinstance(model, int) else len(model)
+        self.plan = plan.for_size(self.size)
+        self.policy = self.plan.policy(self.size)
+        self.compressor = next(name for name, kind in COMPRESSORS.items() if kind is self.policy.compressor)
+        self.account: Account | None = None
+        if plan.in_bytes:
+            rate = None if plan.rate is None else make_rate(plan.rate)
+            self.account = Account(plan.bytes, rate, rounds)
+        self.downlink = None if isinstance(model, int) else Downlink(_array(model))
+        self.round = 0
+        self.members: dict[str, Member] = {}
+        self.reports: list[Report] = []
+        self._orders: dict[str, Order] = {}
+        self._sum = torch.zeros(self.size)
+
+    def join(self, name: str, examples: float) -> None:
+        """A client is there, or holds another number of examples than before."""
+        if not 0 <= examples < 1 << 53:
+            raise InvalidInput(
+                f"client {name!r:.120} claims {examples!r:.50} examples: it must be a number from 0 to 2^53"
+            )
+        known = self.members.get(name)
+        if known is None:
+            self.members[name] = Member(name, len(self.members), float(examples))
+        else:
+            known.examples = float(examples)
+
+    def orders(self, present: Iterable[str], seconds: float = 0.0) -> dict[str, Order]:
+        """What each of these members is to do in the round that begins now, in the order of the roster.
+
+        Args:
+            present: Names of members. One that holds no data may train, and sends nothing.
+            seconds: Since the start, for a rate per hour.
+        """
+        here = sorted((self.members[name] for name in present), key=lambda member: member.number)
+        decided = self._decide([member.name for member in here if member.examples > 0], seconds)
+        plan, self._orders = self.plan, {}
+        for member in here:
+            self._orders[member.name] = Order(
+                self.round + 1,
+                decided.get(member.name, 0),
+                self.compressor,
+                plan.values,
+                plan.compact,
+                plan.per_tensor,
+                self.policy.wants_norms,
+                scramble(plan.seed, member.number),
+                member.taken,
+            )
+        return dict(self._orders)
+
+    def _decide(self, holding: list[str], seconds: float) -> dict[str, Any]:
+        """The parameters of those who hold data."""
+        if not holding:
+            return {}
+        allowance = None
+        if self.account is not None:
+            self.account.earn(len(holding), seconds)
+            allowance = self.account.balance
+        examples = {name: member.examples for name, member in self.members.items()}
+        now = Situation(self.round, holding, examples, self.reports, allowance)
+        return dict(zip(holding, self.policy.decide(now), strict=True))
+
+    def download(self, name: str | None) -> Download:
+        """What brings a member up to date; None stands for somebody who is not known yet."""
+        assert self.downlink is not None, "this server was made without a model"
+        return self.downlink.since(-1 if name is None else self.members[name].has)
+
+    def arrived(self, name: str) -> None:
+        """A member has the newest model."""
+        self.members[name].has = self.round
+
+    def lost(self, name: str) -> None:
+        """A member does not have the model that was thought: it is sent the full one next time."""
+        self.members[name].has = -1
+
+    def read(self, name: str, frame: bytes | memoryview, norm: float | None = None) -> Upload:
+        """What a member has sent in answer to its order, checked; its bytes are spent even if it is refused.
+
+        Raises:
+            MalformedPayload: If it is damaged, of another round, or more than was allowed.
+        """
+        order = self._orders.get(name)
+        if order is None:
+            raise MalformedPayload(f"{name!r:.120} has no order in round {self.round + 1}, or has answered it")
+        if self.account is not None:
+            self.account.spend(len(frame))
+        if norm is not None and not 0 <= norm < float("inf"):
+            raise MalformedPayload(f"the norm of its gradient is {norm}")
+        sparse = self._sparse(order, frame)
+        del self._orders[name]
+        self.arrived(name)
+        return Upload(name, sparse, bytes(frame), norm)
+
+    def total(self, uploads: Sequence[Upload]) -> torch.Tensor:
+        """Σ p_i · upload_i in the order of the roster; the vector is used again in the next round."""
+        return aggregate(
+            [up.sparse for up in uploads], [self.members[up.client].examples for up in uploads], out=self._sum
+        )
+
+    def close(self, uploads: Sequence[Upload], model: torch.Tensor | None = None) -> None:
+        """The round is over: these uploads were taken and made this model; None if nothing has changed."""
+        self.round += 1
+        self._orders = {}
+        for upload in uploads:
+            self.members[upload.client].taken = self.round
+        self.reports = [Report(up.client, up.norm, len(up.sparse), len(up.frame)) for up in uploads]
+        if self.downlink is not None:
+            self.downlink.advance(None if model is None else _array(model))
+
+    def _sparse(self, order: Order, frame: bytes | memoryview) -> Sparse:
+        if order.silent:
+            if len(frame):
+                raise MalformedPayload(f"it sends {len(frame)} bytes and was to send nothing")
+            return Sparse(self.size, [], [])
+        header = read_header(frame, size=self.size, round=order.stamp)
+        if header.round != order.stamp:
+            raise MalformedPayload(f"its upload is of round {header.round}, not {order.stamp}")
+        if header.value_codec != order.values:
+            raise MalformedPayload(f"its values are {header.value_codec}, not {order.values}")
+        if isinstance(order.parameter, int):
+            if header.entries > order.parameter:
+                raise MalformedPayload(f"it sends {header.entries} entries and may send {order.parameter}")
+            most = int(payload_size(self.size, order.parameter, order.values, compact=order.compact)[0])
+            if len(frame) > most:
+                raise MalformedPayload(f"it sends {len(frame)} bytes for {order.parameter} entries, which take {most}")
+        return decode(frame, size=self.size, round=order.stamp)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays of the state."""
+        if self.downlink is None:
+            return {}
+        return {"model": self.downlink.model, "changed": self.downlink.changed}
+
+    def numbers(self) -> dict[str, Any]:
+        """The rest of the state, as JSON can hold it."""
+        return {
+            "round": self.round,
+            "members": [asdict(member) for member in self.members.values()],
+            "reports": [list(report) for report in self.reports],
+            "policy": self.policy.state_dict(),
+            "account": None if self.account is None else self.account.state_dict(),
+        }
+
+    def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
+        """Continue from `arrays` and `numbers`."""
+        try:
+            self.round = int(numbers["round"])
+            self.members = {member["name"]: Member(**member) for member in numbers["members"]}
+            self.reports = [Report(*report) for report in numbers["reports"]]
+            self.policy.load_state_dict(numbers["policy"])
+            if self.account is not None:
+                self.account.load_state_dict(numbers["account"])
+            if self.downlink is not None:
+                self.downlink.load(self.round, arrays["model"], arrays["changed"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(f"the state does not fit this plan or model: {error!r}") from error
+
+
+def _array(model: torch.Tensor) -> NDArray[np.float32]:
+    return model.detach().cpu().numpy()

@@ -1,0 +1,66 @@
+"""The server's optimiser: the model as one vector, and a step of any optimiser of torch on it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+__all__ = ["ServerOptimizer", "as_one_vector"]
+
+
+def as_one_vector(model: nn.Module) -> torch.Tensor:
+    """Put all trainable parameters of a model into one vector, of which they become views; returns the vector."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).to(torch.float32)
+    start = 0
+    for parameter in parameters:
+        parameter.data = vector[start : start + parameter.numel()].view(parameter.shape)
+        start += parameter.numel()
+    return vector
+
+
+class ServerOptimizer:
+    """Steps on the server's model, by whatever the clients' sum is.
+
+    Args:
+        vector: The model; changed in place.
+        name: A class of `torch.optim`.
+        learning_rate: The size of a step.
+        options: What else the class takes.
+
+    Example:
+        >>> vector = torch.tensor([1.0, 2.0])
+        >>> ServerOptimizer(vector, "SGD", 0.5).step(torch.tensor([1.0, 0.0]))
+        >>> vector
+        tensor([0.5000, 2.0000])
+    """
+
+    def __init__(self, vector: torch.Tensor, name: str, learning_rate: float, **options: Any) -> None:
+        """Make the optimiser of torch, unless a line does the same."""
+        self.vector = nn.Parameter(vector, requires_grad=False)
+        self.learning_rate = learning_rate
+        self._optimizer: torch.optim.Optimizer | None = None
+        if name != "SGD" or options:  # plain SGD is a line; torch's imports its compiler, which takes seconds
+            self._optimizer = getattr(torch.optim, name)([self.vector], lr=learning_rate, **options)
+
+    def step(self, gradient: torch.Tensor) -> None:
+        """Change the model by one step."""
+        gradient = gradient.to(self.vector.device)
+        if self._optimizer is None:
+            self.vector.data.add_(gradient, alpha=-self.learning_rate)
+        else:
+            self.vector.grad = gradient
+            self._optimizer.step()
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The optimiser's memory."""
+        memory = {} if self._optimizer is None else self._optimizer.state_dict()["state"].get(0, {})
+        return {name: torch.as_tensor(value).cpu().numpy() for name, value in memory.items() if value is not None}
+
+    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from there."""
+        if arrays and self._optimizer is not None:
+            memory = {name: torch.from_numpy(value) for name, value in arrays.items()}
+            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": {0: memory}})

@@ -1,0 +1,402 @@
+"""Both halves of a round without any engine: books, loss, restarts, hostile uploads, clients that come and go."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dagc
+from dagc import InvalidInput, MalformedPayload, OutOfSync, Sparse
+from dagc.policies import POLICIES, Plan
+from dagc.protocol import Client, Order, Server
+from dagc.training import Config
+from dagc.wire import payload_size
+
+SIZE = 400
+
+
+def gradient(name, t, size=SIZE):
+    generator = torch.Generator().manual_seed(1000 * int(name) + t)
+    return torch.randn(size, generator=generator).pow(3)
+
+
+def copied(half):
+    """The state as it would come back from disk."""
+    arrays = {name: np.array(array) for name, array in half.arrays().items()}
+    return arrays, json.loads(json.dumps(half.numbers()))
+
+
+class Run:
+    """An engine of a few lines: every message can be lost, every half restarted from its state."""
+
+    def __init__(self, plan, rounds=None, size=SIZE):
+        self.plan, self.rounds, self.size = plan, rounds, size
+        self.server = Server(plan, torch.zeros(size), rounds)
+        self.clients, self.computed, self.sent = {}, {}, 0
+
+    def round(self, present, lost=(), unread=()):
+        for name in present:
+            self.clients.setdefault(name, Client([self.size]))
+            self.server.join(name, examples=100 + 37 * int(name))
+        uploads = []
+        for name, order in self.server.orders(present).items():
+            client = self.clients[name]
+            try:
+                client.receive(self.server.download(name))
+            except OutOfSync:
+                self.server.lost(name)
+                continue
+            if name in unread:
+                continue
+            client.settle(order.taken)
+            change = gradient(name, self.server.round, self.size)
+            self.computed[name] = self.computed.get(name, 0) + change.double()
+            frame = client.upload(change, order).frame
+            self.sent += len(frame)
+            if name not in lost:
+                uploads.append(self.server.read(name, frame))
+        model = None
+        if uploads:
+            model = torch.from_numpy(self.server.downlink.model) - self.server.total(uploads)
+        self.server.close(uploads, model)
+        return uploads
+
+    def restart_server(self):
+        state = copied(self.server)
+        self.server = Server(self.plan, torch.zeros(self.size), self.rounds)
+        self.server.load(*state)
+
+    def restart(self, name):
+        state = copied(self.clients[name])
+        self.clients[name] = Client([self.size])
+        self.clients[name].load(*state)
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sets(st.sampled_from("01234"), min_size=1),  # present
+        st.sets(st.sampled_from("01234")),  # uploads lost
+        st.sets(st.sampled_from("01234")),  # orders lost
+        st.sets(st.sampled_from("01234s")),  # restarted afterwards
+    ),
+    min_size=3,
+    max_size=12,
+)
+PLANS = [
+    {"ratio": 0.02},
+    {"bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.2},
+    {"method": "random-k", "bytes": 60, "values": "int8"},
+    {"method": "dagc-a", "threshold": 1.0, "values": "fp16"},
+    {"method": "accordion", "ratio": 0.02, "options": {"interval": 1}},
+]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.get("method", "dagc-r"))
+@given(actions=ACTIONS)
+@settings(max_examples=25, deadline=None)
+def test_nothing_is_lost_whatever_is_lost_or_restarted(plan, actions):
+    """What was delivered plus what clients keep is everything computed, and a restart changes no bit."""
+    run, undisturbed = Run(Plan(**plan)), Run(Plan(**plan))
+    delivered = {}
+    for present, lost, unread, restarted in actions:
+        for upload in run.round(sorted(present), lost, unread):
+            delivered[upload.client] = delivered.get(upload.client, 0) + upload.sparse.dense().double()
+        undisturbed.round(sorted(present), lost, unread)
+        if "s" in restarted:
+            run.restart_server()
+        for name in restarted & set(run.clients):
+            run.restart(name)
+    assert np.array_equal(run.server.downlink.model, undisturbed.server.downlink.model)
+    for name, computed in run.computed.items():
+        client = run.clients[name]
+        client.settle(run.server.members[name].taken)
+        kept = client.feedback.residual.double()
+        assert torch.allclose(delivered.get(name, 0) + kept, computed, atol=1e-4), name
+
+
+@pytest.mark.parametrize("how", ["bytes", "rate"])
+def test_a_federation_that_grows_from_3_to_300_clients_keeps_its_budget_and_goes_on(how):
+    budget = {"bytes": 20} if how == "bytes" else {"rate": "600 B/training"}
+    run = Run(Plan(**budget), rounds=30)
+    everybody, earned = [str(i) for i in range(300)], 0
+    for t in range(30):
+        here = everybody[: 3 + 10 * t]
+        earned += 20 * len(here)
+        run.round(here)
+        assert run.sent <= earned, "a budget in bytes is never passed"
+    assert run.sent > 0.8 * earned, "and most of it is used"
+    assert len([name for name in run.clients if run.server.members[name].taken]) > 200, "everybody's turn comes"
+
+
+def test_a_ratio_that_is_less_than_an_entry_each_makes_clients_wait():
+    run = Run(Plan(ratio=0.0005))  # a fifth of an entry for each client
+    counts = [len(run.round(["0", "1", "2"])[0].sparse) for _ in range(20)]
+    assert sum(len(up.sparse) for _ in range(10) for up in run.round(["0", "1", "2"])) in (5, 6, 7)
+    assert max(counts) == 1
+
+
+def test_a_byte_budget_that_no_frame_fits_into_is_saved_up():
+    run = Run(Plan(bytes=3))
+    assert sum(len(up.frame) for _ in range(40) for up in run.round(["0"])) in range(60, 121)
+
+
+def test_clients_join_leave_and_return_to_their_own_savings_and_residuals():
+    """The decisions for those who stay do not depend on what a client that left is called."""
+    plan = Plan(bytes=15, values="sign", frames="compact", overhead=0.2)
+    run = Run(plan)
+    for t in range(20):
+        run.round([name for name in "0123" if not (name == "1" and 5 <= t < 12)])
+    saved = run.server.policy.state_dict()["saved"]
+    assert set(saved) == set("0123")
+    assert run.clients["1"].sent > 12
+
+
+class TestReading:
+    """What the server refuses."""
+
+    def server(self, **plan):
+        server = Server(Plan(**{"ratio": 0.01, **plan}), torch.zeros(SIZE))
+        for name in "01":
+            server.join(name, 10)
+        return server, server.orders("01")
+
+    def frame(self, entries, **options):
+        sparse = Sparse(SIZE, range(entries), np.ones(entries))
+        return dagc.encode(sparse, **{"round": 1, **options})
+
+    def test_more_entries_than_ordered(self):
+        server, orders = self.server()
+        assert orders["0"].parameter == 4
+        with pytest.raises(MalformedPayload, match="sends 5 entries and may send 4"):
+            server.read("0", self.frame(5))
+
+    def test_more_bytes_than_that_many_entries_take(self):
+        server, _ = self.server()
+        most = int(payload_size(SIZE, 4)[0])
+        frame = self.frame(4, indices="bitmap")
+        assert len(frame) > most
+        with pytest.raises(MalformedPayload, match=f"sends {len(frame)} bytes for 4 entries"):
+            server.read("0", frame)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [({"round": 2}, "is of round 2"), ({"values": "fp16"}, "values are fp16"), ({"values": "int8"}, "int8")],
+    )
+    def test_another_round_or_codec(self, options, words):
+        server, _ = self.server()
+        with pytest.raises(MalformedPayload, match=words):
+            server.read("0", self.frame(4, **options))
+
+    def test_a_second_upload_or_one_without_an_order(self):
+        server, _ = self.server()
+        server.read("0", self.frame(4))
+        for name in "09":
+            with pytest.raises(MalformedPayload, match="has no order"):
+                server.read(name, self.frame(4))
+
+    def test_something_where_nothing_was_ordered(self):
+        server, orders = self.server(bytes=11, ratio=None)
+        silent = next(name for name, order in orders.items() if order.silent)
+        assert len(server.read(silent, b"").sparse) == 0
+        server, _ = self.server(bytes=11, ratio=None)
+        with pytest.raises(MalformedPayload, match="was to send nothing"):
+            server.read(silent, self.frame(1))
+
+    def test_silence_where_something_was_ordered_and_odd_norms(self):
+        server, _ = self.server(method="accordion")
+        with pytest.raises(MalformedPayload):
+            server.read("0", b"")
+        for norm in (float("nan"), float("inf"), -1.0):
+            with pytest.raises(MalformedPayload, match="norm"):
+                server.read("0", self.frame(4), norm)
+
+    def test_what_is_refused_changes_nothing_but_the_spending(self):
+        server, _ = self.server(ratio=None, bytes=200)
+        before = copied(server)
+        with pytest.raises(MalformedPayload):
+            server.read("0", b"\xda\x6c" + bytes(50))
+        after = copied(server)
+        assert before[1].pop("account") != after[1].pop("account")
+        assert before[1] == after[1]
+
+    def test_claims_of_examples_that_no_federation_has(self):
+        server, _ = self.server()
+        for examples in (-1, float("nan"), float("inf"), 2**53):
+            with pytest.raises(InvalidInput, match="examples"):
+                server.join("0", examples)
+
+    def test_a_member_without_data_sends_nothing_and_may_get_some_later(self):
+        server = Server(Plan(ratio=0.01), torch.zeros(SIZE))
+        server.join("0", 0)
+        assert server.orders(["0"])["0"].silent
+        server.join("0", 5)
+        assert server.orders(["0"])["0"].parameter == 4
+
+
+class TestDownloads:
+    def test_only_a_few_downloads_are_kept(self):
+        server = Server(Plan(ratio=0.01), torch.zeros(100_000))
+        for i in range(60):
+            server.join(str(i), 1)
+            server.members[str(i)].has = i % 40 - 1
+        server.round = server.downlink.round = 50
+        server.downlink.changed[:] = np.arange(100_000) % 50
+        for i in range(60):
+            server.download(str(i))
+        assert len(server.downlink._kept) <= 4
+
+    def test_a_client_that_missed_rounds_or_everything_is_brought_up_to_date(self):
+        run = Run(Plan(ratio=0.05))
+        for t in range(12):
+            run.round([name for name in "012" if not (name == "2" and 3 <= t < 10)])
+            model = run.server.downlink.model
+        run.clients["2"].receive(run.server.download("2"))
+        run.clients["1"] = Client([SIZE])
+        with pytest.raises(OutOfSync, match="this client has no model"):
+            run.clients["1"].receive(run.server.download("1"))
+        run.server.lost("1")
+        run.clients["1"].receive(run.server.download("1"))
+        assert all(np.array_equal(run.clients[name].model.numpy(), model) for name in "12")
+
+    def test_a_model_that_is_not_the_servers_is_noticed(self):
+        run = Run(Plan(ratio=0.05))
+        run.round("01")
+        run.round("01")
+        run.clients["0"].model[17] += 1
+        with pytest.raises(OutOfSync, match="differs from the server's"):
+            run.clients["0"].receive(run.server.download("0"))
+
+    def test_zeros_that_change_their_sign_are_sent(self):
+        server = Server(Plan(ratio=0.5), torch.tensor([-0.0, 1.0]))
+        server.join("0", 1)
+        client = Client([2])
+        client.receive(server.download("0"))
+        server.arrived("0")
+        server.close([], torch.tensor([0.0, 1.0]))
+        client.receive(server.download("0"))
+
+
+class TestSettling:
+    order = Order(round=5, parameter=2, compressor="top-k")
+
+    def pending(self):
+        client = Client([4])
+        client.upload(torch.tensor([1.0, 5.0, 2.0, -3.0]), self.order)
+        return client
+
+    @pytest.mark.parametrize(("taken", "kept"), [(0, 11.0), (4, 11.0), (5, 3.0), (6, 3.0)])
+    def test_only_what_is_newer_than_what_was_taken_goes_back(self, taken, kept):
+        """With a state from an older backup, the server may have taken a later upload."""
+        client = self.pending()
+        client.settle(taken)
+        client.settle(taken)
+        assert float(client.feedback.residual.abs().sum()) == kept
+
+    def test_damaged_states_are_refused_and_change_nothing(self):
+        client = self.pending()
+        good = copied(client)
+        for arrays, numbers in [
+            ({}, good[1]),
+            ({**good[0], "residual": np.zeros(3, np.float32)}, good[1]),
+            ({**good[0], "residual": np.full(4, np.nan, np.float32)}, good[1]),
+            ({**good[0], "model": np.zeros(4)}, good[1]),
+            ({**good[0], "pending.indices": np.array([3, 9])}, good[1]),
+            (good[0], {}),
+            (good[0], {**good[1], "steps": "many"}),
+        ]:
+            with pytest.raises(InvalidInput):
+                client.load(arrays, numbers)
+            assert all(np.array_equal(array, client.arrays()[name]) for name, array in good[0].items())
+            assert client.numbers() == good[1]
+
+    def test_an_order_for_what_is_not_known_here(self):
+        client = Client([4])
+        with pytest.raises(InvalidInput, match="did you mean 'top-k'"):
+            client.upload(torch.zeros(4), self.order._replace(compressor="topk"))
+        with pytest.raises(InvalidInput, match="value codec"):
+            client.upload(torch.zeros(4), self.order._replace(values="fp64"))
+
+
+WRONG = [
+    ({"method": "dagcr", "ratio": 0.1}, "there is no method 'dagcr': did you mean 'dagc-r'?"),
+    ({"method": "dagc-r"}, "method 'dagc-r' needs a budget: give ratio, bytes or rate, e.g. ratio 0.001"),
+    (
+        {"method": "dagc-r", "threshold": 0.1},
+        "method 'dagc-r' takes no threshold: give its budget as ratio, bytes or rate",
+    ),
+    ({"method": "none", "ratio": 0.1}, "method 'none' takes no budget, but ratio is given: leave it out"),
+    ({"ratio": 0.1, "bytes": 5}, "give one budget, not ratio and bytes"),
+    ({"ratio": 1.5}, "ratio is 1.5: it must be a number above 0 and at most 1"),
+    ({"bytes": 0}, "bytes is 0: it must be a number above 0"),
+    ({"bytes": float("nan")}, "bytes is nan"),
+    ({"rate": "fast"}, "rate is 'fast': write bytes per client, like 200 kB/training or 1.5 MB/hour"),
+    ({"rate": "1 MB/hour"}, "a rate per hour needs bytes, too"),
+    ({"ratio": 0.1, "values": "fp8"}, "there is no value codec 'fp8': did you mean 'fp"),
+    ({"ratio": 0.1, "frames": "compct"}, "there is no kind of frames 'compct': did you mean 'compact'?"),
+    ({"ratio": 0.1, "overhead": 0}, "overhead is 0: it must be a number above 0 and at most 1"),
+    ({"method": "dagc-a", "threshold": 0.1, "overhead": 0.1}, "clients of method 'dagc-a' cannot wait"),
+    ({"method": "power", "threshold": 0.1, "overhead": 0.1}, "cannot wait"),
+    ({"ratio": 0.1, "exponent": 1}, "exponent belongs to the method 'power', not to 'dagc-r'"),
+    ({"ratio": 0.1, "caps": {"0": 2}}, "the cap of '0' is 2"),
+    ({"method": "dagc-a", "threshold": 0.1, "caps": {"0": 0.5}}, "caps limit how many entries are sent"),
+    ({"ratio": 0.1, "options": {"interval": 2}}, "there is no option of method 'dagc-r' 'interval'"),
+    ({"method": "accordion", "ratio": 0.1, "options": {"intervall": 2}}, "did you mean 'interval'?"),
+    ({"ratio": 0.1, "seed": -1}, "seed"),
+    ({"ration": 0.1}, "there is no setting 'ration': did you mean 'ratio'?"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "words"), WRONG, ids=lambda value: str(value)[:40])
+def test_wrong_settings_get_the_same_words_everywhere(wrong, words, capsys, monkeypatch):
+    """In Python, as a configuration, in Flower, in DDP and on the command line."""
+    from flwr.serverapp.strategy import FedAvg
+
+    import dagc.ddp
+    from dagc.cli import main
+    from dagc.flower import DataAware
+
+    class Model(torch.nn.parallel.DistributedDataParallel):
+        def __init__(self):
+            """The settings are looked at first."""
+
+    with pytest.raises(InvalidInput) as plan:
+        Plan.of(wrong)
+    assert words in str(plan.value)
+    with pytest.raises(InvalidInput) as config:
+        Config(task="logistic@digits", **wrong)
+    if "seed" not in wrong and "ration" not in wrong:  # those are checked by the configuration itself
+        assert str(config.value) == str(plan.value)
+    with pytest.raises(InvalidInput) as flower:
+        DataAware(FedAvg(), **wrong)
+    assert str(flower.value) == str(plan.value)
+    with pytest.raises(InvalidInput) as ddp:
+        dagc.ddp.register(Model(), examples=5, **wrong)
+    assert str(ddp.value) == str(plan.value)
+    if "ration" in wrong or "seed" in wrong:
+        return
+    flags = []
+    for name, value in wrong.items():
+        flags += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    monkeypatch.setattr("sys.argv", ["dagc", "run", "logistic@digits", *flags])
+    with pytest.raises(SystemExit):
+        main()
+    assert str(plan.value).split(":")[0] in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_plan_with_caps_below_one_entry_is_refused_for_that_model_before_any_work():
+    plan = Plan(ratio=0.1, caps={"0": 0.001})
+    with pytest.raises(InvalidInput, match=r"the cap 0.001 of '0' is below one entry of 400"):
+        Server(plan, SIZE)
+    assert Server(plan, 1000).plan is not None
+
+
+def test_settings_make_the_same_plan_again():
+    for method, kind in POLICIES.items():
+        from dagc.testing import plans_of
+
+        for plan in plans_of(method):
+            assert Plan.of(plan.settings()) == plan
+        assert kind.about, f"{method} has a line for people who choose"
