@@ -34,8 +34,8 @@ BUDGETS = {"ratio": {"ratio": 0.02}, "threshold": {"threshold": 0.01}}
 FRAMES = {"plain": {"values": "fp32"}, "compact": {"values": "sign", "frames": "compact"}}
 
 
-def plans():
-    """Every method with every kind of frames and everything else it takes."""
+def plans(downlink=False):
+    """Every method with every kind of frames and everything else it takes; or with a budget for the downlink."""
     for method, kind in POLICIES.items():
         budget = BUDGETS[kind.budgets[0]] if kind.budgets else {}
         ways = {"": budget}
@@ -51,6 +51,10 @@ def plans():
             ways["waiting, caps"] = {**budget, "overhead": 0.1, "caps": {"0": 0.01}}
         if "interval" in kind.options:
             ways["options"] = {**budget, "options": {"interval": 2, "change": 0.01}}
+        if downlink:
+            some = {"bytes": 25, "overhead": 0.25} if kind.waits else budget
+            ways = {"down": {**some, "down": "same" if kind.waits else 40}, "down bytes": {**budget, "down": 30}}
+            ways["down per tensor"] = {**budget, "down": 30, "per_tensor": True}
         for name, settings in ways.items():
             for frames, wire in FRAMES.items():
                 yield pytest.param({"method": method, **settings, **wire}, id=f"{method} {name} {frames}")
@@ -114,12 +118,14 @@ def flower(settings, digits, run):
     return torch.cat([torch.from_numpy(array.numpy()).flatten() for array in result.arrays.values()])
 
 
-@pytest.mark.parametrize("settings", list(plans()))
+@pytest.mark.parametrize("settings", [*plans(), *plans(downlink=True)])
 def test_flower_and_the_local_engine_are_bit_identical_while_clients_come_and_go(states, digits, settings):
     model = flower(settings, digits, "one")
     engine = Federation(Config(task="logistic@digits", rounds=ROUNDS, local_steps=2, threads=1, **SPLIT, **settings))
     rounds = [engine.step(asked) for asked in PRESENT]
-    assert torch.equal(model, engine.optimizer.vector.detach())
+    assert torch.equal(model, engine.vector)
+    if "down" not in settings:
+        assert torch.equal(model, engine.optimizer.vector.detach())
     assert sum(one.entries for one in rounds) > 0
     for name, client in engine.clients.items():
         node = read(states / "nodes" / "one" / f"partition-{name}.state")

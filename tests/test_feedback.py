@@ -95,6 +95,72 @@ def test_an_upload_that_was_never_taken_can_be_given_back():
         feedback.unsend(Sparse(99, [], []))
 
 
+def test_taking_an_upload_back_leaves_the_tensor_that_somebody_holds_alone():
+    feedback = ErrorFeedback(top_k, size=100)
+    sparse = feedback.step(torch.randn(100), 10)
+    held, before = feedback.residual, feedback.residual.clone()
+    feedback.unsend(sparse)
+    assert torch.equal(held, before)
+    assert torch.equal(feedback.residual, before + sparse.dense())
+
+
+@pytest.mark.parametrize("size", [100, 200_000])
+def test_a_step_is_undone_by_assigning_the_residual_from_before(size):
+    feedback, other = ErrorFeedback(random_k, size, seed=3), ErrorFeedback(random_k, size, seed=3)
+    gradients = [torch.randn(size) for _ in range(4)]
+    for gradient in gradients:
+        before, bits = feedback.residual, feedback.residual.clone()
+        wrong = feedback.step(torch.randn(size), size // 2)
+        feedback.residual, feedback.steps = before, feedback.steps - 1
+        feedback.step(gradient, 10)
+        assert torch.equal(before, bits)
+        other.step(gradient, 10)
+        assert len(wrong) == size // 2
+    assert torch.equal(feedback.residual, other.residual)
+
+
+@pytest.mark.parametrize(
+    ("residual", "says"),
+    [
+        (torch.zeros(4), r"5 float32 numbers, not torch.float32 \(4,\)"),
+        (torch.zeros(5, dtype=torch.float64), "5 float32 numbers, not torch.float64"),
+        (torch.zeros(5, 1), r"\(5, 1\)"),
+        (np.zeros(5, dtype=np.float32), "tensor, not ndarray"),
+    ],
+)
+def test_a_residual_of_another_kind_is_refused(residual, says):
+    feedback = ErrorFeedback(top_k, size=5)
+    before = feedback.residual
+    with pytest.raises(InvalidInput, match=says):
+        feedback.residual = residual
+    assert feedback.residual is before
+
+
+def test_compressor_values_and_seed_may_change_between_steps():
+    settings = [
+        (top_k, "fp32", 0, 50),
+        (hard_threshold, "int8", 1, 0.5),
+        (random_k, "sign", 2, 70),
+        (top_k, "fp16", 3, 9),
+    ]
+    one = ErrorFeedback(top_k, size=500)
+    state = one.state_dict()
+    for compressor, values, seed, parameter in settings * 2:
+        gradient = torch.randn(500)
+        one.compressor, one.values, one.seed = compressor, values, seed
+        fresh = ErrorFeedback(compressor, size=500, values=values, seed=seed)
+        fresh.load_state_dict(state)
+        assert one.step(gradient, parameter) == fresh.step(gradient, parameter)
+        assert torch.equal(one.residual, fresh.residual)
+        state = one.state_dict()
+    one.values = "fp8"
+    before = one.residual
+    with pytest.raises(InvalidInput, match="'fp8': choose one of"):
+        one.step(torch.randn(500), 3)
+    assert one.residual is before
+    assert one.steps == len(settings * 2)
+
+
 @pytest.mark.parametrize("compressor", [top_k, random_k])
 def test_state_goes_out_and_in_as_plain_arrays(compressor):
     feedback = ErrorFeedback(compressor, size=50, seed=3)

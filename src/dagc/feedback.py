@@ -120,7 +120,7 @@ class ErrorFeedback:
     def _select(self, parts: list[torch.Tensor], out: torch.Tensor, parameter: Any, seed: int) -> Sparse:
         """Write residual + gradient to `out`, with zero for what is selected; the residual is only read.
 
-        So the residual is there still, bit for bit, if the sum turns out not to be finite.
+        So it is unchanged, bit for bit, if the sum turns out not to be finite.
         """
         if self.compressor in FUSED and compiled() and all(vector.is_cpu for vector in (*parts, out)):
             from dagc.compressors import _select
@@ -141,7 +141,7 @@ class ErrorFeedback:
         return torch.from_numpy(sparse.indices).to(self._residual.device)
 
     def unsend(self, sparse: Sparse) -> None:
-        """Take an upload back that the server never took; it goes out with later ones."""
+        """Put an upload back into the residual that the server never took; its entries go out with later uploads."""
         if sparse.size != self.size:
             raise InvalidInput(
                 f"the upload is of a vector of {sparse.size} entries, this error feedback is for {self.size}"
@@ -151,11 +151,11 @@ class ErrorFeedback:
         self._residual = residual
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Everything to go on from, as plain arrays."""
+        """The residual and the number of steps, as plain arrays."""
         return {"residual": self._residual.cpu().numpy().copy(), "steps": np.array(self.steps, dtype=np.int64)}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Continue from what `state_dict` returned."""
         if set(state) != {"residual", "steps"}:
             raise InvalidInput(f"the state must hold 'residual' and 'steps', not {sorted(state)}")
         residual = np.asarray(state["residual"])

@@ -22,7 +22,7 @@ class Compressor(Protocol):
         Args:
             vector: A tensor of any shape and float type, or the tensors of a model.
             parameter: The number of entries, or the threshold.
-            seed: For compressors that draw; the others pass it over.
+            seed: For compressors that draw; the others ignore it.
         """
         ...
 

@@ -26,14 +26,14 @@ INFINITE = 0x7F800000
 BLOCK = 64
 """As many entries as a mask has bits. A buffer needs room for one whole block."""
 AHEAD = 1024
-"""So many bytes before they are read, memory is asked for gradient and residual: the processor itself stops doing so
-wherever a branch was not foreseen."""
+"""How many bytes ahead gradient and residual are prefetched: the processor's own prefetching stops at every branch that
+it mispredicts."""
 
 GROUP = 8
-"""So many neighbours are sampled together: they come with one line of the cache."""
+"""The neighbours that are sampled together: they share a cache line."""
 
 LANES = 8
-"""So many entries are handled together in the registers of a vector."""
+"""The entries that one vector register holds."""
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
@@ -259,7 +259,7 @@ def _total(gradient, kind, residual):
 
 @kernel
 def collect(parts, residual, out, stream, threshold, cursor, indices, values):
-    """Go on from the cursor, until the end (False) or a full buffer (True).
+    """Continue from the cursor, until the end (False) or a full buffer (True).
 
     The cursor is: part, offset in it, position in the whole, number found, and not 0 if a sum found is not finite.
     Invariant: before the cursor's position, `out` holds residual + gradient, with zero for what was found; found is
@@ -337,7 +337,7 @@ def collect(parts, residual, out, stream, threshold, cursor, indices, values):
 
 @kernel
 def _largest(keys, rank, low, high, scratch):
-    """The rank-th largest of the keys (from 1, signs passed over) and, of those equal to it, how many rank up to it.
+    """The rank-th largest of the keys (from 1, signs ignored) and, of those equal to it, how many rank up to it.
 
     No key is below `low`; `it <= high` is a guess that saves work if it is right.
     Invariant: `scratch[:count]` are the keys from low to high, and the one sought is the rank-th largest of those.

@@ -1,4 +1,4 @@
-"""What every compressor asks of the vector it is given."""
+"""What all compressors share: checks of what they are given, and a search for large entries without kernels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,9 +24,9 @@ INFINITE = np.int32(0x7F800000)
 NORMAL = np.int32(0x00800000)
 """The lowest of these that are a normal number's."""
 PIECE = 1 << 20
-"""So many entries are looked at together."""
+"""The entries that are looked at together."""
 EIGHT = 8
-"""So many answers, true or false, are a word."""
+"""The booleans in a 64-bit word."""
 USUAL = np.uint64(0x0101010101010101)
 """Eight times true."""
 WORD = USUAL.dtype
@@ -89,10 +89,10 @@ def checked_threshold(threshold: float) -> torch.Tensor:
 
 
 def beyond(vector: NDArray[np.float32], least: np.int32) -> NDArray[np.int64]:
-    """Where the bits of the numbers, without the sign, are at least so much, ascending.
+    """Where the bits of the numbers, without the sign, are at least `least`, ascending.
 
-    Those order like magnitudes, with NaN above all numbers: it is neither above nor below anything. numpy is several
-    times faster than torch here. Only the words of answers in which something is not as usual are looked at closer.
+    These bits order like magnitudes, with NaN above all numbers: it is neither above nor below anything. numpy is
+    several times faster than torch here. Only words of eight booleans in which one is unusual are looked at closer.
     """
     if not len(vector):
         return np.zeros(0, dtype=np.int64)

@@ -11,7 +11,7 @@ __all__ = ["everything"]
 
 
 def everything(vector: Gradient, parameter: Any = None, *, seed: int = 0) -> Sparse:
-    """All entries, zeros too; the parameter is passed over.
+    """All entries, zeros too; the parameter is ignored.
 
     Example:
         >>> everything(torch.tensor([0.5, 0.0])).indices

@@ -24,7 +24,7 @@ from dagc.sparse import Sparse
 __all__ = ["top_k"]
 
 SAMPLE_FROM = 100_000
-"""From so many entries on, without kernels, the threshold is guessed from a sample first."""
+"""From this many entries on, without kernels, the threshold is guessed from a sample first."""
 
 Keys = NDArray[np.int32]
 """The bits of float32 numbers without their signs, which order like the magnitudes."""

@@ -19,9 +19,11 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from dagc.compressors import Compressor, Gradient
 from dagc.ddp.exchange import Exchange, Packet
 from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
 from dagc.protocol import Client, Order, Plan, Server, Upload
+from dagc.sparse import Sparse
 
 __all__ = ["Hook", "Step", "on_bucket"]
 
@@ -55,6 +57,37 @@ class Step(NamedTuple):
     compress: float
     exchange: float
     decode: float
+
+
+class Rank(Client):
+    """The client's half on a rank, which leaves out what it has not used.
+
+    DDP leaves the gradient of a parameter alone that no rank used: what is sent for it would be lost.
+
+    Attributes:
+        unused: The parameters that this rank has not used in this step, as parts of the vector.
+    """
+
+    unused: Sequence[slice] = ()
+
+    def _compressor(self, order: Order) -> Compressor:
+        """As a client's, but nothing of what is unused is selected; all of its residual stays."""
+        compressor, unused = super()._compressor(order), self.unused
+        if not unused:
+            return compressor
+
+        def select(vector: Gradient, parameter: Any, *, seed: int = 0) -> Sparse:
+            assert isinstance(vector, Tensor)
+            used = torch.ones_like(vector, dtype=torch.bool)
+            for part in unused:
+                used[part] = False
+            sparse = compressor(torch.where(used, vector, 0.0), parameter, seed=seed)
+            keep = used.cpu().numpy()[sparse.indices]
+            if keep.all():
+                return sparse
+            return Sparse.trusted(sparse.size, sparse.indices[keep], sparse.values[keep])
+
+        return select
 
 
 class Hook:
@@ -91,16 +124,17 @@ class Hook:
         sizes = [parameter.numel() for parameter in parameters]
         self._parts = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
         self._scaler = scaler
-        # DDP leaves the gradient of a parameter alone that no rank used: what is sent for it would be lost.
         self._some_unused = bool(model.find_unused_parameters or model.static_graph)
         self._exchange = Exchange(model.process_group, self._device)
         self._about = {**plan.settings(), "rounds": rounds, "sizes": sizes, "scaler": scaler is not None}
         self.examples = self._agree(examples, self._about)
+        if plan.downward() is not None:
+            raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")
         if plan.rate is not None and plan.rate.rstrip().endswith("hour"):
             raise InvalidInput(
                 f"rate is {plan.rate!r}: the ranks' clocks differ, so DDP keeps no rate per hour; give bytes alone"
             )
-        self.client = Client(sizes, self._device)
+        self.client = Rank(sizes, self._device)
         self.server = Server(plan, sum(sizes), rounds)
         for rank, held in enumerate(self.examples):
             if held:
@@ -131,7 +165,8 @@ class Hook:
         gradients = self._gradients()
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
         unscaled = gradients if scale == 1.0 else [gradient.float() / scale for gradient in gradients]
-        residual, draws, before = self.client.feedback.residual, self.client.feedback.steps, self.server.numbers()
+        client = self.client
+        before = client.feedback.residual, client.feedback.steps, client.sent, self.server.numbers()
         clock = [perf_counter()]
         order = self.server.orders(self.server.members).get(str(self._exchange.rank))
         own, upload = Packet(False, self.steps, 0.0, b""), None
@@ -144,6 +179,7 @@ class Hook:
         clock.append(perf_counter())
         packets = self._exchange.all_gather(own)
         clock.append(perf_counter())
+        client.pending = None  # all have it now, or nobody uses it
 
         _same_step(packets)
         refused = next((rank for rank, packet in enumerate(packets) if packet.refused), None)
@@ -159,10 +195,9 @@ class Hook:
                 gradient.copy_(update[part].view(gradient.shape))
             self.server.close(uploads)
         else:
-            self.server.load({}, before)
-            self.client.feedback.residual, self.client.feedback.steps = residual, draws
+            client.feedback.residual, client.feedback.steps, client.sent, server = before
+            self.server.load({}, server)
             self._refuse(gradients, f"rank {refused}: {bytes(packets[refused].body).decode()}")
-        self.client.settle(self.steps)  # nothing stays pending: all have it, or nobody
         clock.append(perf_counter())
         compress, exchange, decoding = (after - earlier for earlier, after in pairwise(clock))
         entries = 0 if upload is None else len(upload.sparse)
@@ -181,25 +216,10 @@ class Hook:
 
     def _upload(self, gradients: list[Tensor], order: Order) -> Upload:
         """What this rank sends; of parameters that it has not used in this step, if there may be any, nothing."""
-        feedback = self.client.feedback
-        if not self._some_unused:
-            return self.client.upload(gradients, order)
-        unused = [part for gradient, part in zip(gradients, self._parts, strict=True) if not gradient.any()]
-        before = feedback.residual
-        masked = before.clone()
-        for part in unused:
-            masked[part] = 0
-        feedback.residual = masked
-        try:
-            upload = self.client.upload(gradients, order)
-        except BaseException:
-            feedback.residual = before
-            raise
-        after = feedback.residual.clone()
-        for part in unused:
-            after[part] += before[part]  # with signs, a rounding error may be there
-        feedback.residual = after
-        return upload
+        if self._some_unused:
+            parts = zip(gradients, self._parts, strict=True)
+            self.client.unused = [part for gradient, part in parts if not gradient.any()]
+        return self.client.upload(gradients, order)
 
     def _refuse(self, gradients: list[Tensor], why: str) -> None:
         """A rank's gradient is not finite: nobody's is used, and nobody's residual has changed."""

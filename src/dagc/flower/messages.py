@@ -54,9 +54,10 @@ class Instruction(_Record):
         arrays: The name of the app's arrays in the message.
         layout: Of the model, where the download builds on none.
         examples: The name of the metric that says how many examples a node trained on.
-        since: As in `Download`.
-        model: The download's round.
+        since: As in `Download`, like the three that follow.
+        model: The download's version.
         checksum: As in `Download`.
+        steps: As in `Download`.
         round: As in `Order`, like all that follow.
         taken: -1 if the server does not know yet who this is.
         parameter: As in `Order`.
@@ -75,6 +76,7 @@ class Instruction(_Record):
     since: int
     model: int
     checksum: int
+    steps: int
     layout: str = ""
     examples: str = ""
     round: int = 0
@@ -101,7 +103,7 @@ class Instruction(_Record):
 
     def download(self, frame: bytes) -> Download:
         """The download in it, with its frame."""
-        return Download(self.since, self.model, self.checksum, frame)
+        return Download(self.since, self.model, self.checksum, self.steps, frame)
 
 
 @dataclass(frozen=True)

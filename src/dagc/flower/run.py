@@ -26,7 +26,7 @@ class FlowerRun:
 
     Attributes:
         layout: Which of the app's arrays is where.
-        model: What the rounds made.
+        model: What the rounds made; the inner strategy works on it.
         server: The server's half of the protocol.
         names: Who is at which of Flower's nodes. A name may be at another node after a restart.
         lineage: Drawn when the run began; nodes drop what they kept of another one.
@@ -36,7 +36,7 @@ class FlowerRun:
         """Begin; what cannot work is refused here."""
         self.layout = Layout.of(arrays, whole)
         self.model = self.layout.split(arrays)
-        self.server = Server(plan, self.model.vector, rounds)
+        self.server = Server(plan, self.model.vector, rounds, self.layout.sizes)
         self.names: dict[int, str] = {}
         self.lineage = secrets.token_hex(8)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
@@ -45,6 +45,11 @@ class FlowerRun:
     def round(self) -> int:
         """How many rounds are done."""
         return self.server.round
+
+    @property
+    def served(self) -> Model:
+        """What the nodes have: it is evaluated, and the app gets it in the end."""
+        return Model(self.server.model, self.model.whole)
 
     def node(self, name: str) -> int | None:
         """The node at which a client is."""
@@ -91,7 +96,7 @@ class FlowerRun:
                 raise ValueError("it is of a model with other arrays")
             whole = [arrays[f"whole.{number}"] for number in range(len(self.model.whole))]
             self.server.load(arrays, numbers["server"])
-            self.model = Model(torch.from_numpy(np.array(arrays["model"])), whole)
+            self.model = Model(torch.from_numpy(np.array(arrays.get("target", arrays["model"]))), whole)
             self.names = {int(node): str(name) for node, name in numbers["nodes"]}
             self.lineage, self.seconds = str(numbers["lineage"]), float(numbers["seconds"])
             self.bytes_up, self.bytes_down = int(numbers["bytes_up"]), int(numbers["bytes_down"])
@@ -125,7 +130,7 @@ class FlowerFolder(Folder):
 
     def finish(self) -> None:
         """Write the model by its arrays' names, then the result."""
-        arrays = self._run.layout.join(self._run.model)
+        arrays = self._run.layout.join(self._run.served)
         with self.writing(), write_atomically(self.path / MODEL) as file:
             np.savez(file, **{name: array.numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
         self.conclude({**summary(read_metrics(self.path)), "model": MODEL})

@@ -110,7 +110,7 @@ class DataAware(Strategy):
             )
             if self._keep is not None and left:
                 self._keep.finish()
-        result.arrays = run.layout.join(run.model)
+        result.arrays = run.layout.join(run.served)
         for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
             setattr(result, kind, {done + number: metrics for number, metrics in getattr(result, kind).items()})
         return result
@@ -237,7 +237,8 @@ class DataAware(Strategy):
         """The app's evaluation on the server, with the run's own numbers of the rounds."""
 
         def evaluation(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            metrics = evaluate(done + number, arrays)
+            run = self._started()
+            metrics = evaluate(done + number, run.layout.join(run.served))
             if number:
                 self._close(metrics, done=True)
             return metrics
@@ -275,14 +276,14 @@ class DataAware(Strategy):
         names = list(message.content.array_records)
         if len(names) != 1:
             raise InvalidInput(f"the strategy sends {len(names)} ArrayRecords to a node; dagc needs one, the model")
-        since, model, checksum, frame = run.server.download(client)
+        *download, frame = run.server.download(client)
         payload = run.layout.pack(frame, run.model.whole)
         fields: dict[str, Any] = {"round": run.round + 1}
         if order is not None:
             fields = {**order._asdict(), "seed": f"{order.seed:x}"}
         instruction = Instruction(
-            kind, self.name or "", run.lineage, names[0], since, model, checksum,
-            layout=run.layout.text if since < 0 else "", examples=self._examples, **fields,
+            kind, self.name or "", run.lineage, names[0], *download,
+            layout=run.layout.text if download[0] < 0 else "", examples=self._examples, **fields,
         )  # fmt: skip
         # The inner strategy gives all nodes one and the same content: each gets its own.
         records = {**dict(message.content.items()), names[0]: record_of(payload), RECORD: instruction.write()}

@@ -31,6 +31,7 @@ class Settings(TypedDict, total=False):
     values: str
     frames: str
     overhead: float | None
+    down: float | str | None
     per_tensor: bool
     options: Mapping[str, float]
     seed: int
@@ -52,6 +53,9 @@ class Plan:
         values: The value codec, or "auto": signs for small budgets, int8 for large ones.
         frames: "plain", or "compact": small uploads leave out what the server knows.
         overhead: Clients wait until at most this fraction of a frame is something else than entries.
+        down: What the server sends each client: "lossless", every change of the model; "same", as much as a client may
+            send, with the same error feedback, codec, frames and waiting; or as many bytes per round as a number says.
+            If not given, lossless.
         per_tensor: Select within each tensor of the model instead of over all of them.
         options: What else the method takes, by name.
         seed: For methods that draw.
@@ -75,6 +79,7 @@ class Plan:
     values: str = "fp32"
     frames: str = "plain"
     overhead: float | None = None
+    down: float | str | None = None
     per_tensor: bool = False
     options: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
@@ -145,6 +150,22 @@ class Plan:
         """
         return self._kind.make(self.for_size(size), size)
 
+    def downward(self) -> Self | None:
+        """The server's own plan for what it sends: that of one client; None if the downlink is lossless.
+
+        Example:
+            >>> Plan(bytes=64, values="sign", down="same").downward().settings()
+            {'method': 'top-k', 'bytes': 64, 'values': 'sign'}
+        """
+        if self.down is None or self.down == "lossless":
+            return None
+        budget: dict[str, Any] = {"ratio": self.ratio, "bytes": self.bytes, "rate": self.rate}
+        if self.down != "same":
+            budget = {"ratio": None, "bytes": float(self.down), "rate": None}
+        alone = {"caps": {}, "exponent": None, "options": {}, "threshold": None, "down": None}
+        overhead = self.overhead if self._kind.waits else None
+        return replace(self, method="top-k", overhead=overhead, **alone, **budget)
+
     @property
     def compact(self) -> bool:
         """Whether frames are compact."""
@@ -204,6 +225,17 @@ class Plan:
             raise InvalidInput(
                 f"method {self.method!r} needs a budget: give {_words(takes, 'or')}, e.g. {EXAMPLES[takes[0]]}"
             )
+        if self.down not in (None, "lossless", "same"):
+            try:
+                right = not isinstance(self.down, bool) and 0 < float(self.down) < math.inf  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                right = False
+            if not right:
+                raise InvalidInput(
+                    f"down is {self.down!r:.100}: it must be lossless, same, or a number of bytes above 0"
+                )
+        if self.down == "same" and not {"ratio", "bytes", "rate"} & set(given):
+            raise InvalidInput("down is 'same', but clients have no budget of entries or bytes: give bytes for down")
         per_hour = self.rate is not None and make_rate(self.rate).per == "hour"
         if given == ["bytes", "rate"] and per_hour:
             return

@@ -66,7 +66,7 @@ class Account:
         self.bytes, self.rate, self.rounds = bytes, rate, rounds
         self._by_round, self._by_rate, self._seconds = 0.0, 0.0, 0.0
 
-    def earn(self, clients: int, seconds: float = 0.0) -> None:
+    def earn(self, clients: float, seconds: float = 0.0) -> None:
         """A round begins, with so many clients, at so many seconds since the start."""
         if self.bytes is not None:
             self._by_round += self.bytes * clients

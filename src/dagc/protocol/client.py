@@ -1,6 +1,7 @@
 """The client's half of a round: take the model, train somewhere else, select, encode, keep the rest."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from dagc.compressors import COMPRESSORS, Compressor, Gradient, per_tensor
 from dagc.errors import InvalidInput, OutOfSync, unknown
 from dagc.feedback import ErrorFeedback
+from dagc.protocol.downlink import read_steps
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.sparse import Sparse
 from dagc.state import checksum
@@ -31,7 +33,7 @@ class Client:
 
     Attributes:
         model: What the client has: a vector; None if it has nothing, or if the engine keeps one model for all clients.
-        model_round: The round that the model is of; -1 if there is none.
+        version: Which version of the model that is; -1 if there is none.
         feedback: What was not sent.
         sent: The round of the last upload; 0 if there is none.
         pending: The last upload, until the server has said what became of it.
@@ -52,7 +54,7 @@ class Client:
         self.size = sum(sizes)
         self.feedback = ErrorFeedback(COMPRESSORS["top-k"], self.size, device=device)
         self.model: torch.Tensor | None = None
-        self.model_round = -1
+        self.version = -1
         self.sent = 0
         self.pending: Sparse | None = None
 
@@ -63,15 +65,20 @@ class Client:
             OutOfSync: If the download does not build on what this client has: it needs the full model.
             MalformedPayload: If it is damaged.
         """
-        if download.since >= 0 and (self.model is None or self.model_round < download.since):
-            has = "no model" if self.model is None else f"the model of round {self.model_round}"
-            raise OutOfSync(f"the download builds on the model of round {download.since}, but this client has {has}")
-        sparse = decode(download.frame, size=self.size)
+        if download.since >= 0 and (self.model is None or self.version < download.since):
+            has = "no model" if self.model is None else f"version {self.version}"
+            raise OutOfSync(f"the download builds on version {download.since} of the model, but this client has {has}")
         model = torch.zeros(self.size) if self.model is None else self.model.clone()
-        model[torch.from_numpy(sparse.indices)] = torch.from_numpy(sparse.values)
+        if download.steps:
+            known = self.version - download.since  # an order that was lost may have brought some already
+            for sparse in islice(read_steps(download, self.size), known, None):
+                model.numpy()[sparse.indices] += sparse.values
+        elif download.frame:
+            sparse = decode(download.frame, size=self.size)
+            model.numpy()[sparse.indices] = sparse.values
         if checksum(model.numpy()) != download.checksum:
             raise OutOfSync("the model differs from the server's after the download")
-        self.model, self.model_round = model, download.round
+        self.model, self.version = model, download.version
         return model
 
     def upload(self, change: Gradient, order: Order) -> Upload:
@@ -112,12 +119,12 @@ class Client:
 
     def numbers(self) -> dict[str, Any]:
         """The rest of the state, as JSON can hold it."""
-        return {"steps": self.feedback.steps, "sent": self.sent, "model_round": self.model_round}
+        return {"steps": self.feedback.steps, "sent": self.sent, "version": self.version}
 
     def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
         """Continue from `arrays` and `numbers`; what does not fit is refused, and nothing has changed then."""
         try:
-            steps, sent, model_round = (int(numbers[name]) for name in ("steps", "sent", "model_round"))
+            steps, sent, version = (int(numbers[name]) for name in ("steps", "sent", "version"))
             residual = arrays["residual"]
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"this is not a client's state: {error!r}") from error
@@ -128,7 +135,7 @@ class Client:
             pending = Sparse(self.size, arrays["pending.indices"], arrays["pending.values"])
         self.feedback.load_state_dict({"residual": residual, "steps": np.array(steps)})
         self.model = None if model is None else torch.from_numpy(model)
-        self.model_round, self.sent, self.pending = model_round, sent, pending
+        self.version, self.sent, self.pending = version, sent, pending
 
 
 def _norm(change: Gradient) -> float:

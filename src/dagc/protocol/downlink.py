@@ -1,81 +1,220 @@
-"""The lossless downlink: the new values of the entries that have changed since the model that a client has."""
+"""The downlink: the server does what clients do. It sends the largest entries of what the clients do not have yet."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from dagc.protocol.messages import Download
+from dagc.compressors import per_tensor, top_k
+from dagc.errors import MalformedPayload
+from dagc.policies import Account, Plan, Situation, make_rate
+from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
 from dagc.state import checksum
-from dagc.wire import encode
+from dagc.wire import decode, encode, quantise
+from dagc.wire.frame import read_varint, varint
 
-__all__ = ["Downlink"]
+__all__ = ["Downlink", "read_steps"]
 
 KEPT = 4
 """Downloads that are kept for clients in the same position; each may be as large as the model."""
+SERVER = "server"
 
 
 class Downlink:
-    """What the clients have, which of its entries changed when, and the frames that bring clients up to date.
+    """What the clients have, and what brings each of them up to date.
 
-    A frame holds the values themselves, not differences: a client that has the model of the round it starts from, or of
-    any later one, has the newest after it.
+    The server's model is x, what the clients have is y: they train on y, and y is what is evaluated and served. A round
+    moves x. Then the server broadcasts the largest entries of x - y, as many as its budget allows, and y moves by
+    exactly what was sent; the rest stays in x - y for later. That is error feedback, as on a client. Without a budget
+    everything is sent and y is x.
+
+    A client that was away gets the cheapest of three: the broadcasts that it missed, the values of y that have changed
+    since, or all of y. The log of broadcasts is never larger than the model, so memory does not grow with clients.
 
     Args:
+        plan: The server's own plan, `Plan.downward`; None to send everything.
         model: The first model, a float32 vector; copied.
+        sizes: The number of entries in each tensor, for plans that select per tensor.
+        rounds: How many rounds the training has, for a rate per training.
 
     Attributes:
-        round: How many rounds are done; the newest model is of this round.
-        model: The newest model.
-        changed: The round in which an entry last changed.
+        version: How often y has changed.
+        model: What the clients have, y.
+        target: The server's model, x.
+        changed: The version in which an entry of y last changed.
 
     Example:
-        >>> from dagc import decode
-        >>> downlink = Downlink(np.array([1.0, 2.0, 3.0], dtype=np.float32))
-        >>> downlink.advance(np.array([1.0, 2.0, 5.0], dtype=np.float32))
-        >>> decode(downlink.since(0).frame).indices, decode(downlink.since(-1).frame).indices
-        (array([2]), array([0, 1, 2]))
+        >>> downlink = Downlink(Plan(method="top-k", ratio=0.05), np.zeros(40, np.float32))
+        >>> downlink.advance(np.arange(40, dtype=np.float32))
+        >>> downlink.model[-4:], (downlink.target - downlink.model)[-4:]
+        (array([ 0.,  0., 38., 39.], dtype=float32), array([36., 37.,  0.,  0.], dtype=float32))
+        >>> next(read_steps(downlink.since(0), size=40)).values
+        array([38., 39.], dtype=float32)
     """
 
-    def __init__(self, model: NDArray[np.float32]) -> None:
-        """Begin at round 0."""
-        self.round = 0
+    def __init__(
+        self, plan: Plan | None, model: NDArray[np.float32], sizes: list[int] | None = None, rounds: int | None = None
+    ) -> None:
+        """Begin with version 0."""
+        self.plan = plan
+        self.version = 0
         self.model = model.copy()
+        self.target = self.model if plan is None else model.copy()
         self.changed = np.zeros(len(model), dtype=np.int32)
+        self._turns = 0.0  # rounds' worth of a budget in entries that were not used yet
+        self._log: deque[bytes] = deque()
+        self._log_bytes = 0
         self._checksum: int | None = None
         self._kept: OrderedDict[int, Download] = OrderedDict()
+        self.account: Account | None = None
+        if plan is not None:
+            self._policy = plan.policy(len(model))
+            self._select = per_tensor(top_k, sizes) if plan.per_tensor and sizes else top_k
+            if plan.in_bytes:
+                self.account = Account(plan.bytes, make_rate(plan.rate) if plan.rate else None, rounds)
 
-    def since(self, round: int) -> Download:
-        """What a client needs that has the model of this round; -1 for one that has none."""
-        if round not in self._kept:
+    def advance(
+        self, model: NDArray[np.float32] | None, round: int = 0, share: float = 1.0, seconds: float = 0.0
+    ) -> None:
+        """A round is over and made this model; None if it changed nothing.
+
+        Args:
+            model: The server's model.
+            round: How many rounds are done.
+            share: The fraction of all clients that took part. Who comes every tenth round downloads ten rounds'
+                broadcasts at once: so that a visit costs the budget on average, a round gets a tenth of it.
+            seconds: Since the start, for a rate per hour.
+        """
+        if self.plan is None:
+            if model is not None:
+                self._set(np.flatnonzero(model.view(np.int32) != self.model.view(np.int32)), model)
+            return
+        if model is not None:
+            self.target[:] = model
+        entries = self._allowed(round, share, seconds)
+        if not entries:
+            return
+        sparse = self._select(torch.from_numpy(self.target - self.model), entries)
+        if not len(sparse):
+            return
+        sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, self.plan.values))
+        frame = encode(sparse, self.plan.values, round=(self.version + 1) % STAMPS, compact=self.plan.compact)
+        if self.account is not None:
+            self.account.spend(len(frame))
+        self._remember(frame)
+        self._set(sparse.indices, None, self.model[sparse.indices] + sparse.values)
+
+    def since(self, version: int) -> Download:
+        """What a client needs that has this version; -1 for one that has none."""
+        if version not in self._kept:
             if self._checksum is None:
                 self._checksum = checksum(self.model)
-            indices = np.flatnonzero(self.changed > round)
-            frame = self._encode(indices)
-            if len(indices) < len(self.model) and len(frame) > self.model.nbytes:
-                frame = min(frame, self._encode(np.arange(len(self.model))), key=len)
-            self._kept[round] = Download(round, self.round, self._checksum, frame)
+            self._kept[version] = Download(version, self.version, self._checksum, *self._cheapest(version))
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(round)
-        return self._kept[round]
+        self._kept.move_to_end(version)
+        return self._kept[version]
 
-    def advance(self, model: NDArray[np.float32] | None) -> None:
-        """A round is done and made this model; None if it changed nothing."""
-        self.round += 1
+    def _allowed(self, round: int, share: float, seconds: float) -> int:
+        """How many entries the server may send now: it is its own only client."""
+        allowance = None
+        if self.account is not None:
+            self.account.earn(share, seconds)
+            allowance = self.account.balance
+        else:
+            self._turns += share
+            if self._turns < 1 - 1e-9:
+                return 0
+            self._turns -= 1
+        (entries,) = self._policy.decide(Situation(round, [SERVER], {SERVER: 1.0}, (), allowance))
+        return int(entries)
+
+    def _set(self, indices: NDArray[np.int64], model: NDArray[np.float32] | None, values: Any = None) -> None:
         self._kept.clear()
-        if model is None:
+        if not len(indices):
             return
-        self.changed[model.view(np.int32) != self.model.view(np.int32)] = self.round  # bits: 0.0 is not -0.0
-        self.model[:] = model
+        self.version += 1
         self._checksum = None
+        self.model[indices] = values if model is None else model[indices]
+        self.changed[indices] = self.version
 
-    def load(self, round: int, model: NDArray[np.float32], changed: NDArray[np.int32]) -> None:
-        """Continue from there."""
-        self.round, self._checksum = round, None
-        self.model[:], self.changed[:] = model, changed
+    def _remember(self, frame: bytes) -> None:
+        """Keep a broadcast for those who are away, as long as all of them are smaller than the model."""
+        self._log.append(frame)
+        self._log_bytes += len(frame)
+        while self._log_bytes > self.model.nbytes:
+            self._log_bytes -= len(self._log.popleft())
+
+    def _cheapest(self, version: int) -> tuple[int, bytes]:
+        """The number of steps and the frame."""
+        missed = self.version - version
+        if not missed:
+            return 0, b""
+        steps = None
+        if version >= 0 and missed <= len(self._log):
+            frames = [self._log[place] for place in range(len(self._log) - missed, len(self._log))]
+            steps = frames[0] if missed == 1 else b"".join(varint(len(frame)) + frame for frame in frames)
+        indices = np.flatnonzero(self.changed > version)
+        if steps is not None and len(steps) <= 4 * len(indices):
+            return missed, steps
+        values = self._values(indices)
+        if len(indices) < len(self.model) and len(values) > self.model.nbytes:
+            values = min(values, self._values(np.arange(len(self.model))), key=len)
+        return (missed, steps) if steps is not None and len(steps) <= len(values) else (0, values)
+
+    def _values(self, indices: NDArray[np.int64]) -> bytes:
+        return encode(Sparse.trusted(len(self.model), indices, self.model[indices]), round=self.version % STAMPS)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays of the state."""
+        found: dict[str, NDArray[Any]] = {"model": self.model, "changed": self.changed}
+        if self.plan is not None:
+            found["target"] = self.target
+            found["log"] = np.frombuffer(b"".join(self._log), dtype=np.uint8)
+        return found
+
+    def numbers(self) -> dict[str, Any]:
+        """The rest of the state, as JSON can hold it."""
+        return {
+            "version": self.version,
+            "turns": self._turns,
+            "log": [len(frame) for frame in self._log],
+            "policy": None if self.plan is None else self._policy.state_dict(),
+            "account": None if self.account is None else self.account.state_dict(),
+        }
+
+    def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
+        """Continue from `arrays` and `numbers`."""
+        self.version, self._checksum = int(numbers["version"]), None
+        self.model[:], self.changed[:] = arrays["model"], arrays["changed"]
         self._kept.clear()
+        if self.plan is None:
+            return
+        self.target[:], self._turns = arrays["target"], float(numbers["turns"])
+        log, self._log = arrays["log"].tobytes(), deque()
+        self._log_bytes, at = 0, 0
+        for length in numbers["log"]:
+            self._remember(log[at : at + length])
+            at += length
+        self._policy.load_state_dict(numbers["policy"])
+        if self.account is not None:
+            self.account.load_state_dict(numbers["account"])
 
-    def _encode(self, indices: NDArray[np.int64]) -> bytes:
-        return encode(Sparse.trusted(len(self.model), indices, self.model[indices]), round=self.round)
+
+def read_steps(download: Download, size: int) -> Iterator[Sparse]:
+    """The broadcasts in a download, oldest first."""
+    rest = memoryview(download.frame)
+    for step in range(download.steps):
+        frame = rest
+        if download.steps > 1:
+            length, at = read_varint(rest, 0, 0)
+            frame, rest = rest[at : at + length], rest[at + length :]
+            if len(frame) < length:
+                raise MalformedPayload(f"broadcast {step + 1} of {download.steps} is truncated")
+        yield decode(frame, size=size, round=(download.since + step + 1) % STAMPS)
+    if download.steps > 1 and len(rest):
+        raise MalformedPayload(f"{len(rest)} bytes follow the last broadcast")

@@ -51,15 +51,17 @@ class Download(NamedTuple):
     """What brings a client up to date.
 
     Attributes:
-        since: The frame builds on the model of this round, or of any later one; -1 if it needs none.
-        round: The client has the model of this round afterwards.
+        since: The client must have this version of the model, or, if values are sent, any later one; -1: none.
+        version: The client has this version afterwards.
         checksum: Of that model.
-        frame: The values that are new.
+        steps: How many broadcasts follow each other in the frame, each a change to add; 0 if it holds values to set.
+        frame: The bytes; empty if nothing is new.
     """
 
     since: int
-    round: int
+    version: int
     checksum: int
+    steps: int
     frame: bytes
 
 

@@ -28,7 +28,7 @@ class Member:
         name: The same after a restart.
         number: Its place in the roster: uploads are always added up in this order.
         examples: How much data it holds.
-        has: The round whose model it has; -1 if it is not known to have any.
+        has: The version of the model that it has; -1 if it is not known to have any.
         taken: The round of its last upload that was taken; 0 if none was.
     """
 
@@ -50,6 +50,7 @@ class Server:
         plan: What both sides agree on.
         model: The first model, as a float32 vector; or the number of its entries, where there is no downlink.
         rounds: How many rounds the training has, for a rate per training.
+        sizes: The number of entries in each tensor of the model, for a downlink that selects per tensor.
 
     Attributes:
         round: How many rounds are done.
@@ -72,7 +73,9 @@ class Server:
         (1, 1)
     """
 
-    def __init__(self, plan: Plan, model: torch.Tensor | int, rounds: int | None = None) -> None:
+    def __init__(
+        self, plan: Plan, model: torch.Tensor | int, rounds: int | None = None, sizes: list[int] | None = None
+    ) -> None:
         """Begin at round 0 with nobody; what cannot work is refused here."""
         self.size = model if isinstance(model, int) else len(model)
         self.plan = plan.for_size(self.size)
@@ -82,11 +85,15 @@ class Server:
         if plan.in_bytes:
             rate = None if plan.rate is None else make_rate(plan.rate)
             self.account = Account(plan.bytes, rate, rounds)
-        self.downlink = None if isinstance(model, int) else Downlink(_array(model))
+        self.downlink: Downlink | None = None
+        if not isinstance(model, int):
+            self.downlink = Downlink(self.plan.downward(), _array(model), sizes, rounds)
         self.round = 0
         self.members: dict[str, Member] = {}
         self.reports: list[Report] = []
         self._orders: dict[str, Order] = {}
+        self._present = 0
+        self._seconds = 0.0
         self._sum = torch.zeros(self.size)
 
     def join(self, name: str, examples: float) -> None:
@@ -109,6 +116,7 @@ class Server:
             seconds: Since the start, for a rate per hour.
         """
         here = sorted((self.members[name] for name in present), key=lambda member: member.number)
+        self._seconds = seconds
         decided = self._decide([member.name for member in here if member.examples > 0], seconds)
         plan, self._orders = self.plan, {}
         for member in here:
@@ -123,6 +131,7 @@ class Server:
                 scramble(plan.seed, member.number),
                 member.taken,
             )
+        self._present = len(here)
         return dict(self._orders)
 
     def _decide(self, holding: list[str], seconds: float) -> dict[str, Any]:
@@ -142,9 +151,15 @@ class Server:
         assert self.downlink is not None, "this server was made without a model"
         return self.downlink.since(-1 if name is None else self.members[name].has)
 
+    @property
+    def model(self) -> torch.Tensor:
+        """What the clients have and train on; it is also what to evaluate and to serve. Not a copy."""
+        assert self.downlink is not None, "this server was made without a model"
+        return torch.from_numpy(self.downlink.model)
+
     def arrived(self, name: str) -> None:
         """A member has the newest model."""
-        self.members[name].has = self.round
+        self.members[name].has = 0 if self.downlink is None else self.downlink.version
 
     def lost(self, name: str) -> None:
         """A member does not have the model that was thought: it is sent the full one next time."""
@@ -175,14 +190,18 @@ class Server:
         )
 
     def close(self, uploads: Sequence[Upload], model: torch.Tensor | None = None) -> None:
-        """The round is over: these uploads were taken and made this model; None if nothing has changed."""
+        """The round is over: these uploads were taken and made this model; None if nothing has changed.
+
+        With a budget for the downlink, the clients do not have all of it yet: `model` is what they have.
+        """
         self.round += 1
-        self._orders = {}
         for upload in uploads:
             self.members[upload.client].taken = self.round
         self.reports = [Report(up.client, up.norm, len(up.sparse), len(up.frame)) for up in uploads]
         if self.downlink is not None:
-            self.downlink.advance(None if model is None else _array(model))
+            share = self._present / max(1, len(self.members))
+            self.downlink.advance(None if model is None else _array(model), self.round, share, self._seconds)
+        self._orders, self._present = {}, 0
 
     def _sparse(self, order: Order, frame: bytes | memoryview) -> Sparse:
         if order.silent:
@@ -204,9 +223,7 @@ class Server:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of the state."""
-        if self.downlink is None:
-            return {}
-        return {"model": self.downlink.model, "changed": self.downlink.changed}
+        return {} if self.downlink is None else self.downlink.arrays()
 
     def numbers(self) -> dict[str, Any]:
         """The rest of the state, as JSON can hold it."""
@@ -216,6 +233,7 @@ class Server:
             "reports": [list(report) for report in self.reports],
             "policy": self.policy.state_dict(),
             "account": None if self.account is None else self.account.state_dict(),
+            "downlink": None if self.downlink is None else self.downlink.numbers(),
         }
 
     def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
@@ -228,7 +246,7 @@ class Server:
             if self.account is not None:
                 self.account.load_state_dict(numbers["account"])
             if self.downlink is not None:
-                self.downlink.load(self.round, arrays["model"], arrays["changed"])
+                self.downlink.load(arrays, numbers["downlink"])
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"the state does not fit this plan or model: {error!r}") from error
 

@@ -49,6 +49,9 @@ class Config(BaseModel):
     overhead: float | None = Field(
         None, description="clients wait until at most this fraction of a frame is something else than entries"
     )
+    down: float | str | None = Field(
+        None, description="what the server sends: lossless, same (as much as a client may send), or bytes per round"
+    )
     per_tensor: bool = Field(False, description="select within each tensor of the model")
     options: dict[str, float] = Field(default_factory=dict, description='what else the method takes: {"interval": 5}')
 

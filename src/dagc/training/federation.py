@@ -69,7 +69,8 @@ class Federation:
     """Clients, a server and a network that exist in this process.
 
     Attributes:
-        model: What is trained; its parameters are the server's vector.
+        model: What the clients have: they train on it, and it is evaluated. Its parameters are views of `vector`.
+        optimizer: The server's own model and how it moves.
         names: The clients' names, in the order of the partition.
         server: The server's half of the protocol.
         clients: The clients' halves, by name: of those who have taken part.
@@ -83,10 +84,10 @@ class Federation:
         self.partition = data.make_partition(config.partition_spec, self.data, config.seed)
         self.names = self.partition.names or tuple(map(str, range(self.partition.workers)))
         self.model = models.build(config.model, self.data, seed=config.seed).to(config.device)
-        vector = as_one_vector(self.model)
+        self.vector = as_one_vector(self.model)
         rate = config.learning_rate if config.local_steps == 1 else 1.0  # a model difference holds the step already
-        self.optimizer = ServerOptimizer(vector, config.optimizer, rate, **config.optimizer_options)
-        self.server = Server(config.plan(), vector, config.rounds)
+        self.optimizer = ServerOptimizer(self.vector.clone(), config.optimizer, rate, **config.optimizer_options)
+        self.server = Server(config.plan(), self.vector, config.rounds, self._sizes)
         self.first_orders()
         self.clients: dict[str, Client] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
@@ -108,6 +109,11 @@ class Federation:
     def size(self) -> int:
         """The number of entries of the model."""
         return self.server.size
+
+    @property
+    def _sizes(self) -> list[int]:
+        """The number of entries in each tensor of the model."""
+        return [parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad]
 
     def first_orders(self) -> list[Any]:
         """The parameter that each client would get if all took part in the first round."""
@@ -141,6 +147,7 @@ class Federation:
         if taken:
             self.optimizer.step(self.server.total(taken))
         self.server.close(taken, self.optimizer.vector if taken else None)
+        self.vector.copy_(self.server.model)
         for i in answering:
             name = self.names[i]
             self.clients[name].settle(self.server.members[name].taken)
@@ -205,8 +212,7 @@ class Federation:
     def _client(self, name: str) -> Client:
         """The client's half, made when it is first there."""
         if name not in self.clients:
-            sizes = [parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad]
-            self.clients[name] = Client(sizes, self.config.device)
+            self.clients[name] = Client(self._sizes, self.config.device)
         return self.clients[name]
 
     def _upload(self, i: int, order: Order, gradient: list[torch.Tensor]) -> Upload:
@@ -280,7 +286,8 @@ class Federation:
             self.bytes_up, self.bytes_down = int(numbers["bytes_up"]), int(numbers["bytes_down"])
             self.server.load(_below(arrays, "server."), numbers["server"])
             self.optimizer.load(_below(arrays, "optimizer."))
-            self.optimizer.vector.data.copy_(torch.from_numpy(arrays["server.model"]))
+            self.optimizer.vector.data.copy_(torch.from_numpy(arrays.get("server.target", arrays["server.model"])))
+            self.vector.copy_(self.server.model)
             self.clients = {}
             for number, (name, own) in enumerate(numbers["clients"].items()):
                 self._client(name).load(_below(arrays, f"client.{number}."), own)

@@ -137,10 +137,10 @@ def read_header(payload: bytes | bytearray | memoryview, *, size: int | None = N
         raise MalformedPayload(f"the frame has version {view[2]}, this library reads version {VERSION}: update it")
     index_name, value_name = _codecs(view[3])
     at = 4
-    round, at = _read_varint(view, at)
-    size, at = _read_varint(view, at)
-    entries, at = _read_varint(view, at)
-    index_bytes, at = _read_varint(view, at)
+    round, at = read_varint(view, at)
+    size, at = read_varint(view, at)
+    entries, at = read_varint(view, at)
+    index_bytes, at = read_varint(view, at)
     if not 1 <= size <= MAX_SIZE:
         raise MalformedPayload(f"the frame is for a vector of {size} entries; 1 to 2^48 are allowed")
     if entries > size:
@@ -161,7 +161,7 @@ def _compact_header(view: memoryview, size: int | None, round: int) -> Header:
     if size is None:
         raise MalformedPayload("this is not a dagc frame, or a compact one, which cannot be read without size=")
     index_name, value_name = _codecs(view[0])
-    entries, at = _read_varint(view, 1, SHORT_CHECKSUM)
+    entries, at = read_varint(view, 1, SHORT_CHECKSUM)
     if entries > size:
         raise MalformedPayload(f"the frame claims {entries} entries of a vector of {size}")
     value_bytes = VALUE_CODECS[value_name].size(entries)
@@ -247,7 +247,7 @@ def _varint_bytes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return 1 + np.searchsorted(np.int64(1) << np.arange(7, 56, 7), numbers, side="right")
 
 
-def _read_varint(view: memoryview, at: int, checksum: int = CHECKSUM) -> tuple[int, int]:
+def read_varint(view: memoryview, at: int, checksum: int = CHECKSUM) -> tuple[int, int]:
     number = shift = 0
     while True:
         if at >= len(view) - checksum:
