@@ -66,11 +66,11 @@ class Worker:
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         assert self.process.stdin is not None
         print(json.dumps(message), file=self.process.stdin, flush=True)
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -163,7 +163,7 @@ def serve() -> None:
 
 
 def job(lines: "Queue[Any]") -> None:
-    """Build, warm up, say so, wait for the word, measure, tell."""
+    """Build, warm up, say so, wait for the word, measure, send the result."""
     asked = lines.get()
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -190,7 +190,7 @@ def job(lines: "Queue[Any]") -> None:
         return time.perf_counter() - began
 
     steps(WARM_UP)
-    tell("ready")
+    send("ready")
     lines.get()
     dist.barrier()
     before = transmitted()
@@ -205,12 +205,12 @@ def job(lines: "Queue[Any]") -> None:
     bytes_sent = (transmitted() - before) / count
     answer = {"seconds": took / count, "total": took, "bytes": bytes_sent, "steps": done}
     if hook is not None:
-        answer["split"] = hook.last[-4:]
+        answer["split"] = hook.last[-3:]
     answer["accuracy"] = evaluate(module) if rank == 0 and asked.get("seconds") else None
-    tell(answer)
+    send(answer)
 
 
-def tell(message: Any) -> None:
+def send(message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 
@@ -258,14 +258,14 @@ def task(name: str, rank: int, world: int) -> tuple[Any, Any, list[int], Any]:
 def measure(hosts: list[Worker], network: Network | None, **asked: Any) -> dict[str, Any]:
     """One job on all hosts: the slowest rank's time, the most bytes of a rank, rank 0's accuracy."""
     for host in hosts:
-        host.tell(asked)
+        host.send(asked)
     for host in hosts:
-        host.hear()
+        host.receive()
     if network:
         network.slow(True)
     for host in hosts:
-        host.tell("go")
-    answers = [host.hear() for host in hosts]
+        host.send("go")
+    answers = [host.receive() for host in hosts]
     if network:
         network.slow(False)
     slowest = max(answers, key=lambda answer: float(answer["seconds"]))
@@ -320,7 +320,7 @@ def slow_link(options: argparse.Namespace) -> None:
 
 def loopback() -> None:
     print("\nmlp-1m (1,000,215 parameters), loopback, 1 %\n")
-    print("| ranks | dense ms per step | ours ms per step | ours / dense | select, encode, exchange, decode ms |")
+    print("| ranks | dense ms per step | ours ms per step | ours / dense | compress, exchange, decode ms |")
     print("|---|---|---|---|---|")
     for world in (2, 4):
         with socket.create_server(("127.0.0.1", 0)) as free:

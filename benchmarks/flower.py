@@ -43,7 +43,7 @@ def model() -> nn.Module:
 
 
 def client_app(steps: int, mods: list[Any]) -> ClientApp:
-    """So many steps of SGD on data that is there already; only time matters."""
+    """Steps of SGD on random data; only time matters."""
     app = ClientApp(mods=mods)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(steps, BATCH, 784, generator=generator)
@@ -133,20 +133,20 @@ def main(quick: bool = True) -> None:
     table = Table(title=f"A round of {NODES} nodes, 1.0 M parameters, in this process")
     for name in ("local steps", "CPU without", "CPU with dagc-r 1 %", "overhead", "clock without", "with", "overhead"):
         table.add_column(name, justify="right")
-    told = {}
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["DAGC_STATE"] = folder
+    results = {}
+    with tempfile.TemporaryDirectory() as state:
+        os.environ["DAGC_STATE"] = state
         for steps in (5, 20, 50):
             found = measure(steps, 10 if quick else 30)
             (clock, cpu), (our_clock, our_cpu) = found["without"], found["with"]
-            told[steps] = {**found, "overhead": our_cpu / cpu - 1, "overhead on the clock": our_clock / clock - 1}
+            results[steps] = {**found, "overhead": our_cpu / cpu - 1, "overhead on the clock": our_clock / clock - 1}
             seconds = [f"{cpu:.3f} s", f"{our_cpu:.3f} s", f"{our_cpu / cpu - 1:+.1%}"]
             seconds += [f"{clock:.3f} s", f"{our_clock:.3f} s", f"{our_clock / clock - 1:+.1%}"]
             table.add_row(str(steps), *seconds)
     Console().print(table)
-    results = Path("results")
-    results.mkdir(exist_ok=True)
-    (results / "flower.json").write_text(json.dumps(told, indent=1))
+    folder = Path("results")
+    folder.mkdir(exist_ok=True)
+    (folder / "flower.json").write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

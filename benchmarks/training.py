@@ -42,28 +42,28 @@ def main(quick: bool = False) -> dict[str, float]:
 
 def _logistic(quick: bool) -> dict[str, float]:
     federation = Federation(Config(task="logistic@fashion-mnist", method="dagc-r", ratio=0.001))
-    with federation.running():
-        best = _best(lambda: federation.step(), 50, 4 if quick else 10)
-        gradients = _best(
-            lambda: [federation.gradients(federation.round, [i]) for i in range(10)], 50, 4 if quick else 10
-        )
+    best = _best(federation.step, 50, 4 if quick else 10)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a round
+    gradients = _best(lambda: [federation.gradients(federation.round, [i]) for i in range(10)], 50, 4 if quick else 10)
+    torch.set_num_threads(threads)
     return {"logistic, rounds/s": 1 / best, "logistic, ten bare gradients, ms": 1000 * gradients}
 
 
 def _cnn(quick: bool) -> dict[str, float]:
     """Rounds and bare gradients take turns, so that both meet the same machine."""
     federation = Federation(Config(task="cnn@cifar-10", method="dagc-r", ratio=0.001, learning_rate=0.01))
-    threads, rounds = torch.get_num_threads(), []
-    one_by_one, two_by_two = [], []
-    with ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool, federation.running():
+    threads = torch.get_num_threads()
+    rounds, one_by_one, two_by_two = [], [], []
+    with ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for turn in range(6 if quick else 20):
             rounds.append(_timed(federation.step))
+            torch.set_num_threads(1)
             two_by_two.append(
                 _timed(lambda: list(pool.map(lambda i: federation.gradients(federation.round, [i]), range(10))))
             )
             torch.set_num_threads(threads)
             one_by_one.append(_timed(lambda: [federation.gradients(federation.round, [i]) for i in range(10)]))
-            torch.set_num_threads(1)
             if turn == 1:  # the first ones warm up, and find out whether threads pay
                 for list_ in (rounds, one_by_one, two_by_two):
                     list_.clear()
@@ -80,8 +80,7 @@ def _workers(quick: bool) -> dict[str, float]:
     for workers in (100, 1000):
         settings = Config(task="logistic@fashion-mnist", method="dagc-r", ratio=0.001, workers=workers)
         federation = Federation(settings)
-        with federation.running():
-            took[workers] = _best(lambda federation=federation: federation.step(), 2, 2 if quick else 5)  # type: ignore[misc]
+        took[workers] = _best(federation.step, 2, 2 if quick else 5)
     return {"logistic, 1,000 / 100 workers": took[1000] / took[100]}
 
 
@@ -95,10 +94,9 @@ def status(name):
 
 def run(task, workers, ratio):
     federation = Federation(Config(task=task, method="dagc-r", ratio=ratio, workers=workers, threads=2))
-    with federation.running():
-        federation.step()
-        federation.step()
-        federation.evaluate()
+    federation.step()
+    federation.step()
+    federation.evaluate()
     return federation
 
 run("mlp@digits", 2, 0.02)  # loads the libraries and compiles the kernels
@@ -107,7 +105,7 @@ Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
 federation = run(sys.argv[1], int(sys.argv[2]), 0.001)
 data = federation.data
 needed = sum(part.nbytes for part in (data.train_x, data.train_y, data.test_x, data.test_y))
-needed += 4 * len(federation.server.vector) * int(sys.argv[2])
+needed += 4 * federation.size * int(sys.argv[2])
 print((status("VmHWM") - before) / needed)
 """
 

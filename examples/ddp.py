@@ -53,8 +53,7 @@ def main() -> None:
         if (step + 1) % options.every == 0 or step + 1 == options.steps:
             if rank == 0:
                 took = ", ".join(
-                    f"{part} {1000 * getattr(hook.last, part):.1f} ms"
-                    for part in ("select", "encode", "exchange", "decode")
+                    f"{part} {1000 * getattr(hook.last, part):.1f} ms" for part in ("compress", "exchange", "decode")
                 )
                 print(f"step {step + 1}: accuracy {accuracy(model, data):.1%}, rank 0 sent {sent:,} bytes; {took}")
             if path:

@@ -75,19 +75,19 @@ class Lab:
         mark, found = f"FLWR_HOME={self.home}".encode(), []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                told = (folder / "environ").read_bytes().split(b"\0")
+                variables = (folder / "environ").read_bytes().split(b"\0")
                 dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
             except OSError:
                 continue
-            if mark in told and not dead:
+            if mark in variables and not dead:
                 found.append(int(folder.name))
         return found
 
     def start(self, name, *command):
         """Start a process in the background; what it says goes to a file."""
-        with (self.folder / f"{name}.log").open("ab") as told:
+        with (self.folder / f"{name}.log").open("ab") as log:
             self.started[name] = subprocess.Popen(
-                list(map(str, command)), env=self.environment, stdout=told, stderr=told, cwd=self.folder
+                list(map(str, command)), env=self.environment, stdout=log, stderr=log, cwd=self.folder
             )
 
     def link(self, *options):
@@ -156,21 +156,21 @@ class Lab:
         return self.flwr("run", app, "lab", "--run-config", given, *more)["run-id"]
 
     def about(self, run):
-        """What `flwr ls` tells of a run."""
+        """What `flwr ls` says about a run."""
         return next(one for one in self.flwr("ls", "lab")["runs"] if one["run-id"] == run)
 
     def wait(self, run, name, rounds):
-        """Wait until a run has done all its rounds and has ended; what is told of it then."""
+        """Wait until a run has done all its rounds and has ended; what `flwr ls` says about it then."""
         wait_for(lambda: len(self.rounds(name)) >= rounds, f"round {rounds}; {self.log('link')}")
-        told = {}
+        about = {}
 
         def ended():
-            told.update(self.about(run))
-            return told["status"].startswith("finished")
+            about.update(self.about(run))
+            return about["status"].startswith("finished")
 
         wait_for(ended, f"the run to end; {self.log('link')}", every=5)
-        assert told["status"] == "finished:completed", f"{told}\n{self.log('link')}"
-        return told
+        assert about["status"] == "finished:completed", f"{about}\n{self.log('link')}"
+        return about
 
     def online(self, number):
         """Whether a SuperNode has found the SuperLink."""

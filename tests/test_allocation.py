@@ -9,10 +9,27 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import dagc
-from dagc import BudgetWarning, InvalidInput, allocate, entries, payload_size
+from dagc import ALLOCATORS, BudgetWarning, InvalidInput, allocate, entries, payload_size
 from dagc.allocation import apportion, dagc_r
+from dagc.experiments import register
+from dagc.testing import check_allocator
 
 weights = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def of_the_papers_experiments():
+    """Their allocators keep the contracts, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("phi-optimal", "scheme-i", "scheme-ii"):
+            register(name)
+            patch.setitem(ALLOCATORS, name, ALLOCATORS.pop(name))
+        yield
+
+
+@pytest.mark.parametrize("name", ["phi-optimal", "scheme-i", "scheme-ii"])
+def test_allocators_of_the_papers_experiments_keep_the_contract(name):
+    check_allocator(ALLOCATORS[name], name)
 
 
 def algorithm_2(p, mean):
@@ -69,16 +86,16 @@ def test_clients_without_data_change_nothing(method):
 def test_caps_are_kept_and_the_budget_is_still_spent(sizes, ratio, data):
     caps = np.array(data.draw(st.lists(st.floats(0.01, 1), min_size=len(sizes), max_size=len(sizes))))
     for method in ("uniform", "dagc-r", "power", "phi-optimal"):
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             given_out = allocate(sizes, ratio=ratio, method=method, caps=caps)
         assert np.all(given_out <= caps * (1 + 1e-12))
         if caps.sum() < ratio * len(sizes) * (1 - 1e-6):
             assert given_out == pytest.approx(caps)
-            assert [warning.category for warning in told] == [BudgetWarning]
+            assert [warning.category for warning in caught] == [BudgetWarning]
         elif caps.sum() > ratio * len(sizes) * (1 + 1e-6):
             assert given_out.sum() == pytest.approx(ratio * len(sizes))
-            assert not told
+            assert not caught
 
 
 def test_what_a_cap_cuts_off_goes_to_the_others_by_the_same_rule():
@@ -139,7 +156,7 @@ def test_a_byte_budget_is_never_passed_and_nearly_spent(method, values):
     assert 0.9 * budget < real <= budget
 
 
-def test_if_all_caps_together_take_less_than_the_bytes_the_caller_is_told():
+def test_if_all_caps_together_take_less_than_the_bytes_there_is_a_warning():
     with pytest.warns(BudgetWarning, match="every client gets its cap"):
         assert allocate([1, 2], bytes=10**7, size=1000, caps=[0.1, 0.2]).tolist() == [0.1, 0.2]
     assert allocate([1, 2], bytes=10**7, size=1000).tolist() == [1, 1]

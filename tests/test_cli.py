@@ -3,15 +3,32 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import pytest
 from typer.testing import CliRunner
 
-from dagc.cli import app
+from dagc import Config, InvalidInput
+from dagc.cli import app, main
+from dagc.policies import POLICIES
 
 
 def run(*arguments):
     return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """The whole command in this process: its exit code, and what it wrote to stdout and stderr."""
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["dagc", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return call
 
 
 def test_allocate_prints_a_table():
@@ -33,12 +50,20 @@ def test_allocate_thresholds_caps_and_bytes():
         run("allocate", "--sizes", "9,1,0", "--threshold", "1", "--method", "dagc-a", "--json").output
     )
     assert [client["threshold"] is None for client in thresholds["clients"]] == [False, False, True]
-    capped = run("allocate", "--sizes", "9,1", "--ratio", "0.5", "--caps", "0.1,0.1", "--json")
+    capped = run("allocate", "--sizes", "9,1", "--ratio", "0.5", "--caps", '{"0": 0.1, "1": 0.1}', "--json")
     answer = json.loads(capped.output)
     assert [client["ratio"] for client in answer["clients"]] == [0.1, 0.1]
     assert "below the budget" in answer["warnings"][0]
-    bytes_ = json.loads(run("allocate", "--sizes", "9,1", "--bytes", "10000", "--values", "sign", "--json").output)
-    assert sum(client["bytes"] for client in bytes_["clients"]) <= 10_000
+    bytes_ = json.loads(run("allocate", "--sizes", "9,1,0", "--bytes", "5000", "--values", "sign", "--json").output)
+    assert 9_900 < sum(client["bytes"] for client in bytes_["clients"]) <= 10_000  # of the two that hold data
+    compact = ("allocate", "--sizes", "9,1", "--bytes", "40", "--values", "sign", "--parameters", "1k", "--json")
+    plain, small = (json.loads(run(*compact, "--frames", kind).output) for kind in ("plain", "compact"))
+    assert sum(c["entries"] for c in plain["clients"]) < sum(c["entries"] for c in small["clients"])
+
+
+def test_allocate_knows_the_methods_of_a_training():
+    one, other = (run("allocate", "--sizes", "9,1", "--method", name, "--json") for name in ("top-k", "uniform"))
+    assert json.loads(one.output)["clients"] == json.loads(other.output)["clients"]
 
 
 @pytest.mark.parametrize(
@@ -46,17 +71,82 @@ def test_allocate_thresholds_caps_and_bytes():
     [
         (["allocate", "--sizes", "5000,x", "--ratio", "0.1"], "size 'x'"),
         (["allocate", "--sizes", "5000", "--ratio", "7"], "not 7"),
-        (["allocate", "--sizes", "5,4", "--method", "magic"], "choose one of"),
+        (["allocate", "--sizes", "5,4", "--method", "best"], "no method 'best': choose one of uniform, dagc-r"),
+        (["allocate", "--sizes", "5,4", "--caps", "0.1,0.1"], """caps is '0.1,0.1': write JSON, e.g. '{"3": 0.001}'"""),
+        (["allocate", "--sizes", "5,4", "--caps", '{"7": 0.1}'], "no client '7': choose one of 0, 1"),
+        (["run", "mlp@digits"], "method 'dagc-r' needs a budget: give ratio, bytes or rate, e.g. ratio 0.001"),
+        (["compare", "mlp@digits", "--methods", "dagc-a"], "'dagc-a' needs a budget: give threshold"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--method", "dagcr"], "did you mean 'dagc-r'"),
+        (
+            ["run", "mlp@digits", "--ratio", "0.1", "--options", "3,4"],
+            """options is '3,4': write JSON, e.g. '{"interval""",
+        ),
+        (["resume", "."], "it has no config.toml"),
     ],
 )
-def test_an_error_is_one_line_without_a_traceback(arguments, says):
-    result = subprocess.run([sys.executable, "-m", "dagc", *arguments], capture_output=True, text=True)
+def test_an_error_is_one_line(command, arguments, says):
+    code, out, err = command(*arguments)
+    assert code == 2
+    assert says in err
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert not out
+
+
+def test_an_error_in_a_process_of_its_own_has_no_traceback():
+    command = [sys.executable, "-m", "dagc", "allocate", "--sizes", "5000,x", "--ratio", "0.1"]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2
-    assert says in result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.stderr == "error: --sizes: client 1 has size 'x', which is not a number\n"
     assert not result.stdout
 
 
 def test_version_and_help():
     assert run("--version").output.startswith("dagc 0.")
     assert "allocate" in run("--help").output
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_help_lists_every_method_in_a_line(command):
+    lines = [" ".join(line.split()) for line in run(command, "--help").output.splitlines()]
+    for name in ("none", "top-k", "random-k", "hard-threshold", "dagc-r", "dagc-a", "power", "accordion"):
+        assert any(line.startswith(f"{name} {POLICIES[name].about}"[:60]) for line in lines), name
+
+
+def test_an_unknown_flag_gets_the_nearest_one(command):
+    code, _, err = command("run", "mlp@digits", "--budget-bytes", "3")
+    assert code == 2
+    assert "Did you mean '--bytes'" in err
+
+
+def test_a_round_in_which_nobody_answers_does_not_end_a_run(tmp_path):
+    arguments = ["run", "logistic@digits", "--ratio", "0.02", "--rounds", "3", "--workers", "2", "--failures", "0.999"]
+    result = run(*arguments, "--output", str(tmp_path / "run"))
+    assert result.exit_code == 0
+    assert "nobody answered" in result.stderr
+
+
+def test_a_configuration_of_flower_cannot_be_resumed_here(tmp_path):
+    (tmp_path / "config.toml").write_text('version = 1\nengine = "flower"\ntask = "digits"\n')
+    with pytest.raises(InvalidInput, match="holds a run of flower: start its own app again"):
+        run("resume", str(tmp_path))
+
+
+def test_a_budget_on_the_command_line_replaces_that_of_the_file(tmp_path):
+    (tmp_path / "run.toml").write_text('task = "logistic@digits"\nrounds = 2\nratio = 0.5\n')
+    arguments = ["run", "--config", str(tmp_path / "run.toml"), "--bytes", "100", "--output", str(tmp_path / "run")]
+    found = json.loads(run(*arguments, "--json").stdout)
+    assert found["bytes_up"] <= 2 * 10 * 100
+    assert Config.read(tmp_path / "run" / "config.toml").ratio is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(command, tmp_path):
+    (tmp_path / "file").touch()
+    for arguments in (
+        ["run", "logistic@digits", "--ratio", "0.1", "--rounds", "1"],
+        ["compare", "logistic@digits", "--methods", "none", "--seeds", "1", "--rounds", "1"],
+    ):
+        code, _, err = command(*arguments, "--output", str(tmp_path / "file" / "below"))
+        assert code == 2
+        assert err.startswith("error: ")
+        assert len(err.splitlines()) == 1

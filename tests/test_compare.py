@@ -1,17 +1,20 @@
 """compare: the same for all, what is finished is not done again, JSON as promised; plan: before training."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from dagc import InvalidInput
 from dagc.cli import app
-from dagc.experiments import compared, comparison_configs, run_all
+from dagc.experiments import comparison_configs, run_all
+from dagc.report import comparison, panels_of, read_run
 from dagc.training import read_metrics
 
 BASE = {"task": "logistic@digits", "rounds": 12, "evaluate_every": 3, "skew_ratio": 20}
@@ -24,7 +27,8 @@ def run(*arguments):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
-    configs = comparison_configs(BASE, ["dagc-r", "hard-threshold", "none"], [0, 1], {"ratio": 0.02, "threshold": 0.02})
+    settings = {**BASE, "ratio": 0.02, "threshold": 0.02}
+    configs = comparison_configs(settings, ["dagc-r", "hard-threshold", "none"], [0, 1])
     return configs, run_all(configs, folder, jobs=2), folder
 
 
@@ -45,7 +49,8 @@ def test_every_method_gets_the_same_seeds_and_the_budget_that_it_takes(finished)
 
 def test_what_came_of_it(finished):
     configs, paths, _ = finished
-    result = compared(configs, paths, target=0.5)
+    (panel,) = panels_of(map(read_run, paths), (0.5,))
+    result = comparison(panel)
     assert [row["method"] for row in result["methods"]] == ["dagc-r", "hard-threshold", "none"]
     for row in result["methods"]:
         mine = [
@@ -55,37 +60,70 @@ def test_what_came_of_it(finished):
         assert row["final_accuracy"] == pytest.approx(sum(ends) / 2)
         assert row["final_accuracy_sd"] == pytest.approx(abs(ends[0] - ends[1]) / 2**0.5)
         firsts = [next(line for line in lines if line.get("accuracy", 0) >= 0.5) for lines in mine]
-        assert row["to_target"]["reached"] == 2
-        assert row["to_target"]["iterations"] == sum(line["round"] for line in firsts) / 2
-        assert row["to_target"]["bytes"] == sum(line["bytes_up"] for line in firsts) / 2
-    never = compared(configs, paths, target=1.0)["methods"][0]["to_target"]
-    assert (never["reached"], never["bytes"]) == (0, None)
+        found = row["to_target"]
+        assert found["reached"] == 2
+        assert found["rounds"] == sum(line["round"] for line in firsts) / 2
+        assert found["bytes_up"] == sum(line["bytes_up"] for line in firsts) / 2
+        assert found["bytes_down"] == sum(line["bytes_down"] for line in firsts) / 2
+        assert found["bytes_total"] == found["bytes_up"] + found["bytes_down"]
+        assert found["seconds"] == pytest.approx(sum(line["seconds"] for line in firsts) / 2)
+    (never,) = panels_of(map(read_run, paths), (1.0,))
+    assert comparison(never)["methods"][0]["to_target"]["bytes_up"] is None
 
 
 def test_what_is_finished_is_not_done_again(finished):
     configs, paths, folder = finished
     before = [(path / "result.json").stat().st_mtime_ns for path in paths]
-    told = []
-    assert run_all(configs, folder, jobs=2, progress=lambda number, done: told.append((number, done))) == paths
+    seen = []
+    assert run_all(configs, folder, jobs=2, progress=lambda number, done: seen.append((number, done))) == paths
     assert [(path / "result.json").stat().st_mtime_ns for path in paths] == before
-    assert told == [(number, 12) for number in range(6)]
+    assert seen == [(number, 12) for number in range(6)]
 
 
-def test_a_method_without_its_budget_is_refused():
-    with pytest.raises(InvalidInput, match="'dagc-a' needs a budget: give --threshold"):
-        comparison_configs(BASE, ["dagc-r", "dagc-a"], [0], {"ratio": 0.1})
-    with pytest.raises(InvalidInput, match="'best': choose one of"):
-        comparison_configs(BASE, ["best"], [0], {"ratio": 0.1})
+@pytest.mark.parametrize(
+    ("methods", "settings", "says"),
+    [
+        (["dagc-r", "dagc-a"], {"ratio": 0.1}, "'dagc-a' needs a budget: give threshold, e.g. threshold 0.05"),
+        (["best"], {"ratio": 0.1}, "'best': choose one of"),
+        (["top_k"], {"ratio": 0.1}, "did you mean 'top-k'"),
+        (["accordion"], {"rate": "3 kB/training"}, "'accordion' needs a budget: give ratio, bytes or threshold"),
+        (["dagc-r", "none"], {"ratio": 0.1, "bytes": 5}, "give one budget, not ratio and bytes"),
+        (["accordion", "none"], {"ratio": 0.1, "overhead": 0.1}, "none of the methods accordion, none takes overhead"),
+        (["dagc-a", "none"], {"threshold": 0.1, "caps": {"3": 0.1}}, "takes caps"),
+        (["top-k"], {"ratio": 0.1, "exponent": 0.0}, "takes exponent 0.0"),
+        (["top-k", "accordion"], {"ratio": 0.1, "options": {"interval": 3, "sped": 1}}, "takes options sped"),
+    ],
+)
+def test_a_comparison_that_cannot_work_is_refused(methods, settings, says):
+    with pytest.raises(InvalidInput, match=says):
+        comparison_configs({**BASE, **settings}, methods, [0])
+
+
+def test_every_method_gets_the_budget_and_the_settings_that_it_takes():
+    settings = {"rate": "3 kB/training", "threshold": 0.1, "overhead": 0.125, "down": "same", "caps": {"3": 0.1}}
+    settings |= {"exponent": 0.0, "options": {"interval": 3}, "values": "sign"}
+    methods = ["dagc-r", "power", "accordion", "dagc-a", "none"]
+    fields = ("rate", "threshold", "overhead", "down", "caps", "exponent", "options", "values")
+    found = comparison_configs({**BASE, **settings}, methods, [0])
+    assert {config.method: [getattr(config, name) for name in fields] for config in found} == {
+        "dagc-r": ["3 kB/training", None, 0.125, "same", {"3": 0.1}, None, {}, "sign"],
+        "power": ["3 kB/training", None, 0.125, "same", {"3": 0.1}, 0.0, {}, "sign"],
+        "accordion": [None, 0.1, None, None, {}, None, {"interval": 3}, "sign"],
+        "dagc-a": [None, 0.1, None, None, {}, None, {}, "sign"],
+        "none": [None, None, None, None, {}, None, {}, "sign"],
+    }
+    hourly = comparison_configs({**BASE, "rate": "1 MB/hour", "bytes": 300}, ["top-k", "accordion", "none"], [0])
+    assert [(c.rate, c.bytes) for c in hourly] == [("1 MB/hour", 300), (None, 300), (None, None)]
 
 
 def test_compare_from_the_command_line(tmp_path):
     arguments = ("compare", "logistic@digits", "--methods", "dagc-r,none", "--seeds", 2, "--rounds", 6, "--ratio", 0.02)
     result = run(*arguments, "--skew-ratio", 20, "--output", tmp_path / "out", "--json")
-    told = json.loads(result.stdout)
-    assert [row["method"] for row in told["methods"]] == ["dagc-r", "none"]
+    found = json.loads(result.stdout)
+    assert [row["method"] for row in found["methods"]] == ["dagc-r", "none"]
     keys = {"final_accuracy", "final_accuracy_sd", "best_accuracy", "bytes_up", "bytes_down", "to_target"}
-    assert all(keys <= set(row) for row in told["methods"])
-    assert told["methods"][1]["bytes_up"] > 20 * told["methods"][0]["bytes_up"]
+    assert all(keys <= set(row) for row in found["methods"])
+    assert found["methods"][1]["bytes_up"] > 20 * found["methods"][0]["bytes_up"]
     again = run(*arguments, "--skew-ratio", 20, "--output", tmp_path / "out")
     assert "±" in again.stdout
     assert (tmp_path / "out" / "comparison.json").exists()
@@ -103,18 +141,62 @@ def test_ctrl_c_stops_all_runs_with_a_checkpoint_and_the_command_goes_on(tmp_pat
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "the same command goes on from" in said
+    assert "the same command continues from" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="looks for the processes of the runs in /proc")
+def test_ctrl_c_while_the_runs_start_up_is_one_line(tmp_path):
+    command = [sys.executable, "-m", "dagc", "compare", "logistic@digits", "--methods", "dagc-r,top-k", "--seeds", "2"]
+    command += ["--rounds", "200000", "--ratio", "0.02", "--jobs", "2", "--output", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while process.poll() is None and "spawn_main" not in children(process.pid):
+        pass
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert said.splitlines() == [f"stopped; the same command continues from {tmp_path / 'out'}"]
+
+
+def children(parent):
+    """The command lines of a process's children."""
+    found = []
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{child}/cmdline").read_text())
+    return " ".join(found)
+
+
+def test_another_comparison_has_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = [
+        "compare",
+        "logistic@digits",
+        "--methods",
+        "none",
+        "--seeds",
+        1,
+        "--rounds",
+        1,
+        "--jobs",
+        1,
+        "--workers",
+    ]
+    for workers in (2, 3):
+        run(*arguments, workers)
+    assert len(list(tmp_path.glob("runs/compare-logistic@digits-*/report.html"))) == 2
 
 
 def test_compare_takes_the_task_of_its_configuration_and_a_flag_replaces_its_budget(tmp_path):
     (tmp_path / "run.toml").write_text(
         'task = "logistic@digits"\nrounds = 2\nworkers = 2\nskew_ratio = 2.0\nratio = 0.05\n'
     )
-    arguments = ("--methods", "top-k", "--seeds", 1, "--jobs", 1, "--budget-bytes", 300, "--output", tmp_path / "out")
-    told = json.loads(run("compare", "--config", tmp_path / "run.toml", *arguments, "--json").stdout)
-    assert told["task"] == "logistic@digits"
-    assert told["methods"][0]["bytes_up"] <= 2 * 300
+    arguments = ("--methods", "top-k", "--seeds", 1, "--jobs", 1, "--bytes", 150, "--output", tmp_path / "out")
+    found = json.loads(run("compare", "--config", tmp_path / "run.toml", *arguments, "--json").stdout)
+    assert found["task"] == "logistic@digits"
+    assert found["methods"][0]["bytes_up"] <= 2 * 2 * 150
 
 
 def test_plan_takes_many_sizes_any_name_and_rounds_parameters(tmp_path):
@@ -139,13 +221,13 @@ def test_plan(tmp_path):
         "--ratio",
         0.001,
     )
-    told = json.loads(run(*arguments, "--json").stdout)
-    assert [client["client"] for client in told["clients"]] == ["harbour", "village", "buoy"]
-    assert sum(client["entries"] for client in told["clients"]) == 33_600
-    assert told["worth_it"] is True
-    dense = told["methods"]["none"]
+    found = json.loads(run(*arguments, "--json").stdout)
+    assert [client["client"] for client in found["clients"]] == ["harbour", "village", "buoy"]
+    assert sum(client["entries"] for client in found["clients"]) == 33_600
+    assert found["worth_it"] is True
+    dense = found["methods"]["none"]
     assert dense["seconds_a_round"] == pytest.approx(11.2e6 * 32 / 8.4e6, rel=0.001)
-    assert told["methods"]["dagc-r"]["bytes_a_round"] < dense["bytes_a_round"] / 500
+    assert found["methods"]["dagc-r"]["bytes_a_round"] < dense["bytes_a_round"] / 500
     assert "worth it" in run(*arguments).stdout
     equal = run("plan", "--sizes", "10,10,10")
     assert "hardly worth it" in equal.stdout
@@ -163,23 +245,9 @@ def test_plan(tmp_path):
         (["--sizes", "5,3", "--seconds", "-5"], "--seconds is -5.0: it must be 0 or more"),
         (["--sizes", "5,3", "--parameters", "1e30"], r"at most 2\^48"),
         (["--sizes", "5,3", "--ratio", "3"], "not 3"),
-        (["--sizes", "5,3", "--method", "dagc-a"], "cannot be planned"),
+        (["--sizes", "5,3", "--method", "dagc-a"], "no method that can be planned 'dagc-a': did you mean 'dagc-r'"),
     ],
 )
 def test_plan_refuses_bad_input(arguments, says):
     with pytest.raises(InvalidInput, match=says):
         run("plan", *arguments)
-
-
-def test_a_rate_is_a_budget_for_all_methods_that_take_bytes():
-    base = {"task": "logistic@digits", "rounds": 5}
-    configs = comparison_configs(base, ["dagc-r", "dagc-global", "none"], [0], {"budget_rate": "300/round"})
-    assert [(c.method, c.budget_rate) for c in configs] == [
-        ("dagc-r", "300/round"),
-        ("dagc-global", "300/round"),
-        ("none", None),
-    ]
-    hourly = {"budget_rate": "1 MB/hour", "budget_bytes": 300}
-    assert comparison_configs(base, ["top-k"], [0], hourly)[0].budget_bytes == 300
-    with pytest.raises(InvalidInput, match="none and accordion take none"):
-        comparison_configs(base, ["accordion"], [0], {"budget_rate": "300/round"})

@@ -11,10 +11,10 @@ from PIL import Image
 from _data_files import cifar_records, idx, write_cifar10, write_cifar100, write_fashion, write_speech, write_wav
 from dagc.data import fashion_mnist, load, speech
 from dagc.data.dataset import Dataset, hold_out, statistics
-from dagc.data.folder import write_atomically
 from dagc.data.idx import read_idx
 from dagc.data.mel import log_mel, read_wav
 from dagc.errors import DataError, InvalidInput, MissingData
+from dagc.files import write_atomically
 
 
 @pytest.mark.parametrize("zipped", [False, True])

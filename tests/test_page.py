@@ -1,10 +1,12 @@
 """The report's page in a real browser: it opens from a file, draws, answers mouse and keyboard, and logs no error."""
 
 import json
+import math
 import shutil
 
 import pytest
 
+from dagc.folder import to_toml
 from dagc.report import Panel, Series, read_run, write_report
 from dagc.training import Config, train
 
@@ -28,7 +30,7 @@ OFFLINE = (
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """A page with two settings: three methods with two seeds each, and thresholds."""
+    """A page with three settings: three methods with two seeds each, thresholds, and a run of Flower."""
     folder = tmp_path_factory.mktemp("page")
 
     def series(label, method, **fields):
@@ -36,8 +38,7 @@ def report(tmp_path_factory):
         for seed in (0, 1):
             config = Config(task="logistic@digits", method=method, rounds=30, seed=seed, **fields)
             path = folder / f"{method}-{seed}"
-            for _ in train(config, path):
-                pass
+            train(config, path).run()
             runs.append(read_run(path))
         return Series(label, tuple(runs))
 
@@ -45,7 +46,23 @@ def report(tmp_path_factory):
     ours, theirs = series("ours", "dagc-r", ratio=0.02), series("theirs <b>", "top-k", ratio=0.02)
     first = Panel("by ratio", (ours, theirs, dense), (0.5, 0.6), paper="hope for the best")
     second = Panel("by threshold", (series("level", "dagc-a", threshold=0.01), dense))
-    return write_report([first, second], folder / "report", "A page", "dagc again", figures=False)
+    third = Panel("by Flower", (Series("far away", (flower(folder / "flower"),)),))
+    return write_report([first, second, third], folder / "report", "A page", "dagc report", figures=False)
+
+
+def flower(path):
+    """The folder of a Flower run, without labels, with names, and with an evaluation that failed."""
+    path.mkdir()
+    settings = {"engine": "flower", "task": "far", "strategy": "FedAvg", "rounds": 9, "method": "top-k", "ratio": 0.1}
+    (path / "config.toml").write_text(to_toml(settings))
+    names = ["harbour", "<b>buoy</b>", "a village with a very long name"]
+    clients = {"sizes": [900, 30, 7], "names": names, "parameters": 100, "first_parameters": [10, 10, None]}
+    (path / "clients.json").write_text(json.dumps(clients))
+    with (path / "metrics.jsonl").open("w") as file:
+        for number, accuracy in enumerate([0.3, math.nan, 0.5], 1):
+            sent = {"entries": 20, "bytes_up": 90 * number, "bytes_down": 400 * number, "seconds": float(number)}
+            file.write(json.dumps({"round": number, "accuracy": accuracy, **sent}) + "\n")
+    return read_run(path)
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +83,20 @@ def browser():
 
 @pytest.fixture
 def page(browser, report):
-    """The page, opened anew on a desktop; whatever a test does, nothing may be logged."""
+    """The page, just opened on a desktop; whatever a test does, nothing may be logged."""
     size(browser, 1200)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     browser.get(report.as_uri())
+    wait_until_drawn(browser)
     yield browser
     assert browser.get_log("browser") == []
+
+
+def wait_until_drawn(browser):
+    """Pictures are drawn when the browser knows how wide they are."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, 20).until(lambda page: find(page, "#labels svg"))
 
 
 def size(browser, width):
@@ -108,7 +133,9 @@ def test_it_draws_everything(page):
     assert len(find(page, "#traffic circle")) == 6  # up and down
     assert len(find(page, "#labels rect")) > 10
     assert text(page, "#said") == "The paper: hope for the best."
-    assert len(find(page, "table tbody tr")) == 5 + 2
+    assert len(find(page, "table tbody tr")) == 6 + 3
+    assert text(page, "#h-labels") == "Labels of each client"
+    assert "far away: stopped after round 3 of 9" in text(page, ".notes")
 
 
 @pytest.mark.parametrize(
@@ -135,6 +162,20 @@ def test_methods_and_settings_switch(page):
     assert text(page, "#legend button span") == "level"
     assert "threshold" in text(page, "#shares svg")
     assert len(find(page, "#plot polyline")) == 1  # dense is still hidden
+
+
+def test_a_run_of_flower_shows_names_and_no_labels(page):
+    page.execute_script("const s = document.getElementById('panel'); s.value = 2; s.dispatchEvent(new Event('change'))")
+    assert text(page, "#h-labels") == "Examples of each client"
+    shown = [element.text for element in find(page, "#labels svg > text")]
+    assert shown == ["harbour", "900", "<b>buoy</b>", "30", "a village with …", "7"]
+    assert len(find(page, "#labels rect")) == 3
+    assert not find(page, "#classes span")
+    assert len(find(page, "#shares circle")) == 2  # nothing is known about the third
+    assert "client harbour" in text(page, "#shares circle:nth-of-type(2) title")
+    assert "seed" not in text(page, "#shares-hint")
+    points = find(page, "#plot polyline")[0].get_attribute("points").split()
+    assert len(points) == 2  # without the one that is not a number
 
 
 def test_without_a_mouse(page):
@@ -174,6 +215,7 @@ def test_hovering_reads_values(page):
 def test_nothing_is_wider_than_the_screen(page, width):
     size(page, width)
     page.refresh()
+    wait_until_drawn(page)
     assert page.execute_script("return document.documentElement.scrollWidth") <= width
     assert page.execute_script("return document.querySelector('#plot svg').clientWidth") > 0.7 * min(width, 1000)
     assert len(find(page, "#plot polyline")) == 3

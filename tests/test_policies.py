@@ -1,31 +1,132 @@
-"""Policies: one parameter per client present, the budget kept in every round, ACCORDION's regimes."""
+"""Plans and policies: one parameter per client present, the budget kept in every round, ACCORDION's regimes."""
+
+import json
 
 import numpy as np
 import pytest
+import torch
 
-from dagc import InvalidInput
-from dagc.policies import POLICIES, Report, Setting, make_policy
+from dagc import BudgetWarning, InvalidInput, top_k
+from dagc.experiments import register
+from dagc.policies import POLICIES, Allocated, Method, Plan, Report, Situation
+from dagc.training import Config, Federation, train
 
-WEIGHTS = np.linspace(1000, 10, 10)
-
-
+NAMES = [f"client {i}" for i in range(10)]
+EXAMPLES = dict(zip(NAMES, np.linspace(1000, 10, 10), strict=True))
 RELATIVE = [name for name, kind in POLICIES.items() if "ratio" in kind.budgets and name != "accordion"]
+
+
+def policy(method, size=100_000, **fields):
+    return Plan(method=method, **fields).policy(size)
+
+
+def now(present=NAMES, reports=(), allowance=None, examples=EXAMPLES):
+    return Situation(0, list(present), examples, reports, allowance)
+
+
+# Plans
+
+
+def test_a_plan_is_the_same_from_its_settings():
+    plan = Plan(method="power", bytes=64, caps={"a": 0.1}, values="sign", exponent=0.5, overhead=0.25, seed=3)
+    assert Plan.of(json.loads(json.dumps(plan.settings()))) == plan
+    assert Plan(ratio=0.1).settings() == {"method": "dagc-r", "ratio": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"method": "best", "ratio": 0.1}, "no method 'best': choose one of none, top-k"),
+        ({"method": "dagcr", "ratio": 0.1}, "no method 'dagcr': did you mean 'dagc-r'"),
+        ({"method": "top-k"}, "'top-k' needs a budget: give ratio, bytes or rate, e.g. ratio 0.001"),
+        ({"method": "dagc-a"}, "'dagc-a' needs a budget: give threshold, e.g. threshold 0.05"),
+        ({"method": "top-k", "threshold": 1.0}, "'top-k' takes no threshold: give its budget as ratio, bytes or rate"),
+        ({"method": "dagc-a", "ratio": 0.1}, "'dagc-a' takes no ratio: give its budget as threshold"),
+        ({"ratio": 0.1, "bytes": 1000}, "give one budget, not ratio and bytes"),
+        ({"method": "none", "ratio": 0.1}, "takes no budget, but ratio is given"),
+        ({"ratio": 0.1, "exponent": 1}, "exponent belongs to the method 'power'"),
+        ({"method": "accordion", "ratio": 0.1, "overhead": 0.1}, "'accordion' cannot wait: leave overhead out"),
+        ({"method": "power", "threshold": 0.1, "overhead": 0.1}, "cannot wait"),
+        ({"method": "dagc-a", "threshold": 0.1, "caps": {"a": 0.5}}, "caps limit how many entries are sent"),
+        ({"method": "none", "caps": {"a": 0.5}}, "caps limit how many entries are sent"),
+        ({"ratio": "much"}, "ratio is 'much': it must be a number"),
+        ({"ratio": 0.1, "caps": {3: 0.1}}, "caps is .*: it must give numbers by name"),
+        ({"ratio": 0.1, "seed": -1}, "seed is -1"),
+        ({"ratio": 0.1, "per_tensor": "yes"}, "per_tensor is 'yes'"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused(fields, says):
+    with pytest.raises(InvalidInput, match=says):
+        Plan(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "values"),
+    [
+        ({"ratio": 0.001, "values": "fp16"}, "fp16"),
+        ({"ratio": 0.001, "values": "auto"}, "sign"),
+        ({"bytes": 10, "values": "auto"}, "sign"),
+        ({"rate": "1 kB/training", "values": "auto"}, "sign"),
+        ({"ratio": 0.9, "values": "auto"}, "int8"),
+        ({"bytes": 900, "values": "auto"}, "int8"),
+    ],
+)
+def test_auto_takes_the_codec_that_was_measured_to_be_best(fields, values):
+    assert Plan(**fields).for_size(1000).values == values
+
+
+def test_auto_trains_as_what_it_stands_for():
+    one, other = (Federation(Config(task="logistic@digits", ratio=0.01, values=v)) for v in ("auto", "sign"))
+    for _ in range(5):
+        assert one.step() == other.step()
+    assert torch.equal(one.vector, other.vector)
+
+
+# Policies
 
 
 @pytest.mark.parametrize("method", RELATIVE)
 def test_the_budget_holds_for_whoever_is_present(method):
-    policy = make_policy(method, Setting(WEIGHTS, size=100_000, ratio=0.01))
-    assert sum(policy.parameters(0, range(10), [])) == 10_000
-    assert sum(policy.parameters(1, [2, 4, 9], [])) == 3_000
+    made = policy(method, ratio=0.01)
+    assert sum(made.decide(now())) == 10_000
+    assert sum(made.decide(now([NAMES[2], NAMES[4], NAMES[9]]))) == 3_000
+
+
+@pytest.mark.parametrize("method", RELATIVE)
+@pytest.mark.parametrize("budget", [{"ratio": 0.01}, {"bytes": 800}])
+def test_caps_are_kept_by_name_and_what_they_cut_off_goes_to_the_others(method, budget):
+    caps = {NAMES[0]: 0.001, "somebody else": 0.5}
+    allowance = None if "ratio" in budget else 8_000
+    for overhead in (None, 0.01):
+        free = policy(method, overhead=overhead, **budget).decide(now(allowance=allowance))
+        capped = policy(method, overhead=overhead, caps=caps, **budget).decide(now(allowance=allowance))
+        assert capped[0] <= 100 < free[0]
+        if "ratio" in budget:
+            assert sum(capped) == sum(free)
+    with pytest.warns(BudgetWarning):
+        assert sum(policy(method, ratio=0.01, caps=dict.fromkeys(NAMES, 0.001)).decide(now())) == 1_000
+
+
+def test_schemes_are_the_papers():
+    for name in ("scheme-i", "scheme-ii"):
+        register(name)
+    eleven = {str(i): share for i, share in enumerate([0.5, *[0.05] * 10])}
+    situation = now(list(eleven), examples=eleven)
+    assert policy("scheme-i", 1_000_000, ratio=0.001).decide(situation) == [10_000, *[100] * 10]
+    assert policy("scheme-ii", 1_000_000, ratio=0.001).decide(situation) == [100, *[1090] * 10]
+
+
+# ACCORDION
 
 
 def test_accordion_is_gentle_while_the_norm_changes_and_aggressive_otherwise():
-    policy = make_policy("accordion", Setting(WEIGHTS, size=100_000, ratio=0.01))
-    gentle, aggressive = policy.gentle, policy.aggressive
+    made = policy("accordion", ratio=0.01)
+    gentle, aggressive = (int(bound * 100_000) for bound in made.bounds(now()))
     assert gentle > 1000 > aggressive
 
     def after(norm):
-        return {policy.parameters(0, [0], [Report(0, norm, 1, 1)])[0] for _ in range(10)}
+        report = Report(NAMES[0], norm, 1, 1)
+        return {made.decide(now(NAMES[:1], [report]))[0] for _ in range(10)}
 
     assert after(8.0) == {gentle}
     assert after(4.0) == {gentle}, "a fall by a half is a critical regime"
@@ -35,88 +136,49 @@ def test_accordion_is_gentle_while_the_norm_changes_and_aggressive_otherwise():
 
 
 def test_accordion_bounds_are_dagcs_smallest_and_largest():
-    policy = make_policy("accordion", Setting(WEIGHTS, size=100_000, threshold=0.05))
-    dagc_a = make_policy("dagc-a", Setting(WEIGHTS, size=100_000, threshold=0.05)).parameters(0, range(10), [])
-    assert (policy.gentle, policy.aggressive) == pytest.approx((min(dagc_a), max(dagc_a)))
+    dagc_a = policy("dagc-a", threshold=0.05).decide(now())
+    assert policy("accordion", threshold=0.05).bounds(now()) == pytest.approx((min(dagc_a), max(dagc_a)))
 
 
-def test_accordion_knows_compact_frames():
-    small = {"size": 1000, "bytes": 120, "values": "sign16"}
-    assert make_policy("accordion", Setting(WEIGHTS, **small, compact=True)).aggressive >= 1
-    with pytest.raises(InvalidInput, match="too few for 10 clients"):
-        make_policy("accordion", Setting(WEIGHTS, **small))
+def test_accordion_follows_the_clients_that_it_knows():
+    made = policy("accordion", ratio=0.01)
+    alone = made.bounds(now(["a"], examples={"a": 5}))
+    assert alone == pytest.approx((0.01, 0.01))
+    assert made.bounds(now(["a"], examples={"a": 5, "b": 500, "c": 7}))[0] > 0.01
+
+
+def test_accordion_knows_compact_frames_and_never_refuses_a_small_budget():
+    small = {"size": 1000, "bytes": 14, "values": "sign"}
+    assert policy("accordion", **small, frames="compact").bounds(now())[1] * 1000 >= 1
+    assert policy("accordion", 1000, bytes=1).decide(now()) == [1] * 10
 
 
 def test_accordion_takes_options_and_others_do_not():
     options = {"interval": 2, "change": 0.1, "gentle": 0.5, "aggressive": 0.001}
-    policy = make_policy("accordion", Setting(WEIGHTS, size=1000, ratio=0.01, options=options))
-    assert (policy.interval, policy.gentle, policy.aggressive) == (2, 500, 1)
-    for options, says in (({"speed": 1}, "no option speed"), ({"interval": 0}, "interval"), ({"gentle": 2}, "bounds")):
+    made = policy("accordion", 1000, ratio=0.01, options=options)
+    assert (made.interval, made.change, made.bounds(now())) == (2, 0.1, (0.5, 0.001))
+    for options, says in (
+        ({"speed": 1}, "no option of method 'accordion' 'speed'"),
+        ({"intervall": 1}, "did you mean 'interval'"),
+        ({"interval": 0}, "interval ≥ 1"),
+        ({"gentle": 2}, "gentle is 2: it must be a ratio"),
+    ):
         with pytest.raises(InvalidInput, match=says):
-            make_policy("accordion", Setting(WEIGHTS, size=1000, ratio=0.01, options=options))
-    with pytest.raises(InvalidInput, match="'top-k' has no option interval; its options: turns"):
-        make_policy("top-k", Setting(WEIGHTS, size=1000, ratio=0.01, options={"interval": 3}))
-
-
-def test_schemes_are_the_papers():
-    setting = Setting(np.array([0.5, *[0.05] * 10]), size=1_000_000, ratio=0.001)
-    assert make_policy("scheme-i", setting).parameters(0, range(11), []) == [10_000, *[100] * 10]
-    assert make_policy("scheme-ii", setting).parameters(0, range(11), []) == [100, *[1090] * 10]
-
-
-@pytest.mark.parametrize(
-    ("method", "budget", "says"),
-    [
-        ("magic", {"ratio": 0.1}, "'magic': choose one of none, top-k"),
-        ("top-k", {}, "takes one budget, ratio or bytes; given: none"),
-        ("top-k", {"threshold": 1.0}, "given: threshold"),
-        ("dagc-a", {"ratio": 0.1}, "takes one budget, threshold; given: ratio"),
-        ("dagc-r", {"ratio": 0.1, "bytes": 1000}, "given: ratio, bytes"),
-        ("none", {"ratio": 0.1}, "takes no budget; given: ratio"),
-        ("dagc-r", {"ratio": 1e-7}, "at least one"),
-    ],
-)
-def test_a_budget_that_does_not_fit_is_refused_before_any_work(method, budget, says):
-    with pytest.raises(InvalidInput, match=says):
-        make_policy(method, Setting(WEIGHTS, size=1000, **budget))
+            policy("accordion", 1000, ratio=0.01, options=options)
+    with pytest.raises(InvalidInput, match="no option of method 'top-k' 'interval'"):
+        policy("top-k", 1000, ratio=0.01, options={"interval": 3})
 
 
 def test_a_third_party_can_register_one(monkeypatch):
-    from dagc.policies import Fixed, Method
-    from dagc.training import Config, train
-
-    class Halving(Fixed):
+    class Halving(Allocated):
         """Uniform, and half as much from the third round on."""
 
-        def parameters(self, round, present, reports):
-            return [count // (2 if round > 1 else 1) for count in super().parameters(round, present, reports)]
+        def decide(self, now):
+            return [count // (2 if now.round > 1 else 1) for count in super().decide(now)]
 
-    from dagc import top_k
+    def make(plan, size):
+        return Halving(plan, size, "uniform", top_k)
 
-    monkeypatch.setitem(POLICIES, "halving", Method(("ratio",), lambda setting: Halving(setting, "uniform", top_k)))
+    monkeypatch.setitem(POLICIES, "halving", Method(("ratio",), make))
     rounds = list(train(Config(task="logistic@digits", method="halving", ratio=0.04, rounds=3)))
     assert [r.entries for r in rounds] == [260, 260, 130]
-
-
-def test_auto_takes_the_codec_that_was_measured_to_be_best():
-    from dagc.policies import chosen_values
-
-    assert chosen_values("fp16", WEIGHTS, 1000, ratio=0.001) == "fp16"
-    assert chosen_values("auto", WEIGHTS, 1000, ratio=0.001) == "sign16"
-    assert chosen_values("auto", WEIGHTS, 1000, bytes=100) == "sign16"
-    assert chosen_values("auto", WEIGHTS, 1000, ratio=0.9) == "int8"
-    assert chosen_values("auto", WEIGHTS, 1000) == "fp32"
-
-
-def test_auto_trains_as_what_it_stands_for():
-    import torch
-
-    from dagc.training import Config, Federation
-
-    one, other = (Federation(Config(task="logistic@digits", ratio=0.01, values=v)) for v in ("auto", "sign16"))
-    with one.running():
-        for _ in range(5):
-            one.step()
-            other.step()
-    assert torch.equal(one.server.vector, other.server.vector)
-    assert one.values == "sign16"

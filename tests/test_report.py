@@ -3,7 +3,10 @@
 import csv
 import io
 import json
+import math
+import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +16,20 @@ from typer.testing import CliRunner
 
 from dagc.cli import app
 from dagc.errors import InvalidInput
-from dagc.report import Panel, Run, Series, find_runs, panels_of, read_run, sentence, write_report
+from dagc.folder import to_toml
+from dagc.report import (
+    Panel,
+    Run,
+    Series,
+    comparison,
+    find_runs,
+    notes,
+    panels_of,
+    read_run,
+    read_runs,
+    sentence,
+    write_report,
+)
 from dagc.report.figures import write_figures
 from dagc.report.numbers import curve, difference, final, in_bytes, reached, targets
 from dagc.report.page import page, run_command
@@ -28,15 +44,26 @@ def runs(tmp_path_factory):
     for method, budget in (("none", {}), ("top-k", {"ratio": 0.02}), ("dagc-r", {"ratio": 0.02})):
         for seed in (0, 1):
             config = Config(task="logistic@digits", method=method, rounds=12, seed=seed, evaluate_every=3, **budget)
-            for _ in train(config, folder / f"{method}-{seed}"):
-                pass
+            train(config, folder / f"{method}-{seed}").run()
     return folder
 
 
-def made(accuracies, *, seed=0, method="top-k", step=100, entries=10, **fields):
-    """A run with these accuracies, one evaluation a round."""
-    budget = {} if method == "none" else {"ratio": 0.01}
-    config = Config(task="logistic@digits", method=method, seed=seed, rounds=len(accuracies), **{**budget, **fields})
+def made(accuracies, *, seed=0, method="top-k", step=100, entries=10, clients=None, **fields):
+    """A run of the local engine with these accuracies, one evaluation a round."""
+    budgets = {"ratio", "bytes", "rate", "threshold"}
+    budget = {} if method == "none" or budgets & fields.keys() else {"ratio": 0.01}
+    config = Config(task="logistic@digits", method=method, seed=seed, **{"rounds": len(accuracies), **budget, **fields})
+    return with_settings(config.model_dump(exclude_none=True), accuracies, step, entries, clients)
+
+
+def flower(accuracies, name="digits", *, strategy="FedAvg", step=100, entries=10, clients=None, **plan):
+    """A run of Flower: only what is known about one."""
+    settings = {"engine": "flower", "task": name, "strategy": strategy, "rounds": len(accuracies)}
+    known = {"sizes": [90, 10], "names": ["harbour", "<buoy>"], "parameters": 1000, **(clients or {})}
+    return with_settings({**settings, "method": "dagc-r", "ratio": 0.01, **plan}, accuracies, step, entries, known)
+
+
+def with_settings(settings, accuracies, step, entries, clients=None):
     rows = [
         {
             "round": n,
@@ -48,12 +75,12 @@ def made(accuracies, *, seed=0, method="top-k", step=100, entries=10, **fields):
         }
         for n, accuracy in enumerate(accuracies, start=1)
     ]
-    clients = {
+    clients = clients or {
         "sizes": [90, 10],
         "labels": [[80, 10], [0, 10]],
         "classes": ["cat", "</script><b>dog"],
         "parameters": 1000,
-        "first_parameters": [9, 1] if method != "none" else [None, None],
+        "first_parameters": [9, 1] if settings["method"] != "none" else [None, None],
         "notes": [],
     }
     result = {
@@ -64,7 +91,16 @@ def made(accuracies, *, seed=0, method="top-k", step=100, entries=10, **fields):
         "bytes_down": rows[-1]["bytes_down"],
         "seconds": rows[-1]["seconds"],
     }
-    return Run(Path("nowhere"), config, clients, rows, result)
+    return Run(Path("nowhere"), settings, clients, rows, result)
+
+
+def data_of(text):
+    """What the page's script gets."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1], parse_constant=refuse)
 
 
 def two_series(**changes):
@@ -76,7 +112,7 @@ def two_series(**changes):
 def test_runs_that_differ_in_the_seed_become_one_series(runs):
     (panel,) = panels_of(map(read_run, find_runs([runs])))
     assert [series.label for series in panel.series] == ["dagc-r", "top-k", "none"]  # ours first, dense last
-    assert all([run.config.seed for run in series.runs] == [0, 1] for series in panel.series)
+    assert all([run.seed for run in series.runs] == [0, 1] for series in panel.series)
     assert panel.title == "logistic@digits, 10 clients, skew ratio 100, 12 rounds"
 
 
@@ -92,16 +128,80 @@ def test_labels_and_titles_say_what_differs():
     assert second.title.endswith("batch size 8")
 
 
+def test_budgets_and_options_are_ways_to_solve_one_problem():
+    waiting = {"bytes": 13, "values": "sign", "frames": "compact", "overhead": 0.125}
+    runs = [
+        made([0.5], method="dagc-r"),
+        made([0.5], method="dagc-r", **waiting),
+        made([0.5], method="dagc-r", **waiting, seed=1),
+        made([0.5], method="dagc-r", caps={"3": 0.5}),
+        made([0.5], method="dagc-r", per_tensor=True),
+        made([0.5], method="dagc-r", rate="200 kB/training"),
+        made([0.5], method="power", exponent=0.0),
+        made([0.5], method="power"),
+        made([0.5], method="accordion", options={"interval": 5}),
+        made([0.5], method="accordion"),
+        made([0.5], method="none"),
+    ]
+    (panel,) = panels_of(runs)
+    assert [series.label for series in panel.series] == [
+        "dagc-r, ratio 1 %, values fp32, plain frames",
+        "dagc-r, 13 bytes per client and round, values sign, compact frames, overhead 0.125",
+        "dagc-r, ratio 1 %, caps 3 0.5, values fp32, plain frames",
+        "dagc-r, ratio 1 %, values fp32, plain frames, per tensor",
+        "dagc-r, 200 kB/training, values fp32, plain frames",
+        "power, exponent 0",
+        "power",
+        "accordion, options interval 5",
+        "accordion",
+        "none",
+    ]
+    assert [len(series.runs) for series in panel.series] == [1, 2, *[1] * 8]
+    assert panel.title == "logistic@digits, 2 clients, skew ratio 100, 1 rounds"
+
+
+def test_a_run_of_flower_is_shown_with_what_is_known_about_it():
+    (panel,) = panels_of([flower([0.5, 0.6])])
+    assert panel.title == "digits, 2 clients, 2 rounds"
+    text = page([panel], "t", "dagc report runs")
+    assert "dagc run" not in text
+    assert "skew" not in text
+    assert "(seed" not in text.split("<script")[0]
+    assert "the command that runs it alone" not in text
+    assert "engine = &quot;flower&quot;" in text
+    data = data_of(text)["panels"][0]
+    assert data["names"] == ["harbour", "<buoy>"]
+    assert (data["labels"], data["classes"], data["seed"]) == (None, None, None)
+    assert data["shares"] == [{"label": "dagc-r", "kind": "ratio", "values": []}]
+
+
+def test_runs_of_flower_with_the_same_model_and_clients_are_compared():
+    runs = [
+        flower([0.5, 0.6], "ours"),
+        flower([0.5, 0.6], "dense", method="none", ratio=None),
+        flower([0.5, 0.6], "again"),
+        flower([0.5, 0.6], "other clients", clients={"sizes": [90, 11]}),
+        flower([0.5, 0.6], "other", strategy="FedAdam"),
+    ]
+    first, second, third = panels_of(runs)
+    assert [series.label for series in first.series] == ["dagc-r, ours", "dagc-r, again", "none"]
+    assert first.title == "ours, again, dense, 2 clients, 2 rounds, strategy FedAvg"
+    assert second.title == "other clients, 2 clients, 2 rounds, strategy FedAvg"
+    assert third.title == "other, 2 clients, 2 rounds, strategy FedAdam"
+
+
 def test_numbers_over_seeds():
     panel = two_series()
     good, bad = panel.series
     assert final(good).mean == pytest.approx(0.85)
     assert final(good).sd == pytest.approx(0.0707, abs=1e-4)
     there = reached(good, 0.7)
-    assert (there.seeds, there.iterations.mean, there.bytes.mean) == (2, 1.5, 150)
+    assert (there.seeds, there.rounds.mean, there.bytes_up.mean) == (2, 1.5, 150)
+    assert (there.bytes_down.mean, there.bytes_total.mean) == (300, 450)
+    assert there.bytes_total.sd == pytest.approx(212.13, abs=0.01)
     assert there.seconds.mean == pytest.approx(0.15)
     assert reached(bad, 0.6) == reached(bad, 0.6)
-    assert (reached(bad, 0.6).seeds, reached(bad, 0.6).bytes) == (1, None)  # no mean over those that got there
+    assert (reached(bad, 0.6).seeds, reached(bad, 0.6).bytes_up) == (1, None)  # no mean over those that got there
     assert difference(good, bad).mean == pytest.approx(0.3)
     assert curve(good)["low"] == [0.5, 0.8]
     assert curve(good)["high"] == [0.7, 0.9]
@@ -111,7 +211,8 @@ def test_numbers_over_seeds():
 def test_a_formula_prices_the_entries_that_were_sent_and_has_no_seconds():
     _, priced = two_series(bytes_per_entry=8).series
     assert final(priced, "bytes_up").mean == 2 * 10 * 8
-    assert reached(priced, 0.5).bytes.mean == 8 * 10 * 1.5
+    assert reached(priced, 0.5).bytes_up.mean == 8 * 10 * 1.5
+    assert reached(priced, 0.5).bytes_total.mean == 8 * 10 * 1.5 + 300
     assert reached(priced, 0.5).seconds is None
     assert curve(priced)["seconds"] == []
     assert curve(priced)["bytes"] == [80, 160]
@@ -128,9 +229,9 @@ def test_the_sentence():
     dense = Series("dense", (made([0.9, 0.9], method="none", step=10_000),))
     slow = Series("slow", (made([0.1, 0.9]),))
     quick = Series("quick", (made([0.9, 0.9]),))
-    told = sentence([Panel("p", (quick, slow, dense), (0.9,))])
-    assert "quick reaches 90 % with 100 B" in told
-    assert "2.0 times fewer bytes than slow and 100 times fewer bytes than dense" in told
+    said = sentence([Panel("p", (quick, slow, dense), (0.9,))])
+    assert "quick reaches 90 % with 100 B" in said
+    assert "2.0 times fewer bytes than slow and 100 times fewer bytes than dense" in said
     assert "about as many bytes as same" in sentence([Panel("p", (quick, Series("same", (made([0.9]),))), (0.9,))])
     nobody = sentence([Panel("p", (quick, slow), (0.99,))])
     assert "nothing else got to 99 %" in nobody
@@ -143,9 +244,10 @@ def test_the_csv_table_reads_back():
     lines = list(csv.DictReader(io.StringIO(csv_table([two_series()]))))
     assert len(lines) == 4  # two series, two targets
     assert lines[1]["series"] == "good"
-    assert float(lines[1]["bytes_to_target"]) == 150
+    assert float(lines[1]["bytes_up_to_target"]) == 150
+    assert float(lines[1]["bytes_total_to_target"]) == 450
     assert float(lines[1]["paper_percent"]) == 85
-    assert lines[3]["bytes_to_target"] == ""
+    assert lines[3]["bytes_up_to_target"] == ""
     assert float(lines[0]["part_sent"]) == pytest.approx(10 / 2 / 1000)
     curves = list(csv.DictReader(io.StringIO(curves_csv([two_series()]))))
     assert [float(line["accuracy"]) for line in curves[:2]] == pytest.approx([0.6, 0.85])
@@ -176,27 +278,80 @@ def test_the_page_is_whole_and_cannot_be_broken_by_names(runs):
     text = page([evil], "a <title>", "dagc 'x' & y")
     assert "<img" not in text
     assert text.count("<script") == text.count("</script>") == 2
-    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
+    data = data_of(text)
     assert data["panels"][0]["title"] == evil.title
     assert data["panels"][0]["classes"][1] == "</script><b>dog"
     real = page(panels_of(map(read_run, find_runs([runs]))), "t", "c")
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", real)
     assert "@import" not in real
     assert len(real.encode()) < 200_000
+    assert "the command that runs it alone" in real
     assert "$" not in re.sub(r"<script.*?</script>", "", real, flags=re.S)  # every place was filled
 
 
-def test_the_page_says_what_is_unfinished():
-    run = made([0.5, 0.6])
-    half = Run(run.path, Config(**{**run.config.model_dump(), "rounds": 9}), run.clients, run.rows, run.result)
-    assert "1 of the runs have not come to their end yet" in page([Panel("p", (Series("s", (half,)),))], "t", "c")
+def test_the_report_says_which_runs_stopped_early():
+    half, whole = made([0.5, 0.6], rounds=300, seed=1), made([0.5, 0.6], seed=0)
+    panel = Panel("p", (Series("ours", (whole, half)),), notes=("a note",))
+    assert notes([panel]) == ["ours, seed 1: stopped after round 2 of 300", "a note"]
+    assert "<li>ours, seed 1: stopped after round 2 of 300</li>" in page([panel], "t", "c")
+    alone = Panel("p", (Series("ours", (half,)),))
+    assert sentence([alone]).startswith("ours is at 60.00 % after 2 of 300 rounds")
+
+
+def test_an_accuracy_that_is_not_a_number_is_a_dash():
+    broken = Series("broken", (made([0.5, math.nan], seed=0), made([0.5, 0.7], seed=1)))
+    nothing = Series("nothing", (made([math.nan, math.nan]),))
+    good = Series("good", (made([0.5, 0.8]),))
+    panel = Panel("p", (broken, nothing, good))
+    assert targets(panel) == (0.8,)
+    assert curve(broken)["rounds"] == [1]
+    assert curve(nothing)["mean"] == []
+    rows = markdown_table([panel]).splitlines()
+    assert rows[2].startswith("| broken | – |")
+    assert rows[3].startswith("| nothing | – |")
+    assert [line["accuracy"] for line in csv.DictReader(io.StringIO(csv_table([panel])))] == ["", "", "0.8"]
+    assert len(data_of(page([panel, panel], "t", "c"))["panels"]) == 2
+    assert sentence([panel]) == "good ends highest, at 80.00 %; nothing else got to 80 %."
+    assert "no series has" in sentence([Panel("p", (nothing, nothing))]).lower()
+    found = comparison(panel)["methods"]
+    assert [row["final_accuracy"] for row in found] == [None, None, 0.8]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_the_numbers_for_machines():
+    found = comparison(two_series())
+    assert (found["task"], found["rounds"], found["target"]) == ("logistic@digits", 2, 0.5)
+    good, bad = found["methods"]
+    assert good["final_accuracy"] == pytest.approx(0.85)
+    assert good["to_target"] == {
+        "accuracy": 0.5,
+        "reached": 2,
+        "rounds": 1,
+        "bytes_up": 100,
+        "bytes_down": 200,
+        "bytes_total": 300,
+        "seconds": 0.1,
+    }
+    assert bad["to_target"]["rounds"] == 1.5
+    never = comparison(Panel("p", two_series().series, (0.9,)))["methods"][1]["to_target"]
+    assert (never["reached"], never["bytes_up"], never["seconds"]) == (0, None, None)
 
 
 def test_the_command_repeats_the_run(runs):
-    config = read_run(runs / "top-k-1").config
-    assert run_command(config) == (
+    settings = read_run(runs / "top-k-1").settings
+    assert run_command(settings) == (
         "dagc run logistic@digits --method top-k --ratio 0.02 --rounds 12 --evaluate-every 3 --seed 1"
     )
+
+
+def test_the_command_has_every_setting(tmp_path):
+    fields = {"bytes": 20, "caps": {"0": 0.5}, "per_tensor": True, "frames": "compact", "overhead": 0.25, "workers": 3}
+    config = Config(task="logistic@digits", rounds=2, optimizer_options={"momentum": 0.5, "nesterov": True}, **fields)
+    train(config, tmp_path / "one").run()
+    words = shlex.split(run_command(read_run(tmp_path / "one").settings))
+    result = CliRunner().invoke(app, [*words[1:], "--output", str(tmp_path / "other"), "--json"])
+    assert result.exit_code == 0, result.output
+    assert Config.read(tmp_path / "other" / "config.toml") == config
 
 
 def test_everything_is_written(runs, tmp_path):
@@ -229,6 +384,50 @@ def test_the_command(runs, tmp_path):
     }
 
 
+def test_runs_are_found_at_any_depth(runs, tmp_path):
+    deep = tmp_path / "a" / "b" / "c"
+    shutil.copytree(runs / "top-k-0", deep / "one")
+    shutil.copytree(runs / "top-k-1", tmp_path / "a" / "two")
+    shutil.copytree(runs / "dagc-r-0", deep / "one" / "checkpoints" / "inside a run")
+    assert find_runs([tmp_path, deep]) == [deep / "one", tmp_path / "a" / "two"]
+    assert find_runs([deep / "one"]) == [deep / "one"]
+
+
+def test_what_cannot_be_read_is_left_out_with_a_warning_that_names_it(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "runs")
+    young = train(Config(task="logistic@digits", method="none", rounds=9, evaluate_every=9), tmp_path / "runs/young")
+    next(young)
+    young.close()
+    with (tmp_path / "runs" / "none-0" / "metrics.jsonl").open("a") as file:
+        file.write("not JSON\n")
+    with (tmp_path / "runs" / "none-1" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 13, "entries": 1, "bytes_up": "many", "bytes_down": 1, "seconds": 1}\n')
+    with pytest.warns(UserWarning, match="left out") as caught:
+        found = read_runs([tmp_path / "runs"])
+    assert [run.path.name for run in found] == ["dagc-r-0", "dagc-r-1", "top-k-0", "top-k-1"]
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == 3
+    assert re.search(r"line 13 of .*none-0/metrics\.jsonl is not JSON", messages[0])
+    assert re.search(r"line 13 of .*none-1/metrics\.jsonl has 'many' as bytes_up", messages[1])
+    assert re.search(r"runs/young has not been evaluated yet: continue it with dagc resume", messages[2])
+    with pytest.raises(InvalidInput, match=r"no run can be reported: .*none-0.*; .*young"):
+        read_runs([tmp_path / "runs" / "none-0", tmp_path / "runs" / "young"])
+    with pytest.raises(InvalidInput, match="young has not been evaluated yet"):
+        read_runs([tmp_path / "runs" / "young"])
+
+
+@pytest.mark.skipif(os.name != "posix" or not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_folder_that_cannot_be_written_to_is_one_line(runs, tmp_path):
+    (tmp_path / "file").touch()
+    panels = panels_of(read_runs([runs]))
+    with pytest.raises(InvalidInput, match=r"the report cannot be written to .*file/below: "):
+        write_report(panels, tmp_path / "file" / "below", "t", "c")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "curves-rounds.svg").symlink_to("/dev/full")
+    with pytest.raises(InvalidInput, match="the disk is full: make room"):
+        write_report(panels, tmp_path / "full", "t", "c")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -257,20 +456,31 @@ def test_a_run_that_has_not_been_evaluated_is_refused(tmp_path):
 def test_runs_of_another_machine_can_be_reported(runs, tmp_path):
     there = tmp_path / "there"
     shutil.copytree(runs / "top-k-0", there)
-    told = (there / "config.toml").read_text()
+    text = (there / "config.toml").read_text()
     there.joinpath("config.toml").write_text(
-        told.replace('"cpu"', '"cuda:3"').replace("logistic@digits", "logistic@/nowhere/own.npz")
+        text.replace('"cpu"', '"cuda:3"').replace("logistic@digits", "logistic@/nowhere/own.npz")
     )
     (panel,) = panels_of([read_run(there)])
     assert panel.title.startswith("logistic@/nowhere/own.npz")
     assert "--device cuda:3" in page([panel], "t", "c")
 
 
-@pytest.mark.parametrize("name", ["config.toml", "clients.json"])
-def test_a_broken_folder_is_named(runs, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("config.toml", "{", "config.toml are not valid TOML"),
+        ("config.toml", to_toml({"rounds": 3}), "its config.toml has no task, method"),
+        ("clients.json", "{", "clients.json cannot be read"),
+        ("clients.json", '{"sizes": []}', "clients.json cannot be read"),
+        ("clients.json", '{"sizes": [3, -1], "parameters": 7}', "has no sizes or no parameters"),
+        ("metrics.jsonl", "[]\n", "line 1"),
+        ("metrics.jsonl", "", "has not been evaluated yet"),
+    ],
+)
+def test_a_broken_folder_is_named(runs, tmp_path, name, content, says):
     shutil.copytree(runs / "top-k-0", tmp_path / "broken")
-    (tmp_path / "broken" / name).write_text("{")
-    with pytest.raises(InvalidInput, match="broken is not a whole run's folder"):
+    (tmp_path / "broken" / name).write_text(content)
+    with pytest.raises(InvalidInput, match=f"(?s)broken.*{says}|{says}.*broken"):
         read_run(tmp_path / "broken")
 
 

@@ -34,7 +34,7 @@ def test_all_experiments_are_there_with_the_papers_figures():
     assert set(EXPERIMENTS) == set(TITLES)
     sizes = {name: len(cells) for name, cells in EXPERIMENTS.items()}
     tables = {"table3": 27, "table4": 12, "table5": 27, "table6": 12}
-    assert sizes == {"fig2": 2, "fig3": 6, "fig4": 2, "fig5": 4, **tables, "bytes": 1, "beyond": 17}
+    assert sizes == {"fig2": 2, "fig3": 6, "fig4": 2, "fig5": 4, **tables, "bytes": 1, "beyond": 15}
     by_name = {(name, cell.name): cell for name, cells in EXPERIMENTS.items() for cell in cells}
     assert len(by_name) == sum(sizes.values())
     figures = {key: [variant.paper for variant in cell.variants] for key, cell in by_name.items()}
@@ -54,6 +54,37 @@ def test_every_run_of_every_experiment_can_be_configured():
             configs = [config for variant in cell.configs(seeds=2) for config in variant]
             assert len({config.key() for config in configs}) == 2 * len(cell.variants)
             assert all(config.threshold_units == "update" for config in configs)
+
+
+def test_methods_of_the_papers_experiments_are_known_where_they_are_asked_for(tmp_path):
+    """In a fresh process, and in the processes of `run_all`; nobody is offered them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from dagc.experiments import Cell, Variant, run_cells\n"
+        "from dagc.policies import POLICIES\n"
+        "if __name__ == '__main__':\n"
+        "    assert not {'scheme-i', 'scheme-ii', 'phi-optimal'} & POLICIES.keys()\n"
+        "    variants = (Variant('I', {'method': 'scheme-i', 'ratio': 0.02}),)\n"
+        "    cell = Cell('c', 'C', {'task': 'logistic@digits', 'rounds': 3}, variants)\n"
+        f"    print(run_cells([cell], 1, Path({str(tmp_path)!r}), 1)[0][0][0])\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folder = done.stdout.strip()
+    for command in (["resume", folder], ["report", folder, "--output", str(tmp_path / "report"), "--no-figures"]):
+        again = subprocess.run([sys.executable, "-m", "dagc", *command], capture_output=True, text=True)
+        assert again.returncode == 0, again.stderr
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "dagc run logistic@digits --method scheme-i --ratio 0.02" in page
+    helped = subprocess.run([sys.executable, "-m", "dagc", "run", "--help"], capture_output=True, text=True).stdout
+    refused = subprocess.run(
+        [sys.executable, "-m", "dagc", "run", "--method", "scheme-iii", "--ratio", "1"], capture_output=True, text=True
+    ).stderr
+    for text in (helped, refused):
+        assert "dagc-r" in text
+        assert "phi-optimal" not in text
+        assert "scheme-ii " not in text
 
 
 def test_cells_are_chosen_by_the_beginnings_of_their_names():
@@ -78,9 +109,9 @@ def test_missing_data_is_named_with_the_way_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(stand_in, "at_hand", lambda name, root: name == "cifar-10")
     with pytest.raises(MissingData) as caught:
         with_data([*EXPERIMENTS["fig2"], *EXPERIMENTS["fig4"]], False, str(tmp_path))
-    told = str(caught.value)
+    message = str(caught.value)
     for words in ("dagc data get fashion-mnist", "dagc data get flickr-mammal", "--stand-in", "--cells", str(tmp_path)):
-        assert words in told
+        assert words in message
     with pytest.raises(MissingData, match=r"stand-in audiomnist-by-speaker\.npz is not in .*docs/data\.md"):
         with_data(EXPERIMENTS["fig2"][1:], True, str(tmp_path))
 
@@ -134,7 +165,11 @@ def test_listing_runs_nothing(tiny_paper, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["fig9"], "choose one of fig2"), (["table3", "--cells", "mlp"], "no cell begins with 'mlp'")],
+    [
+        (["fig9"], "Choose one of fig2"),
+        (["tabel3"], "did you mean 'table3'"),
+        (["table3", "--cells", "mlp"], "no cell begins with 'mlp'"),
+    ],
 )
 def test_what_does_not_exist_is_refused(arguments, words):
     result = CliRunner().invoke(app, ["reproduce", *arguments])
@@ -149,12 +184,12 @@ sys.path.insert(0, sys.argv[2])
 from dagc.experiments import run_cells
 from test_reproduce import tiny
 
-def tell(runs, number, done):
+def progress(runs, number, done):
     if done > 20:
         print("going", flush=True)
 
 if __name__ == "__main__":
-    run_cells([tiny(rounds=1000)], 1, Path(sys.argv[1]), 1, progress=tell)
+    run_cells([tiny(rounds=1000)], 1, Path(sys.argv[1]), 1, progress=progress)
 """
 
 

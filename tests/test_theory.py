@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dagc import theory
-from dagc.allocation import allocate, dagc_r, entries, phi_optimal, power
+from dagc.allocation import allocate, dagc_r, entries, power
 from dagc.errors import InvalidInput
-from dagc.theory import Problem
+from dagc.theory import Problem, phi_optimal
 
 Array = NDArray[np.float64]
 
@@ -184,8 +184,8 @@ def test_bounds_ignore_the_units_of_loss_and_parameters(objective: Any, loss: fl
 @settings(deadline=None)
 @given(PROFILES)
 def test_no_step_limit_passes_the_one_without_compression(weights: Array) -> None:
-    for method in ("uniform", "dagc-r", "power", "phi-optimal"):
-        ratios = allocate(weights, ratio=0.05, method=method)
+    allocated = [allocate(weights, ratio=0.05, method=method) for method in ("uniform", "dagc-r", "power")]
+    for ratios in (*allocated, phi_optimal(weights, 0.05 * len(weights))):
         assert theory.relative_step_limit(weights, ratios, Problem()) <= theory.absolute_step_limit(Problem())
 
 
@@ -215,6 +215,8 @@ def test_clients_without_data_do_not_count() -> None:
         (lambda: theory.absolute_factor([1, 2], [0.1, -1]), "a threshold is -1.0"),
         (lambda: theory.candidate_factors([1, 0], 0.1), "leave the others out"),
         (lambda: theory.candidate_factors([1, 2], 0), "total is 0"),
+        (lambda: phi_optimal([1, 0], 0.1), "leave the others out"),
+        (lambda: phi_optimal([1, 2], 0), "total is 0"),
         (lambda: theory.matching_thresholds([0.1, 0], 0.05), "a ratio is 0.0"),
         (lambda: theory.matching_thresholds([0.1], -1), "threshold is -1"),
         (lambda: theory.relative_iterations([1], [0.1], Problem(), 0), "accuracy is 0"),
@@ -251,7 +253,7 @@ def test_algorithm_2_is_the_printed_one(weights: Array, total: float) -> None:
 @given(PROFILES)
 def test_phi_optimal_is_the_minimum_of_a_dense_search(weights: Array) -> None:
     total = 0.001 * len(weights)
-    found = phi_optimal(weights / weights.sum(), total)
+    found = phi_optimal(weights, total)
     factor = theory.relative_factor(weights, found)
     assert found.sum() == pytest.approx(total)
     searched = slow_minimum(weights, total, steps=200)
@@ -264,7 +266,7 @@ def test_phi_optimal_is_the_minimum_of_a_dense_search(weights: Array) -> None:
 def test_no_nearby_ratios_have_a_smaller_factor_than_phi_optimal(weights: Array, seed: int) -> None:
     """Φ is convex in the ratios, so a local minimum is the global one and a search nearby is a proof by sample."""
     total = 0.001 * len(weights)
-    best = phi_optimal(weights / weights.sum(), total)
+    best = phi_optimal(weights, total)
     least = theory.relative_factor(weights, best)
     for other in _nearby(best, total, seed):
         assert theory.relative_factor(weights, other) >= least * (1 - 1e-9)
@@ -297,7 +299,7 @@ def test_algorithm_2_has_a_larger_factor_than_uniform_on_every_arithmetic_series
 def test_uniform_is_the_true_minimum_on_every_arithmetic_series(n: int, skew_ratio: float) -> None:
     weights = series(n, skew_ratio)
     assert weights.max() / weights.sum() < 2 / n
-    np.testing.assert_allclose(allocate(weights, ratio=0.001, method="phi-optimal"), 0.001, rtol=1e-6)
+    np.testing.assert_allclose(phi_optimal(weights, 0.001 * n), 0.001, rtol=1e-6)
 
 
 @settings(max_examples=200, deadline=None)
@@ -305,7 +307,7 @@ def test_uniform_is_the_true_minimum_on_every_arithmetic_series(n: int, skew_rat
 def test_uniform_is_the_minimum_exactly_if_no_client_has_twice_its_fair_share(weights: Array) -> None:
     n = len(weights)
     excess = weights.max() / weights.sum() * n - 2
-    factor = theory.relative_factor(weights, phi_optimal(weights / weights.sum(), 0.001 * n))
+    factor = theory.relative_factor(weights, phi_optimal(weights, 0.001 * n))
     if excess <= 0:
         assert factor == pytest.approx(1000, rel=1e-9)
     elif excess > 0.01:
@@ -315,7 +317,7 @@ def test_uniform_is_the_minimum_exactly_if_no_client_has_twice_its_fair_share(we
 def test_one_large_client_is_where_algorithm_2_beats_uniform() -> None:
     ratios = allocate(ONE_LARGE, ratio=0.001, method="dagc-r")
     assert theory.relative_factor(ONE_LARGE, ratios) == pytest.approx(974.4, abs=0.05)
-    best = allocate(ONE_LARGE, ratio=0.001, method="phi-optimal")
+    best = phi_optimal(ONE_LARGE, 0.011)
     assert theory.relative_factor(ONE_LARGE, best) == pytest.approx(927.4, abs=0.05)
     assert slow_minimum(ONE_LARGE, 0.011, steps=1000) == pytest.approx(927.4, abs=0.05)
     np.testing.assert_allclose(ratios, allocate(ONE_LARGE, ratio=0.001, method="power"), rtol=1e-9)
@@ -443,7 +445,8 @@ def test_the_error_of_a_toy_training_follows_the_residual_factor_and_not_phi() -
 
 def test_where_one_client_is_half_of_the_average_its_own_heterogeneity_counts() -> None:
     own = ONE_LARGE * np.sqrt(1 - 2 * ONE_LARGE + np.sum(ONE_LARGE**2))  # p_i·ζ_i at the optimum of the toy
-    ratios = [allocate(ONE_LARGE, ratio=0.02, method=method) for method in ("uniform", "phi-optimal", "power")]
+    uniform, by_power = (allocate(ONE_LARGE, ratio=0.02, method=method) for method in ("uniform", "power"))
+    ratios = [uniform, phi_optimal(ONE_LARGE, 0.22), by_power]
     ratios += [power(ONE_LARGE, 0.22, exponent=1), power(own, 0.22)]
     errors = np.array([[_toy_training(ONE_LARGE, r, seed) for r in ratios] for seed in range(2)]).mean(axis=0)
     plain, weighed = (np.array([theory.residual_factor(w, r) for r in ratios]) for w in (ONE_LARGE, own))

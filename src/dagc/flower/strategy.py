@@ -276,14 +276,14 @@ class DataAware(Strategy):
         names = list(message.content.array_records)
         if len(names) != 1:
             raise InvalidInput(f"the strategy sends {len(names)} ArrayRecords to a node; dagc needs one, the model")
-        *download, frame = run.server.download(client)
-        payload = run.layout.pack(frame, run.model.whole)
+        download = run.server.download(client)
+        payload = run.layout.pack(download.frame, run.model.whole)
         fields: dict[str, Any] = {"round": run.round + 1}
         if order is not None:
             fields = {**order._asdict(), "seed": f"{order.seed:x}"}
         instruction = Instruction(
-            kind, self.name or "", run.lineage, names[0], *download,
-            layout=run.layout.text if download[0] < 0 else "", examples=self._examples, **fields,
+            kind, self.name or "", run.lineage, names[0], download.since, download.version, download.checksum,
+            download.steps, layout=run.layout.text if download.since < 0 else "", examples=self._examples, **fields,
         )  # fmt: skip
         # The inner strategy gives all nodes one and the same content: each gets its own.
         records = {**dict(message.content.items()), names[0]: record_of(payload), RECORD: instruction.write()}

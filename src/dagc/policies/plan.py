@@ -159,12 +159,17 @@ class Plan:
         """
         if self.down is None or self.down == "lossless":
             return None
-        budget: dict[str, Any] = {"ratio": self.ratio, "bytes": self.bytes, "rate": self.rate}
-        if self.down != "same":
-            budget = {"ratio": None, "bytes": float(self.down), "rate": None}
-        alone = {"caps": {}, "exponent": None, "options": {}, "threshold": None, "down": None}
-        overhead = self.overhead if self._kind.waits else None
-        return replace(self, method="top-k", overhead=overhead, **alone, **budget)
+        same = self.down == "same"
+        return type(self)(
+            method="top-k",
+            ratio=self.ratio if same else None,
+            bytes=self.bytes if same else float(self.down),
+            rate=self.rate if same else None,
+            values=self.values,
+            frames=self.frames,
+            overhead=self.overhead,
+            per_tensor=self.per_tensor,
+        )
 
     @property
     def compact(self) -> bool:
@@ -227,7 +232,7 @@ class Plan:
             )
         if self.down not in (None, "lossless", "same"):
             try:
-                right = not isinstance(self.down, bool) and 0 < float(self.down) < math.inf  # type: ignore[arg-type]
+                right = not isinstance(self.down, bool) and 0 < float(self.down) < math.inf
             except (TypeError, ValueError):
                 right = False
             if not right:
