@@ -288,7 +288,8 @@ class Losing:
             return []
         payload = reply.content["arrays"][RECORD].data
         if payload:  # a node that is to send nothing sends nothing
-            name, dense = record["name"], dagc.decode(payload).dense().double()
+            size = len(flat(ArrayRecord(task().build().state_dict())))
+            name, dense = record["name"], dagc.decode(payload, size=size, round=record["round"]).dense().double()
             self.delivered[name] = self.delivered.get(name, 0.0) + dense
         return [reply]
 
@@ -320,24 +321,58 @@ def books_balance(states, run, seen, delivered, taken):
         books_balance_of(kept_by(states, run, part), computed_by(seen, part), delivered[name], taken[name])
 
 
+@pytest.mark.parametrize("down", ["lossless", "same", 60])
 @pytest.mark.parametrize(("method", "values"), [("dagc-r", "fp32"), ("dagc-r", "int8"), ("top-k", "sign")])
-def test_with_a_third_of_the_replies_lost_nothing_is(states, method, values):
+def test_with_a_third_of_the_replies_lost_nothing_is(states, method, values, down):
     seen = []
     grid = LocalGrid(client_app(seen=seen), NODES)
     losing = Losing(grid, 0.3)
-    strategy = DataAware(fed_avg(), ratio=0.02, method=method, values=values, run="lossy")
+    strategy = DataAware(fed_avg(), ratio=0.02, method=method, values=values, down=down, run="lossy")
     result = start(strategy, grid, 40)
     assert sum(line["present"] for line in read_metrics(states / "runs" / "lossy")) < 0.8 * 40 * NODES
     books_balance(states, "lossy", seen, losing.delivered, taken_of(strategy))
     assert flat(result.arrays).isfinite().all()
 
 
+@pytest.mark.parametrize("down", ["lossless", "same", 60])
+def test_nodes_that_miss_1_to_50_rounds_are_brought_up_to_date_and_nothing_is_lost(states, down):
+    """They train on the bits that the others have, whatever they missed."""
+    seen, missing = [], {1: range(2, 3), 2: range(4, 14), 3: range(6, 56)}
+
+    class Some(LocalGrid):
+        def get_node_ids(self):
+            return [node for node in self.contexts if number not in missing.get(node - 1, ())]
+
+    class Counting(FedAvg):
+        def configure_train(self, server_round, *rest):
+            nonlocal number
+            number = server_round
+            return super().configure_train(server_round, *rest)
+
+    number, models = 0, [flat(ArrayRecord(task().build().state_dict()))]
+    grid = Some(client_app(seen=seen), NODES)
+    losing = Losing(grid, 0.0)
+    inner = Counting(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
+    strategy = DataAware(inner, ratio=0.02, values="sign", frames="compact", run="away", down=down)
+    start(strategy, grid, 58, evaluate_fn=lambda t, arrays: (t and models.append(flat(arrays))) or None)
+    lines = read_metrics(states / "runs" / "away")
+    assert [line["present"] for line in lines] == [
+        sum(t not in missing.get(part, ()) for part in range(NODES)) for t in range(1, 59)
+    ]
+    at = [t for t, line in enumerate(lines) for _ in range(line["present"])]
+    assert all(torch.equal(before, models[t]) for t, (_, before, _) in zip(at, seen, strict=True))
+    books_balance(states, "away", seen, losing.delivered, taken_of(strategy))
+    whole = 4 * len(models[0])
+    assert all(line["down"] < whole + NODES * 600 for line in lines[1:])
+
+
 class Killed(Exception):
     """As the server dies."""
 
 
+@pytest.mark.parametrize("down", ["lossless", 60])
 @pytest.mark.parametrize(("done", "at"), [(3, 0), (3, 1), (3, 3), (0, 3)])
-def test_a_run_is_resumed_after_the_server_was_killed_and_nothing_is_lost(states, done, at):
+def test_a_run_is_resumed_after_the_server_was_killed_and_nothing_is_lost(states, done, at, down):
     seen = []
     grid = LocalGrid(client_app(seen=seen), NODES)
     losing, trained = Losing(grid, 0.0), 0
@@ -354,20 +389,21 @@ def test_a_run_is_resumed_after_the_server_was_killed_and_nothing_is_lost(states
 
     grid.on_reply = dies
     with pytest.raises(Killed):
-        start(DataAware(fed_avg(), ratio=0.02, run="killed"), grid, 8)
+        start(DataAware(fed_avg(), ratio=0.02, run="killed", down=down), grid, 8)
     restarted = LocalGrid(client_app(seen=seen), NODES)
     restarted.on_reply = losing
-    again = DataAware(fed_avg(), ratio=0.02, run="killed")
+    again = DataAware(fed_avg(), ratio=0.02, run="killed", down=down)
     result = start(again, restarted, 8)
     assert [line["round"] for line in read_metrics(states / "runs" / "killed")] == list(range(1, 9))
     assert sorted(result.train_metrics_clientapp) == list(range(done + 1, 9))
     books_balance(states, "killed", seen, losing.delivered, taken_of(again))
 
 
+@pytest.mark.parametrize("down", ["lossless", 60])
 @pytest.mark.parametrize("method", ["dagc-r", "random-k", "accordion"])
-def test_a_run_that_is_resumed_ends_with_the_same_bits(states, method):
+def test_a_run_that_is_resumed_ends_with_the_same_bits(states, method, down):
     def run(name, rounds, nodes=NODES):
-        strategy = DataAware(fed_avg(), ratio=0.02, method=method, run=name)
+        strategy = DataAware(fed_avg(), ratio=0.02, method=method, run=name, down=down)
         return flat(start(strategy, LocalGrid(client_app(), nodes), rounds).arrays)
 
     straight = run("straight", 7)
