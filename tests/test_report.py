@@ -114,6 +114,7 @@ def test_runs_that_differ_in_the_seed_become_one_series(runs):
     assert [series.label for series in panel.series] == ["dagc-r", "top-k", "none"]  # ours first, dense last
     assert all([run.seed for run in series.runs] == [0, 1] for series in panel.series)
     assert panel.title == "logistic@digits, 10 clients, skew ratio 100, 12 rounds"
+    assert data_of(page([panel], "t", "c"))["panels"][0]["names"] == list("0123456789")
 
 
 def test_labels_and_titles_say_what_differs():

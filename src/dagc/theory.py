@@ -1,7 +1,7 @@
 """What the paper proves about an allocation: key factors, step-size limits and iteration bounds, as plain functions.
 
 Nothing in the way of a gradient calls this module; it is for judging an allocation before training. `docs/theory.md`
-tells what the formulas say and where they mislead.
+explains what the formulas say and where they mislead.
 
 Everywhere, `weights` are the clients' data sizes in any unit; they are scaled to the paper's shares p_i with Σp_i = 1,
 and clients of weight 0 are left out, from n too. `ratios` are the δ_i of relative compressors (Top-k, Random-k), and
@@ -26,6 +26,7 @@ __all__ = [
     "absolute_step_limit",
     "candidate_factors",
     "matching_thresholds",
+    "phi_optimal",
     "relative_factor",
     "relative_iterations",
     "relative_step_limit",
@@ -100,9 +101,7 @@ def candidate_factors(weights: ArrayLike, total: float) -> FloatArray:
         array([1234.9, 1290.5, 1047.8])
     """
     total = _number(total, "total")
-    sizes = _vector(weights, "weight")
-    _refuse(sizes, sizes <= 0, "weight", "Theorem 4 is about clients with data: leave the others out")
-    shares = _shares(sizes)
+    shares = _positive_shares(weights, "Theorem 4")
     if shares.size == 1:
         return np.array([1.0 / total])
     powers = shares ** (2 / 3)
@@ -111,6 +110,63 @@ def candidate_factors(weights: ArrayLike, total: float) -> FloatArray:
     low[poorest] = shares[second]
     q = (powers.sum() - powers) / low ** (2 / 3)
     return np.asarray((1 + q) * (shares + low * q) / total)
+
+
+def phi_optimal(weights: ArrayLike, total: float) -> FloatArray:
+    """The ratios of this sum that minimise Φ, which Algorithm 2 does not.
+
+    For a given floor m the best ratios are max(m, c·p^(2/3)): water-filling. With P = Σ p^(2/3) over the clients above
+    the floor and W = Σ p over the s clients on it, Φ = W/m + P^1.5/√(m·(total − s·m)): convex in m.
+
+    Args:
+        weights: positive, in any order; the answer is in the same order.
+        total: the budget Σδ_i = n·δ̄.
+
+    Example:
+        >>> phi_optimal([6, 3, 1], total=0.003).round(6)            # nobody has twice a fair share: uniform
+        array([0.001, 0.001, 0.001])
+        >>> phi_optimal([28, 1, 1], total=0.003).round(6)
+        array([0.001373, 0.000814, 0.000814])
+    """
+    shares = _positive_shares(weights, "the minimum of Φ")
+    total = _number(total, "total")
+    n = len(shares)
+    order = np.argsort(-shares, kind="stable")
+    p = shares[order]
+    raised = p ** (2 / 3)
+    above = np.cumsum(raised)
+    below = np.append(np.cumsum(p[::-1])[::-1][1:], 0.0)
+    on_floor = n - 1.0 - np.arange(n)
+    # At m[i] the client i just reaches the floor; from the pure power rule (last) to uniform (first).
+    m = total * raised / (above + on_floor * raised)
+
+    def factor(i: NDArray[np.int_], m: FloatArray) -> FloatArray:
+        return below[i] / m + above[i] ** 1.5 / np.sqrt(m * (total - on_floor[i] * m))
+
+    everyone = np.arange(n)
+    at_ends = factor(everyone, m)
+    best = int(np.argmin(at_ends))
+    floor, least = m[best], at_ends[best]
+    if n > 1:
+        # Between m[i + 1] and m[i], Φ·√m does not fall, so Φ is at least this; the other stretches cannot win.
+        lowest = at_ends[1:] * np.sqrt(m[1:] / m[:-1])
+        i = np.flatnonzero(lowest < least)
+        low, high = m[i + 1], m[i]
+        for _ in range(60 if len(i) else 0):
+            middle = (low + high) / 2
+            free = total - on_floor[i] * middle
+            fall = below[i] / middle**2 + above[i] ** 1.5 * (free - on_floor[i] * middle) / (2 * (middle * free) ** 1.5)
+            low, high = np.where(fall > 0, middle, low), np.where(fall > 0, high, middle)
+        if len(i):
+            inside = factor(i, low)
+            k = int(np.argmin(inside))
+            if inside[k] < least:
+                floor = low[k]
+    filled = np.searchsorted(-m, -floor, side="right")  # how many clients are above this floor
+    c = (total - (n - filled) * floor) / above[filled - 1]
+    result = np.empty(n)
+    result[order] = np.where(everyone < filled, c * raised, floor)
+    return result
 
 
 def matching_thresholds(ratios: ArrayLike, threshold: float) -> FloatArray:
@@ -262,6 +318,12 @@ def _per_client(weights: ArrayLike, parameters: ArrayLike, name: str) -> tuple[F
     else:
         _refuse(values, values <= 0, name, "every client with data needs one above 0")
     return _shares(sizes[active]), values
+
+
+def _positive_shares(weights: ArrayLike, subject: str) -> FloatArray:
+    sizes = _vector(weights, "weight")
+    _refuse(sizes, sizes <= 0, "weight", f"{subject} is about clients with data: leave the others out")
+    return _shares(sizes)
 
 
 def _shares(sizes: FloatArray) -> FloatArray:

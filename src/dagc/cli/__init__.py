@@ -4,7 +4,6 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import dagc
 from dagc.cli.allocate import allocate
@@ -12,6 +11,7 @@ from dagc.cli.data import app as data_app
 from dagc.cli.plan import plan
 from dagc.cli.report import report
 from dagc.cli.reproduce import reproduce
+from dagc.cli.terminal import say, show_warnings
 from dagc.cli.train import compare, resume, run
 from dagc.errors import DagcError
 
@@ -39,10 +39,11 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 
 def main() -> None:
     """Run the command line; an error of ours is one line on stderr and exit code 2, never a traceback."""
+    show_warnings()
     try:
         app()
     except DagcError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", style="red", markup=False)
+        say(f"error: {error}", "red")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -10,23 +10,35 @@ from rich.console import Console
 from rich.table import Table
 
 import dagc
+from dagc.cli.options import from_json
 from dagc.cli.parse import client_sizes, quantity
-from dagc.errors import BudgetWarning, InvalidInput
+from dagc.cli.terminal import say
+from dagc.errors import BudgetWarning, InvalidInput, unknown
+from dagc.policies.plan import FRAMES
 
 __all__ = ["allocate"]
+
+SAME = {"top-k": "uniform", "random-k": "uniform", "hard-threshold": "uniform"}
+"""Methods of a training that give everybody the same."""
 
 
 def allocate(
     sizes: Annotated[str, typer.Option(help="Examples per client: 5000,3000,200, or a CSV file with a column 'size'.")],
-    ratio: Annotated[float | None, typer.Option(help="Budget: the mean part of entries sent, e.g. 0.001.")] = None,
+    ratio: Annotated[float | None, typer.Option(help="Budget: the mean ratio of entries sent, e.g. 0.001.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Budget: the mean threshold (methods dagc-a, power).")] = None,
     bytes: Annotated[
-        int | None, typer.Option("--budget-bytes", "--bytes", help="Budget: bytes per round, all clients together.")
+        float | None,
+        typer.Option(
+            help="Budget: bytes per client and round, on average. (dagc.allocate in Python takes those of all clients.)"
+        ),
     ] = None,
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(sorted(dagc.ALLOCATORS))}.")] = "dagc-r",
+    method: Annotated[str, typer.Option(help=f"One of {', '.join([*dagc.ALLOCATORS, *SAME])}.")] = "dagc-r",
     parameters: Annotated[str, typer.Option(help="Entries in the model, e.g. 11.2M.")] = "1M",
     values: Annotated[str, typer.Option(help=f"Value codec: {', '.join(dagc.VALUE_CODECS)}.")] = "fp32",
-    caps: Annotated[str | None, typer.Option(help="The largest ratio of each client, e.g. 1,0.01,1.")] = None,
+    frames: Annotated[str, typer.Option(help=f"One of {', '.join(FRAMES)}.")] = "plain",
+    caps: Annotated[
+        str | None, typer.Option(help="The largest ratio of a client, by its name (or number), e.g. '{\"3\": 0.001}'.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Show each client's share of the data, its ratio (or threshold), its entries and its bytes per round.
@@ -35,23 +47,28 @@ def allocate(
     """
     names, weights = client_sizes(sizes)
     size = round(quantity(parameters, "--parameters"))
-    limits = None if caps is None else _numbers(caps, "--caps")
+    limits = None if caps is None else _caps(caps, names)
+    if frames not in FRAMES:
+        raise unknown("kind of frames", frames, FRAMES)
+    if method not in dagc.ALLOCATORS and method not in SAME:
+        raise unknown("method", method, [*dagc.ALLOCATORS, *SAME])
     if ratio is None and threshold is None and bytes is None:
         ratio = 0.001
-    told: list[str] = []
+    compact = frames == "compact"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", BudgetWarning)
         given = dagc.allocate(
             weights,
             ratio=ratio,
             threshold=threshold,
-            bytes=bytes,
-            method=method,
+            bytes=None if bytes is None else int(bytes * np.count_nonzero(weights)),
+            method=SAME.get(method, method),
             caps=limits,
             size=size if bytes is not None else None,
             values=values,
+            compact=compact,
         )
-        told += [str(warning.message) for warning in caught if issubclass(warning.category, BudgetWarning)]
+    messages = [str(warning.message) for warning in caught if issubclass(warning.category, BudgetWarning)]
     scaled = weights / weights.max()  # the sum of huge ones would overflow
     share = scaled / scaled.sum()
     clients: list[dict[str, Any]] = [
@@ -62,17 +79,16 @@ def allocate(
             client["threshold"] = float(value) if np.isfinite(value) else None
     else:
         counts = dagc.entries(given, size, caps=limits)
-        most = dagc.payload_size(size, counts, values)
+        most = dagc.payload_size(size, counts, values, compact=compact)
         for client, value, count, bound in zip(clients, given, counts, most, strict=True):
             client |= {"ratio": float(value), "entries": int(count), "bytes": int(bound) if count else 0}
     if as_json:
-        print(
-            json.dumps({"method": method, "parameters": size, "values": values, "clients": clients, "warnings": told})
-        )
+        found = {"method": method, "parameters": size, "values": values, "clients": clients, "warnings": messages}
+        print(json.dumps(found))
         return
     _print(clients, method, size, values)
-    for line in told:
-        Console(stderr=True, highlight=False).print(f"warning: {line}", style="yellow", markup=False)
+    for line in messages:
+        say(f"warning: {line}", "yellow")
 
 
 def _print(clients: list[dict[str, Any]], method: str, parameters: int, values: str) -> None:
@@ -97,16 +113,16 @@ def _print(clients: list[dict[str, Any]], method: str, parameters: int, values: 
     if not absolute:
         dense = parameters * 4 * sum(client["size"] > 0 for client in clients)
         console.print(
-            f"At most so many bytes a round with {values} values, {dense / max(1, total[3]):,.0f} times fewer than "
-            f"sending everything ({dense:,})."
+            f"At most {total[3]:,} bytes per round with {values} values, {dense / max(1, total[3]):,.0f} times fewer "
+            f"than sending everything ({dense:,})."
         )
 
 
-def _numbers(text: str, option: str) -> list[float]:
-    numbers = []
-    for part in text.split(","):
-        try:
-            numbers.append(float(part))
-        except ValueError:
-            raise InvalidInput(f"{option} holds {part.strip()!r}: write numbers, e.g. 5000,3000,200,10") from None
-    return numbers
+def _caps(text: str, names: list[str]) -> list[float]:
+    given = from_json(text, "caps")
+    if not isinstance(given, dict) or not all(isinstance(cap, (int, float)) for cap in given.values()):
+        raise InvalidInput(f"caps is {text!r:.100}: write a ratio for each name, e.g. '{{\"{names[0]}\": 0.001}}'")
+    for name in given:
+        if name not in names:
+            raise unknown("client", name, names)
+    return [float(given.get(name, 1.0)) for name in names]

@@ -3,17 +3,23 @@
 import inspect
 import json
 from collections.abc import Callable
+from textwrap import fill
 from typing import Annotated, Any, get_args
 
 import typer
 
 from dagc.errors import InvalidInput
+from dagc.policies import POLICIES
 from dagc.training import Config
 
-__all__ = ["given_fields", "with_config_flags"]
+__all__ = ["from_json", "given_fields", "with_config_flags"]
 
-OBJECTS = {"optimizer_options", "method_options"}
-"""Fields that hold names and values: JSON on the command line."""
+OBJECTS = {
+    "caps": '{"3": 0.001}',
+    "options": '{"interval": 5}',
+    "optimizer_options": '{"momentum": 0.9}',
+}
+"""Fields that hold names and values are JSON on the command line; here, an example of each."""
 
 
 def with_config_flags(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -24,20 +30,32 @@ def with_config_flags(*left_out: str) -> Callable[[Callable[..., None]], Callabl
         flags = [_flag(name) for name in Config.model_fields if name not in ("task", *left_out)]
         command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
+        command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{_methods()}"
         return command
 
     return extend
 
 
+def _methods() -> str:
+    """A line for every method; the backspace keeps the lines from being joined."""
+    lines = [fill(f"  {name:15} {kind.about}", 78, subsequent_indent=" " * 18) for name, kind in POLICIES.items()]
+    return "\n".join(["\b", "Methods:", *lines])
+
+
 def given_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """The flags that were given, as `Config` takes them."""
     given = {name: value for name, value in fields.items() if value is not None}
-    for name in OBJECTS & given.keys():
-        try:
-            given[name] = json.loads(given[name])
-        except json.JSONDecodeError:
-            raise InvalidInput(f"{name} is {given[name]!r}: write JSON, e.g. '{{\"momentum\": 0.9}}'") from None
+    for name in OBJECTS.keys() & given.keys():
+        given[name] = from_json(given[name], name)
     return given
+
+
+def from_json(text: str, name: str) -> Any:
+    """Names and values as they are written on the command line."""
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        raise InvalidInput(f"{name} is {text!r:.100}: write JSON, e.g. '{OBJECTS[name]}'") from None
 
 
 def _flag(name: str) -> inspect.Parameter:

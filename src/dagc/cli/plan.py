@@ -12,7 +12,7 @@ import dagc
 from dagc import theory
 from dagc.allocation import ALLOCATORS
 from dagc.cli.parse import client_sizes, quantity
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, unknown
 
 __all__ = ["plan"]
 
@@ -46,11 +46,12 @@ def plan(
         if not right:
             raise InvalidInput(f"{option} is {text}: it must be {'0 or more' if option == '--seconds' else 'above 0'}")
     if allocator is None or allocator.ratios is None:
-        raise InvalidInput(f"method {method!r} cannot be planned: choose one of dagc-r, power, uniform, phi-optimal")
+        known = [name for name, each in ALLOCATORS.items() if each.ratios is not None]
+        raise unknown("method that can be planned", method, known)
     costs = {
         name: _cost(weights, ratio, name, size, values, rate, seconds) for name in dict.fromkeys((method, *METHODS))
     }
-    dense = np.where(weights > 0, dagc.payload_size(size, size, "fp32")[0], 0)
+    dense = np.where(weights > 0, 4 * size, 0)  # fp32 without indices; a header of twenty bytes does not matter
     costs["none"] = _totals(dense, np.where(weights > 0, size, 0), rate, seconds)
     factor = {
         name: theory.residual_factor(weights, dagc.allocate(weights, ratio=ratio, method=name))
@@ -58,8 +59,8 @@ def plan(
         for name in (method, *METHODS)
     }
     if as_json:
-        told = {"clients": _rows(names, weights, costs[method]), "methods": {n: _sums(c) for n, c in costs.items()}}
-        print(json.dumps({**told, "residual_factor": factor, "worth_it": factor[method] < WORTH}))
+        found = {"clients": _rows(names, weights, costs[method]), "methods": {n: _sums(c) for n, c in costs.items()}}
+        print(json.dumps({**found, "residual_factor": factor, "worth_it": factor[method] < WORTH}))
         return
     _print(names, weights, costs, factor, method, size, rate)
 

@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dagc.errors import InvalidInput
-from dagc.report import Panel, find_runs, panels_of, read_run, sentence, write_report
+from dagc.report import Panel, notes, panels_of, read_runs, sentence, write_report
 from dagc.report.tables import text_rows
 
 __all__ = ["command_line", "numbers", "print_table", "report"]
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold some.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders with runs anywhere below them.")],
     output: Annotated[Path, typer.Option(help="Where to write.")] = Path("report"),
     title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
     targets: Annotated[str | None, typer.Option(help="Accuracies to be reached, e.g. 0.75,0.8.")] = None,
@@ -26,12 +28,12 @@ def report(
 ) -> None:
     """Write one self-contained page about runs, with tables (CSV, LaTeX, Markdown) and curves (CSV, SVG, PNG).
 
-    Runs that differ only in the seed become one line with a band.
+    Runs that differ only in the seed become one line with a band. What cannot be read is left out, with a warning.
 
-    Example: dagc report runs/compare-mlp@digits --targets 0.8,0.9
+    Example: dagc report runs --targets 0.8,0.9
     """
-    found = [read_run(path) for path in find_runs(runs)]
-    panels = panels_of(found, numbers(targets))
+    wanted = numbers(targets)
+    panels = panels_of(read_runs(runs), wanted)
     heading = title or (panels[0].title if len(panels) == 1 else f"{len(panels)} settings")
     page = write_report(panels, output, heading, command_line(), figures)
     print_table(panels, heading)
@@ -41,23 +43,26 @@ def report(
 
 
 def print_table(panels: Sequence[Panel], title: str) -> None:
-    """The report's table, and what to know of it, on the terminal."""
-    heads, body = text_rows(panels)
-    table = Table(title=title, title_justify="left")
-    for name in heads:
-        table.add_column(name, justify="left" if name in ("Setting", "Method") else "right")
-    for number, row in enumerate(body):
-        if number and row[0] and heads[0] == "Setting":
-            table.add_section()
-        table.add_row(*row)
-    console = Console(highlight=False)
-    console.print(table)
-    for note in dict.fromkeys(note for panel in panels for note in panel.notes):
-        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+    """A table for each setting, and what to know about them, on the terminal."""
+    console = Console(highlight=False, markup=False)
+    if len(panels) > 1:
+        console.print(title)
+    for panel in panels:
+        heads, body = text_rows([panel])
+        heading = panel.title if len(panels) > 1 else title
+        table = Table(title=Text(heading), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+        for name in heads:  # a heading may take two lines, a number must not
+            first = name == "Method"
+            table.add_column(name.replace(" ", "\n", 1), justify="left" if first else "right", no_wrap=not first)
+        for row in body:
+            table.add_row(*map(Text, row))
+        console.print(table)
+    for note in notes(panels):
+        console.print(f"note: {note}", style="yellow", soft_wrap=True)
 
 
 def command_line() -> str:
-    """The command as it was given, to be given again."""
+    """The command as it was given."""
     return shlex.join(["dagc", *sys.argv[1:]])
 
 

@@ -1,4 +1,4 @@
-"""`dagc reproduce`: the paper's tables and figures again, cell by cell, with its own figures beside them."""
+"""`dagc reproduce`: the paper's tables and figures, cell by cell, with its own figures beside them."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -11,15 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dagc.cli.report import command_line, print_table
-from dagc.errors import InvalidInput
+from dagc.cli.terminal import log, say
+from dagc.errors import InvalidInput, unknown
 from dagc.experiments import EXPERIMENTS, TITLES, Cell, choose, run_cells, with_data
-from dagc.experiments.reproduce import Progress as Tell
+from dagc.experiments.reproduce import Progress as Show
 from dagc.report import Panel, Run, Series, read_run, sentence, write_report
 from dagc.training import Config
 
 __all__ = ["reproduce"]
-
-log = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def reproduce(
@@ -38,14 +37,14 @@ def reproduce(
     output: Annotated[Path, typer.Option(help="Where runs and reports go.")] = Path("runs/reproduce"),
     list_cells: Annotated[bool, typer.Option("--list", help="Print the names of the cells and stop.")] = False,
 ) -> None:
-    """Do the paper's experiments again and write a page for each, with the paper's figures beside ours.
+    """Repeat the paper's experiments and write a page for each, with the paper's figures beside ours.
 
-    Killed or stopped with Ctrl-C, the same command goes on where it was; what is finished is not done again.
+    Killed or stopped with Ctrl-C, the same command continues where it was; what is finished is not repeated.
 
     Example: dagc reproduce table3 --cells logistic --seeds 1 --iterations 200
     """
     if experiment != "all" and experiment not in EXPERIMENTS:
-        raise InvalidInput(f"there is no experiment {experiment!r}: choose one of {', '.join(EXPERIMENTS)}, or all")
+        raise unknown("experiment", experiment, [*EXPERIMENTS, "all"])
     chosen = _chosen(list(EXPERIMENTS) if experiment == "all" else [experiment], cells)
     if list_cells:
         for name, some in chosen.items():
@@ -57,10 +56,10 @@ def reproduce(
     }
     everything = [cell for some in ready.values() for cell in some]
     try:
-        with _progress() as tell:
-            paths = run_cells(everything, seeds, output / "runs", jobs or os.cpu_count() or 1, device, data_dir, tell)
+        with _progress() as show:
+            paths = run_cells(everything, seeds, output / "runs", jobs or os.cpu_count() or 1, device, data_dir, show)
     except KeyboardInterrupt:
-        log.print(f"stopped; what is done is kept in {output}, and the same command goes on from there", markup=False)
+        say(f"stopped; what is done is kept in {output}, and the same command continues from there")
         raise
     read: dict[Path, Run] = {}
     for name, some in ready.items():
@@ -101,19 +100,19 @@ def _panel(cell: Cell, paths: Sequence[Sequence[Path]], read: dict[Path, Run]) -
 
 
 @contextmanager
-def _progress() -> Iterator[Tell]:
+def _progress() -> Iterator[Show]:
     """One bar for all runs on a terminal; on anything else a line for each run that is done."""
     done: dict[int, int] = {}
     if not log.is_terminal:
 
-        def say(runs: list[Config], number: int, rounds: int) -> None:
+        def lines(runs: list[Config], number: int, rounds: int) -> None:
             if rounds == runs[number].rounds and done.get(number) != rounds:
                 done[number] = rounds
                 config = runs[number]
                 words = f"{config.task} {config.method}, seed {config.seed}"
-                log.print(f"{len(done)} of {len(runs)} runs: {words}", markup=False)
+                say(f"{len(done)} of {len(runs)} runs: {words}")
 
-        yield say
+        yield lines
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=log) as bars:

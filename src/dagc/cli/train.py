@@ -1,9 +1,9 @@
 """`dagc run`, `dagc resume`, `dagc compare`: training from the command line."""
 
+import hashlib
 import json
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +17,12 @@ from rich.table import Table
 
 from dagc.cli.options import given_fields, with_config_flags
 from dagc.cli.report import command_line
-from dagc.data.folder import write_atomically
+from dagc.cli.terminal import log, say
 from dagc.errors import InvalidInput
-from dagc.experiments import compared, comparison_configs, run_all, stopping
-from dagc.report import panels_of, read_run, sentence, write_report
+from dagc.experiments import comparison_configs, register, run_all, stopping
+from dagc.files import failure, write_atomically
+from dagc.folder import read_settings
+from dagc.report import comparison, panels_of, read_run, sentence, write_report
 from dagc.report.numbers import in_bytes
 from dagc.training import Config, Federation, Round, read_metrics, summary, train
 
@@ -32,8 +34,7 @@ Output = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 TensorBoard = Annotated[bool, typer.Option(help="Write TensorBoard logs to the run's folder, too.")]
-
-log = Console(stderr=True, highlight=False)
+BUDGETS = ("ratio", "threshold", "bytes", "rate")
 
 
 @with_config_flags()
@@ -47,16 +48,18 @@ def run(
 ) -> None:
     """Train one model over many clients, with one method.
 
-    Killed or stopped with Ctrl-C, the same command goes on where it was.
+    Killed or stopped with Ctrl-C, the same command continues from the last checkpoint.
 
     Example: dagc run logistic@fashion-mnist --method dagc-r --ratio 0.001 --workers 10 --skew-ratio 100
     """
     given = given_fields({"task": task, **fields})
     if not given and config is None:
         raise InvalidInput("say what to train: dagc run TASK, e.g. dagc run mlp@digits --ratio 0.01, or --config FILE")
-    settings = _with_budget(given, config)
-    folder = output or Path("runs") / _slug(settings.task) / f"{settings.method}-{settings.key()}"
-    _train(settings, folder, as_json, tensorboard)
+    settings = _settings(given, config)
+    register(str(settings.get("method")))
+    checked = Config(**settings)
+    folder = output or Path("runs") / _slug(checked.task) / f"{checked.method}-{checked.key()}"
+    _train(checked, folder, as_json, tensorboard)
 
 
 def resume(
@@ -64,10 +67,14 @@ def resume(
     as_json: AsJson = False,
     tensorboard: TensorBoard = False,
 ) -> None:
-    """Go on with a run from its last checkpoint; the result is the same to the bit."""
+    """Continue a run from its last checkpoint; the result is the same to the bit."""
     if not (folder / "config.toml").exists():
         raise InvalidInput(f"{folder} is not a run's folder: it has no config.toml")
-    _train(Config.read(folder / "config.toml"), folder, as_json, tensorboard)
+    settings = read_settings(folder)
+    if "engine" in settings:
+        raise InvalidInput(f"{folder} holds a run of {settings['engine']}: start its own app again to continue it")
+    register(str(settings.get("method")))
+    _train(Config(**settings), folder, as_json, tensorboard)
 
 
 @with_config_flags("method", "seed")
@@ -82,86 +89,83 @@ def compare(
     as_json: AsJson = False,
     **fields: Any,
 ) -> None:
-    """Compare methods on the same data, seeds, model and budget.
+    """Compare methods on the same data, seeds, model and budget; each gets the budget and the options that it takes.
 
-    Killed or stopped with Ctrl-C, the same command goes on where it was; what is finished is not done again.
+    Killed or stopped with Ctrl-C, the same command continues where it was; what is finished is not repeated.
 
     Example: dagc compare logistic@fashion-mnist --methods dagc-r,top-k,none --ratio 0.001 --seeds 4 --target 0.75
     """
-    base = given_fields({"task": task, **fields})
-    if config is not None:
-        told = Config.read(config).model_dump(exclude_none=True, exclude={"method", "seed"})
-        if {"ratio", "budget_bytes"} & base.keys():  # these two say the same: a flag replaces the file's
-            told = {name: value for name, value in told.items() if name not in ("ratio", "budget_bytes")}
-        base = {**told, **base}
-    task = base.setdefault("task", Config.model_fields["task"].default)
-    budgets = {name: base.pop(name, None) for name in ("ratio", "budget_bytes", "budget_rate", "threshold")}
-    if all(value is None for value in budgets.values()):
-        budgets["ratio"] = 0.01
-    configs = comparison_configs(base, [name.strip() for name in methods.split(",")], range(seeds), budgets)
+    settings = _settings(given_fields({"task": task, **fields}), config)
+    task = settings.setdefault("task", Config.model_fields["task"].default)
+    settings = {name: value for name, value in settings.items() if name not in ("method", "seed")}
+    if not settings.keys() & set(BUDGETS):
+        settings["ratio"] = 0.01
+    configs = comparison_configs(settings, [name.strip() for name in methods.split(",")], range(seeds))
     for method in dict.fromkeys(config.method for config in configs):  # what cannot work is refused before any work
         Federation(next(config for config in configs if config.method == method))
-    folder = output or Path("runs") / f"compare-{_slug(task)}"
+    folder = output or Path("runs") / f"compare-{_slug(task)}-{_key(configs)}"
     try:
-        with _bars([f"{c.method}, seed {c.seed}" for c in configs], configs[0].rounds) as tell:
-            paths = run_all(configs, folder, jobs or os.cpu_count() or 1, tell)
+        with _bars([f"{c.method}, seed {c.seed}" for c in configs], configs[0].rounds) as show:
+            paths = run_all(configs, folder, jobs or os.cpu_count() or 1, show)
     except KeyboardInterrupt:
-        log.print(f"stopped; the same command goes on from {folder}", markup=False, soft_wrap=True)
+        say(f"stopped; the same command continues from {folder}")
         raise
-    result = compared(configs, paths, target)
-    with write_atomically(folder / "comparison.json") as file:
-        file.write(json.dumps({**result, "runs": [path.name for path in paths]}, indent=1).encode())
-    panels = panels_of(map(read_run, paths), () if target is None else (target,))
-    page = write_report(panels, folder, panels[0].title, command_line())
+    (panel,) = panels_of(map(read_run, paths), () if target is None else (target,))
+    result = comparison(panel)
+    page = write_report([panel], folder, panel.title, command_line())
+    try:
+        with write_atomically(folder / "comparison.json") as file:
+            file.write(json.dumps({**result, "runs": [path.name for path in paths]}, indent=1).encode())
+    except OSError as error:
+        raise InvalidInput(f"the comparison cannot be written to {folder}: {failure(error)}") from error
     if as_json:
         print(json.dumps(result))
     else:
-        _print_comparison(result, budgets)
+        _print_comparison(result, {name: settings[name] for name in BUDGETS if name in settings})
         Console(highlight=False).print(
-            f"\n{sentence(panels)}\npage: {page}; runs: {folder}", markup=False, soft_wrap=True
+            f"\n{sentence([panel])}\npage: {page}; runs: {folder}", markup=False, soft_wrap=True
         )
 
 
-def _with_budget(given: dict[str, Any], config: Path | None) -> Config:
-    settings = Config.read(config, **given) if config is not None else Config(**given)
-    if settings.method != "none" and settings.ratio is settings.threshold is settings.round_bytes is None:
-        raise InvalidInput(
-            f"method {settings.method!r} needs a budget: give --ratio (e.g. 0.001), --threshold or --budget-bytes"
-        )
-    return settings
+def _settings(given: dict[str, Any], config: Path | None) -> dict[str, Any]:
+    """What a file says, changed by what the command line says; a budget there replaces those of the file."""
+    settings = {} if config is None else read_settings(config)
+    if given.keys() & set(BUDGETS):
+        settings = {name: value for name, value in settings.items() if name not in BUDGETS}
+    return {**settings, **given}
+
+
+def _key(configs: list[Config]) -> str:
+    """A short name for exactly this comparison, so that another one has another folder."""
+    return hashlib.sha256(" ".join(config.key() for config in configs).encode()).hexdigest()[:8]
 
 
 def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> None:
     callbacks = [_tensorboard(folder)] if tensorboard else []
     accuracy = ""
-    with (
-        warnings.catch_warnings(),
-        _bars([f"{config.task} {config.method}"], config.rounds) as tell,
-        stopping() as stop,
-    ):
-        warnings.showwarning = lambda message, *_: log.print(f"warning: {message}", style="yellow", markup=False)
+    with _bars([f"{config.task} {config.method}"], config.rounds) as show, stopping() as stop:
         for result in train(config, folder, callbacks):
             accuracy = accuracy if result.accuracy is None else f"accuracy {result.accuracy:.1%}, "
-            tell(0, result.round, accuracy + _in_words(result))
+            show(0, result.round, accuracy + _in_words(result))
             if stop.is_set() and result.round < config.rounds:
                 break
         else:
             stop.clear()
     if stop.is_set():
-        log.print(f"stopped after a checkpoint; go on with: dagc resume {folder}", markup=False, soft_wrap=True)
+        say(f"stopped after a checkpoint; continue with: dagc resume {folder}")
         sys.exit(130)
-    told = {"task": config.task, "method": config.method, **summary(read_metrics(folder)), "folder": str(folder)}
+    found = {"task": config.task, "method": config.method, **summary(read_metrics(folder)), "folder": str(folder)}
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(found))
         return
     table = Table(show_header=False)
     for name, value in (
         ("task, method", f"{config.task}, {config.method}"),
-        ("final accuracy", f"{told['final_accuracy']:.2%} (mean of the last evaluations)"),
-        ("best accuracy", f"{told['best_accuracy']:.2%}"),
-        ("uploaded", in_bytes(told["bytes_up"])),
-        ("downloaded", in_bytes(told["bytes_down"])),
-        ("network's clock", f"{told['seconds']:,.1f} s on {config.network}"),
+        ("final accuracy", f"{found['final_accuracy']:.2%} (mean of the last evaluations)"),
+        ("best accuracy", f"{found['best_accuracy']:.2%}"),
+        ("uploaded", in_bytes(found["bytes_up"])),
+        ("downloaded", in_bytes(found["bytes_down"])),
+        ("network's clock", f"{found['seconds']:,.1f} s on {config.network}"),
         ("folder", str(folder)),
     ):
         table.add_row(name, value)
@@ -178,15 +182,18 @@ def _print_comparison(result: dict[str, Any], budgets: dict[str, Any]) -> None:
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("method", "final", "best", "rounds", "bytes up", "× best", "seconds", "all up"):
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    reached = [row["to_target"]["bytes"] for row in result["methods"] if row["to_target"]["bytes"] is not None]
-    for row in result["methods"]:
-        to, sd = row["to_target"], row["final_accuracy_sd"]
-        there = [f"{to['reached']} of {row['seeds']}", "", "", ""]
-        if to["bytes"] is not None:
-            times = f"{to['bytes'] / min(reached):.1f}"
-            there = [f"{to['iterations']:,.0f}", in_bytes(to["bytes"]), times, f"{to['seconds']:,.1f}"]
-        final = f"{100 * row['final_accuracy']:.1f}" + (f" ± {100 * sd:.1f} %" if sd is not None else " %")
-        table.add_row(row["method"], final, f"{row['best_accuracy']:.1%}", *there, in_bytes(row["bytes_up"]))
+    goals = [row["to_target"] for row in result["methods"]]
+    fewest = min((goal["bytes_up"] for goal in goals if goal["bytes_up"] is not None), default=None)
+    for row, goal in zip(result["methods"], goals, strict=True):
+        there = [f"{goal['reached']} of {row['seeds']}", "", "", ""]
+        if goal["bytes_up"] is not None:
+            times = f"{goal['bytes_up'] / fewest:.1f}" if fewest else ""
+            there = [f"{goal['rounds']:,.0f}", in_bytes(goal["bytes_up"]), times, f"{goal['seconds']:,.1f}"]
+        final, best, sd = row["final_accuracy"], row["best_accuracy"], row["final_accuracy_sd"]
+        ends = ["–", "–"]
+        if final is not None:
+            ends = [f"{100 * final:.1f}" + (f" ± {100 * sd:.1f} %" if sd is not None else " %"), f"{best:.1%}"]
+        table.add_row(row["method"], *ends, *there, in_bytes(row["bytes_up"]))
     Console(highlight=False).print(table)
 
 
@@ -196,13 +203,13 @@ def _bars(names: list[str], rounds: int) -> Iterator[Any]:
     if not log.is_terminal:
         last = [0] * len(names)
 
-        def say(number: int, done: int, text: str = "") -> None:
+        def lines(number: int, done: int, text: str = "") -> None:
             tenth = len(names) == 1 and done * 10 // rounds > last[number] * 10 // rounds
             if done > last[number] and (done == rounds or tenth):
-                log.print(f"{names[number]}: round {done:,} of {rounds:,} {text}", markup=False, soft_wrap=True)
+                say(f"{names[number]}: round {done:,} of {rounds:,} {text}")
                 last[number] = done
 
-        yield say
+        yield lines
         return
     columns = (
         TextColumn("{task.description}"),
@@ -219,7 +226,8 @@ def _bars(names: list[str], rounds: int) -> Iterator[Any]:
 
 
 def _in_words(result: Round) -> str:
-    return f"loss {result.loss:.4g}, up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
+    loss = "nobody answered" if result.loss is None else f"loss {result.loss:.4g}"
+    return f"{loss}, up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
 
 
 def _tensorboard(folder: Path) -> Any:

@@ -1,7 +1,8 @@
 """Experiments: several runs, and what they say together."""
 
+from dagc.experiments.allocators import register
 from dagc.experiments.cells import Cell, Variant, choose
-from dagc.experiments.compare import compared, comparison_configs
+from dagc.experiments.compare import comparison_configs
 from dagc.experiments.paper import EXPERIMENTS, TITLES
 from dagc.experiments.reproduce import run_cells
 from dagc.experiments.runner import run_all, stopping
@@ -14,8 +15,8 @@ __all__ = [
     "Cell",
     "Variant",
     "choose",
-    "compared",
     "comparison_configs",
+    "register",
     "run_all",
     "run_cells",
     "stopping",

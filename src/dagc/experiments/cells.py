@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from dagc.errors import InvalidInput
+from dagc.experiments.allocators import register
 from dagc.training import Config
 
 __all__ = ["Cell", "Variant", "choose"]
@@ -19,7 +20,7 @@ class Variant:
         label: What people call it.
         fields: What it changes in the cell's `Config`: its method, its budget, its value codec.
         paper: The accuracy that the paper has for it, in percent.
-        bytes_per_entry: Count so many bytes for each entry sent, by formula, instead of those of the wire.
+        bytes_per_entry: Count this many bytes for each entry sent, by formula, instead of those of the wire.
     """
 
     label: str
@@ -37,7 +38,7 @@ class Cell:
         title: For people.
         fields: The `Config` that all variants share.
         variants: What is compared; the first is the one that the paper proposes.
-        targets: Accuracies; when they are reached is told, too.
+        targets: Accuracies; the report says when they are reached.
         evaluations: How many times a run is evaluated.
         paper: What the paper says of it, where that is not an accuracy in a table.
         notes: What differs from the paper.
@@ -59,6 +60,8 @@ class Cell:
 
     def configs(self, seeds: int, **where: Any) -> list[list[Config]]:
         """For each variant, a configuration for every seed; `where` adds fields such as `device`."""
+        for variant in self.variants:
+            register(variant.fields["method"])
         rounds = self.fields["rounds"]
         interval = max(rounds // self.evaluations, 400 // self.evaluations, 1)  # a short run is not all evaluation
         shared = {**self.fields, "evaluate_every": interval, "checkpoint_every": max(rounds // 10, 500), **where}

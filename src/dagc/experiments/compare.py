@@ -1,90 +1,75 @@
-"""Methods side by side: the same data, seeds, model and budget for all, and what each made of it."""
+"""Methods side by side: the same data, seeds, model and budget for all."""
 
-import math
-from collections.abc import Sequence
-from pathlib import Path
-from statistics import mean, stdev
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, unknown
+from dagc.experiments.allocators import register
 from dagc.policies import POLICIES
-from dagc.training import Config, read_metrics, summary
+from dagc.training import Config
 
-__all__ = ["compared", "comparison_configs"]
+__all__ = ["comparison_configs"]
+
+COUNTED = ("ratio", "bytes", "rate")
+"""Budgets of methods that count entries; they go before a threshold."""
 
 
-def comparison_configs(
-    base: dict[str, Any], methods: Sequence[str], seeds: Sequence[int], budgets: dict[str, Any]
-) -> list[Config]:
-    """A configuration for every method and seed, each with the budget that it takes.
+def comparison_configs(settings: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> list[Config]:
+    """A configuration for every method and seed; each method gets the budget and the settings that it takes.
+
+    Several budgets may be given, e.g. a ratio for methods that count entries and a threshold for the others. Settings
+    that only some methods take (`overhead`, `down`, `caps`, `exponent`, `options`) go to those.
 
     Args:
-        base: All other fields of `Config`.
+        settings: Fields of `Config`.
         methods: Names of methods.
         seeds: The seeds, the same for all methods.
-        budgets: `ratio`, `budget_bytes`, `budget_rate`, `threshold`; a method gets the first of them that it takes and
-            is given. A rate per hour goes with `budget_bytes`.
+
+    Raises:
+        InvalidInput: A method gets no budget, or a setting fits none of the methods.
+
+    Example:
+        >>> settings = {"task": "mlp@digits", "ratio": 0.01, "threshold": 0.05, "overhead": 0.125}
+        >>> for config in comparison_configs(settings, ["dagc-r", "dagc-a", "none"], [0]):
+        ...     print(config.method, config.ratio, config.threshold, config.overhead)
+        dagc-r 0.01 None 0.125
+        dagc-a None 0.05 None
+        none None None None
     """
-    fields = {"ratio": "ratio", "bytes": "budget_bytes", "threshold": "threshold"}
-    rate = budgets.get("budget_rate")
-    if rate is not None and budgets.get("budget_bytes") is None:
-        fields["bytes"] = "budget_rate"
-    configs = []
     for method in methods:
+        register(method)
         if method not in POLICIES:
-            raise InvalidInput(f"no method is called {method!r}: choose one of {', '.join(POLICIES)}")
-        takes = [fields[name] for name in POLICIES[method].budgets]
-        usable = [name for name in takes if budgets.get(name) is not None]
-        if takes and not usable:
-            options = " or ".join(f"--{name.replace('_', '-')}" for name in takes)
-            raise InvalidInput(f"method {method!r} needs a budget: give {options}")
-        own = {usable[0]: budgets[usable[0]]} if usable else {}
-        if rate is not None and "budget_bytes" in own:
-            own["budget_rate"] = rate
-        configs += [Config(**{**base, **own, "method": method, "seed": seed}) for seed in seeds]
-    return configs
+            raise unknown("method", method, POLICIES)
+    own = {method: _own(settings, method) for method in methods}
+    for name in ("overhead", "down", "caps", "exponent", "options"):
+        for part in _parts(settings, name):
+            if not any(part in _parts(each, name) for each in own.values()):
+                raise InvalidInput(f"none of the methods {', '.join(methods)} takes {name} {part}: leave it out")
+    return [Config(**{**own[method], "method": method, "seed": seed}) for method in methods for seed in seeds]
 
 
-def compared(configs: Sequence[Config], paths: Sequence[Path], target: float | None = None) -> dict[str, Any]:
-    """What came of finished runs, by method, in the order given.
-
-    Args:
-        configs: What was run.
-        paths: The folders of the runs.
-        target: The accuracy to be reached; if not given, the highest whole percent that every method ended at.
-    """
-    methods = list(dict.fromkeys(config.method for config in configs))
-    curves = {
-        method: [read_metrics(p) for c, p in zip(configs, paths, strict=True) if c.method == method]
-        for method in methods
+def _own(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """The settings that a method takes."""
+    kind = POLICIES[method]
+    given = {name: value for name, value in settings.items() if value is not None}
+    counted = [name for name in COUNTED if name in given and name in kind.budgets]
+    budgets = counted or [name for name in ("threshold",) if name in kind.budgets]
+    own = {name: value for name, value in given.items() if name not in (*COUNTED, "threshold") or name in budgets}
+    takes = {
+        "overhead": kind.waits and bool(counted),
+        "down": given.get("down") != "same" or bool(counted),
+        "caps": bool(counted),
+        "exponent": method == "power",
     }
-    ends = {method: [summary(rows) for rows in curves[method]] for method in methods}
-    if target is None:
-        lowest = min(mean(end["final_accuracy"] for end in ends[method]) for method in methods)
-        target = math.floor(100 * lowest) / 100
-    told = []
-    for method in methods:
-        row: dict[str, Any] = {"method": method, "seeds": len(ends[method])}
-        for name in ("final_accuracy", "best_accuracy", "bytes_up", "bytes_down", "seconds"):
-            row[name], row[f"{name}_sd"] = _spread([end[name] for end in ends[method]])
-        row["to_target"] = _to_target(curves[method], target)
-        told.append(row)
-    return {"task": configs[0].task, "rounds": configs[0].rounds, "target": target, "methods": told}
+    own = {name: value for name, value in own.items() if takes.get(name, True)}
+    if "options" in own:
+        own["options"] = {name: value for name, value in own["options"].items() if name in kind.options}
+    return own
 
 
-def _to_target(curves: list[list[dict[str, Any]]], target: float) -> dict[str, Any]:
-    """Where runs first evaluate at the target or above; means over the seeds, only if all of them reach it."""
-    reached = []
-    for rows in curves:
-        first = next((row for row in rows if row.get("accuracy", 0) >= target), None)
-        if first is not None:
-            reached.append(first)
-    found = {"accuracy": target, "reached": len(reached), "iterations": None, "bytes": None, "seconds": None}
-    if len(reached) == len(curves):
-        for name, column in (("iterations", "round"), ("bytes", "bytes_up"), ("seconds", "seconds")):
-            found[name] = mean(row[column] for row in reached)
-    return found
-
-
-def _spread(numbers: list[float]) -> tuple[float, float | None]:
-    return mean(numbers), stdev(numbers) if len(numbers) > 1 else None
+def _parts(settings: Mapping[str, Any], name: str) -> list[Any]:
+    """The names of options; the value itself of any other setting that is given."""
+    value = settings.get(name)
+    if name == "options":
+        return list(value or ())
+    return [] if value in (None, {}) else [value]

@@ -215,18 +215,18 @@ def _large_models() -> tuple[Cell, ...]:
 
 
 def _equal_bytes() -> tuple[Cell, ...]:
-    """Not the paper's: the same uplink for all, 640 bytes a round for ten workers, and who gets where with it."""
-    plain = {"ratio": 0.001}  # 78 entries of 8 bytes: 624 bytes a round
-    wire = [Variant(f"DAGC-R, our wire, {v}", {"method": "dagc-r", "budget_bytes": 640, "values": v}) for v in _VALUES]
+    """Not the paper's: the same uplink for all, 64 bytes per client and round, and who gets where with it."""
+    plain = {"ratio": 0.001}  # 78 entries of 8 bytes for ten clients: 62 bytes each
+    wire = [Variant(f"DAGC-R, our wire, {v}", {"method": "dagc-r", "bytes": 64, "values": v}) for v in _VALUES]
     variants = (
         *reversed(wire),
         Variant("DAGC-R, int32 + fp32", {"method": "dagc-r", **plain}, bytes_per_entry=8),
-        Variant("uniform Top-k, our wire, sign", {"method": "top-k", "budget_bytes": 640, "values": "sign"}),
+        Variant("uniform Top-k, our wire, sign", {"method": "top-k", "bytes": 64, "values": "sign"}),
         Variant("uniform Top-k, int32 + fp32", {"method": "top-k", **plain}, bytes_per_entry=8),
         Variant("no compression", {"method": "none"}),
     )
     fields = {**_SETUP["logistic"], "skew_ratio": 100.0, "rounds": 3_000}
-    title = f"{_NAMES['logistic']}, SR 100, at most 640 bytes up per round"
+    title = f"{_NAMES['logistic']}, SR 100, at most 64 bytes up per client and round"
     notes = (
         "int32 + fp32: counted as 8 bytes for each entry sent, no header, as GRACE sends them; all others: the bytes "
         "of our frames, headers and checksums included",

@@ -24,7 +24,7 @@ def run_cells(
 ) -> list[list[list[Path]]]:
     """Run everything that is not finished; returns, for each cell and each of its variants, the folders by seed.
 
-    Killed or interrupted, the same call goes on where it was.
+    Killed or interrupted, the same call continues where it was.
     """
     wanted = [cell.configs(seeds, device=device, data_dir=data_dir) for cell in cells]
     once = {config.key(): config for cell in wanted for variant in cell for config in variant}

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from dagc.errors import DagcError
+from dagc.experiments.allocators import register
+from dagc.folder import finished
 from dagc.training import Config, train
 
 __all__ = ["Progress", "last_round", "run_all", "stopping"]
 
 Progress = Callable[[int, int], object]
-"""`(run, rounds done) -> anything`: told now and then."""
+"""`(run, rounds done) -> anything`: called now and then."""
 
 
 @contextmanager
@@ -45,21 +47,23 @@ def run_all(
 ) -> list[Path]:
     """Run every configuration in a folder of its own below `folder`; returns those folders.
 
-    Runs that are finished are left alone, and those that were interrupted go on. `KeyboardInterrupt` reaches the runs,
-    too: each stops after its round, with a checkpoint.
+    Runs that are finished are left alone, and those that were interrupted continue. On `KeyboardInterrupt` each run
+    stops after its round, with a checkpoint.
     """
     paths = [folder / f"{config.method}-seed{config.seed}-{config.key()}" for config in configs]
     threads = max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(configs))))
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(configs)), mp_context=context, initializer=_end_with_parent)
+    stop = context.Event()
+    pool = ProcessPoolExecutor(min(jobs, len(configs)), mp_context=context, initializer=_begin, initargs=(stop,))
     try:
         tasks: dict[Future[bool], int] = {}
-        for number, (config, path) in enumerate(zip(configs, paths, strict=True)):
-            if (path / "result.json").exists():
-                progress(number, config.rounds)
-            else:
-                alone = config if config.threads else config.model_copy(update={"threads": threads})
-                tasks[pool.submit(_run, alone.model_dump(), str(path))] = number
+        with _no_interrupts():
+            for number, (config, path) in enumerate(zip(configs, paths, strict=True)):
+                if finished(path):
+                    progress(number, config.rounds)
+                else:
+                    alone = config if config.threads else config.model_copy(update={"threads": threads})
+                    tasks[pool.submit(_run, alone.model_dump(), str(path))] = number
         waiting = set(tasks)
         while waiting:
             done, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
@@ -69,8 +73,9 @@ def run_all(
             for number in tasks.values():
                 progress(number, last_round(paths[number]))
     except BrokenProcessPool:
-        raise DagcError(f"a run died (too little memory?): the same command goes on with those in {folder}") from None
+        raise DagcError(f"a run died (too little memory?): the same command continues from {folder}") from None
     finally:
+        stop.set()
         pool.shutdown(cancel_futures=True)
     return paths
 
@@ -86,12 +91,33 @@ def last_round(path: Path) -> int:
     return int(lines[-1].partition(b'"round": ')[2].partition(b",")[0]) if lines else 0
 
 
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Keep Ctrl-C from processes that are started in this block, and from this one until the block ends.
+
+    A process that is still starting would answer with a traceback; `run_all` stops them itself.
+    """
+    with stopping() as stop:
+        blocked = hasattr(signal, "pthread_sigmask")  # not on Windows
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocked else set()
+        try:
+            yield
+        finally:
+            if blocked:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if stop.is_set():
+        raise KeyboardInterrupt
+
+
+_stop: Any = None
 _orphaned = threading.Event()
 _working = threading.Lock()
 
 
-def _end_with_parent() -> None:
-    """See to it that this process ends when its parent was killed, after its run has stopped with a checkpoint."""
+def _begin(stop: Any) -> None:
+    """Begin a worker process: it ends when its parent was killed, after its run has stopped with a checkpoint."""
+    global _stop
+    _stop = stop
 
     def wait_for_parent() -> None:
         parent = multiprocessing.parent_process()
@@ -106,8 +132,9 @@ def _end_with_parent() -> None:
 
 def _run(fields: dict[str, Any], path: str) -> bool:
     """One run in this process; whether it came to its end."""
+    register(fields["method"])
     with _working, stopping() as stop:
         for _ in train(Config(**fields), path):
-            if stop.is_set() or _orphaned.is_set():
+            if stop.is_set() or _stop.is_set() or _orphaned.is_set():
                 return False
     return True

@@ -59,20 +59,20 @@ def with_data(cells: Sequence[Cell], stand_in: bool, data_dir: str | None = None
     """The cells with data that is here: the original or, if that is allowed, its stand-in, and a note that says so."""
     root = data_folder(data_dir)
     missing = {cell.data for cell in cells if not at_hand(cell.data, root)}
-    told = []
+    problems = []
     for name in sorted(missing):
         if stand_in and name in STAND_INS:
             substitute = STAND_INS[name].data
             if substitute in CATALOGUE:
                 if not at_hand(substitute, root):
-                    told.append(_how_to_get(substitute, root))
+                    problems.append(_how_to_get(substitute, root))
             elif not (root / substitute).exists():
-                told.append(f"the stand-in {substitute} is not in {root}: docs/data.md says how to make it")
+                problems.append(f"the stand-in {substitute} is not in {root}: docs/data.md says how to make it")
         else:
             other = f", or add --stand-in ({STAND_INS[name].label})" if name in STAND_INS else ""
-            told.append(_how_to_get(name, root) + other)
-    if told:
-        raise MissingData("; ".join(told) + "; or leave its cells out with --cells")
+            problems.append(_how_to_get(name, root) + other)
+    if problems:
+        raise MissingData("; ".join(problems) + "; or leave its cells out with --cells")
     return [_replaced(cell, root) if cell.data in missing else cell for cell in cells]
 
 

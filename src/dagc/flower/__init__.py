@@ -8,7 +8,7 @@ try:
 except ImportError as error:
     raise ImportError("dagc.flower needs Flower 1.41 or newer: pip install 'dagc[flower]'") from error
 
-from dagc.flower.mod import compress
+from dagc.flower.mod import compress, compress_from
 from dagc.flower.strategy import DataAware
 
-__all__ = ["DataAware", "compress"]
+__all__ = ["DataAware", "compress", "compress_from"]

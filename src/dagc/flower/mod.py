@@ -1,11 +1,13 @@
 """The client's side: a mod between Flower and the app, which trains on whole models and knows nothing of this."""
 
+from collections.abc import Callable
+from functools import partial
 from logging import getLogger
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
-from flwr.clientapp.typing import ClientAppCallable
+from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 from numpy.typing import NDArray
 
@@ -15,7 +17,9 @@ from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Answer, Instruction,
 from dagc.flower.node import Node, node_name, read, state_path, write
 from dagc.protocol import Client
 
-__all__ = ["compress"]
+__all__ = ["compress", "compress_from"]
+
+FirstModel = Callable[[Context], ArrayRecord]
 
 COMPUTED = "dagc-computed."
 """Names in the context's state that begin so hold what the app answered when the node was asked for its examples."""
@@ -32,13 +36,41 @@ def compress(message: Message, context: Context, call_next: ClientAppCallable) -
         >>> from flwr.clientapp import ClientApp
         >>> app = ClientApp(mods=[compress])
     """
+    return _compress(message, context, call_next, None)
+
+
+def compress_from(first_model: FirstModel) -> Mod:
+    """`compress` for nodes that can make the first model themselves, so that nobody downloads it.
+
+    The server says so, too: `DataAware(strategy, first_model="drawn", …)`. A node whose model turns out to be another
+    one misses a round and downloads it after all.
+
+    Args:
+        first_model: The arrays that the training begins with, the same on the server and on every node, such as those
+            of a model that was built after `torch.manual_seed(0)`.
+
+    Example:
+        >>> import torch
+        >>> from flwr.app import ArrayRecord
+        >>> from flwr.clientapp import ClientApp
+        >>> def first_model(context):
+        ...     torch.manual_seed(0)
+        ...     return ArrayRecord(torch.nn.Linear(100, 10).state_dict())
+        >>> app = ClientApp(mods=[compress_from(first_model)])
+    """
+    return partial(_compress, first_model=first_model)
+
+
+def _compress(
+    message: Message, context: Context, call_next: ClientAppCallable, first_model: FirstModel | None
+) -> Message:
     record = message.content.config_records.get(RECORD)
     if record is None:
         return call_next(message, context)
     instruction = Instruction.read(record)
     path = state_path(instruction.run, context)
     try:
-        node = _up_to_date(instruction, message, read(path))
+        node = _up_to_date(instruction, message, context, read(path), first_model)
     except OutOfSync as error:
         reason = f"{node_name(context)} is out of sync, requesting the full model: {error}"
         log.warning("dagc: %s", reason)
@@ -58,16 +90,20 @@ def compress(message: Message, context: Context, call_next: ClientAppCallable) -
     )
 
 
-def _up_to_date(instruction: Instruction, message: Message, node: Node | None) -> Node:
+def _up_to_date(
+    instruction: Instruction, message: Message, context: Context, node: Node | None, first_model: FirstModel | None
+) -> Node:
     """The node with the newest model; `OutOfSync` if the download does not build on what it has."""
     if node is not None and node.lineage != instruction.lineage:
         log.info("dagc: run %r has started over: what was kept of the one before is dropped", instruction.run)
         node = None
-    if instruction.since < 0:
-        layout = Layout.read(instruction.layout)
-        if node is None or node.layout.text != layout.text:
-            node = Node(instruction.lineage, layout, Client(layout.sizes))
-    elif node is None:
+    layout = Layout.read(instruction.layout) if instruction.layout else None
+    if layout is not None and (node is None or node.layout.text != layout.text):
+        first = None
+        if instruction.since == 0 and first_model is not None:
+            first = layout.split(first_model(context)).vector
+        node = Node(instruction.lineage, layout, Client(layout.sizes, first_model=first))
+    if node is None:
         raise OutOfSync("this node has nothing of this run")
     frame, whole = node.layout.unpack(payload_of(message.content)[1])
     node.client.receive(instruction.download(bytes(frame)))

@@ -283,7 +283,8 @@ class DataAware(Strategy):
             fields = {**order._asdict(), "seed": f"{order.seed:x}"}
         instruction = Instruction(
             kind, self.name or "", run.lineage, names[0], download.since, download.version, download.checksum,
-            download.steps, layout=run.layout.text if download.since < 0 else "", examples=self._examples, **fields,
+            download.steps, layout=run.layout.text if client is None or download.since < 0 else "",
+            examples=self._examples, **fields,
         )  # fmt: skip
         # The inner strategy gives all nodes one and the same content: each gets its own.
         records = {**dict(message.content.items()), names[0]: record_of(payload), RECORD: instruction.write()}

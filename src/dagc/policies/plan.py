@@ -14,6 +14,7 @@ from dagc.wire import VALUE_CODECS
 __all__ = ["Plan", "Settings"]
 
 FRAMES = ("plain", "compact")
+FIRST_MODEL = ("sent", "drawn")
 SIGNS_BELOW = 0.1
 """With "auto", signs are sent below this ratio of entries: `docs/beyond.md` has what was measured, up to 7 %."""
 
@@ -32,6 +33,7 @@ class Settings(TypedDict, total=False):
     frames: str
     overhead: float | None
     down: float | str | None
+    first_model: str
     per_tensor: bool
     options: Mapping[str, float]
     seed: int
@@ -56,6 +58,8 @@ class Plan:
         down: What the server sends each client: "lossless", every change of the model; "same", as much as a client may
             send, with the same error feedback, codec, frames and waiting; or as many bytes per round as a number says.
             If not given, lossless.
+        first_model: "sent" to every client that comes, or "drawn": clients can make the model that the training begins
+            with themselves, e.g. from a seed, and download only what has changed since.
         per_tensor: Select within each tensor of the model instead of over all of them.
         options: What else the method takes, by name.
         seed: For methods that draw.
@@ -80,6 +84,7 @@ class Plan:
     frames: str = "plain"
     overhead: float | None = None
     down: float | str | None = None
+    first_model: str = "sent"
     per_tensor: bool = False
     options: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
@@ -213,6 +218,8 @@ class Plan:
             raise unknown("value codec", self.values, (*VALUE_CODECS, "auto"))
         if self.frames not in FRAMES:
             raise unknown("kind of frames", self.frames, FRAMES)
+        if self.first_model not in FIRST_MODEL:
+            raise unknown("way to get the first_model", self.first_model, FIRST_MODEL)
         if not isinstance(self.per_tensor, bool):
             raise InvalidInput(f"per_tensor is {self.per_tensor!r:.100}: it must be true or false")
 

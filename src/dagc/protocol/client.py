@@ -30,6 +30,7 @@ class Client:
     Args:
         sizes: The number of entries in each tensor of the model.
         device: Where the gradients are.
+        first_model: The model that the training begins with, if this client can make it itself.
 
     Attributes:
         model: What the client has: a vector; None if it has nothing, or if the engine keeps one model for all clients.
@@ -48,13 +49,13 @@ class Client:
         tensor([ 1.0000,  5.0000,  2.0000, -3.0000,  0.0000,  0.5000])
     """
 
-    def __init__(self, sizes: Sequence[int], device: Any = "cpu") -> None:
-        """Begin with nothing kept back and no model."""
+    def __init__(self, sizes: Sequence[int], device: Any = "cpu", first_model: torch.Tensor | None = None) -> None:
+        """Begin with nothing kept back."""
         self.sizes = [size for size in sizes if size]
         self.size = sum(sizes)
         self.feedback = ErrorFeedback(COMPRESSORS["top-k"], self.size, device=device)
-        self.model: torch.Tensor | None = None
-        self.version = -1
+        self.model = first_model
+        self.version = -1 if first_model is None else 0
         self.sent = 0
         self.pending: Sparse | None = None
 

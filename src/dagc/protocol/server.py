@@ -104,7 +104,7 @@ class Server:
             )
         known = self.members.get(name)
         if known is None:
-            self.members[name] = Member(name, len(self.members), float(examples))
+            self.members[name] = Member(name, len(self.members), float(examples), self._newcomer)
         else:
             known.examples = float(examples)
 
@@ -149,7 +149,12 @@ class Server:
     def download(self, name: str | None) -> Download:
         """What brings a member up to date; None stands for somebody who is not known yet."""
         assert self.downlink is not None, "this server was made without a model"
-        return self.downlink.since(-1 if name is None else self.members[name].has)
+        return self.downlink.since(self._newcomer if name is None else self.members[name].has)
+
+    @property
+    def _newcomer(self) -> int:
+        """The version that a client has when it comes."""
+        return 0 if self.plan.first_model == "drawn" else -1
 
     @property
     def model(self) -> torch.Tensor:

@@ -3,14 +3,28 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from dagc.errors import InvalidInput
+from dagc.files import failure, write_atomically
 from dagc.report.figures import write_figures
 from dagc.report.page import page
 from dagc.report.panels import Panel, Series, panels_of
-from dagc.report.runs import Run, find_runs, read_run
-from dagc.report.tables import csv_table, curves_csv, latex_table, markdown_table
-from dagc.report.words import sentence
+from dagc.report.runs import Run, find_runs, read_run, read_runs
+from dagc.report.tables import comparison, csv_table, curves_csv, latex_table, markdown_table
+from dagc.report.words import notes, sentence
 
-__all__ = ["Panel", "Run", "Series", "find_runs", "panels_of", "read_run", "sentence", "write_report"]
+__all__ = [
+    "Panel",
+    "Run",
+    "Series",
+    "comparison",
+    "find_runs",
+    "notes",
+    "panels_of",
+    "read_run",
+    "read_runs",
+    "sentence",
+    "write_report",
+]
 
 
 def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str, figures: bool = True) -> Path:
@@ -20,13 +34,15 @@ def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str
         panels: What to show.
         folder: Where to write.
         title: Its heading.
-        command: The command that does it all again.
+        command: The command that repeats it all.
         figures: Whether to draw the SVG and PNG files.
 
     Returns:
         The page.
+
+    Raises:
+        InvalidInput: The folder cannot be written to.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "report.html": page(panels, title, command),
         "table.csv": csv_table(panels),
@@ -34,8 +50,12 @@ def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str
         "table.md": markdown_table(panels),
         "curves.csv": curves_csv(panels),
     }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    if figures:
-        write_figures(panels, folder)
+    try:
+        for name, text in texts.items():
+            with write_atomically(folder / name) as file:
+                file.write(text.encode())
+        if figures:
+            write_figures(panels, folder)
+    except OSError as error:
+        raise InvalidInput(f"the report cannot be written to {folder}: {failure(error)}") from error
     return folder / "report.html"

@@ -1,4 +1,4 @@
-"""Curves as SVG and PNG for papers and slides; needs matplotlib, which `pip install 'dagc[figures]'` brings."""
+"""Curves as SVG and PNG for papers and slides; needs matplotlib, which the extra `lab` brings."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from dagc.report.panels import Panel
 __all__ = ["COLOURS", "write_figures"]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#6b6b6b")
-"""Colours that people with any colour vision tell apart (after Okabe and Ito); the page uses the same."""
+"""Colours that people with any colour vision can distinguish (after Okabe and Ito); the page uses the same."""
 _AXES = {"rounds": "iterations", "bytes": "bytes uploaded", "seconds": "seconds on the network's clock"}
 
 
@@ -51,13 +51,13 @@ def write_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
 def _draw(axes: Any, panel: Panel, axis: str, words: str) -> None:
     """One panel's curves, a band from the lowest seed to the highest around each."""
     for place, series in enumerate(panel.series):
-        told = curve(series)
-        if not told[axis]:
+        points = curve(series)
+        if not points[axis]:
             continue
         colour, line = COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
-        mean, low, high = ([100 * y for y in told[name]] for name in ("mean", "low", "high"))
-        axes.plot(told[axis], mean, line, color=colour, label=series.label, lw=1.4)
-        axes.fill_between(told[axis], low, high, color=colour, alpha=0.15, lw=0)
+        mean, low, high = ([100 * y for y in points[name]] for name in ("mean", "low", "high"))
+        axes.plot(points[axis], mean, line, color=colour, label=series.label, lw=1.4)
+        axes.fill_between(points[axis], low, high, color=colour, alpha=0.15, lw=0)
     if axis == "bytes":
         axes.set_xscale("log")
     axes.set(xlabel=words, ylabel="accuracy, %")

@@ -170,20 +170,23 @@
   };
 
   const drawShares = () => {
-    const wanted = panel().shares;
+    const { shares: wanted, weights, names, seed } = panel();
     const kind = wanted.some((one) => one.kind === "ratio") ? "ratio" : "threshold";
-    const lines = wanted.filter((one) => one.kind === kind);
+    const lines = wanted.filter((one) => one.kind === kind).map((one) => ({
+      label: one.label,
+      points: one.values.map((value, client) => [weights[client], value, names[client]]).filter(([p, v]) => p > 0 && v > 0),
+    })).filter((one) => one.points.length);
     const height = 300;
     const { width, svg } = canvas("shares", height, `Each client's ${kind} against its share of the data`);
+    const everything = wanted.every((one) => one.kind === "everything");
     $("shares-hint").textContent = lines.length
-      ? `Each point is a client in the first round (seed ${panel().seed}); both axes logarithmic.`
-      : "Everybody sends everything.";
+      ? `Each point is a client in the first round${seed === null ? "" : ` (seed ${seed})`}; both axes logarithmic.`
+      : everything ? "Everybody sends everything." : "Not known.";
     if (!lines.length) return;
     const box = { left: 62, right: width - 14, top: 12, bottom: height - 44 };
-    const all = lines.flatMap((one) => one.values).filter((value) => value !== null && value > 0);
-    const some = panel().weights.filter((value) => value > 0);
+    const points = lines.flatMap((one) => one.points);
     const wide = (values) => [Math.min(...values) / 1.3, Math.max(...values) * 1.3];
-    const [[left, right], [bottom, top]] = [wide(some), wide(all)];
+    const [[left, right], [bottom, top]] = [wide(points.map(([p]) => p)), wide(points.map(([, v]) => v))];
     const x = scale(left, right, box.left, box.right, true);
     const y = scale(bottom, top, box.bottom, box.top, true);
     const small = (value) => `${Number((100 * value).toPrecision(2))} %`;
@@ -198,15 +201,14 @@
     make(svg, "text", { class: "strong", x: (box.left + box.right) / 2, y: height - 8, "text-anchor": "middle" }, "share of the data");
     make(svg, "text", { class: "strong", x: box.left + 6, y: box.top + 12 }, kind === "ratio" ? "ratio of entries sent" : "threshold");
     for (const one of lines) {
-      const points = one.values.map((value, client) => [panel().weights[client], value]).filter(([p, v]) => p > 0 && v > 0);
-      points.sort((a, b) => a[0] - b[0]);
+      one.points.sort((a, b) => a[0] - b[0]);
       make(svg, "polyline", {
-        points: points.map(([p, v]) => `${x(p)},${y(v)}`).join(" "), fill: "none", stroke: colour(one.label),
+        points: one.points.map(([p, v]) => `${x(p)},${y(v)}`).join(" "), fill: "none", stroke: colour(one.label),
         "stroke-width": 1.5, "stroke-dasharray": dash(one.label),
       });
-      for (const [p, v] of points) {
+      for (const [p, v, name] of one.points) {
         const dot = make(svg, "circle", { cx: x(p), cy: y(v), r: 3.5, fill: colour(one.label) });
-        make(dot, "title", {}, `${one.label}: ${small(p)} of the data, ${kind} ${kind === "ratio" ? `${Number((100 * v).toPrecision(3))} %` : v.toPrecision(3)}`);
+        make(dot, "title", {}, `${one.label}: client ${name}, ${small(p)} of the data, ${kind} ${kind === "ratio" ? `${Number((100 * v).toPrecision(3))} %` : v.toPrecision(3)}`);
       }
     }
   };
@@ -216,6 +218,7 @@
     const height = 46 * rows.length + 34;
     const { width, svg } = canvas("traffic", height, rows.map((one) => `${one.label}: ${bytes(one.up)} up, ${bytes(one.down)} down`).join("; "));
     const all = rows.flatMap((one) => [one.up, one.down]).filter((value) => value > 0);
+    if (!all.length) return;
     const [low, high] = [Math.min(...all) / 1.6, Math.max(...all) * 1.6];
     const box = { left: 10, right: width - 10, bottom: height - 26 };
     const x = scale(low, high, box.left, box.right, true);
@@ -235,28 +238,35 @@
 
   const hue = (place, count) => `hsl(${Math.round((360 * place) / count)} 55% ${place % 2 ? 46 : 60}%)`;
   const drawLabels = () => {
-    const { labels: counts, sizes, classes } = panel();
+    const { sizes, names, labels } = panel();
+    const counts = labels ?? sizes.map((size) => [size]);
+    const classes = labels ? panel().classes : [""];
+    $("h-labels").textContent = labels ? "Labels of each client" : "Examples of each client";
     const most = 30;
-    const rows = counts.length > most ? [...counts.keys()].slice(0, most) : [...counts.keys()];
+    const rows = [...counts.keys()].slice(0, most);
     const bar = 20;
-    const { width, svg } = canvas("labels", rows.length * bar + (counts.length > most ? 22 : 4), `Label mix of ${counts.length} clients`);
-    const box = { left: 26, right: width - 66 };
+    const { width, svg } = canvas("labels", rows.length * bar + (counts.length > most ? 22 : 4), `${$("h-labels").textContent}, ${counts.length} clients`);
+    const short = (name) => (name.length > 16 ? `${name.slice(0, 15)}…` : name);
+    const longest = Math.max(...rows.map((client) => short(names[client]).length));
+    const box = { left: 12 + 7.5 * longest, right: width - 66 };
+    const largest = Math.max(...sizes);
     rows.forEach((client, place) => {
-      const total = sizes[client] || 1;
+      const total = (labels ? sizes[client] : largest) || 1;
       let from = box.left;
-      make(svg, "text", { x: 0, y: place * bar + 14 }, String(client));
+      make(make(svg, "text", { x: 0, y: place * bar + 14 }, short(names[client])), "title", {}, names[client]);
       counts[client].forEach((count, label) => {
         const wide = ((box.right - box.left) * count) / total;
         if (wide > 0) {
           const part = make(svg, "rect", { x: from, y: place * bar + 2, width: Math.max(0, wide - 0.6), height: bar - 4, fill: hue(label, classes.length) });
-          make(part, "title", {}, `client ${client}: ${count.toLocaleString("en")} of ${classes[label]}`);
+          make(part, "title", {}, `client ${names[client]}: ${count.toLocaleString("en")} ${labels ? `of ${classes[label]}` : "examples"}`);
         }
         from += wide;
       });
       make(svg, "text", { x: width, y: place * bar + 14, "text-anchor": "end" }, sizes[client].toLocaleString("en"));
     });
-    if (counts.length > most) make(svg, "text", { x: 0, y: most * bar + 16 }, `… and ${counts.length - most} smaller clients`);
+    if (counts.length > most) make(svg, "text", { x: 0, y: most * bar + 16 }, `… and ${counts.length - most} more clients`);
     $("classes").replaceChildren();
+    if (!labels) return;
     classes.slice(0, 20).forEach((name, place) => {
       const item = html($("classes"), "span");
       html(item, "i").style.background = hue(place, classes.length);

@@ -1,18 +1,20 @@
 """The one page: everything of a report in one HTML file that opens anywhere, offline, and stays."""
 
 import json
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from string import Template
 from typing import Any
 
 import dagc
-from dagc.report.numbers import Reached, Spread, curve, final, in_bytes, targets
+from dagc.folder import to_toml
+from dagc.report.numbers import Reached, curve, final, in_bytes, targets
 from dagc.report.panels import Panel, Series
 from dagc.report.tables import rows
-from dagc.report.words import percent, sentence
+from dagc.report.words import notes, percent, sentence
 from dagc.training import Config
 
 __all__ = ["page", "run_command"]
@@ -24,11 +26,12 @@ def page(panels: Sequence[Panel], title: str, command: str) -> str:
     Args:
         panels: What to show.
         title: Its heading.
-        command: The command that does it all again.
+        command: The command that repeats it all.
     """
-    alone = len(panels) == 1 and panels[0].title != title
+    subtitle = len(panels) == 1 and panels[0].title != title
+    local = any(series.runs[0].local for panel in panels for series in panel.series)
     parts = {
-        "subtitle": f"<p class='sub'>{escape(panels[0].title)}</p>" if alone else "",
+        "subtitle": f"<p class='sub'>{escape(panels[0].title)}</p>" if subtitle else "",
         "title": escape(title),
         "css": _file("page.css"),
         "summary": escape(sentence(panels)),
@@ -36,6 +39,7 @@ def page(panels: Sequence[Panel], title: str, command: str) -> str:
         "table": _table(panels),
         "legend": escape(_legend(panels)),
         "command": escape(command),
+        "alone": ", and the command that runs it alone" if local else "",
         "configs": "\n".join(_config(panel, series, len(panels) == 1) for panel in panels for series in panel.series),
         "version": escape(dagc.__version__),
         "data": json.dumps({"panels": [_data(panel) for panel in panels]}, separators=(",", ":")).replace(
@@ -51,11 +55,8 @@ def _file(name: str) -> str:
 
 
 def _notes(panels: Sequence[Panel]) -> str:
-    notes = list(dict.fromkeys(note for panel in panels for note in panel.notes))
-    unfinished = sum(not run.finished for panel in panels for series in panel.series for run in series.runs)
-    if unfinished:
-        notes.insert(0, f"{unfinished} of the runs have not come to their end yet")
-    return "<ul class='notes'>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>" if notes else ""
+    found = notes(panels)
+    return "<ul class='notes'>" + "".join(f"<li>{escape(note)}</li>" for note in found) + "</ul>" if found else ""
 
 
 def _legend(panels: Sequence[Panel]) -> str:
@@ -67,21 +68,22 @@ def _legend(panels: Sequence[Panel]) -> str:
 
 
 def _table(panels: Sequence[Panel]) -> str:
-    told = rows(panels)
-    paper = any(row["paper"] is not None for row in told)
+    found = rows(panels)
+    paper = any(row["paper"] is not None for row in found)
     shared = {targets(panel) for panel in panels}
     goals = next(iter(shared)) if len(shared) == 1 else ()
     heads = ["Method", "Accuracy", *["Paper"] * paper, "Entries sent", "Uploaded", "Downloaded"]
     heads += [f"Upload to {100 * goal:g} %" for goal in goals]
     body, before = [], None
-    for row in told:
+    for row in found:
         if len(panels) > 1 and row["panel"] != before:
             body.append(
                 f"<tr class='panel'><th colspan='{len(heads)}' scope='rowgroup'>{escape(row['panel'])}</th></tr>"
             )
         before = row["panel"]
-        beside = [other for other in told if other["panel"] == row["panel"]]
-        best = len(beside) > 1 and row["accuracy"].mean == max(other["accuracy"].mean for other in beside)
+        beside = [other for other in found if other["panel"] == row["panel"]]
+        ends = [other["accuracy"].mean for other in beside if math.isfinite(other["accuracy"].mean)]
+        best = len(beside) > 1 and row["accuracy"].mean == max(ends, default=None)
         star = " *" if row["formula"] else ""
         cells = [_cell(percent(row["accuracy"]), best)]
         cells += [_cell("" if row["paper"] is None else f"{row['paper']:.2f} %")] * paper
@@ -100,12 +102,12 @@ def _cell(text: str, best: bool = False) -> str:
 
 def _goal(goal: Reached, beside: Sequence[Reached]) -> str:
     """The bytes to a target, and how many times the fewest that is."""
-    if goal.bytes is None:
+    if goal.bytes_up is None:
         return f"<td><small>{goal.seeds} of {goal.of} did</small></td>"
-    fewest = min(other.bytes.mean for other in beside if other.bytes is not None)
-    times = goal.bytes.mean / fewest if fewest else 1.0
-    best = " class=best" if goal.bytes.mean == fewest else ""
-    return f"<td{best}>{in_bytes(goal.bytes.mean)} <small>×{_times(times)}</small></td>"
+    fewest = min(other.bytes_up.mean for other in beside if other.bytes_up is not None)
+    times = goal.bytes_up.mean / fewest if fewest else 1.0
+    best = " class=best" if goal.bytes_up.mean == fewest else ""
+    return f"<td{best}>{in_bytes(goal.bytes_up.mean)} <small>×{_times(times)}</small></td>"
 
 
 def _times(times: float) -> str:
@@ -113,26 +115,33 @@ def _times(times: float) -> str:
 
 
 def _config(panel: Panel, series: Series, alone: bool) -> str:
-    name = escape(series.label if alone else f"{panel.title}: {series.label}")
-    config = series.runs[0].config
-    text = escape(f"# {run_command(config)}\n\n{config.toml()}")
-    seeds = ", ".join(str(run.config.seed) for run in series.runs)
-    return f"<details><summary>{name} (seeds {seeds})</summary><pre tabindex='0'>{text}</pre></details>"
+    name = series.label if alone else f"{panel.title}: {series.label}"
+    seeds = [str(run.settings["seed"]) for run in series.runs if "seed" in run.settings]
+    if seeds:
+        name += f" (seeds {', '.join(seeds)})" if len(seeds) > 1 else f" (seed {seeds[0]})"
+    run = series.runs[0]
+    text = to_toml(run.settings)
+    if run.local:
+        text = f"# {run_command(run.settings)}\n\n{text}"
+    return f"<details><summary>{escape(name)}</summary><pre tabindex='0'>{escape(text)}</pre></details>"
 
 
-def run_command(config: Config) -> str:
-    """The command that does one run again: a flag for every field that is not as it would be without one.
+def run_command(settings: Mapping[str, Any]) -> str:
+    """The command that repeats one run of the local engine: a flag for every setting that is not the default.
 
     Example:
-        >>> run_command(Config(task="mlp@digits", method="top-k", ratio=0.01, seed=3))
-        'dagc run mlp@digits --method top-k --ratio 0.01 --seed 3'
+        >>> run_command({"task": "mlp@digits", "method": "top-k", "ratio": 0.01, "per_tensor": True, "seed": 3})
+        'dagc run mlp@digits --method top-k --ratio 0.01 --per-tensor --seed 3'
     """
-    words = ["dagc", "run", config.task]
+    words = ["dagc", "run", settings["task"]]
     for name, field in Config.model_fields.items():
-        value = getattr(config, name)
-        if name in ("task", "threads", "data_dir") or value == field.get_default(call_default_factory=True):
+        value = settings.get(name)
+        unset = value is None or value == field.get_default(call_default_factory=True)
+        if name in ("task", "threads", "data_dir") or unset:
             continue
-        words += [f"--{name.replace('_', '-')}", json.dumps(value) if isinstance(value, dict) else str(value)]
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            words.append(json.dumps(value) if isinstance(value, dict) else str(value))
     return shlex.join(words)
 
 
@@ -140,15 +149,16 @@ def _data(panel: Panel) -> dict[str, Any]:
     """What the page's script draws."""
     run = panel.series[0].runs[0]
     sizes = run.clients["sizes"]
-    total = sum(sizes)
+    total = sum(sizes) or 1
     return {
         "title": panel.title,
         "paper": panel.paper,
-        "seed": run.config.seed,
+        "seed": run.settings.get("seed"),
+        "names": [str(name) for name in run.clients.get("names") or range(len(sizes))],
         "sizes": sizes,
         "weights": [size / total for size in sizes],
-        "labels": run.clients["labels"],
-        "classes": run.clients["classes"],
+        "labels": run.clients.get("labels"),
+        "classes": run.clients.get("classes"),
         "series": [_series(series) for series in panel.series],
         "shares": [_shares(series) for series in panel.series],
     }
@@ -156,18 +166,20 @@ def _data(panel: Panel) -> dict[str, Any]:
 
 def _series(series: Series) -> dict[str, Any]:
     curves = {name: [float(f"{value:.6g}") for value in values] for name, values in curve(series).items()}
-    traffic: dict[str, Spread] = {name: final(series, f"bytes_{name}") for name in ("up", "down")}
-    means = {name: round(value.mean) for name, value in traffic.items()}
-    return {"label": series.label, "seeds": len(series.runs), "curve": curves, **means}
+    traffic = {name: round(final(series, f"bytes_{name}").mean) for name in ("up", "down")}
+    return {"label": series.label, "seeds": len(series.runs), "curve": curves, **traffic}
 
 
 def _shares(series: Series) -> dict[str, Any]:
     """Each client's first ratio or threshold."""
     run = series.runs[0]
-    given = run.clients["first_parameters"]
-    if run.config.method == "none":
+    given = [
+        None if value is None or not math.isfinite(value) else value
+        for value in run.clients.get("first_parameters") or ()
+    ]
+    if run.settings["method"] == "none":
         return {"label": series.label, "kind": "everything", "values": []}
-    if run.config.threshold is not None:
+    if run.settings.get("threshold") is not None:
         return {"label": series.label, "kind": "threshold", "values": given}
     ratios = [None if value is None else value / run.clients["parameters"] for value in given]
     return {"label": series.label, "kind": "ratio", "values": ratios}

@@ -1,17 +1,17 @@
 """How runs stand beside each other: a panel is one problem, a series in it one way to solve it, with all its seeds."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from dagc.policies import Plan
 from dagc.report.runs import Run
-from dagc.training import Config
 
 __all__ = ["Panel", "Series", "panels_of"]
 
-SOLUTION = ("method", "ratio", "threshold", "budget_bytes", "threshold_units", "exponent", "values")
-"""The fields of `Config` that are a way to solve a problem; all others, but for the seed, say which problem it is."""
-_NOT_THE_PROBLEM = {*SOLUTION, "seed", "threads", "data_dir", "device", "evaluate_every", "checkpoint_every"}
+SOLUTION = (*(field.name for field in fields(Plan) if field.name != "seed"), "threshold_units")
+"""The settings that are a way to solve a problem; all others, but for the seed, say which problem it is."""
+NEITHER = {"seed", "threads", "data_dir", "device", "evaluate_every", "checkpoint_every"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Series:
         label: What people call it.
         runs: One for each seed.
         paper: The accuracy that the paper has for it, in percent.
-        bytes_per_entry: Count so many bytes for each entry uploaded, by formula, instead of those of the wire.
+        bytes_per_entry: Count this many bytes for each entry uploaded, by formula, instead of those of the wire.
     """
 
     label: str
@@ -38,7 +38,7 @@ class Panel:
     Attributes:
         title: What the problem is.
         series: The ways to solve it.
-        targets: Accuracies; when they are reached is told.
+        targets: Accuracies; the report says when they are reached.
         paper: What the paper says of it.
         notes: What else to know, such as a stand-in for the data.
     """
@@ -54,22 +54,31 @@ def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]
     """Put runs together that differ in nothing but the seed, and those beside each other that had the same problem."""
     problems: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
-        told = run.config.model_dump()
-        problem = repr({name: value for name, value in told.items() if name not in _NOT_THE_PROBLEM})
-        solution = repr([told[name] for name in SOLUTION])
-        problems.setdefault(problem, {}).setdefault(solution, []).append(run)
-    firsts = [next(iter(groups.values()))[0].config for groups in problems.values()]
+        solution = {name: run.settings.get(name) for name in (*SOLUTION, "task")}
+        problems.setdefault(_problem(run), {}).setdefault(repr(solution), []).append(run)
+    firsts = [next(iter(groups.values()))[0] for groups in problems.values()]
     panels = []
     for groups, first in zip(problems.values(), firsts, strict=True):
-        ordered = sorted(groups.values(), key=lambda group: _rank(group[0].config.method))
-        configs = [group[0].config for group in ordered]
+        ordered = sorted(groups.values(), key=lambda group: _rank(group[0].settings["method"]))
+        solutions = [group[0].settings for group in ordered]
         series = tuple(
-            Series(_label(group[0].config, configs), tuple(sorted(group, key=lambda run: run.config.seed)))
+            Series(_label(group[0].settings, solutions), tuple(sorted(group, key=lambda run: run.seed)))
             for group in ordered
         )
-        notes = tuple(dict.fromkeys(note for one in series for run in one.runs for note in run.clients["notes"]))
-        panels.append(Panel(_title(first, firsts), series, tuple(targets), notes=notes))
+        notes = dict.fromkeys(note for one in series for run in one.runs for note in run.clients.get("notes", ()))
+        panels.append(Panel(_title(first, solutions, firsts), series, tuple(targets), notes=tuple(notes)))
     return panels
+
+
+def _problem(run: Run) -> str:
+    """What two runs that can be compared have in common.
+
+    What a Flower app trains is known to the app alone: there, it is the same model and the same clients.
+    """
+    settings = {name: value for name, value in run.settings.items() if name not in (*SOLUTION, *NEITHER)}
+    if not run.local:
+        settings |= {"task": "", "parameters": run.clients["parameters"], "sizes": sorted(run.clients["sizes"])}
+    return repr(sorted(settings.items()))
 
 
 def _rank(method: str) -> int:
@@ -77,32 +86,48 @@ def _rank(method: str) -> int:
     return 2 if method == "none" else 0 if method.startswith("dagc") else 1
 
 
-def _label(config: Config, others: Sequence[Config]) -> str:
+def _label(settings: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
     """The method, and those of its settings in which series of the same method differ."""
-    same = [other for other in others if other.method == config.method]
-    words = [config.method]
-    for name in SOLUTION[1:]:
-        value = getattr(config, name)
-        if value is not None and any(getattr(other, name) != value for other in same):
+    same = [other for other in others if other["method"] == settings["method"]]
+    words = [settings["method"]]
+    for name in (*SOLUTION[1:], "task"):
+        value = settings.get(name)
+        absent = value is None or value is False or value == {}
+        if not absent and any(other.get(name) != value for other in same):
             words.append(_in_words(name, value))
     return ", ".join(words)
 
 
-def _title(config: Config, others: Sequence[Config]) -> str:
+def _title(run: Run, solutions: Sequence[dict[str, Any]], others: Sequence[Run]) -> str:
     """The task, the clients and the rounds, and whatever else differs between the problems."""
-    split = config.partition or f"{config.workers} clients, skew ratio {config.skew_ratio:g}"
-    words = [config.task, split, f"{config.rounds:,} rounds"]
-    said = {*_NOT_THE_PROBLEM, "task", "workers", "skew_ratio", "partition", "rounds"}
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if name not in said and any(getattr(other, name) != value for other in others):
+    settings = run.settings
+    split = settings.get("partition") or f"{len(run.clients['sizes'])} clients"
+    if "skew_ratio" in settings and "partition" not in settings:
+        split += f", skew ratio {settings['skew_ratio']:g}"
+    words = [*dict.fromkeys(each["task"] for each in solutions), split, f"{settings['rounds']:,} rounds"]
+    known = {*SOLUTION, *NEITHER, "task", "engine", "workers", "skew_ratio", "partition", "rounds"}
+    for name, value in settings.items():
+        if name not in known and any(other.settings.get(name) != value for other in others):
             words.append(_in_words(name, value))
     return ", ".join(words)
 
 
 def _in_words(name: str, value: Any) -> str:
+    plain = name.replace("_", " ")
     if name == "ratio":
         return f"ratio {100 * value:g} %"
-    if name == "budget_bytes":
-        return f"{value:,} bytes a round"
-    return f"{name.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
+    if name == "bytes":
+        return f"{value:,g} bytes per client and round"
+    if name in ("rate", "task"):
+        return str(value)
+    if name == "frames":
+        return f"{value} frames"
+    if value is True:
+        return plain
+    if isinstance(value, dict):
+        return f"{plain} {', '.join(f'{key} {_short(each)}' for key, each in value.items())}"
+    return f"{plain} {_short(value)}"
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,16 +1,20 @@
 """Runs as they lie on disk: what a report needs of each, read once and never changed."""
 
 import json
-import tomllib
+import math
+import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dagc.errors import InvalidInput
-from dagc.training import Config, read_metrics, summary
+from dagc.folder import read_metrics, read_settings, summary
 
-__all__ = ["Run", "find_runs", "read_run"]
+__all__ = ["Run", "find_runs", "read_run", "read_runs"]
+
+NUMBERS = ("round", "entries", "bytes_up", "bytes_down", "seconds", "accuracy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,32 +23,42 @@ class Run:
 
     Attributes:
         path: Its folder.
-        config: What was run.
-        clients: Who took part, as `clients.json` has it.
+        settings: What was run, as its `config.toml` has it. Which settings there are depends on the engine; `task`,
+            `method` and `rounds` are always there.
+        clients: Who took part, as `clients.json` has it; `sizes` and `parameters` are always there.
         rows: The evaluated rounds, with `entries_sent`, the entries uploaded so far.
         result: Accuracies, bytes and seconds at its end, or as far as it came.
     """
 
     path: Path
-    config: Config
+    settings: dict[str, Any]
     clients: dict[str, Any]
     rows: list[dict[str, Any]]
     result: dict[str, Any]
 
     @property
+    def local(self) -> bool:
+        """Whether `dagc run` can repeat it; only another engine writes its name down."""
+        return "engine" not in self.settings
+
+    @property
+    def seed(self) -> int:
+        """The seed, which is 0 where none is written down."""
+        return int(self.settings.get("seed", 0))
+
+    @property
     def finished(self) -> bool:
         """Whether it came to its end."""
-        return bool(self.result["rounds"] == self.config.rounds)
+        return bool(self.result["rounds"] >= self.settings["rounds"])
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The folders of runs among these, or directly below them (as `dagc compare` lays them)."""
+    """The folders of runs among these, or anywhere below them."""
     found: list[Path] = []
     for given in map(Path, paths):
         if not given.exists():
             raise InvalidInput(f"there is no folder {given}: give the folder of a run, or one that holds runs")
-        below = sorted(path.parent for path in given.glob("*/config.toml"))
-        inside = [given] if (given / "config.toml").exists() else below
+        inside = list(_below(given))
         if not inside:
             raise InvalidInput(f"{given} holds no run: give a folder that has a config.toml, or one above such folders")
         found += [path for path in inside if path not in found]
@@ -52,23 +66,77 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run's folder."""
-    try:
-        # Not checked: what ran elsewhere may name a device or a data file that is not here.
-        config = Config.model_construct(**tomllib.loads((path / "config.toml").read_text()))
-        clients = json.loads((path / "clients.json").read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path} is not a whole run's folder: {error}") from error
+    """Read a run's folder.
+
+    Raises:
+        InvalidInput: It is damaged, or there is nothing to report yet; the message names the folder.
+    """
+    settings = read_settings(path)
+    missing = [name for name in ("task", "method", "rounds") if name not in settings]
+    if missing:
+        raise InvalidInput(f"{path} is not a run's folder: its config.toml has no {', '.join(missing)}")
+    clients = _clients(path)
     lines = read_metrics(path)
-    rows = _evaluated(lines)
+    rows = _evaluated(path, lines)
     if not rows:
-        raise InvalidInput(f"{path} has not been evaluated yet: let it go on with dagc resume {path}")
-    return Run(path, config, clients, rows, summary(lines))
+        resume = f": continue it with dagc resume {path}" if "engine" not in settings else ""
+        raise InvalidInput(f"{path} has not been evaluated yet{resume}")
+    measured = [row["accuracy"] for row in rows if math.isfinite(row["accuracy"])]
+    result = {**summary(lines), "best_accuracy": max(measured, default=math.nan)}
+    return Run(path, settings, clients, rows, result)
 
 
-def _evaluated(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def read_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """Read all runs in these folders or anywhere below them; what cannot be read is left out, with a warning.
+
+    Raises:
+        InvalidInput: There is no run, or none that can be read.
+    """
+    folders = find_runs(paths)
+    runs, problems = [], []
+    for path in folders:
+        try:
+            runs.append(read_run(path))
+        except InvalidInput as error:
+            problems.append(str(error))
+    if not runs:
+        raise InvalidInput(problems[0] if len(problems) == 1 else f"no run can be reported: {'; '.join(problems)}")
+    for problem in problems:
+        warnings.warn(f"left out: {problem}", stacklevel=2)
+    return runs
+
+
+def _below(folder: Path) -> Iterable[Path]:
+    """The folders of runs here or below, in order; there is no run within a run."""
+    for where, inside, files in os.walk(folder):
+        inside.sort()
+        if "config.toml" in files:
+            inside.clear()
+            yield Path(where)
+
+
+def _clients(path: Path) -> dict[str, Any]:
+    try:
+        clients: dict[str, Any] = json.loads((path / "clients.json").read_bytes())
+        whole = min(clients["sizes"]) >= 0 and clients["parameters"] >= 1
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InvalidInput(
+            f"{path} is not a whole run's folder: its clients.json cannot be read ({error!r})"
+        ) from error
+    if not whole:
+        raise InvalidInput(f"{path} is not a whole run's folder: its clients.json has no sizes or no parameters")
+    return clients
+
+
+def _evaluated(path: Path, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows, entries = [], 0
-    for line in lines:
+    for number, line in enumerate(lines, 1):
+        for name in NUMBERS:
+            value = line.get(name, 0)
+            if not isinstance(value, (int, float)) or (name != "accuracy" and not math.isfinite(value)):
+                raise InvalidInput(
+                    f"line {number} of {path / 'metrics.jsonl'} has {value!r:.100} as {name}, not a number"
+                )
         entries += line["entries"]
         if "accuracy" in line:
             rows.append({**line, "entries_sent": entries})

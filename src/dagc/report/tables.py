@@ -1,7 +1,8 @@
-"""The table of a report: as CSV for machines, as LaTeX and Markdown for people, and as rows for the page."""
+"""The table of a report: as CSV and JSON for machines, as LaTeX and Markdown for people, as rows for the page."""
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,12 @@ from dagc.report.numbers import Spread, curve, final, in_bytes, reached, targets
 from dagc.report.panels import Panel, Series
 from dagc.report.words import percent
 
-__all__ = ["csv_table", "curves_csv", "latex_table", "markdown_table", "rows", "text_rows"]
+__all__ = ["comparison", "csv_table", "curves_csv", "latex_table", "markdown_table", "rows", "text_rows"]
 
 
 def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
     """One row for each series: its accuracy, the paper's, its traffic, and when it reached each target."""
-    told = []
+    found = []
     for panel in panels:
         for series in panel.series:
             row: dict[str, Any] = {"panel": panel.title, "series": series.label, "seeds": len(series.runs)}
@@ -26,8 +27,28 @@ def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
             row["entries"] = _part_sent(series)
             row["formula"] = series.bytes_per_entry
             row["reached"] = [reached(series, target) for target in targets(panel)]
-            told.append(row)
-    return told
+            found.append(row)
+    return found
+
+
+def comparison(panel: Panel) -> dict[str, Any]:
+    """The rows of one panel as plain numbers for JSON, with the bytes, rounds and seconds to its first target.
+
+    A number is None where it is not known: an accuracy that was NaN, or a target that not all seeds reached.
+    """
+    amounts = ("rounds", "bytes_up", "bytes_down", "bytes_total", "seconds")
+    settings = panel.series[0].runs[0].settings
+    methods = []
+    for series, row in zip(panel.series, rows([panel]), strict=True):
+        found: dict[str, Any] = {"method": series.runs[0].settings["method"], "seeds": row["seeds"]}
+        for name in ("accuracy", "best", "bytes_up", "bytes_down", "seconds"):
+            long = {"accuracy": "final_accuracy", "best": "best_accuracy"}.get(name, name)
+            found[long], found[f"{long}_sd"] = _cells(row[name])
+        goal = row["reached"][0]
+        means = {name: _cells(getattr(goal, name))[0] for name in amounts}
+        found["to_target"] = {"accuracy": goal.accuracy, "reached": goal.seeds, **means}
+        methods.append(found)
+    return {"task": settings["task"], "rounds": settings["rounds"], "target": targets(panel)[0], "methods": methods}
 
 
 def csv_table(panels: Sequence[Panel]) -> str:
@@ -37,7 +58,7 @@ def csv_table(panels: Sequence[Panel]) -> str:
     for name in numbers:
         names += [name, f"{name}_sd"]
     names += ["target", "seeds_there"]
-    for name in ("iterations", "bytes", "seconds"):
+    for name in ("rounds", "bytes_up", "bytes_down", "bytes_total", "seconds"):
         names += [f"{name}_to_target", f"{name}_to_target_sd"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -47,7 +68,8 @@ def csv_table(panels: Sequence[Panel]) -> str:
         for name in numbers:
             head += _cells(row[name])
         for goal in row["reached"]:
-            there = [*_cells(goal.iterations), *_cells(goal.bytes), *_cells(goal.seconds)]
+            there = [*_cells(goal.rounds), *_cells(goal.bytes_up), *_cells(goal.bytes_down)]
+            there += [*_cells(goal.bytes_total), *_cells(goal.seconds)]
             writer.writerow([*head, goal.accuracy, goal.seeds, *there])
     return text.getvalue()
 
@@ -59,9 +81,9 @@ def curves_csv(panels: Sequence[Panel]) -> str:
     writer.writerow(["panel", "series", "round", "bytes_up", "seconds", "accuracy", "lowest", "highest"])
     for panel in panels:
         for series in panel.series:
-            told = curve(series)
-            seconds: Sequence[float | None] = told["seconds"] or [None] * len(told["rounds"])
-            lines = zip(told["rounds"], told["bytes"], seconds, told["mean"], told["low"], told["high"], strict=True)
+            at = curve(series)
+            seconds: Sequence[float | None] = at["seconds"] or [None] * len(at["rounds"])
+            lines = zip(at["rounds"], at["bytes"], seconds, at["mean"], at["low"], at["high"], strict=True)
             for number, *line in lines:
                 writer.writerow([panel.title, series.label, int(number), *line])
     return text.getvalue()
@@ -92,21 +114,22 @@ def markdown_table(panels: Sequence[Panel]) -> str:
 
 def text_rows(panels: Sequence[Panel]) -> tuple[list[str], list[list[str]]]:
     """The headings and the rows in words; a setting's name stands in its first row only."""
-    told = rows(panels)
-    paper = any(row["paper"] is not None for row in told)
+    found = rows(panels)
+    paper = any(row["paper"] is not None for row in found)
     several = len(panels) > 1
     shared = {targets(panel) for panel in panels}
     goals = next(iter(shared)) if len(shared) == 1 else ()
     heads = ["Setting"] * several + ["Method", "Accuracy"] + ["Paper"] * paper + ["Entries sent", "Up", "Down"]
     heads += [f"Up to {100 * goal:g} %" for goal in goals]
     body, before = [], None
-    for row in told:
+    for row in found:
         line = [row["panel"] if row["panel"] != before else ""] * several + [row["series"], percent(row["accuracy"])]
         line += ["" if row["paper"] is None else f"{row['paper']:.2f} %"] * paper
         line += [f"{100 * row['entries']:.3g} %", in_bytes(row["bytes_up"].mean), in_bytes(row["bytes_down"].mean)]
         if goals:
             line += [
-                in_bytes(goal.bytes.mean) if goal.bytes else f"{goal.seeds} of {goal.of}" for goal in row["reached"]
+                in_bytes(goal.bytes_up.mean) if goal.bytes_up else f"{goal.seeds} of {goal.of}"
+                for goal in row["reached"]
             ]
         body.append(line)
         before = row["panel"]
@@ -123,7 +146,7 @@ def _part_sent(series: Series) -> float:
 
 
 def _cells(value: Spread | None) -> list[float | None]:
-    return [None, None] if value is None else [value.mean, value.sd]
+    return [None, None] if value is None or math.isnan(value.mean) else [value.mean, value.sd]
 
 
 def _tex(text: str) -> str:

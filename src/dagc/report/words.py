@@ -1,21 +1,37 @@
-"""The report in a sentence: what came of it, before anybody looks at a picture."""
+"""The report in words: what came of it, in a sentence, and what to know before believing it."""
 
+import math
 from collections.abc import Sequence
 
 from dagc.report.numbers import Spread, difference, final, in_bytes, reached, targets
 from dagc.report.panels import Panel, Series
 
-__all__ = ["percent", "sentence"]
+__all__ = ["notes", "percent", "sentence"]
 
 
 def percent(value: Spread) -> str:
     """A part as people write it, with its spread.
 
     Example:
-        >>> percent(Spread(0.8312, 0.002)), percent(Spread(0.5, None))
-        ('83.12 ± 0.20 %', '50.00 %')
+        >>> percent(Spread(0.8312, 0.002)), percent(Spread(0.5, None)), percent(Spread(math.nan, None))
+        ('83.12 ± 0.20 %', '50.00 %', '–')
     """
+    if math.isnan(value.mean):
+        return "–"
     return f"{100 * value.mean:.2f} %" if value.sd is None else f"{100 * value.mean:.2f} ± {100 * value.sd:.2f} %"
+
+
+def notes(panels: Sequence[Panel]) -> list[str]:
+    """What to know about the runs: which of them stopped early, and what they say of themselves."""
+    found = []
+    for panel in panels:
+        for series in panel.series:
+            for run in series.runs:
+                if not run.finished:
+                    seed = f", seed {run.settings['seed']}" if "seed" in run.settings else ""
+                    done, wanted = run.result["rounds"], run.settings["rounds"]
+                    found.append(f"{series.label}{seed}: stopped after round {done:,} of {wanted:,}")
+    return list(dict.fromkeys([*found, *(note for panel in panels for note in panel.notes)]))
 
 
 def sentence(panels: Sequence[Panel]) -> str:
@@ -30,10 +46,13 @@ def sentence(panels: Sequence[Panel]) -> str:
 
 def _alone(series: Series) -> str:
     up, down = final(series, "bytes_up").mean, final(series, "bytes_down").mean
-    rounds = series.runs[0].result["rounds"]
+    run = series.runs[0]
+    rounds = f"{run.result['rounds']:,} rounds"
+    if not run.finished:
+        rounds = f"{run.result['rounds']:,} of {run.settings['rounds']:,} rounds"
     seeds = f"{len(series.runs)} seeds" if len(series.runs) > 1 else "one seed"
     return (
-        f"{series.label} ends at {percent(final(series))} after {rounds:,} rounds ({seeds}), "
+        f"{series.label} {'ends' if run.finished else 'is'} at {percent(final(series))} after {rounds} ({seeds}), "
         f"with {in_bytes(up)} uploaded and {in_bytes(down)} downloaded."
     )
 
@@ -41,16 +60,18 @@ def _alone(series: Series) -> str:
 def _by_bytes(panel: Panel) -> str:
     """The series that reaches the highest target that most reach with the fewest bytes, beside its rivals."""
     counts = {
-        target: [(s, found.bytes.mean) for s in panel.series if (found := reached(s, target)).bytes is not None]
+        target: [(s, found.bytes_up.mean) for s in panel.series if (found := reached(s, target)).bytes_up is not None]
         for target in targets(panel)
     }
+    if not any(math.isfinite(final(one).mean) for one in panel.series):
+        return "No series has an accuracy that is a number."
     target = max(counts, key=lambda value: (len(counts[value]), value))
     there = sorted(counts[target], key=lambda pair: pair[1])
     if len(there) < 2:
-        best = max(panel.series, key=lambda one: final(one).mean)
+        best = max(panel.series, key=lambda one: (math.isfinite(final(one).mean), final(one).mean))
         return f"{best.label} ends highest, at {percent(final(best))}; nothing else got to {100 * target:g} %."
     (best, fewest), *rest = there
-    dense = [pair for pair in rest if pair[0].runs[0].config.method == "none"]
+    dense = [pair for pair in rest if pair[0].runs[0].settings["method"] == "none"]
     others = [pair for pair in rest if pair not in dense]
     against = [_fewer(amount / fewest, one.label) for one, amount in others[-1:] + dense]
     return f"{best.label} reaches {100 * target:g} % with {in_bytes(fewest)} uploaded, {' and '.join(against)}."
@@ -69,7 +90,9 @@ def _over_panels(panels: Sequence[Panel]) -> str:
         runs = sum(len(series.runs) for panel in panels for series in panel.series)
         return f"{len(panels)} settings, {runs} runs: choose a setting below."
     first, second = pairs[0]
-    gaps = [difference(one, other) for one, other in pairs]
+    gaps = [gap for gap in (difference(one, other) for one, other in pairs) if math.isfinite(gap.mean)]
+    if not gaps:
+        return f"In none of {len(pairs)} settings both have an accuracy that is a number."
     ahead = sum(gap.mean > 0 for gap in gaps)
     points = 100 * sum(gap.mean for gap in gaps) / len(gaps)
     words = f"{first.label} ends above {second.label} in {ahead} of {len(gaps)} settings"
@@ -77,7 +100,7 @@ def _over_panels(panels: Sequence[Panel]) -> str:
     if any(gap.sd is not None for gap in gaps):
         clear = sum(gap.mean > (gap.sd or 0.0) for gap in gaps)
         words += f"; in {clear} by more than the spread between seeds"
-    told = [(one.paper, other.paper) for one, other in pairs if one.paper is not None and other.paper is not None]
-    if told:
-        words += f" (in the paper: {sum(one > other for one, other in told)} of {len(told)})"
+    paper = [(one.paper, other.paper) for one, other in pairs if one.paper is not None and other.paper is not None]
+    if paper:
+        words += f" (in the paper: {sum(one > other for one, other in paper)} of {len(paper)})"
     return words + "."

@@ -52,6 +52,7 @@ class Config(BaseModel):
     down: float | str | None = Field(
         None, description="what the server sends: lossless, same (as much as a client may send), or bytes per round"
     )
+    first_model: str = Field("sent", description="sent to every client, or drawn by each from the seed")
     per_tensor: bool = Field(False, description="select within each tensor of the model")
     options: dict[str, float] = Field(default_factory=dict, description='what else the method takes: {"interval": 5}')
 

@@ -62,6 +62,7 @@ def _clients(federation: Federation) -> dict[str, Any]:
         "notes": list(data.notes),
         "parameters": federation.size,
         "sizes": [int(size) for size in partition.sizes],
+        "names": list(federation.names),
         "labels": partition.label_counts(data.train_y.numpy(), len(data.classes)).tolist(),
         "first_parameters": federation.first_orders(),
     }
