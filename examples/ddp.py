@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 4 examples/ddp.py
     torchrun --nproc-per-node 4 examples/ddp.py --task cnn@cifar-10 --ratio 0.001 --values int8
-    torchrun --nproc-per-node 4 examples/ddp.py --checkpoint runs/ddp       # again, to go on where it stopped
+    torchrun --nproc-per-node 4 examples/ddp.py --checkpoint runs/ddp       # again, to continue where it stopped
 
 The three lines that differ from any other DDP script are marked with dagc.
 """

@@ -224,3 +224,16 @@ def test_memory_does_not_grow_with_clients_that_were_seen_once():
     grown, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert grown < 10_000 * 600 + 8 * 4 * size, "some hundred bytes for each member, and a few models"
+
+
+def test_a_first_model_that_clients_draw_is_not_sent():
+    task = {"task": "logistic@digits", "rounds": 12, "bytes": 40, "values": "sign", "frames": "compact"}
+    sent, drawn = (Federation(Config(**task, down="same", first_model=how)) for how in ("sent", "drawn"))
+    asked = [[i for i in range(10) if i < 3 + t] for t in range(12)]
+    rounds = [[federation.step(some) for some in asked] for federation in (sent, drawn)]
+    assert torch.equal(sent.vector, drawn.vector)
+    assert [one.up for one in rounds[0]] == [one.up for one in rounds[1]]
+    whole = 4 * sent.size
+    assert rounds[0][-1].bytes_down - rounds[1][-1].bytes_down > 9 * whole
+    assert rounds[1][0].down == 0
+    assert rounds[1][-1].bytes_down < 12 * 10 * 40

@@ -158,7 +158,7 @@ def test_accordion_takes_options_and_others_do_not():
     made = policy("accordion", 1000, ratio=0.01, options=options)
     assert (made.interval, made.change, made.bounds(now())) == (2, 0.1, (0.5, 0.001))
     for options, says in (
-        ({"speed": 1}, "no option of method 'accordion' 'speed'"),
+        ({"speed": 1}, "no option of accordion 'speed'"),
         ({"intervall": 1}, "did you mean 'interval'"),
         ({"interval": 0}, "interval ≥ 1"),
         ({"gentle": 2}, "gentle is 2: it must be a ratio"),

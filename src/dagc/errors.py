@@ -73,7 +73,7 @@ def unknown(kind: str, name: object, names: Iterable[str]) -> InvalidInput:
         there is no method 'dagcr': did you mean 'dagc-r'? Choose one of none, top-k, dagc-r
     """
     known = list(names)
-    near = get_close_matches(str(name), known, n=1, cutoff=0.5)
+    near = get_close_matches(str(name), known, n=1)
     guess = f"did you mean {near[0]!r}? Choose" if near else "choose"
     return InvalidInput(f"there is no {kind} {name!r:.100}: {guess} one of {', '.join(known)}")
 

@@ -130,6 +130,8 @@ class Hook:
         self.examples = self._agree(examples, self._about)
         if plan.downward() is not None:
             raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")
+        if plan.first_model != "sent":
+            raise InvalidInput(f"first_model is {plan.first_model!r}: DDP sends the first model itself; leave it out")
         if plan.rate is not None and plan.rate.rstrip().endswith("hour"):
             raise InvalidInput(
                 f"rate is {plan.rate!r}: the ranks' clocks differ, so DDP keeps no rate per hour; give bytes alone"

@@ -62,8 +62,8 @@ def replies_to(
         if one is None:
             log.warning("dagc: %s: a second or late reply of node %d is refused", doing, reply.metadata.src_node_id)
         elif reply.has_error():
-            if one.client is not None and reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION:
-                run.server.lost(one.client)
+            if reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION:
+                run.out_of_sync(one.client, one.message.metadata.dst_node_id)
             log.warning("dagc: %s: %s is left out: %s", doing, one, reply.error.reason or f"error {reply.error.code}")
         else:
             yield one, reply

@@ -14,7 +14,7 @@ from dagc.errors import DagcError, InvalidInput
 from dagc.files import write_atomically
 from dagc.flower.layout import Layout, Model
 from dagc.folder import Folder, read_metrics, summary
-from dagc.protocol import Plan, Server, Upload
+from dagc.protocol import Download, Plan, Server, Upload
 
 __all__ = ["FlowerFolder", "FlowerRun"]
 
@@ -29,6 +29,7 @@ class FlowerRun:
         model: What the rounds made; the inner strategy works on it.
         server: The server's half of the protocol.
         names: Who is at which of Flower's nodes. A name may be at another node after a restart.
+        full: Nodes without a name yet that could not make the first model themselves, and must download it.
         lineage: Drawn when the run began; nodes drop what they kept of another one.
     """
 
@@ -38,6 +39,7 @@ class FlowerRun:
         self.model = self.layout.split(arrays)
         self.server = Server(plan, self.model.vector, rounds, self.layout.sizes)
         self.names: dict[int, str] = {}
+        self.full: set[int] = set()
         self.lineage = secrets.token_hex(8)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
 
@@ -60,6 +62,20 @@ class FlowerRun:
         self.server.join(name, examples)
         self.server.arrived(name)
         self.names = {**{other: known for other, known in self.names.items() if known != name}, node: name}
+
+    def download(self, name: str | None, node: int) -> Download:
+        """What a node must download; one that is not known yet may have made the first model itself."""
+        if name is None and node in self.full:
+            assert self.server.downlink is not None
+            return self.server.downlink.since(-1)
+        return self.server.download(name)
+
+    def out_of_sync(self, name: str | None, node: int) -> None:
+        """A node has another model than was thought: it must download it in full."""
+        if name is None:
+            self.full.add(node)
+        else:
+            self.server.lost(name)
 
     def close(self, uploads: list[Upload], model: Model | None) -> None:
         """A round is over: these uploads made this model; None if it changed nothing."""
@@ -136,14 +152,10 @@ class FlowerFolder(Folder):
         self.conclude({**summary(read_metrics(self.path)), "model": MODEL})
 
     def _clients(self) -> dict[str, Any]:
-        sizes = [int(examples) for examples in self._known.values()]
         return {
-            "data": self.path.name,
-            "classes": ["examples"],
             "notes": [f"{self.path.name} was trained with Flower; seconds are those of the clock on the wall"],
             "parameters": self._run.layout.size,
             "names": list(self._known),
-            "sizes": sizes,
-            "labels": [[size] for size in sizes],
+            "sizes": [int(examples) for examples in self._known.values()],
             "first_parameters": [self._orders.get(name) for name in self._known],
         }

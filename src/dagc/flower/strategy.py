@@ -276,7 +276,7 @@ class DataAware(Strategy):
         names = list(message.content.array_records)
         if len(names) != 1:
             raise InvalidInput(f"the strategy sends {len(names)} ArrayRecords to a node; dagc needs one, the model")
-        download = run.server.download(client)
+        download = run.download(client, message.metadata.dst_node_id)
         payload = run.layout.pack(download.frame, run.model.whole)
         fields: dict[str, Any] = {"round": run.round + 1}
         if order is not None:

@@ -52,7 +52,8 @@ class Plan:
             round, `1 MB/hour`.
         caps: The largest ratio of a client, by its name: a metered contract, a slow link.
         exponent: Of the data's share, for the method `power`; 2/3 if not given.
-        values: The value codec, or "auto": signs for small budgets, int8 for large ones.
+        values: The value codec, or "auto": signs for small budgets of entries or bytes, int8 for large ones, fp32 where
+            there is none.
         frames: "plain", or "compact": small uploads leave out what the server knows.
         overhead: Clients wait until at most this fraction of a frame is something else than entries.
         down: What the server sends each client: "lossless", every change of the model; "same", as much as a client may
@@ -139,6 +140,8 @@ class Plan:
                 raise InvalidInput(f"caps: the cap {cap:g} of {name!r} is below one entry of {size}: raise it")
         if self.values != "auto":
             return self
+        if self.ratio is None and not self.in_bytes:
+            return replace(self, values="fp32")
         ratio = self.ratio
         if self.bytes is not None:
             ratio = self.bytes / size  # with signs, an entry takes about a byte
@@ -260,8 +263,9 @@ class Plan:
         kind = self._kind
         for name in self.options:
             if name not in kind.options:
-                known = kind.options or ("none",)
-                raise unknown(f"option of method {self.method!r}", name, known)
+                if not kind.options:
+                    raise InvalidInput(f"method {self.method!r} takes no options, but {name!r} is given: leave it out")
+                raise unknown(f"option of {self.method}", name, kind.options)
         if self.exponent is not None and self.method != "power":
             raise InvalidInput(f"exponent belongs to the method 'power', not to {self.method!r}: leave it out")
         if self.overhead is not None and (not kind.waits or self.threshold is not None):

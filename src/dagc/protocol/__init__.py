@@ -8,7 +8,8 @@
     total: Σ p_i · upload_i, then an optimiser somewhere else
     close: these uploads were taken, this is the new model
 
-An engine (`dagc.training`, `dagc.flower`, `dagc.ddp`) carries the bytes and keeps the state of both halves. Here is one:
+An engine (`dagc.training`, `dagc.flower`, `dagc.ddp`) carries the bytes and keeps the state of both halves. Here is a
+small one:
 
     >>> import torch
     >>> plan = Plan(method="dagc-r", bytes=40, values="sign", frames="compact", overhead=0.25)
