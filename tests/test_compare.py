@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from dagc import InvalidInput
 from dagc.cli import app
+from dagc.cli.train import _print_comparison as table
 from dagc.experiments import comparison_configs, run_all
 from dagc.report import comparison, panels_of, read_run
 from dagc.training import read_metrics
@@ -124,10 +125,35 @@ def test_compare_from_the_command_line(tmp_path):
     keys = {"final_accuracy", "final_accuracy_sd", "best_accuracy", "bytes_up", "bytes_down", "to_target"}
     assert all(keys <= set(row) for row in found["methods"])
     assert found["methods"][1]["bytes_up"] > 20 * found["methods"][0]["bytes_up"]
+    assert found["methods"][0]["bytes_total"] == sum(found["methods"][0][f"bytes_{way}"] for way in ("up", "down"))
     again = run(*arguments, "--skew-ratio", 20, "--output", tmp_path / "out")
     assert "±" in again.stdout
+    assert "for all clients, is counted" in again.stdout  # six rounds: the first download weighs
     assert (tmp_path / "out" / "comparison.json").exists()
     assert (tmp_path / "out" / "curves.csv").exists()
+
+
+@pytest.mark.parametrize("target", [0.785, 1.0])
+def test_the_table_fits_a_terminal_and_counts_both_ways(monkeypatch, capsys, target):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def row(method, up, down, rounds=12_345.0, seconds=123_456.7):
+        traffic = {"bytes_up": up, "bytes_down": down, "bytes_total": None if up is None else up + down}
+        goal = {"accuracy": target, "reached": 2, "rounds": rounds, "seconds": seconds, **traffic}
+        return {"method": method, "seeds": 4, "final_accuracy": 0.8312, "final_accuracy_sd": 0.0123, "to_target": goal}
+
+    methods = [row("hard-threshold", 999e3, 999e3), row("dagc-r", 111e3, 222e3), row("none", 999e6, 999e6)]
+    methods.append(row("a-method-of-somebody-else", None, None, None, None))
+    table({"task": "logistic@digits", "rounds": 20_000, "target": target, "methods": methods}, {"ratio": 0.001})
+    said = capsys.readouterr().out
+    lines = [line.split() for line in said.splitlines() if line.strip()]
+    assert "…" not in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert f"until {100 * target:g} % accuracy:" in said
+    assert lines[1] == "method final, % rounds up down total × best seconds".split()
+    assert ["dagc-r", *"83.1 ± 1.2 12,345 111 kB 222 kB 333 kB 1.0 123,457".split()] in lines
+    assert ["none", *"83.1 ± 1.2 12,345 999 MB 999 MB 2.00 GB 6,000 123,457".split()] in lines
+    assert any(line[-3:] == ["2", "of", "4"] for line in lines)
 
 
 def test_ctrl_c_stops_all_runs_with_a_checkpoint_and_the_command_goes_on(tmp_path):

@@ -60,7 +60,7 @@ def flower(path):
     (path / "clients.json").write_text(json.dumps(clients))
     with (path / "metrics.jsonl").open("w") as file:
         for number, accuracy in enumerate([0.3, math.nan, 0.5], 1):
-            sent = {"entries": 20, "bytes_up": 90 * number, "bytes_down": 400 * number, "seconds": float(number)}
+            sent = {"entries": 20, "bytes_up": 90 * number, "bytes_down": 2100 + 400 * number, "seconds": float(number)}
             file.write(json.dumps({"round": number, "accuracy": accuracy, **sent}) + "\n")
     return read_run(path)
 
@@ -139,15 +139,45 @@ def test_it_draws_everything(page):
 
 
 @pytest.mark.parametrize(
-    ("axis", "words"), [("bytes", "bytes uploaded"), ("seconds", "seconds on"), ("rounds", "iterations")]
+    ("axis", "words", "logarithmic"),
+    [("bytes_up", "bytes up", True), ("rounds", "rounds", False), ("seconds", "seconds on", False)],
 )
-def test_axes_switch(page, axis, words):
+def test_axes_switch(page, axis, words, logarithmic):
     before = find(page, "#plot polyline")[0].get_attribute("points")
-    if axis != "rounds":
-        find(page, f"input[value={axis}] + span")[0].click()
-        assert find(page, "#plot polyline")[0].get_attribute("points") != before
+    assert find(page, "input[value=bytes_total]")[0].is_selected()
+    find(page, f"input[value={axis}] + span")[0].click()
+    assert find(page, "#plot polyline")[0].get_attribute("points") != before
     assert words in text(page, "#plot svg")
     assert find(page, f"input[value={axis}]")[0].is_selected()
+    assert find(page, "#log")[0].is_selected() is logarithmic
+    find(page, "input[value=bytes_total] + span")[0].click()
+    assert find(page, "#plot polyline")[0].get_attribute("points") == before
+
+
+def test_it_opens_on_total_bytes_on_a_logarithmic_axis(page):
+    assert "total bytes, up and down" in text(page, "#plot svg")
+    assert find(page, "#log")[0].is_selected()
+    ends = [line.get_attribute("points").split()[-1].split(",")[0] for line in find(page, "#plot polyline")]
+    script = "return JSON.parse(document.getElementById('data').textContent).panels[0].series.map(s => s.curve)"
+    curves = page.execute_script(script)
+    for curve in curves:
+        both = zip(curve["bytes_up"], curve["bytes_down"], strict=True)
+        assert curve["bytes_total"] == pytest.approx([up + down for up, down in both], rel=1e-5)
+    (low, _, dense), first = map(float, ends), math.log(min(curve["bytes_total"][0] for curve in curves))
+    ours, most = (math.log(curves[place]["bytes_total"][-1]) for place in (0, 2))
+    left = 46  # where the axis begins
+    assert (low - left) / (dense - left) == pytest.approx((ours - first) / (most - first), abs=0.01)
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_a_narrow_range_has_ticks(page, width):
+    """All of the third setting is between 2.59 and 3.57 kB, where there is no 1, 2 or 5."""
+    size(page, width)
+    page.refresh()
+    wait_until_drawn(page)
+    page.execute_script("const s = document.getElementById('panel'); s.value = 2; s.dispatchEvent(new Event('change'))")
+    ticks = [element.text for element in find(page, "#plot svg > text") if element.text.endswith("B")]
+    assert len(ticks) >= 2
 
 
 def test_methods_and_settings_switch(page):
@@ -183,7 +213,7 @@ def test_without_a_mouse(page):
 
     page.execute_script("document.getElementById('plot').focus()")
     keys(page, Keys.END)
-    assert "30 iterations: " in text(page, "#readout")
+    assert text(page, "#readout").startswith("1.57 MB in total: dense ")
     assert "theirs <b> " in text(page, "#readout")
     at_end = text(page, "#readout")
     keys(page, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
@@ -196,7 +226,7 @@ def test_without_a_mouse(page):
     assert find(page, "#legend button")[0].get_attribute("aria-pressed") == "false"
     page.execute_script("document.querySelector('input[name=axis]').focus()")
     keys(page, Keys.ARROW_RIGHT)
-    assert "bytes uploaded" in text(page, "#plot svg")
+    assert "bytes up" in text(page, "#plot svg")
     focusable = "a[href], button, select, input, summary, [tabindex='0']"
     assert all(element.get_attribute("tabindex") != "-1" for element in find(page, focusable))
 
@@ -207,7 +237,7 @@ def test_hovering_reads_values(page):
     plot = find(page, "#plot")[0]
     ActionChains(page).move_to_element(plot).perform()
     tip = text(page, ".tip")
-    assert "iterations" in tip
+    assert "in total" in tip
     assert tip.count("%") == 3
 
 

@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dagc
-from dagc import InvalidInput, MalformedPayload, OutOfSync, Sparse
+from dagc import DagcError, InvalidInput, MalformedPayload, OutOfSync, Sparse
 from dagc.policies import POLICIES, Plan
 from dagc.protocol import Client, Order, Server
 from dagc.training import Config
@@ -47,7 +48,7 @@ class Run:
             try:
                 client.receive(self.server.download(name))
             except OutOfSync:
-                self.server.lost(name)
+                self.server.out_of_sync(name)
                 continue
             if name in unread:
                 continue
@@ -129,6 +130,48 @@ def test_a_federation_that_grows_from_3_to_300_clients_keeps_its_budget_and_goes
         assert run.sent <= earned, "a budget in bytes is never passed"
     assert run.sent > 0.8 * earned, "and most of it is used"
     assert len([name for name in run.clients if run.server.members[name].taken]) > 200, "everybody's turn comes"
+
+
+@pytest.mark.parametrize("plan", [{}, {"values": "sign", "frames": "compact", "overhead": 0.2}])
+@given(lost=st.lists(st.sets(st.sampled_from("01234")), min_size=30, max_size=30))
+@settings(max_examples=15, deadline=None)
+def test_a_byte_budget_is_not_passed_by_uploads_that_never_arrive(plan, lost):
+    """They were sent all the same."""
+    run, earned = Run(Plan(bytes=40, **plan)), 0
+    for t in range(30):
+        run.round("01234", lost[t])
+        earned += 5 * 40
+        assert run.sent <= earned
+
+
+def test_reporters_that_hold_nothing_any_more_do_not_end_a_run():
+    server = Server(Plan(method="accordion", ratio=0.1), torch.zeros(SIZE))
+    server.join("0", 5)
+    order = server.orders("0")["0"]
+    upload = Client([SIZE]).upload(gradient("0", 0), order)
+    server.close([server.read("0", upload.frame, upload.norm)])
+    server.join("0", 0)
+    server.join("1", 5)
+    assert server.orders("01")["1"].parameter
+
+
+def test_caps_limit_who_has_them_and_nobody_else():
+    plan = Plan(bytes=40, overhead=0.2, values="sign", frames="compact", caps={"0": 1 / SIZE, "1": 0.05})
+    run = Run(plan)
+    sent = dict.fromkeys("0123", 0)
+    for _ in range(60):
+        for upload in run.round("0123"):
+            sent[upload.client] += len(upload.sparse)
+            assert upload.client != "0" or len(upload.sparse) <= 1
+            assert upload.client != "1" or len(upload.sparse) <= 20
+    assert all(sent.values())
+    assert sent["3"] > sent["2"], "by data, whatever the caps of others are"
+
+
+def test_numbers_of_numpy_are_pythons_own():
+    plan = Plan(ratio=np.float32(0.5), caps={"0": np.float64(0.5)}, seed=np.int64(3), down="64")
+    assert [type(value) for value in (plan.ratio, plan.caps["0"], plan.seed, plan.down)] == [float, float, int, float]
+    assert Plan(ratio=0.5, down="64") == Plan(ratio=0.5, down=64)
 
 
 def test_a_ratio_that_is_less_than_an_entry_each_makes_clients_wait():
@@ -213,14 +256,45 @@ class TestReading:
             with pytest.raises(MalformedPayload, match="norm"):
                 server.read("0", self.frame(4), norm)
 
-    def test_what_is_refused_changes_nothing_but_the_spending(self):
+    def test_what_is_refused_changes_nothing_and_costs_no_more_than_its_order(self):
+        """A reply of megabytes must not spend what the others may send."""
         server, _ = self.server(ratio=None, bytes=200)
         before = copied(server)
         with pytest.raises(MalformedPayload):
-            server.read("0", b"\xda\x6c" + bytes(50))
-        after = copied(server)
-        assert before[1].pop("account") != after[1].pop("account")
-        assert before[1] == after[1]
+            server.read("0", b"\xda\x6c" + bytes(5_000_000))
+        assert copied(server)[1] == before[1]
+        assert server.account.balance >= 0
+
+    def test_values_that_would_make_the_model_overflow(self):
+        server, _ = self.server()
+        for value in (3.3e38, -2e30):
+            frame = dagc.encode(Sparse(SIZE, [7], [value]), round=1)
+            with pytest.raises(MalformedPayload, match="largest value"):
+                server.read("0", frame)
+
+    def test_a_model_that_is_not_finite_is_refused_before_anything_changes(self):
+        server, _ = self.server(down=50)
+        before = copied(server)
+        for wrong in (np.nan, np.inf):
+            with pytest.raises(DagcError, match="NaN or infinity"):
+                server.close([], torch.full((SIZE,), wrong))
+            assert copied(server)[1] == before[1]
+
+    def test_names_and_claims_that_are_no_such_thing(self):
+        server, _ = self.server()
+        with pytest.raises(InvalidInput, match="there is no member 'x'"):
+            server.orders(["x"])
+        with pytest.raises(InvalidInput, match="claims 'many' examples"):
+            server.join("2", "many")
+
+    def test_the_sum_is_the_same_in_any_order_and_stays_as_it_is(self):
+        server, orders = self.server()
+        uploads = [server.read(name, self.frame(order.parameter)) for name, order in orders.items()]
+        total = server.total(uploads)
+        before = total.clone()
+        assert torch.equal(server.total(uploads[::-1]), total)
+        server.total(uploads[:1])
+        assert torch.equal(total, before)
 
     def test_claims_of_examples_that_no_federation_has(self):
         server, _ = self.server()
@@ -257,7 +331,7 @@ class TestDownloads:
         run.clients["1"] = Client([SIZE])
         with pytest.raises(OutOfSync, match="this client has no model"):
             run.clients["1"].receive(run.server.download("1"))
-        run.server.lost("1")
+        run.server.out_of_sync("1")
         run.clients["1"].receive(run.server.download("1"))
         assert all(np.array_equal(run.clients[name].model.numpy(), model) for name in "12")
 
@@ -345,22 +419,29 @@ WRONG = [
     ({"ratio": 0.1, "options": {"interval": 2}}, "method 'dagc-r' takes no options, but 'interval' is given"),
     ({"method": "accordion", "ratio": 0.1, "options": {"intervall": 2}}, "did you mean 'interval'?"),
     ({"ratio": 0.1, "seed": -1}, "seed"),
+    ({"bytes": 1e308}, "bytes is 1e+308: it must be a number above 0 and at most 2^48"),
+    ({"method": "accordion", "ratio": 0.1, "options": {"interval": float("inf")}}, "it must give finite numbers"),
+    ({"method": "accordion", "bytes": 64}, "method 'accordion' takes no bytes: give its budget as ratio or threshold"),
     ({"ration": 0.1}, "there is no setting 'ration': did you mean 'ratio'?"),
 ]
 
 
+@pytest.fixture(scope="module")
+def one_rank():
+    """A model in DDP, alone in its group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 20))
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize(("wrong", "words"), WRONG, ids=lambda value: str(value)[:40])
-def test_wrong_settings_get_the_same_words_everywhere(wrong, words, capsys, monkeypatch):
+def test_wrong_settings_get_the_same_words_everywhere(wrong, words, capsys, monkeypatch, one_rank):
     """In Python, as a configuration, in Flower, in DDP and on the command line."""
     from flwr.serverapp.strategy import FedAvg
 
     import dagc.ddp
     from dagc.cli import main
     from dagc.flower import DataAware
-
-    class Model(torch.nn.parallel.DistributedDataParallel):
-        def __init__(self):
-            """The settings are looked at first."""
 
     with pytest.raises(InvalidInput) as plan:
         Plan.of(wrong)
@@ -373,7 +454,7 @@ def test_wrong_settings_get_the_same_words_everywhere(wrong, words, capsys, monk
         DataAware(FedAvg(), **wrong)
     assert str(flower.value) == str(plan.value)
     with pytest.raises(InvalidInput) as ddp:
-        dagc.ddp.register(Model(), examples=5, **wrong)
+        dagc.ddp.register(one_rank, examples=5, **wrong)
     assert str(ddp.value) == str(plan.value)
     if "ration" in wrong or "seed" in wrong:
         return

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,7 @@ def with_settings(settings, accuracies, step, entries, clients=None):
         "bytes_up": rows[-1]["bytes_up"],
         "bytes_down": rows[-1]["bytes_down"],
         "seconds": rows[-1]["seconds"],
+        "entries_sent": rows[-1]["entries_sent"],
     }
     return Run(Path("nowhere"), settings, clients, rows, result)
 
@@ -137,6 +139,7 @@ def test_budgets_and_options_are_ways_to_solve_one_problem():
         made([0.5], method="dagc-r", **waiting, seed=1),
         made([0.5], method="dagc-r", caps={"3": 0.5}),
         made([0.5], method="dagc-r", per_tensor=True),
+        made([0.5], method="dagc-r", down=20),
         made([0.5], method="dagc-r", rate="200 kB/training"),
         made([0.5], method="power", exponent=0.0),
         made([0.5], method="power"),
@@ -150,6 +153,7 @@ def test_budgets_and_options_are_ways_to_solve_one_problem():
         "dagc-r, 13 bytes per client and round, values sign, compact frames, overhead 0.125",
         "dagc-r, ratio 1 %, caps 3 0.5, values fp32, plain frames",
         "dagc-r, ratio 1 %, values fp32, plain frames, per tensor",
+        "dagc-r, ratio 1 %, values fp32, plain frames, 20 bytes down per client and round",
         "dagc-r, 200 kB/training, values fp32, plain frames",
         "power, exponent 0",
         "power",
@@ -157,7 +161,7 @@ def test_budgets_and_options_are_ways_to_solve_one_problem():
         "accordion",
         "none",
     ]
-    assert [len(series.runs) for series in panel.series] == [1, 2, *[1] * 8]
+    assert [len(series.runs) for series in panel.series] == [1, 2, *[1] * 9]
     assert panel.title == "logistic@digits, 2 clients, skew ratio 100, 1 rounds"
 
 
@@ -204,6 +208,8 @@ def test_numbers_over_seeds():
     assert reached(bad, 0.6) == reached(bad, 0.6)
     assert (reached(bad, 0.6).seeds, reached(bad, 0.6).bytes_up) == (1, None)  # no mean over those that got there
     assert difference(good, bad).mean == pytest.approx(0.3)
+    assert difference(good, bad, 0.5).mean == pytest.approx(-150)
+    assert math.isnan(difference(good, bad, 0.6).mean)
     assert curve(good)["low"] == [0.5, 0.8]
     assert curve(good)["high"] == [0.7, 0.9]
     assert targets(Panel("", panel.series)) == (0.55,)
@@ -212,11 +218,29 @@ def test_numbers_over_seeds():
 def test_a_formula_prices_the_entries_that_were_sent_and_has_no_seconds():
     _, priced = two_series(bytes_per_entry=8).series
     assert final(priced, "bytes_up").mean == 2 * 10 * 8
+    assert final(priced, "bytes_total").mean == 2 * 10 * 8 + 400  # only uploads are priced
     assert reached(priced, 0.5).bytes_up.mean == 8 * 10 * 1.5
     assert reached(priced, 0.5).bytes_total.mean == 8 * 10 * 1.5 + 300
     assert reached(priced, 0.5).seconds is None
     assert curve(priced)["seconds"] == []
-    assert curve(priced)["bytes"] == [80, 160]
+    assert curve(priced)["bytes_up"] == [80, 160]
+    assert curve(priced)["bytes_total"] == [80 + 200, 160 + 400]
+    text = page([two_series(bytes_per_entry=8)], "t", "c")
+    assert "<td>160 B *</td><td>400 B</td><td>420 B * <small>×1.4</small></td>" in text
+    assert "* Uploads by formula: 8 bytes for each entry sent; downloads are measured." in text
+
+
+def test_a_difference_is_that_of_the_same_seeds_where_they_are_shared():
+    low = Series("low", (made([0.5], seed=0), made([0.7], seed=1)))
+    high = Series("high", (made([0.6], seed=0), made([0.8], seed=1)))
+    others = Series("others", (made([0.6], seed=2), made([0.8], seed=3)))
+    unnamed = Series("unnamed", (made([0.6]), made([0.8])))
+    paired = difference(high, low)
+    assert (paired.mean, paired.sd) == (pytest.approx(0.1), pytest.approx(0))
+    for series in (others, unnamed):
+        apart = difference(series, low)
+        assert (apart.mean, apart.sd) == (pytest.approx(0.1), pytest.approx(0.2))  # √2 · 0.1414
+    assert difference(Series("one", others.runs[:1]), low).sd is None
 
 
 def test_a_curve_has_only_what_all_seeds_have():
@@ -231,14 +255,43 @@ def test_the_sentence():
     slow = Series("slow", (made([0.1, 0.9]),))
     quick = Series("quick", (made([0.9, 0.9]),))
     said = sentence([Panel("p", (quick, slow, dense), (0.9,))])
-    assert "quick reaches 90 % with 100 B" in said
-    assert "2.0 times fewer bytes than slow and 100 times fewer bytes than dense" in said
+    assert "quick reaches 90 % with 300 B in total (100 B up, 200 B down)" in said
+    assert said.endswith(", 2.0 times fewer bytes than slow and 100 times fewer bytes than dense.")
     assert "about as many bytes as same" in sentence([Panel("p", (quick, Series("same", (made([0.9]),))), (0.9,))])
     nobody = sentence([Panel("p", (quick, slow), (0.99,))])
     assert "nothing else got to 99 %" in nobody
+    free = sentence([Panel("p", (Series("free", (made([0.9], step=0),)), slow), (0.9,))])
+    assert free == "free reaches 90 % with 0 B in total (0 B up, 0 B down)."
     several = sentence([two_series(), two_series(paper=80.0)])
     assert "good ends above bad & worse_1 in 2 of 2 settings, by +30.00 points" in several
     assert "in the paper: 1 of 1" in several
+
+
+def test_the_sentence_counts_both_ways_and_names_the_best_rival():
+    """The fewest bytes up are not the fewest bytes."""
+    dense = Series("none", (made([0.9], method="none", step=1000),))
+    thrifty = Series("thrifty", (made([0.1, 0.1, 0.9], step=50),))  # 450 B, 150 up
+    priced = Series("priced", (made([0.1, 0.9], entries=10),), bytes_per_entry=1)  # 420 B, 20 up
+    plain, worst = Series("plain", (made([0.9]),)), Series("worst", (made([0.9], step=500),))  # 300 B and 1.5 kB
+    said = sentence([Panel("p", (worst, priced, thrifty, plain, dense), (0.9,))])
+    assert said == (
+        "plain reaches 90 % with 300 B in total (100 B up, 200 B down), 1.4 times fewer bytes than priced "
+        "and 10.0 times fewer bytes than no compression."
+    )
+    first = sentence([Panel("p", (worst, Series("none", (made([0.9], method="none"),))), (0.9,))])
+    assert first.startswith("no compression reaches 90 % with 300 B in total")
+
+
+def test_the_sentence_says_what_is_within_the_spread():
+    ours = Series("ours", (made([0.9], seed=0), made([0.9], seed=1)))  # 300 B each
+    shaky = Series("shaky", (made([0.9], seed=0, step=90), made([0.9], seed=1, step=190)))  # 270 and 570 B
+    steady = Series("steady", (made([0.9], seed=0, step=140), made([0.9], seed=1, step=150)))  # 420 and 450 B
+    within = sentence([Panel("p", (ours, shaky), (0.9,))])
+    assert within.endswith(", 1.4 times fewer bytes than shaky (within the spread between seeds).")
+    clear = sentence([Panel("p", (ours, steady), (0.9,))])
+    assert clear.endswith(", 1.4 times fewer bytes than steady.")
+    alone = sentence([Panel("p", (Series("ours", ours.runs[:1]), Series("steady", steady.runs[:1])), (0.9,))])
+    assert "spread" not in alone  # one seed has none
 
 
 def test_the_csv_table_reads_back():
@@ -247,11 +300,14 @@ def test_the_csv_table_reads_back():
     assert lines[1]["series"] == "good"
     assert float(lines[1]["bytes_up_to_target"]) == 150
     assert float(lines[1]["bytes_total_to_target"]) == 450
+    assert float(lines[1]["bytes_total"]) == 600
     assert float(lines[1]["paper_percent"]) == 85
     assert lines[3]["bytes_up_to_target"] == ""
     assert float(lines[0]["part_sent"]) == pytest.approx(10 / 2 / 1000)
     curves = list(csv.DictReader(io.StringIO(curves_csv([two_series()]))))
     assert [float(line["accuracy"]) for line in curves[:2]] == pytest.approx([0.6, 0.85])
+    counted = [[float(curves[1][f"bytes_{name}"]) for name in ("up", "down", "total")], float(curves[1]["seconds"])]
+    assert counted == [[200, 400, 600], 0.2]
 
 
 def test_the_latex_table_has_no_bare_specials():
@@ -268,9 +324,11 @@ def test_the_markdown_table_has_a_row_for_each_series():
     lines = markdown_table([two_series(), two_series()]).splitlines()
     assert len(lines) == 2 + 4
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
+    assert lines[0].endswith("| Up | Down | Total to 50 % | Total to 70 % |")
     assert lines[2].startswith("| a problem | good | 85.00 ± 7.07 % | 85.00 % |")
     assert lines[3].startswith("|  | bad & worse_1 |")
-    assert lines[3].endswith("| 150 B | 0 of 2 |")
+    assert lines[2].endswith("| 200 B | 400 B | 300 B | 450 B |")
+    assert lines[3].endswith("| 200 B | 400 B | 450 B | 0 of 2 |")
 
 
 def test_the_page_is_whole_and_cannot_be_broken_by_names(runs):
@@ -297,6 +355,26 @@ def test_the_report_says_which_runs_stopped_early():
     assert "<li>ours, seed 1: stopped after round 2 of 300</li>" in page([panel], "t", "c")
     alone = Panel("p", (Series("ours", (half,)),))
     assert sentence([alone]).startswith("ours is at 60.00 % after 2 of 300 rounds")
+
+
+def test_a_first_download_that_weighs_is_mentioned(runs, tmp_path):
+    (panel,) = panels_of(map(read_run, find_runs([runs])), (0.1,))
+    first = panel.series[0].runs[0].first_download
+    with (runs / "dagc-r-0" / "metrics.jsonl").open() as file:
+        assert first == json.loads(file.readline())["down"] > 10 * 4 * 650  # ten clients, 650 entries and a header
+    assert notes([panel]) == [f"the first download, {in_bytes(first)} for all clients, is counted"]  # once for all
+    long = replace(panel.series[0].runs[0], rows=made([0.1] * 1000, step=first).rows)
+    assert notes([Panel("p", (Series("long", (long,)),), (0.1,))])  # more than a tenth of 0.1, which is at once
+    late = replace(long, rows=long.rows[20:])
+    assert notes([Panel("p", (Series("late", (late,)),), (0.1,))]) == []
+    assert notes([Panel("p", (Series("never", (long,)),), (0.9,))]) == []
+
+
+@pytest.mark.parametrize("fields", [{"first_model": "drawn"}, {"participation": 0.5}, {"failures": 0.9}])
+def test_a_first_download_is_known_only_where_everybody_has_one(tmp_path, fields):
+    config = Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=2, evaluate_every=1, **fields)
+    train(config, tmp_path / "run").run()
+    assert read_run(tmp_path / "run").first_download is None
 
 
 def test_an_accuracy_that_is_not_a_number_is_a_dash():
@@ -359,8 +437,12 @@ def test_everything_is_written(runs, tmp_path):
     panels = panels_of(map(read_run, find_runs([runs])))
     found = write_report(panels, tmp_path / "new", "t", "c")
     names = {path.name for path in found.parent.iterdir()}
-    assert {"report.html", "table.csv", "table.tex", "curves.csv", "curves-rounds.png"} <= names
-    assert (tmp_path / "new" / "curves-bytes.png").read_bytes().startswith(b"\x89PNG")
+    assert {"report.html", "table.csv", "table.tex", "table.md", "curves.csv"} <= names
+    axes = ("bytes_total", "bytes_up", "rounds", "seconds")
+    assert {name for name in names if name.startswith("curves-")} == {
+        f"curves-{axis}.{ending}" for axis in axes for ending in ("svg", "png")
+    }
+    assert (tmp_path / "new" / "curves-bytes_total.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "new" / "curves-seconds.svg").read_text()
 
 
@@ -486,11 +568,13 @@ def test_a_broken_folder_is_named(runs, tmp_path, name, content, says):
 
 
 def test_bytes_as_people_write_them():
-    assert [in_bytes(n) for n in (0, 999, 1000, 31_415, 5_101_000, 2.5e9)] == [
+    assert [in_bytes(n) for n in (0, 999, 1000, 9_996, 31_415, 999_600, 5_101_000, 2.5e9)] == [
         "0 B",
         "999 B",
         "1.00 kB",
+        "10.0 kB",
         "31.4 kB",
+        "1.00 MB",
         "5.10 MB",
         "2.50 GB",
     ]

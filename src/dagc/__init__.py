@@ -31,7 +31,7 @@ from dagc.wire import INDEX_CODECS, VALUE_CODECS, decode, encode, payload_size, 
 if TYPE_CHECKING:
     from dagc.training import Config, train
 
-__version__ = "0.1.0"  # pyproject.toml reads it here
+__version__ = "0.2.0"  # pyproject.toml reads it here
 
 __all__ = [
     "ALLOCATORS",

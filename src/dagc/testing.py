@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dagc.allocation import ALLOCATORS, Allocator, allocate, entries
+from dagc.allocation import ALLOCATORS, Allocator, allocate, entries, most_entries
 from dagc.compressors import Compressor, random_k
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.feedback import ErrorFeedback
-from dagc.policies import POLICIES, Account, Method, Plan, Report, Situation, make_rate
+from dagc.policies import POLICIES, Method, Plan, Report, Situation
 from dagc.sparse import Sparse
 from dagc.wire import payload_size
 from dagc.wire.indices import IndexCodec
@@ -184,16 +184,19 @@ def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Pl
         "ratio": {"ratio": 0.01},
         "bytes": {"bytes": 40},
         "rate": {"rate": "1 kB/training"},
+        "rate per hour": {"rate": "2 kB/hour", "bytes": 40},
         "threshold": {"threshold": 0.05},
     }
     plans = []
-    for budget in [amounts[name] for name in kind.budgets] or [{}]:
+    names = [*kind.budgets, *(["rate per hour"] if "rate" in kind.budgets else [])]
+    for budget in [amounts[name] for name in names] or [{}]:
         ways: list[dict[str, Any]] = [{}]
         if budget and "threshold" not in budget:
             ways.append({"caps": {"client-0": 0.02, "client-7": 0.001}})
             ways += [{**way, "overhead": 0.2} for way in ways if kind.waits]
         ways += [{**way, "values": "sign", "frames": "compact"} for way in ways]
         ways += [{**way, "options": options} for way in ways if options]
+        ways += [{**way, "exponent": 1.0} for way in ways if method == "power"]
         plans += [Plan(method=method, **budget, **way) for way in ways]
     return plans
 
@@ -225,7 +228,7 @@ def _check_decisions(plan: Plan, where: str) -> None:
     size, rounds = 10_000, 30
     policy = plan.policy(size)
     plan = plan.for_size(size)
-    account = Account(plan.bytes, make_rate(plan.rate) if plan.rate else None, rounds) if plan.in_bytes else None
+    account = plan.account(rounds)
     examples: dict[str, float] = {}
     reports: list[Report] = []
     entries_due = 0.0
@@ -233,7 +236,7 @@ def _check_decisions(plan: Plan, where: str) -> None:
         at = f"{where}, round {round}"
         examples |= {client: 1000.0 / (1 + i) for i, client in enumerate(present) if client not in examples}
         if account is not None:
-            account.earn(len(present))
+            account.earn(len(present), 60.0 * round)
         now = Situation(round, present, dict(examples), reports, None if account is None else account.balance)
         other = plan.policy(size)
         other.load_state_dict(json.loads(json.dumps(policy.state_dict())))
@@ -243,7 +246,7 @@ def _check_decisions(plan: Plan, where: str) -> None:
         if plan.threshold is not None:
             assert all(0 < threshold < np.inf for threshold in decided), f"{at}: a threshold is not above 0"
         elif POLICIES[plan.method].budgets:
-            most = [int(plan.caps.get(client, 1.0) * size) for client in present]
+            most = most_entries([plan.caps.get(client, 1.0) for client in present], size)
             right = all(isinstance(k, int) and 0 <= k <= m for k, m in zip(decided, most, strict=True))
             assert right, f"{at}: a number of entries is below 0, or above a cap or the model"
         if "rate" in POLICIES[plan.method].budgets and plan.threshold is None:  # it keeps budgets

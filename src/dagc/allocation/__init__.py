@@ -33,6 +33,7 @@ __all__ = [
     "dagc_a",
     "dagc_r",
     "entries",
+    "most_entries",
     "power",
     "uniform",
 ]
@@ -151,7 +152,7 @@ def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> N
     if size > MAX_SIZE:
         raise InvalidInput(f"size must be at most 2^48, not {size}")
     present = np.flatnonzero(ratio > 0)
-    most = np.minimum(size, np.floor(_checked_caps(caps, len(ratio))[present] * size * (1 + 1e-12))).astype(np.int64)
+    most = most_entries(_checked_caps(caps, len(ratio))[present], size)
     total = ratio.sum() * size * (1 + 1e-12) + 1e-9
     if int(total) < len(present):
         raise BudgetTooSmall(
@@ -165,6 +166,17 @@ def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> N
     result = np.zeros(len(ratio), dtype=np.int64)
     result[present] = apportion(ratio[present], min(total, float(most.sum())), most)
     return result
+
+
+def most_entries(caps: ArrayLike, size: int) -> NDArray[np.int64]:
+    """The largest number of entries of a vector that stays within each cap.
+
+    Example:
+        >>> most_entries([1 / 49, 0.5, 1.0], size=49)
+        array([ 1, 24, 49])
+    """
+    limits = np.floor(np.asarray(caps, dtype=np.float64) * size * (1 + 1e-12))  # 49 · (1/49) is below 1
+    return np.minimum(size, limits).astype(np.int64)
 
 
 def apportion(quota: Array, total: float, most: NDArray[np.int64], least: int = 1) -> NDArray[np.int64]:
@@ -265,7 +277,7 @@ def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int
     def fits(total: int) -> bool:
         return int(payload_size(size, entries(ratios(total), size, caps=caps), values, compact=compact).sum()) <= budget
 
-    limits = np.floor(caps * size * (1 + 1e-12))
+    limits = most_entries(caps, size)
     least, most = n, int(limits.sum())
     if limits.min() < 1:
         raise InvalidInput(f"a cap of {caps.min():.3g} is below one entry of {size}: raise it")

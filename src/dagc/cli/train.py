@@ -22,8 +22,9 @@ from dagc.errors import InvalidInput
 from dagc.experiments import comparison_configs, register, run_all, stopping
 from dagc.files import failure, write_atomically
 from dagc.folder import read_settings
-from dagc.report import comparison, panels_of, read_run, sentence, write_report
-from dagc.report.numbers import in_bytes
+from dagc.report import comparison, notes, panels_of, read_run, sentence, write_report
+from dagc.report.numbers import BYTES, in_bytes
+from dagc.report.words import brief
 from dagc.training import Config, Federation, Round, read_metrics, summary, train
 
 __all__ = ["compare", "resume", "run"]
@@ -121,10 +122,13 @@ def compare(
     if as_json:
         print(json.dumps(result))
     else:
-        _print_comparison(result, {name: settings[name] for name in BUDGETS if name in settings})
-        Console(highlight=False).print(
-            f"\n{sentence([panel])}\npage: {page}; runs: {folder}", markup=False, soft_wrap=True
-        )
+        _print_comparison(result, {name: settings[name] for name in (*BUDGETS, "down") if name in settings})
+        said = [
+            f"\n{sentence([panel])}",
+            *(f"note: {note}" for note in notes([panel])),
+            f"page: {page}; runs: {folder}",
+        ]
+        Console(highlight=False).print("\n".join(said), markup=False, soft_wrap=True)
 
 
 def _settings(given: dict[str, Any], config: Path | None) -> dict[str, Any]:
@@ -165,6 +169,7 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
         ("best accuracy", f"{found['best_accuracy']:.2%}"),
         ("uploaded", in_bytes(found["bytes_up"])),
         ("downloaded", in_bytes(found["bytes_down"])),
+        ("in total", in_bytes(found["bytes_up"] + found["bytes_down"])),
         ("network's clock", f"{found['seconds']:,.1f} s on {config.network}"),
         ("folder", str(folder)),
     ):
@@ -178,22 +183,21 @@ def _print_comparison(result: dict[str, Any], budgets: dict[str, Any]) -> None:
         for name, value in budgets.items()
         if value is not None
     )
-    title = f"{result['task']}, {result['rounds']:,} rounds, {budget}; up to {result['target']:.0%} accuracy:"
+    title = f"{result['task']}, {result['rounds']:,} rounds, {budget}; until {100 * result['target']:g} % accuracy:"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("method", "final", "best", "rounds", "bytes up", "× best", "seconds", "all up"):
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    for name in ("method", "final, %", "rounds", "up", "down", "total", "× best", "seconds"):
+        first = name == "method"
+        table.add_column(name, justify="left" if first else "right", no_wrap=not first, overflow="fold")
     goals = [row["to_target"] for row in result["methods"]]
-    fewest = min((goal["bytes_up"] for goal in goals if goal["bytes_up"] is not None), default=None)
+    fewest = min((goal["bytes_total"] for goal in goals if goal["bytes_total"] is not None), default=None)
     for row, goal in zip(result["methods"], goals, strict=True):
-        there = [f"{goal['reached']} of {row['seeds']}", "", "", ""]
-        if goal["bytes_up"] is not None:
-            times = f"{goal['bytes_up'] / fewest:.1f}" if fewest else ""
-            there = [f"{goal['rounds']:,.0f}", in_bytes(goal["bytes_up"]), times, f"{goal['seconds']:,.1f}"]
-        final, best, sd = row["final_accuracy"], row["best_accuracy"], row["final_accuracy_sd"]
-        ends = ["–", "–"]
-        if final is not None:
-            ends = [f"{100 * final:.1f}" + (f" ± {100 * sd:.1f} %" if sd is not None else " %"), f"{best:.1%}"]
-        table.add_row(row["method"], *ends, *there, in_bytes(row["bytes_up"]))
+        there = [f"{goal['reached']} of {row['seeds']}", *[""] * 5]
+        if goal["bytes_total"] is not None:
+            there = [f"{goal['rounds']:,.0f}", *(in_bytes(goal[name]) for name in BYTES)]
+            there += [brief(goal["bytes_total"] / fewest) if fewest else "", brief(goal["seconds"])]
+        final, sd = row["final_accuracy"], row["final_accuracy_sd"]
+        end = "–" if final is None else f"{100 * final:.1f}" + ("" if sd is None else f" ± {100 * sd:.1f}")
+        table.add_row(row["method"], end, *there)
     Console(highlight=False).print(table)
 
 

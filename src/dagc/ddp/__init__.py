@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dagc.ddp.hook import Hook, Step, on_bucket
 from dagc.errors import InvalidInput
-from dagc.protocol import Plan, Settings
+from dagc.protocol import Settings
 
 __all__ = ["Hook", "Step", "register"]
 
@@ -55,7 +55,7 @@ def register(
     """
     if not isinstance(model, DistributedDataParallel):
         raise InvalidInput(f"the model is a {type(model).__name__}: wrap it in DistributedDataParallel first")
-    hook = Hook(model, examples, Plan.of(settings), rounds, scaler)
+    hook = Hook(model, examples, settings, rounds, scaler)
     try:
         model.register_comm_hook(hook, on_bucket)
     except RuntimeError as error:

@@ -1,6 +1,6 @@
 """The hook: Algorithm 1 on one rank, between DDP's backward pass and its optimiser.
 
-DDP hands gradients over in buckets, which it lays out anew after the first step. The hook waits for the last one and
+DDP hands gradients over in buckets, which it lays out again after the first step. The hook waits for the last one and
 puts the gradients in the order of the model's parameters; so selection, residual and checkpoints know no buckets.
 """
 
@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dagc.compressors import Compressor, Gradient
 from dagc.ddp.exchange import Exchange, Packet
-from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
-from dagc.protocol import Client, Order, Plan, Server, Upload
+from dagc.errors import DagcError, InvalidInput, NonFiniteGradient, unknown
+from dagc.protocol import Client, Order, Plan, Server, Settings, Upload
 from dagc.sparse import Sparse
 
 __all__ = ["Hook", "Step", "on_bucket"]
@@ -106,7 +106,7 @@ class Hook:
         self,
         model: DistributedDataParallel,
         examples: int,
-        plan: Plan,
+        settings: Settings,
         rounds: int | None,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
@@ -126,16 +126,22 @@ class Hook:
         self._scaler = scaler
         self._some_unused = bool(model.find_unused_parameters or model.static_graph)
         self._exchange = Exchange(model.process_group, self._device)
-        self._about = {**plan.settings(), "rounds": rounds, "sizes": sizes, "scaler": scaler is not None}
-        self.examples = self._agree(examples, self._about)
+        given = {"rounds": rounds, "sizes": sizes, "scaler": scaler is not None}
+        self.examples = self._agree(examples, {**settings, **given})
+        plan = Plan.of(settings)  # not before: what is wrong is then wrong on all ranks
+        self._about = {**plan.settings(), **given}
         if plan.downward() is not None:
             raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")
         if plan.first_model != "sent":
             raise InvalidInput(f"first_model is {plan.first_model!r}: DDP sends the first model itself; leave it out")
-        if plan.rate is not None and plan.rate.rstrip().endswith("hour"):
+        if plan.per_hour:
             raise InvalidInput(
                 f"rate is {plan.rate!r}: the ranks' clocks differ, so DDP keeps no rate per hour; give bytes alone"
             )
+        ranks = [str(rank) for rank in range(self._exchange.world)]
+        for name in plan.caps:
+            if name not in ranks:
+                raise unknown("rank with the cap", name, ranks)
         self.client = Rank(sizes, self._device)
         self.server = Server(plan, sum(sizes), rounds)
         for rank, held in enumerate(self.examples):

@@ -3,6 +3,7 @@
 from typing import Any
 
 from dagc.experiments.beyond import BEYOND
+from dagc.experiments.both_ways import BOTH_WAYS
 from dagc.experiments.cells import Cell, Variant
 
 __all__ = ["EXPERIMENTS", "TITLES"]
@@ -247,6 +248,7 @@ TITLES = {
     "table6": "Table VI: absolute compressors over workers",
     "bytes": "Equal bytes on the wire",
     "beyond": "Beyond the paper: one budget, spent where it counts",
+    "both-ways": "Both ways: a downlink as lean as the uplink",
 }
 """What each experiment is called."""
 
@@ -261,5 +263,6 @@ EXPERIMENTS: dict[str, tuple[Cell, ...]] = {
     "table6": _workers_table(_TABLE_6, absolute=True),
     "bytes": _equal_bytes(),
     "beyond": BEYOND,
+    "both-ways": BOTH_WAYS,
 }
 """Every experiment by name."""

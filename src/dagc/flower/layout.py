@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload
 
-__all__ = ["BUFFERS", "Layout", "Model", "Piece"]
+__all__ = ["BUFFERS", "AppModel", "Layout", "Piece"]
 
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
 """Names of buffers. A running variance that is sent in parts turns negative, and the loss NaN."""
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     whole: bool
 
 
-class Model(NamedTuple):
+class AppModel(NamedTuple):
     """The app's arrays: the vector to compress, and those that go whole, both in the layout's order."""
 
     vector: torch.Tensor
@@ -96,7 +96,7 @@ class Layout:
         except (ValueError, TypeError) as error:
             raise MalformedPayload(f"this is no layout of a model: {text!r:.100} ({error})") from error
 
-    def split(self, arrays: ArrayRecord) -> Model:
+    def split(self, arrays: ArrayRecord) -> AppModel:
         """The model in these arrays, whose names and shapes must be those of the layout."""
         if set(arrays) != {piece.name for piece in self.pieces}:
             odd = sorted(set(arrays) ^ {piece.name for piece in self.pieces})
@@ -113,9 +113,9 @@ class Layout:
             else:
                 vector.numpy()[start : start + array.size] = array.reshape(-1)
                 start += array.size
-        return Model(vector, whole)
+        return AppModel(vector, whole)
 
-    def join(self, model: Model) -> ArrayRecord:
+    def join(self, model: AppModel) -> ArrayRecord:
         """The app's arrays, from a model."""
         parts, whole = iter(self.parts(model.vector)), iter(model.whole)
         named = {

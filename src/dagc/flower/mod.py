@@ -101,7 +101,10 @@ def _up_to_date(
     if layout is not None and (node is None or node.layout.text != layout.text):
         first = None
         if instruction.since == 0 and first_model is not None:
-            first = layout.split(first_model(context)).vector
+            try:
+                first = layout.split(first_model(context)).vector
+            except InvalidInput as error:
+                raise OutOfSync(f"the first model that it makes is another one: {error}") from error
         node = Node(instruction.lineage, layout, Client(layout.sizes, first_model=first))
     if node is None:
         raise OutOfSync("this node has nothing of this run")

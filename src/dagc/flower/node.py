@@ -16,7 +16,7 @@ from flwr.supercore.utils import get_flwr_home
 from numpy.typing import NDArray
 
 from dagc.errors import CheckpointError, InvalidInput, MalformedPayload
-from dagc.flower.layout import Layout, Model
+from dagc.flower.layout import AppModel, Layout
 from dagc.protocol import Client
 from dagc.state import NewerVersion, load_state, save_state
 
@@ -51,10 +51,10 @@ class Node:
     examples: float = -1.0
 
     @property
-    def model(self) -> Model:
+    def model(self) -> AppModel:
         """What the node has."""
         assert self.client.model is not None
-        return Model(self.client.model, self.whole)
+        return AppModel(self.client.model, self.whole)
 
 
 def state_folder() -> Path:

@@ -10,9 +10,9 @@ import torch
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from dagc.errors import DagcError, InvalidInput
+from dagc.errors import InvalidInput
 from dagc.files import write_atomically
-from dagc.flower.layout import Layout, Model
+from dagc.flower.layout import AppModel, Layout
 from dagc.folder import Folder, read_metrics, summary
 from dagc.protocol import Download, Plan, Server, Upload
 
@@ -49,9 +49,9 @@ class FlowerRun:
         return self.server.round
 
     @property
-    def served(self) -> Model:
+    def served(self) -> AppModel:
         """What the nodes have: it is evaluated, and the app gets it in the end."""
-        return Model(self.server.model, self.model.whole)
+        return AppModel(self.server.model, self.model.whole)
 
     def node(self, name: str) -> int | None:
         """The node at which a client is."""
@@ -65,25 +65,20 @@ class FlowerRun:
 
     def download(self, name: str | None, node: int) -> Download:
         """What a node must download; one that is not known yet may have made the first model itself."""
-        if name is None and node in self.full:
-            assert self.server.downlink is not None
-            return self.server.downlink.since(-1)
-        return self.server.download(name)
+        return self.server.download(name, full=name is None and node in self.full)
 
     def out_of_sync(self, name: str | None, node: int) -> None:
         """A node has another model than was thought: it must download it in full."""
         if name is None:
             self.full.add(node)
         else:
-            self.server.lost(name)
+            self.server.out_of_sync(name)
 
-    def close(self, uploads: list[Upload], model: Model | None) -> None:
+    def close(self, uploads: list[Upload], model: AppModel | None) -> None:
         """A round is over: these uploads made this model; None if it changed nothing."""
         if model is None:
             self.server.close([])
             return
-        if not model.vector.isfinite().all():
-            raise DagcError(f"the strategy made a model with NaN or infinity in round {self.round + 1}")
         self.server.close(uploads, model.vector)
         self.model = model
 
@@ -112,7 +107,7 @@ class FlowerRun:
                 raise ValueError("it is of a model with other arrays")
             whole = [arrays[f"whole.{number}"] for number in range(len(self.model.whole))]
             self.server.load(arrays, numbers["server"])
-            self.model = Model(torch.from_numpy(np.array(arrays.get("target", arrays["model"]))), whole)
+            self.model = AppModel(torch.from_numpy(np.array(arrays.get("target", arrays["model"]))), whole)
             self.names = {int(node): str(name) for node, name in numbers["nodes"]}
             self.lineage, self.seconds = str(numbers["lineage"]), float(numbers["seconds"])
             self.bytes_up, self.bytes_down = int(numbers["bytes_up"]), int(numbers["bytes_down"])
@@ -134,6 +129,18 @@ class FlowerFolder(Folder):
         self._run, self._settings = run, {"engine": "flower", "task": path.name, **settings}
         self._known: dict[str, float] = {}
         self._orders: dict[str, Any] = {}
+
+    def _claim(self, settings: dict[str, Any] | None) -> None:
+        """Refuse a run of this name with another plan; it may have more rounds now."""
+        ours = {name: value for name, value in self._settings.items() if name != "rounds"}
+        theirs = {name: value for name, value in (settings or ours).items() if name != "rounds"}
+        other = [
+            f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here"
+            for name in sorted({*ours, *theirs})
+            if ours.get(name) != theirs.get(name)
+        ]
+        if other:
+            raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another run name")
 
     def close_round(self, fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
         """Write a round's line and a checkpoint."""

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYog
 
 from dagc.errors import InvalidInput
 from dagc.flower.intake import Received, Sent, introductions, replies_to, uploads
-from dagc.flower.layout import Model
+from dagc.flower.layout import AppModel
 from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Instruction, record_of
 from dagc.flower.node import FILE_NAME, state_folder
 from dagc.flower.run import FlowerFolder, FlowerRun
@@ -132,6 +132,10 @@ class DataAware(Strategy):
         messages = list(self.strategy.configure_train(run.round + 1, arrays, config, grid))
         self._ask(messages, grid)
         here = {run.names[node]: message for message in messages if (node := message.metadata.dst_node_id) in run.names}
+        unmet = sorted(set(self.plan.caps) - set(run.server.members))
+        if unmet and not run.round:
+            known = ", ".join(run.server.members)
+            log.warning("dagc: caps name %s, but no such node is here; the nodes are %s", ", ".join(unmet), known)
         self._orders = run.server.orders(here, time.monotonic() - self._began)
         self._sent = [self._give(here[name], TRAIN, name, order) for name, order in self._orders.items()]
         return [sent.message for sent in self._sent]
@@ -160,7 +164,7 @@ class DataAware(Strategy):
         number = run.round + 1
         if not good or type(self.strategy).aggregate_train not in AVERAGING:
             for one in good:
-                own = Model(run.model.vector - one.upload.sparse.dense(), one.whole)
+                own = AppModel(run.model.vector - one.upload.sparse.dense(), one.whole)
                 one.reply.content[one.arrays] = run.layout.join(own)
             return self.strategy.aggregate_train(number, [*(one.reply for one in good), *errors])
 
@@ -172,7 +176,7 @@ class DataAware(Strategy):
         ]
         contents = [one.reply.content for one in good]
         first = good[0]
-        mean = run.layout.join(Model(run.model.vector - update, whole))
+        mean = run.layout.join(AppModel(run.model.vector - update, whole))
         together = RecordDict({first.arrays: mean, "metrics": MetricRecord({self._examples: float(weights.sum())})})
         assert isinstance(self.strategy, FedAvg)
         metrics_of = self.strategy.train_metrics_aggr_fn

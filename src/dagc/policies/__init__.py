@@ -2,10 +2,9 @@
 
 from functools import partial
 
-from dagc.compressors import Compressor, hard_threshold, random_k, top_k
 from dagc.policies.accordion import Accordion
 from dagc.policies.allocated import Allocated
-from dagc.policies.nothing import Nothing
+from dagc.policies.everything import Everything
 from dagc.policies.plan import Plan, Settings
 from dagc.policies.policy import POLICIES, Method, Policy, Report, Situation
 from dagc.policies.rate import Account, Rate, make_rate
@@ -15,8 +14,8 @@ __all__ = [
     "Accordion",
     "Account",
     "Allocated",
+    "Everything",
     "Method",
-    "Nothing",
     "Plan",
     "Policy",
     "Rate",
@@ -29,7 +28,7 @@ __all__ = [
 ]
 
 
-def relative(allocator: str, about: str, compressor: Compressor = top_k) -> Method:
+def relative(allocator: str, about: str, compressor: str = "top-k") -> Method:
     """A method that gives each client a number of entries, by the allocator of that name in `dagc.ALLOCATORS`."""
     make = partial(Allocated, allocator=allocator, compressor=compressor)
     return Method(("ratio", "bytes", "rate"), make, waits=True, about=about)
@@ -37,18 +36,18 @@ def relative(allocator: str, about: str, compressor: Compressor = top_k) -> Meth
 
 def absolute(allocator: str, about: str) -> Method:
     """A method that gives each client a threshold."""
-    make = partial(Allocated, allocator=allocator, compressor=hard_threshold)
+    make = partial(Allocated, allocator=allocator, compressor="hard-threshold")
     return Method(("threshold",), make, about=about)
 
 
 def _power(plan: Plan, size: int) -> Policy:
-    return Allocated(plan, size, "power", top_k if plan.threshold is None else hard_threshold)
+    return Allocated(plan, size, "power", "top-k" if plan.threshold is None else "hard-threshold")
 
 
 POLICIES |= {
-    "none": Method((), Nothing, about="everything is sent"),
+    "none": Method((), Everything, about="everything is sent"),
     "top-k": relative("uniform", "the largest entries, as many from every client"),
-    "random-k": relative("uniform", "entries drawn at random, as many from every client", random_k),
+    "random-k": relative("uniform", "entries drawn at random, as many from every client", "random-k"),
     "hard-threshold": absolute("uniform", "the same threshold for every client"),
     "dagc-r": relative("dagc-r", "entries by data: Algorithm 2 of the paper"),
     "dagc-a": absolute("dagc-a", "thresholds by data: Algorithm 3 of the paper"),
@@ -56,7 +55,7 @@ POLICIES |= {
         ("ratio", "bytes", "rate", "threshold"), _power, waits=True, about="in proportion to (share of data)^exponent"
     ),
     "accordion": Method(
-        ("ratio", "bytes", "threshold"),
+        ("ratio", "threshold"),
         Accordion,
         ("interval", "change", "gentle", "aggressive"),
         about="one of two levels for all, by how fast the gradient norm changes; keeps no budget",

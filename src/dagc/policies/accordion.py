@@ -3,11 +3,8 @@
 import math
 from typing import Any
 
-import numpy as np
-
-from dagc.allocation import allocate
-from dagc.compressors import Compressor, hard_threshold, top_k
-from dagc.errors import BudgetTooSmall, InvalidInput
+from dagc.allocation import allocate, most_entries
+from dagc.errors import InvalidInput
 from dagc.policies.plan import Plan
 from dagc.policies.policy import Situation
 
@@ -42,7 +39,7 @@ class Accordion:
             if not 0 < bound < math.inf or (not self.absolute and bound > 1):
                 kind = "threshold" if self.absolute else "ratio"
                 raise InvalidInput(f"accordion's option {name} is {bound}: it must be a {kind} above 0")
-        self.compressor: Compressor = hard_threshold if self.absolute else top_k
+        self.compressor = "hard-threshold" if self.absolute else "top-k"
         self._known: list[float] = []
         self._bounds: tuple[float, float] = (0.0, 0.0)
         self._sum, self._rounds = 0.0, 0
@@ -56,27 +53,16 @@ class Accordion:
         level = gentle if self._critical else aggressive
         if self.absolute:
             return [level] * len(now.present)
-        return [max(1, int(min(level, self.plan.caps.get(name, 1.0)) * self.size)) for name in now.present]
+        levels = [min(level, self.plan.caps.get(name, 1.0)) for name in now.present]
+        return [max(1, int(count)) for count in most_entries(levels, self.size)]
 
     def bounds(self, now: Situation) -> tuple[float, float]:
         """The gentle and the aggressive parameter, for the clients known so far."""
         weights = [weight for weight in now.examples.values() if weight > 0]
         if weights != self._known:
             plan = self.plan
-            budget = None if plan.bytes is None else int(plan.bytes * len(weights))
-            try:
-                given = allocate(
-                    weights,
-                    ratio=plan.ratio,
-                    bytes=budget,
-                    threshold=plan.threshold,
-                    method="dagc-a" if self.absolute else "dagc-r",
-                    size=self.size,
-                    values=plan.values,
-                    compact=plan.compact,
-                )
-            except BudgetTooSmall:
-                given = np.array([1 / self.size])
+            method = "dagc-a" if self.absolute else "dagc-r"
+            given = allocate(weights, ratio=plan.ratio, threshold=plan.threshold, method=method)
             low, high = float(given.min()), float(given.max())
             gentle, aggressive = (low, high) if self.absolute else (high, low)
             options = plan.options
@@ -87,7 +73,7 @@ class Accordion:
     def _look(self, now: Situation) -> None:
         """Compare the norms of an interval with those of the interval before."""
         norms = [(report.norm, now.examples[report.client]) for report in now.reports if report.norm is not None]
-        if norms:
+        if any(weight for _, weight in norms):
             self._sum += float(sum(norm * weight for norm, weight in norms) / sum(weight for _, weight in norms))
             self._rounds += 1
         if self._rounds == self.interval:

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dagc.allocation import allocate, apportion, apportion_bytes, entries
-from dagc.compressors import Compressor
+from dagc.allocation import allocate, apportion, apportion_bytes, entries, most_entries
 from dagc.errors import BudgetTooSmall
 from dagc.policies.plan import Plan
 from dagc.policies.policy import Situation
@@ -31,12 +30,12 @@ class Allocated:
         plan: The budget and the wire.
         size: The number of entries in the model.
         allocator: A name in `dagc.ALLOCATORS`.
-        compressor: What selects the entries.
+        compressor: How clients select: a name in `dagc.COMPRESSORS`.
     """
 
     wants_norms = False
 
-    def __init__(self, plan: Plan, size: int, allocator: str, compressor: Compressor) -> None:
+    def __init__(self, plan: Plan, size: int, allocator: str, compressor: str) -> None:
         """Begin with no savings."""
         self.plan = plan
         self.size = size
@@ -80,14 +79,14 @@ class Allocated:
         return [int(count) for count in entries(given, self.size, caps=caps)]
 
     def _share(self, now: Situation, weights: Array) -> list[int]:
-        """Those send who have saved up most, so many that each has enough for a frame."""
+        """Those send who have saved up most: as many as leaves each of them enough for a frame."""
         caps = self._caps(now.present)
         mean = self.plan.ratio or 0.001  # with a budget in bytes only the proportions matter
-        ratios = allocate(weights, ratio=mean, method=self.allocator, exponent=self.plan.exponent, caps=caps)
+        ratios = allocate(weights, ratio=mean, method=self.allocator, exponent=self.plan.exponent)
         saved = np.array([self._saved.get(name, 0.0) for name in now.present]) + ratios / ratios.sum()
         holding = np.flatnonzero(ratios > 0)
         order = holding[np.argsort(-saved[holding], kind="stable")]
-        most = np.full(len(order), self.size) if caps is None else (caps[order] * self.size).astype(np.int64)
+        most = np.full(len(order), self.size) if caps is None else most_entries(caps[order], self.size)
         quota = np.maximum(saved[order], 1e-9)
         total = self._total(now, len(holding))
         enough = quota / np.cumsum(quota) * total >= np.minimum(self.least, most)

@@ -3,18 +3,20 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Self, TypedDict
 
+from dagc.allocation import most_entries
 from dagc.errors import InvalidInput, unknown
 from dagc.policies.policy import POLICIES, Method, Policy
-from dagc.policies.rate import make_rate
+from dagc.policies.rate import Account, make_rate
 from dagc.wire import VALUE_CODECS
 
 __all__ = ["Plan", "Settings"]
 
 FRAMES = ("plain", "compact")
 FIRST_MODEL = ("sent", "drawn")
+MOST_BYTES = 1 << 48
 SIGNS_BELOW = 0.1
 """With "auto", signs are sent below this ratio of entries: `docs/beyond.md` has what was measured, up to 7 %."""
 
@@ -92,13 +94,13 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        if self.method not in POLICIES:
+        if not isinstance(self.method, str) or self.method not in POLICIES:
             raise unknown("method", self.method, POLICIES)
         self._check_numbers()
         self._check_budget()
         self._check_method()
-        for name in ("caps", "options"):
-            object.__setattr__(self, name, dict(getattr(self, name)))
+        for each in fields(self):
+            object.__setattr__(self, each.name, _plain(getattr(self, each.name), each.name == "down"))
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -136,7 +138,7 @@ class Plan:
             'sign'
         """
         for name, cap in self.caps.items():
-            if cap * size * (1 + 1e-12) < 1:
+            if most_entries(cap, size) < 1:
                 raise InvalidInput(f"caps: the cap {cap:g} of {name!r} is below one entry of {size}: raise it")
         if self.values != "auto":
             return self
@@ -179,6 +181,21 @@ class Plan:
             per_tensor=self.per_tensor,
         )
 
+    def account(self, rounds: int | None = None) -> Account | None:
+        """What is earned and spent of a budget in bytes; None if it is not one of bytes.
+
+        Args:
+            rounds: How many rounds the training has, for a rate per training.
+        """
+        return (
+            Account(self.bytes, None if self.rate is None else make_rate(self.rate), rounds) if self.in_bytes else None
+        )
+
+    @property
+    def per_hour(self) -> bool:
+        """Whether the budget is one of time."""
+        return self.rate is not None and make_rate(self.rate).per == "hour"
+
     @property
     def compact(self) -> bool:
         """Whether frames are compact."""
@@ -197,7 +214,7 @@ class Plan:
         limits: dict[str, tuple[float, float, str]] = {
             "ratio": (0.0, 1.0, "above 0 and at most 1"),
             "threshold": (0.0, math.inf, "above 0 and finite"),
-            "bytes": (0.0, math.inf, "above 0 and finite"),
+            "bytes": (0.0, MOST_BYTES, "above 0 and at most 2^48"),
             "overhead": (0.0, 1.0, "above 0 and at most 1"),
         }
         for name, (low, high, words) in limits.items():
@@ -206,14 +223,14 @@ class Plan:
                 raise InvalidInput(f"{name} is {_shown(value)}: it must be a number {words}")
         if self.exponent is not None and not (_is_number(self.exponent) and 0 <= self.exponent <= 4):
             raise InvalidInput(f"exponent is {_shown(self.exponent)}: it must be a number from 0 (uniform) to 4")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 63:
+        if not isinstance(self.seed, Integral) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 63:
             raise InvalidInput(f"seed is {self.seed!r:.100}: it must be an integer from 0 to 2^63 - 1")
         for name in ("caps", "options"):
             given = getattr(self, name)
             if not isinstance(given, Mapping) or not all(
-                isinstance(key, str) and _is_number(given[key]) for key in given
+                isinstance(key, str) and _is_number(given[key]) and abs(given[key]) < math.inf for key in given
             ):
-                raise InvalidInput(f"{name} is {given!r:.100}: it must give numbers by name")
+                raise InvalidInput(f"{name} is {given!r:.100}: it must give finite numbers by name")
         for name, cap in self.caps.items():
             if not 0 < cap <= 1:
                 raise InvalidInput(f"caps: the cap of {name!r} is {cap:g}: it must be above 0 and at most 1")
@@ -242,7 +259,7 @@ class Plan:
             )
         if self.down not in (None, "lossless", "same"):
             try:
-                right = not isinstance(self.down, bool) and 0 < float(self.down) < math.inf
+                right = not isinstance(self.down, bool) and 0 < float(self.down) <= MOST_BYTES
             except (TypeError, ValueError):
                 right = False
             if not right:
@@ -251,12 +268,11 @@ class Plan:
                 )
         if self.down == "same" and not {"ratio", "bytes", "rate"} & set(given):
             raise InvalidInput("down is 'same', but clients have no budget of entries or bytes: give bytes for down")
-        per_hour = self.rate is not None and make_rate(self.rate).per == "hour"
-        if given == ["bytes", "rate"] and per_hour:
+        if given == ["bytes", "rate"] and self.per_hour:
             return
         if len(given) > 1:
             raise InvalidInput(f"give one budget, not {_words(given)} (a rate per hour goes with bytes)")
-        if per_hour:
+        if self.per_hour:
             raise InvalidInput(f"rate is {self.rate!r}: a rate per hour needs bytes, too, for a usual round")
 
     def _check_method(self) -> None:
@@ -283,6 +299,17 @@ EXAMPLES = {
     "bytes": "bytes 64",
     "rate": "rate '200 kB/training'",
 }
+
+
+def _plain(value: Any, text: bool = False) -> Any:
+    """Numbers of numpy, and numbers that are written out, as Python's own."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if text and isinstance(value, str) and value not in ("lossless", "same"):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _is_number(value: object) -> bool:

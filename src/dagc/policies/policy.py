@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from dagc.compressors import Compressor
-
 if TYPE_CHECKING:
     from dagc.policies.plan import Plan
 
@@ -42,9 +40,13 @@ class Policy(Protocol):
     """Maps a situation to one parameter per client.
 
     Clients come and go: whatever a policy remembers about one, it remembers by name.
+
+    Attributes:
+        compressor: How clients select: a name in `dagc.COMPRESSORS`.
+        wants_norms: Whether clients report the norms of their gradients.
     """
 
-    compressor: Compressor
+    compressor: str
     wants_norms: bool
 
     def decide(self, now: Situation) -> list[Any]:
@@ -65,7 +67,7 @@ class Method(NamedTuple):
 
     Attributes:
         budgets: Which of `ratio`, `bytes`, `rate` and `threshold` it can be given.
-        make: Makes its policy for a plan and a model of so many entries.
+        make: Makes its policy, for a plan and the number of entries in the model.
         options: The names in `Plan.options` that it knows.
         waits: Whether clients can wait until a frame is worth it (`Plan.overhead`).
         about: One line for people who choose.

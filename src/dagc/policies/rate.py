@@ -43,7 +43,8 @@ class Account:
     """What has been earned and spent of a budget in bytes; it never goes below 0.
 
     Every client that takes part in a round earns its part. `Account.balance` is what the round may spend, all clients
-    together.
+    together. What an order may take is spent when it is given: an upload that never arrives may have been sent. What an
+    upload did not take is given back.
 
     Args:
         bytes: Per client and round, if given.
@@ -67,7 +68,7 @@ class Account:
         self._by_round, self._by_rate, self._seconds = 0.0, 0.0, 0.0
 
     def earn(self, clients: float, seconds: float = 0.0) -> None:
-        """A round begins, with so many clients, at so many seconds since the start."""
+        """A round begins with this number of clients, this many seconds after the start."""
         if self.bytes is not None:
             self._by_round += self.bytes * clients
         if self.rate is not None:
@@ -76,7 +77,7 @@ class Account:
             self._seconds = seconds
 
     def spend(self, bytes: int) -> None:
-        """An upload of so many bytes has arrived."""
+        """Bytes are sent, or may be; with a negative number, they were not."""
         self._by_round -= bytes
         self._by_rate -= bytes
 
@@ -87,7 +88,7 @@ class Account:
         return max(0, int(min(left) + 1e-6))
 
     def wait(self, clients: int, seconds: float) -> float:
-        """Seconds from now until a round of so many clients has its usual bytes; 0 if the budget is not one of time."""
+        """Seconds from now until a round with these clients has its usual bytes; 0 if the budget is not one of time."""
         if self.rate is None or self.rate.per != "hour" or self.bytes is None:
             return 0.0
         missing = self.bytes * clients - self._by_rate

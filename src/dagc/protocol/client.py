@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from dagc.compressors import COMPRESSORS, Compressor, Gradient, per_tensor
 from dagc.errors import InvalidInput, OutOfSync, unknown
 from dagc.feedback import ErrorFeedback
-from dagc.protocol.downlink import read_steps
+from dagc.protocol.downlink import checksum, read_steps
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.sparse import Sparse
-from dagc.state import checksum
 from dagc.wire import decode, encode
 from dagc.wire.values import value_codec
 

@@ -1,5 +1,6 @@
 """The downlink: the server does what clients do. It sends the largest entries of what the clients do not have yet."""
 
+import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,18 +11,22 @@ from numpy.typing import NDArray
 
 from dagc.compressors import per_tensor, top_k
 from dagc.errors import MalformedPayload
-from dagc.policies import Account, Plan, Situation, make_rate
+from dagc.policies import Account, Plan, Situation
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
-from dagc.state import checksum
 from dagc.wire import decode, encode, quantise
 from dagc.wire.frame import read_varint, varint
 
-__all__ = ["Downlink", "read_steps"]
+__all__ = ["Downlink", "checksum", "read_steps"]
 
 KEPT = 4
 """Downloads that are kept for clients in the same position; each may be as large as the model."""
 SERVER = "server"
+
+
+def checksum(model: NDArray[np.float32]) -> int:
+    """CRC-32 of a model, so that a client that has another one than the server thinks is noticed."""
+    return zlib.crc32(model.astype("<f4", copy=False).data)
 
 
 class Downlink:
@@ -74,8 +79,7 @@ class Downlink:
         if plan is not None:
             self._policy = plan.policy(len(model))
             self._select = per_tensor(top_k, sizes) if plan.per_tensor and sizes else top_k
-            if plan.in_bytes:
-                self.account = Account(plan.bytes, make_rate(plan.rate) if plan.rate else None, rounds)
+            self.account = plan.account(rounds)
 
     def advance(
         self, model: NDArray[np.float32] | None, round: int = 0, share: float = 1.0, seconds: float = 0.0
@@ -85,13 +89,14 @@ class Downlink:
         Args:
             model: The server's model.
             round: How many rounds are done.
-            share: The fraction of all clients that took part. Who comes every tenth round downloads ten rounds'
-                broadcasts at once: so that a visit costs the budget on average, a round gets a tenth of it.
+            share: The fraction of the clients that take part in a round. A client that comes every tenth round
+                downloads ten rounds' broadcasts at once: so a visit costs the budget on average if a round gets a tenth.
             seconds: Since the start, for a rate per hour.
         """
         if self.plan is None:
             if model is not None:
-                self._set(np.flatnonzero(model.view(np.int32) != self.model.view(np.int32)), model)
+                indices = np.flatnonzero(model.view(np.int32) != self.model.view(np.int32))  # 0.0 is not -0.0
+                self._set(indices, model[indices])
             return
         if model is not None:
             self.target[:] = model
@@ -104,9 +109,9 @@ class Downlink:
         sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, self.plan.values))
         frame = encode(sparse, self.plan.values, round=(self.version + 1) % STAMPS, compact=self.plan.compact)
         if self.account is not None:
-            self.account.spend(len(frame))
+            self.account.spend(len(frame) + len(varint(len(frame))))  # several are sent with their lengths
         self._remember(frame)
-        self._set(sparse.indices, None, self.model[sparse.indices] + sparse.values)
+        self._set(sparse.indices, self.model[sparse.indices] + sparse.values)
 
     def since(self, version: int) -> Download:
         """What a client needs that has this version; -1 for one that has none."""
@@ -133,13 +138,13 @@ class Downlink:
         (entries,) = self._policy.decide(Situation(round, [SERVER], {SERVER: 1.0}, (), allowance))
         return int(entries)
 
-    def _set(self, indices: NDArray[np.int64], model: NDArray[np.float32] | None, values: Any = None) -> None:
+    def _set(self, indices: NDArray[np.int64], values: NDArray[np.float32]) -> None:
         self._kept.clear()
         if not len(indices):
             return
         self.version += 1
         self._checksum = None
-        self.model[indices] = values if model is None else model[indices]
+        self.model[indices] = values
         self.changed[indices] = self.version
 
     def _remember(self, frame: bytes) -> None:

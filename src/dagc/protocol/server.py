@@ -2,22 +2,28 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dagc.compressors import COMPRESSORS
+from dagc._memory import pool
 from dagc.draws import scramble
-from dagc.errors import InvalidInput, MalformedPayload
-from dagc.policies import Account, Plan, Report, Situation, make_rate
+from dagc.errors import DagcError, InvalidInput, MalformedPayload, unknown
+from dagc.policies import Plan, Report, Situation
 from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.sparse import Sparse, aggregate
 from dagc.wire import decode, payload_size, read_header
 
 __all__ = ["Member", "Server"]
+
+SMOOTHING = 0.1
+"""The weight of one round in the mean number of rounds between visits."""
+LARGEST = 2.0**100
+"""No value of an honest upload is larger, and no sum of smaller ones overflows."""
 
 
 @dataclass
@@ -30,6 +36,7 @@ class Member:
         examples: How much data it holds.
         has: The version of the model that it has; -1 if it is not known to have any.
         taken: The round of its last upload that was taken; 0 if none was.
+        seen: The round in which it last took part; 0 if it never did.
     """
 
     name: str
@@ -37,6 +44,7 @@ class Member:
     examples: float
     has: int = -1
     taken: int = 0
+    seen: int = 0
 
 
 class Server:
@@ -80,11 +88,7 @@ class Server:
         self.size = model if isinstance(model, int) else len(model)
         self.plan = plan.for_size(self.size)
         self.policy = self.plan.policy(self.size)
-        self.compressor = next(name for name, kind in COMPRESSORS.items() if kind is self.policy.compressor)
-        self.account: Account | None = None
-        if plan.in_bytes:
-            rate = None if plan.rate is None else make_rate(plan.rate)
-            self.account = Account(plan.bytes, rate, rounds)
+        self.account = self.plan.account(rounds)
         self.downlink: Downlink | None = None
         if not isinstance(model, int):
             self.downlink = Downlink(self.plan.downward(), _array(model), sizes, rounds)
@@ -92,13 +96,12 @@ class Server:
         self.members: dict[str, Member] = {}
         self.reports: list[Report] = []
         self._orders: dict[str, Order] = {}
-        self._present = 0
         self._seconds = 0.0
-        self._sum = torch.zeros(self.size)
+        self._gap = 1.0
 
     def join(self, name: str, examples: float) -> None:
         """A client is there, or holds another number of examples than before."""
-        if not 0 <= examples < 1 << 53:
+        if not isinstance(examples, Real) or not 0 <= examples < 1 << 53:
             raise InvalidInput(
                 f"client {name!r:.120} claims {examples!r:.50} examples: it must be a number from 0 to 2^53"
             )
@@ -115,7 +118,11 @@ class Server:
             present: Names of members. One that holds no data may train, and sends nothing.
             seconds: Since the start, for a rate per hour.
         """
-        here = sorted((self.members[name] for name in present), key=lambda member: member.number)
+        names = list(present)
+        for name in names:
+            if name not in self.members:
+                raise unknown("member", name, self.members)
+        here = sorted((self.members[name] for name in names), key=lambda member: member.number)
         self._seconds = seconds
         decided = self._decide([member.name for member in here if member.examples > 0], seconds)
         plan, self._orders = self.plan, {}
@@ -123,7 +130,7 @@ class Server:
             self._orders[member.name] = Order(
                 self.round + 1,
                 decided.get(member.name, 0),
-                self.compressor,
+                self.policy.compressor,
                 plan.values,
                 plan.compact,
                 plan.per_tensor,
@@ -131,7 +138,9 @@ class Server:
                 scramble(plan.seed, member.number),
                 member.taken,
             )
-        self._present = len(here)
+        self._visit(here)
+        if self.account is not None:
+            self.account.spend(sum(map(self._most, self._orders.values())))
         return dict(self._orders)
 
     def _decide(self, holding: list[str], seconds: float) -> dict[str, Any]:
@@ -146,10 +155,16 @@ class Server:
         now = Situation(self.round, holding, examples, self.reports, allowance)
         return dict(zip(holding, self.policy.decide(now), strict=True))
 
-    def download(self, name: str | None) -> Download:
-        """What brings a member up to date; None stands for somebody who is not known yet."""
+    def download(self, name: str | None, full: bool = False) -> Download:
+        """What brings a member up to date.
+
+        Args:
+            name: Whom; None stands for somebody who is not known yet.
+            full: Whether it needs the whole model.
+        """
         assert self.downlink is not None, "this server was made without a model"
-        return self.downlink.since(self._newcomer if name is None else self.members[name].has)
+        has = self._newcomer if name is None else self.members[name].has
+        return self.downlink.since(-1 if full else has)
 
     @property
     def _newcomer(self) -> int:
@@ -166,12 +181,12 @@ class Server:
         """A member has the newest model."""
         self.members[name].has = 0 if self.downlink is None else self.downlink.version
 
-    def lost(self, name: str) -> None:
+    def out_of_sync(self, name: str) -> None:
         """A member does not have the model that was thought: it is sent the full one next time."""
         self.members[name].has = -1
 
     def read(self, name: str, frame: bytes | memoryview, norm: float | None = None) -> Upload:
-        """What a member has sent in answer to its order, checked; its bytes are spent even if it is refused.
+        """What a member has sent in answer to its order, checked.
 
         Raises:
             MalformedPayload: If it is damaged, of another round, or more than was allowed.
@@ -179,34 +194,55 @@ class Server:
         order = self._orders.get(name)
         if order is None:
             raise MalformedPayload(f"{name!r:.120} has no order in round {self.round + 1}, or has answered it")
-        if self.account is not None:
-            self.account.spend(len(frame))
         if norm is not None and not 0 <= norm < float("inf"):
             raise MalformedPayload(f"the norm of its gradient is {norm}")
         sparse = self._sparse(order, frame)
+        largest = float(np.abs(sparse.values).max(initial=0.0))
+        if largest > LARGEST:
+            raise MalformedPayload(f"its largest value is {largest:g}, which would make the model overflow")
         del self._orders[name]
+        if self.account is not None:
+            self.account.spend(len(frame) - self._most(order))
         self.arrived(name)
         return Upload(name, sparse, bytes(frame), norm)
 
     def total(self, uploads: Sequence[Upload]) -> torch.Tensor:
-        """Σ p_i · upload_i in the order of the roster; the vector is used again in the next round."""
-        return aggregate(
-            [up.sparse for up in uploads], [self.members[up.client].examples for up in uploads], out=self._sum
-        )
+        """Σ p_i · upload_i, always added up in the order of the roster."""
+        ordered = sorted(uploads, key=lambda upload: self.members[upload.client].number)
+        weights = [self.members[upload.client].examples for upload in ordered]
+        out = torch.from_numpy(pool.take(self.size, np.dtype(np.float32)))
+        return aggregate([upload.sparse for upload in ordered], weights, out=out)
 
     def close(self, uploads: Sequence[Upload], model: torch.Tensor | None = None) -> None:
         """The round is over: these uploads were taken and made this model; None if nothing has changed.
 
-        With a budget for the downlink, the clients do not have all of it yet: `model` is what they have.
+        With a budget for the downlink, the clients do not have all of it yet: `Server.model` is what they have.
         """
+        made = None if model is None else _array(model)
+        if made is not None and not np.isfinite(made).all():
+            raise DagcError(f"the model of round {self.round + 1} holds NaN or infinity: lower the learning rate")
         self.round += 1
         for upload in uploads:
             self.members[upload.client].taken = self.round
         self.reports = [Report(up.client, up.norm, len(up.sparse), len(up.frame)) for up in uploads]
         if self.downlink is not None:
-            share = self._present / max(1, len(self.members))
-            self.downlink.advance(None if model is None else _array(model), self.round, share, self._seconds)
-        self._orders, self._present = {}, 0
+            self.downlink.advance(made, self.round, 1 / self._gap, self._seconds)
+        self._orders = {}
+
+    def _visit(self, here: list[Member]) -> None:
+        """Keep the mean number of rounds between two visits of a client; a newcomer counts up to twice that."""
+        if here:
+            now = self.round + 1
+            gaps = [now - member.seen if member.seen else min(now, 2 * self._gap) for member in here]
+            self._gap += SMOOTHING * (sum(gaps) / len(gaps) - self._gap)
+        for member in here:
+            member.seen = self.round + 1
+
+    def _most(self, order: Order) -> int:
+        """The most bytes that an answer to this order can take; 0 if it has no limit."""
+        if order.silent or not isinstance(order.parameter, int):
+            return 0
+        return int(payload_size(self.size, order.parameter, order.values, compact=order.compact)[0])
 
     def _sparse(self, order: Order, frame: bytes | memoryview) -> Sparse:
         if order.silent:
@@ -221,9 +257,10 @@ class Server:
         if isinstance(order.parameter, int):
             if header.entries > order.parameter:
                 raise MalformedPayload(f"it sends {header.entries} entries and may send {order.parameter}")
-            most = int(payload_size(self.size, order.parameter, order.values, compact=order.compact)[0])
-            if len(frame) > most:
-                raise MalformedPayload(f"it sends {len(frame)} bytes for {order.parameter} entries, which take {most}")
+            if len(frame) > self._most(order):
+                raise MalformedPayload(
+                    f"it sends {len(frame)} bytes for {order.parameter} entries, which take {self._most(order)}"
+                )
         return decode(frame, size=self.size, round=order.stamp)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -238,6 +275,7 @@ class Server:
             "reports": [list(report) for report in self.reports],
             "policy": self.policy.state_dict(),
             "account": None if self.account is None else self.account.state_dict(),
+            "gap": self._gap,
             "downlink": None if self.downlink is None else self.downlink.numbers(),
         }
 
@@ -248,6 +286,7 @@ class Server:
             self.members = {member["name"]: Member(**member) for member in numbers["members"]}
             self.reports = [Report(*report) for report in numbers["reports"]]
             self.policy.load_state_dict(numbers["policy"])
+            self._gap = float(numbers["gap"])
             if self.account is not None:
                 self.account.load_state_dict(numbers["account"])
             if self.downlink is not None:

@@ -5,18 +5,23 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from dagc.report.numbers import curve
+from dagc.report.numbers import BYTES, curve
 from dagc.report.panels import Panel
 
 __all__ = ["COLOURS", "write_figures"]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#6b6b6b")
 """Colours that people with any colour vision can distinguish (after Okabe and Ito); the page uses the same."""
-_AXES = {"rounds": "iterations", "bytes": "bytes uploaded", "seconds": "seconds on the network's clock"}
+_AXES = {
+    "bytes_total": "total bytes, up and down",
+    "bytes_up": "bytes up",
+    "rounds": "rounds",
+    "seconds": "seconds on the network's clock",
+}
 
 
 def write_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
-    """`curves-AXIS.svg` and `.png` for iterations, bytes and seconds; nothing without matplotlib."""
+    """`curves-AXIS.svg` and `.png` for total bytes, bytes up, rounds and seconds; nothing without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -58,7 +63,7 @@ def _draw(axes: Any, panel: Panel, axis: str, words: str) -> None:
         mean, low, high = ([100 * y for y in points[name]] for name in ("mean", "low", "high"))
         axes.plot(points[axis], mean, line, color=colour, label=series.label, lw=1.4)
         axes.fill_between(points[axis], low, high, color=colour, alpha=0.15, lw=0)
-    if axis == "bytes":
+    if axis in BYTES:
         axes.set_xscale("log")
     axes.set(xlabel=words, ylabel="accuracy, %")
     axes.set_title(fill(panel.title, 60), fontsize=8)

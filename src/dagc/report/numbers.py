@@ -9,7 +9,10 @@ from typing import Any
 from dagc.report.panels import Panel, Series
 from dagc.report.runs import Run
 
-__all__ = ["Reached", "Spread", "curve", "difference", "final", "in_bytes", "reached", "spread", "targets"]
+__all__ = ["BYTES", "Reached", "Spread", "curve", "difference", "final", "in_bytes", "reached", "spread", "targets"]
+
+BYTES = ("bytes_up", "bytes_down", "bytes_total")
+"""How bytes are counted: up, down, and both ways."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,9 @@ def spread(numbers: Sequence[float]) -> Spread:
 
 
 def final(series: Series, name: str = "final_accuracy") -> Spread:
-    """A number of the runs' results; `bytes_up` is counted as the series says."""
-    if name == "bytes_up" and series.bytes_per_entry is not None:
-        return spread([_bytes_up(series, run.rows[-1]) for run in series.runs])
+    """A number of the runs' results; bytes are counted as the series says, `bytes_total` both ways."""
+    if name in BYTES:
+        return spread([_bytes(series, run.result)[name] for run in series.runs])
     return spread([run.result[name] for run in series.runs])
 
 
@@ -78,28 +81,29 @@ def reached(series: Series, accuracy: float) -> Reached:
     there = [row for row in (_first(run, accuracy) for run in series.runs) if row is not None]
     if len(there) < len(series.runs):
         return Reached(accuracy, len(there), len(series.runs))
-    up, down = [_bytes_up(series, row) for row in there], [float(row["bytes_down"]) for row in there]
+    counted = [_bytes(series, row) for row in there]
     return Reached(
         accuracy,
         len(there),
         len(there),
         rounds=spread([row["round"] for row in there]),
-        bytes_up=spread(up),
-        bytes_down=spread(down),
-        bytes_total=spread([one + other for one, other in zip(up, down, strict=True)]),
+        bytes_up=spread([count["bytes_up"] for count in counted]),
+        bytes_down=spread([count["bytes_down"] for count in counted]),
+        bytes_total=spread([count["bytes_total"] for count in counted]),
         seconds=None if series.bytes_per_entry else spread([row["seconds"] for row in there]),
     )
 
 
 def curve(series: Series) -> dict[str, list[float]]:
-    """The evaluations that all seeds have: `x` by rounds, bytes and seconds, and the accuracy's mean and range."""
+    """The evaluations that all seeds have: rounds, bytes, seconds, and the mean and the range of the accuracy."""
     by_round = [{row["round"]: row for row in run.rows if math.isfinite(row["accuracy"])} for run in series.runs]
     rounds = [number for number in by_round[0] if all(number in rows for rows in by_round)]
     together = [[rows[number] for rows in by_round] for number in rounds]
     accuracies = [[row["accuracy"] for row in rows] for rows in together]
+    counted = [[_bytes(series, row) for row in rows] for rows in together]
     return {
         "rounds": [float(number) for number in rounds],
-        "bytes": [mean(_bytes_up(series, row) for row in rows) for rows in together],
+        **{name: [mean(count[name] for count in counts) for counts in counted] for name in BYTES},
         "seconds": [] if series.bytes_per_entry else [mean(row["seconds"] for row in rows) for rows in together],
         "mean": [mean(values) for values in accuracies],
         "low": [min(values) for values in accuracies],
@@ -107,20 +111,33 @@ def curve(series: Series) -> dict[str, list[float]]:
     }
 
 
-def difference(one: Series, other: Series) -> Spread:
-    """By how much one ends above another, seed by seed: with the same seed both had the same data."""
-    ends = {run.seed: run.result["final_accuracy"] for run in other.runs}
-    pairs = [run.result["final_accuracy"] - ends[run.seed] for run in one.runs if run.seed in ends]
-    return spread(pairs) if pairs else Spread(final(one).mean - final(other).mean, None)
+def difference(one: Series, other: Series, accuracy: float | None = None) -> Spread:
+    """By how much one ends above another or, with an accuracy, how many bytes more it takes to that, both ways.
+
+    It is measured seed by seed, because with the same seed both had the same data. Without shared seeds, or with
+    several runs of one seed, it is the difference of the means.
+    """
+    numbers = [[_compared(series, run, accuracy) for run in series.runs] for series in (one, other)]
+    mine, theirs = (
+        {run.seed: number for run, number in zip(series.runs, some, strict=True)}
+        for series, some in zip((one, other), numbers, strict=True)
+    )
+    shared = mine.keys() & theirs.keys()
+    if shared and (len(mine), len(theirs)) == (len(one.runs), len(other.runs)):
+        return spread([mine[seed] - theirs[seed] for seed in sorted(shared)])
+    first, second = map(spread, numbers)
+    sd = None if first.sd is None or second.sd is None else math.hypot(first.sd, second.sd)
+    return Spread(first.mean - second.mean, sd)
 
 
 def in_bytes(count: float) -> str:
     """As people write it.
 
     Example:
-        >>> in_bytes(999), in_bytes(314_150), in_bytes(5_100_000)
-        ('999 B', '314 kB', '5.10 MB')
+        >>> in_bytes(999), in_bytes(314_150), in_bytes(999_700)
+        ('999 B', '314 kB', '1.00 MB')
     """
+    count = float(f"{count:.3g}")  # before the unit is chosen: 999.7 kB are 1.00 MB
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:,.{max(0, 2 - int(math.log10(count / size)))}f} {unit}"
@@ -131,7 +148,17 @@ def _first(run: Run, accuracy: float) -> dict[str, Any] | None:
     return next((row for row in run.rows if row["accuracy"] >= accuracy), None)
 
 
-def _bytes_up(series: Series, row: dict[str, Any]) -> float:
-    if series.bytes_per_entry is not None:
-        return float(series.bytes_per_entry * row["entries_sent"])
-    return float(row["bytes_up"])
+def _bytes(series: Series, row: dict[str, Any]) -> dict[str, float]:
+    """The bytes so far; a formula replaces those of the uploads, downloads are always measured."""
+    formula = series.bytes_per_entry
+    up = float(row["bytes_up"] if formula is None else formula * row["entries_sent"])
+    down = float(row["bytes_down"])
+    return {"bytes_up": up, "bytes_down": down, "bytes_total": up + down}
+
+
+def _compared(series: Series, run: Run, accuracy: float | None) -> float:
+    """What `difference` compares: the final accuracy, or the bytes to an accuracy; NaN if it was not reached."""
+    if accuracy is None:
+        return float(run.result["final_accuracy"])
+    row = _first(run, accuracy)
+    return math.nan if row is None else _bytes(series, row)["bytes_total"]

@@ -5,8 +5,10 @@
   const $ = (id) => document.getElementById(id);
   const NS = "http://www.w3.org/2000/svg";
   const DASHES = ["", "7 3", "2 3", "9 3 2 3", "1 2", "12 4", "5 2 1 2 1 2", "3 6"];
-  const AXES = { rounds: "iterations", bytes: "bytes uploaded", seconds: "seconds on the network's clock" };
-  const state = { panel: 0, axis: "rounds", log: false, whole: false, hidden: new Set(), at: null };
+  const AXES = {
+    bytes_total: "total bytes, up and down", bytes_up: "bytes up", rounds: "rounds", seconds: "seconds on the network's clock",
+  };
+  const state = { panel: 0, axis: "bytes_total", log: true, whole: false, hidden: new Set(), at: null };
   const labels = [...new Set(data.panels.flatMap((panel) => panel.series.map((one) => one.label)))];
 
   const make = (parent, name, attributes = {}, text = null) => {
@@ -31,7 +33,8 @@
     return `${Number(count.toPrecision(3))} B`;
   };
   const seconds = (time) => (time >= 5400 ? `${Number((time / 3600).toPrecision(3))} h` : `${Number(time.toPrecision(3))} s`);
-  const FORMAT = { rounds: (value) => Math.round(value).toLocaleString("en"), bytes, seconds };
+  const FORMAT = { bytes_total: bytes, bytes_up: bytes, rounds: (value) => Math.round(value).toLocaleString("en"), seconds };
+  const UNITS = { bytes_total: " in total", bytes_up: " up", rounds: " rounds", seconds: "" };
 
   const scale = (low, high, from, to, log) => {
     const [a, b] = log ? [Math.log10(low), Math.log10(high)] : [low, high];
@@ -43,9 +46,10 @@
       const powers = [];
       for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p += 1) powers.push(10 ** p);
       const inside = powers.filter((value) => value >= low * 0.999 && value <= high * 1.001);
-      const every = Math.max(1, Math.ceil(inside.length / count));
-      if (inside.length >= 2) return inside.filter((_, place) => place % every === 0);
-      return [1, 2, 5].flatMap((m) => powers.map((p) => m * p)).filter((v) => v >= low && v <= high).sort((a, b) => a - b);
+      const finer = powers.flatMap((p) => [p, 2 * p, 5 * p]).filter((value) => value >= low && value <= high);
+      const few = inside.length >= 2 && finer.length > count ? inside : finer;
+      const every = Math.max(1, Math.ceil(few.length / count));
+      if (few.length >= 2) return few.filter((_, place) => place % every === 0);
     }
     const raw = (high - low) / count || 1;
     const size = 10 ** Math.floor(Math.log10(raw));
@@ -129,7 +133,7 @@
     make(marks, "line", { class: "cross", x1: pixel, x2: pixel, y1: box.top, y2: box.bottom });
     const tip = html($("plot"), "div", { className: "tip" });
     const value = state.log ? 10 ** (Math.log10(frame.low) + state.at * Math.log10(frame.high / frame.low)) : frame.low + state.at * (frame.high - frame.low);
-    const heading = `${FORMAT[state.axis](value)} ${state.axis === "rounds" ? "iterations" : state.axis === "bytes" ? "uploaded" : ""}`;
+    const heading = FORMAT[state.axis](value) + UNITS[state.axis];
     html(html(tip, "p"), "b", { textContent: heading });
     const words = [];
     const found = shown.map((one) => {
@@ -279,7 +283,7 @@
     const inSeconds = panel().series.some((one) => one.curve.seconds.length && one.curve.seconds.at(-1) > 0);
     const input = document.querySelector("input[name=axis][value=seconds]");
     input.disabled = !inSeconds;
-    if (!inSeconds && state.axis === "seconds") document.querySelector("input[name=axis][value=rounds]").click();
+    if (!inSeconds && state.axis === "seconds") document.querySelector("input[name=axis][value=bytes_total]").click();
     $("said").textContent = panel().paper ? `The paper: ${panel().paper}.` : "";
     drawLegend();
     drawCurves();
@@ -292,7 +296,8 @@
     state.axis = axis;
     state.at = null;
     const ends = panel().series.map((one) => one.curve[axis].at(-1)).filter((value) => value > 0);
-    state.log = axis !== "rounds" && ends.length > 0 && Math.max(...ends) / Math.min(...ends) > 10;
+    const apart = ends.length > 0 && Math.max(...ends) / Math.min(...ends) > 10;
+    state.log = axis.startsWith("bytes") || (axis === "seconds" && apart);
     $("log").checked = state.log;
     drawCurves();
   };

@@ -14,7 +14,7 @@ from dagc.folder import to_toml
 from dagc.report.numbers import Reached, curve, final, in_bytes, targets
 from dagc.report.panels import Panel, Series
 from dagc.report.tables import rows
-from dagc.report.words import notes, percent, sentence
+from dagc.report.words import brief, notes, percent, sentence
 from dagc.training import Config
 
 __all__ = ["page", "run_command"]
@@ -61,9 +61,12 @@ def _notes(panels: Sequence[Panel]) -> str:
 
 def _legend(panels: Sequence[Panel]) -> str:
     words = ["Accuracy is the mean of a run's last five evaluations; ± is the standard deviation between seeds."]
-    words.append("Bytes are those of the encoded frames, all clients together.")
+    words.append("Bytes are those of the encoded frames, all clients together; totals count both ways.")
     formulas = {series.bytes_per_entry for panel in panels for series in panel.series} - {None}
-    words += [f"* By formula: {count} bytes for each entry sent." for count in sorted(formulas, key=str)]
+    words += [
+        f"* Uploads by formula: {count} bytes for each entry sent; downloads are measured."
+        for count in sorted(formulas, key=str)
+    ]
     return " ".join(words)
 
 
@@ -73,7 +76,7 @@ def _table(panels: Sequence[Panel]) -> str:
     shared = {targets(panel) for panel in panels}
     goals = next(iter(shared)) if len(shared) == 1 else ()
     heads = ["Method", "Accuracy", *["Paper"] * paper, "Entries sent", "Uploaded", "Downloaded"]
-    heads += [f"Upload to {100 * goal:g} %" for goal in goals]
+    heads += [f"Total to {100 * goal:g} %" for goal in goals]
     body, before = [], None
     for row in found:
         if len(panels) > 1 and row["panel"] != before:
@@ -90,7 +93,8 @@ def _table(panels: Sequence[Panel]) -> str:
         cells += [_cell(f"{100 * row['entries']:.3g} %"), _cell(in_bytes(row["bytes_up"].mean) + star)]
         cells += [_cell(in_bytes(row["bytes_down"].mean))]
         if goals:
-            cells += [_goal(goal, [other["reached"][n] for other in beside]) for n, goal in enumerate(row["reached"])]
+            for place, goal in enumerate(row["reached"]):
+                cells.append(_goal(goal, [other["reached"][place] for other in beside], star))
         body.append(f"<tr><th scope='row'>{escape(row['series'])}</th>{''.join(cells)}</tr>")
     head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in heads)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
@@ -100,18 +104,14 @@ def _cell(text: str, best: bool = False) -> str:
     return f"<td{' class=best' if best else ''}>{escape(text)}</td>"
 
 
-def _goal(goal: Reached, beside: Sequence[Reached]) -> str:
-    """The bytes to a target, and how many times the fewest that is."""
-    if goal.bytes_up is None:
+def _goal(goal: Reached, beside: Sequence[Reached], star: str) -> str:
+    """The bytes to a target, both ways, and how many times the fewest that is."""
+    if goal.bytes_total is None:
         return f"<td><small>{goal.seeds} of {goal.of} did</small></td>"
-    fewest = min(other.bytes_up.mean for other in beside if other.bytes_up is not None)
-    times = goal.bytes_up.mean / fewest if fewest else 1.0
-    best = " class=best" if goal.bytes_up.mean == fewest else ""
-    return f"<td{best}>{in_bytes(goal.bytes_up.mean)} <small>×{_times(times)}</small></td>"
-
-
-def _times(times: float) -> str:
-    return f"{times:.1f}" if times < 100 else f"{times:,.0f}"
+    fewest = min(other.bytes_total.mean for other in beside if other.bytes_total is not None)
+    times = f" <small>×{brief(goal.bytes_total.mean / fewest)}</small>" if fewest else ""
+    best = " class=best" if goal.bytes_total.mean == fewest else ""
+    return f"<td{best}>{in_bytes(goal.bytes_total.mean)}{star}{times}</td>"
 
 
 def _config(panel: Panel, series: Series, alone: bool) -> str:

@@ -118,6 +118,8 @@ def _in_words(name: str, value: Any) -> str:
         return f"ratio {100 * value:g} %"
     if name == "bytes":
         return f"{value:,g} bytes per client and round"
+    if name == "down" and not isinstance(value, str):
+        return f"{value:,g} bytes down per client and round"
     if name in ("rate", "task"):
         return str(value)
     if name == "frames":

@@ -27,7 +27,8 @@ class Run:
             `method` and `rounds` are always there.
         clients: Who took part, as `clients.json` has it; `sizes` and `parameters` are always there.
         rows: The evaluated rounds, with `entries_sent`, the entries uploaded so far.
-        result: Accuracies, bytes and seconds at its end, or as far as it came.
+        result: Accuracies, bytes, entries sent and seconds at its end, or as far as it came.
+        first_download: Bytes of the model that everybody downloaded in the first round; None if that is not known.
     """
 
     path: Path
@@ -35,6 +36,7 @@ class Run:
     clients: dict[str, Any]
     rows: list[dict[str, Any]]
     result: dict[str, Any]
+    first_download: int | None = None
 
     @property
     def local(self) -> bool:
@@ -83,7 +85,8 @@ def read_run(path: Path) -> Run:
         raise InvalidInput(f"{path} has not been evaluated yet{resume}")
     measured = [row["accuracy"] for row in rows if math.isfinite(row["accuracy"])]
     result = {**summary(lines), "best_accuracy": max(measured, default=math.nan)}
-    return Run(path, settings, clients, rows, result)
+    result["entries_sent"] = sum(line["entries"] for line in lines)
+    return Run(path, settings, clients, rows, result, _first_download(settings, clients, lines[0]))
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[Run]:
@@ -126,6 +129,17 @@ def _clients(path: Path) -> dict[str, Any]:
     if not whole:
         raise InvalidInput(f"{path} is not a whole run's folder: its clients.json has no sizes or no parameters")
     return clients
+
+
+def _first_download(settings: dict[str, Any], clients: dict[str, Any], line: dict[str, Any]) -> int | None:
+    """What the first round sent down, where that is the model to every client and nothing else.
+
+    A Flower app may also send the model for an evaluation by its nodes, which is not counted apart.
+    """
+    everybody = line["round"] == 1 and line.get("present") == len(clients["sizes"])
+    if "engine" in settings or settings.get("first_model") == "drawn" or not everybody:
+        return None
+    return int(line["bytes_down"])
 
 
 def _evaluated(path: Path, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dagc.report.numbers import Spread, curve, final, in_bytes, reached, targets
+from dagc.report.numbers import BYTES, Spread, curve, final, in_bytes, reached, targets
 from dagc.report.panels import Panel, Series
 from dagc.report.words import percent
 
@@ -22,7 +22,7 @@ def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
             row["rounds"] = min(run.result["rounds"] for run in series.runs)
             row["accuracy"], row["best"] = final(series), final(series, "best_accuracy")
             row["paper"] = series.paper
-            row["bytes_up"], row["bytes_down"] = final(series, "bytes_up"), final(series, "bytes_down")
+            row |= {name: final(series, name) for name in BYTES}
             row["seconds"] = None if series.bytes_per_entry else final(series, "seconds")
             row["entries"] = _part_sent(series)
             row["formula"] = series.bytes_per_entry
@@ -36,12 +36,12 @@ def comparison(panel: Panel) -> dict[str, Any]:
 
     A number is None where it is not known: an accuracy that was NaN, or a target that not all seeds reached.
     """
-    amounts = ("rounds", "bytes_up", "bytes_down", "bytes_total", "seconds")
+    amounts = ("rounds", *BYTES, "seconds")
     settings = panel.series[0].runs[0].settings
     methods = []
     for series, row in zip(panel.series, rows([panel]), strict=True):
         found: dict[str, Any] = {"method": series.runs[0].settings["method"], "seeds": row["seeds"]}
-        for name in ("accuracy", "best", "bytes_up", "bytes_down", "seconds"):
+        for name in ("accuracy", "best", *BYTES, "seconds"):
             long = {"accuracy": "final_accuracy", "best": "best_accuracy"}.get(name, name)
             found[long], found[f"{long}_sd"] = _cells(row[name])
         goal = row["reached"][0]
@@ -53,12 +53,12 @@ def comparison(panel: Panel) -> dict[str, Any]:
 
 def csv_table(panels: Sequence[Panel]) -> str:
     """The rows as CSV; a line for each series and target, so that every panel may have its own targets."""
-    numbers = ("accuracy", "best", "bytes_up", "bytes_down", "seconds")
+    numbers, amounts = ("accuracy", "best", *BYTES, "seconds"), ("rounds", *BYTES, "seconds")
     names = [*("panel", "series", "seeds", "rounds", "paper_percent", "part_sent", "bytes_per_entry")]
     for name in numbers:
         names += [name, f"{name}_sd"]
     names += ["target", "seeds_there"]
-    for name in ("rounds", "bytes_up", "bytes_down", "bytes_total", "seconds"):
+    for name in amounts:
         names += [f"{name}_to_target", f"{name}_to_target_sd"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -68,8 +68,7 @@ def csv_table(panels: Sequence[Panel]) -> str:
         for name in numbers:
             head += _cells(row[name])
         for goal in row["reached"]:
-            there = [*_cells(goal.rounds), *_cells(goal.bytes_up), *_cells(goal.bytes_down)]
-            there += [*_cells(goal.bytes_total), *_cells(goal.seconds)]
+            there = [cell for name in amounts for cell in _cells(getattr(goal, name))]
             writer.writerow([*head, goal.accuracy, goal.seeds, *there])
     return text.getvalue()
 
@@ -78,12 +77,13 @@ def curves_csv(panels: Sequence[Panel]) -> str:
     """Every evaluation of every series: means over the seeds, and the range of the accuracy."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["panel", "series", "round", "bytes_up", "seconds", "accuracy", "lowest", "highest"])
+    writer.writerow(["panel", "series", "round", *BYTES, "seconds", "accuracy", "lowest", "highest"])
     for panel in panels:
         for series in panel.series:
             at = curve(series)
             seconds: Sequence[float | None] = at["seconds"] or [None] * len(at["rounds"])
-            lines = zip(at["rounds"], at["bytes"], seconds, at["mean"], at["low"], at["high"], strict=True)
+            counts = [at[name] for name in BYTES]
+            lines = zip(at["rounds"], *counts, seconds, at["mean"], at["low"], at["high"], strict=True)
             for number, *line in lines:
                 writer.writerow([panel.title, series.label, int(number), *line])
     return text.getvalue()
@@ -120,7 +120,7 @@ def text_rows(panels: Sequence[Panel]) -> tuple[list[str], list[list[str]]]:
     shared = {targets(panel) for panel in panels}
     goals = next(iter(shared)) if len(shared) == 1 else ()
     heads = ["Setting"] * several + ["Method", "Accuracy"] + ["Paper"] * paper + ["Entries sent", "Up", "Down"]
-    heads += [f"Up to {100 * goal:g} %" for goal in goals]
+    heads += [f"Total to {100 * goal:g} %" for goal in goals]
     body, before = [], None
     for row in found:
         line = [row["panel"] if row["panel"] != before else ""] * several + [row["series"], percent(row["accuracy"])]
@@ -128,7 +128,7 @@ def text_rows(panels: Sequence[Panel]) -> tuple[list[str], list[list[str]]]:
         line += [f"{100 * row['entries']:.3g} %", in_bytes(row["bytes_up"].mean), in_bytes(row["bytes_down"].mean)]
         if goals:
             line += [
-                in_bytes(goal.bytes_up.mean) if goal.bytes_up else f"{goal.seeds} of {goal.of}"
+                in_bytes(goal.bytes_total.mean) if goal.bytes_total else f"{goal.seeds} of {goal.of}"
                 for goal in row["reached"]
             ]
         body.append(line)

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from dagc.report.numbers import Spread, difference, final, in_bytes, reached, targets
+from dagc.report.numbers import BYTES, Spread, difference, final, in_bytes, reached, targets
 from dagc.report.panels import Panel, Series
 
-__all__ = ["notes", "percent", "sentence"]
+__all__ = ["brief", "notes", "percent", "sentence"]
 
 
 def percent(value: Spread) -> str:
@@ -21,8 +21,18 @@ def percent(value: Spread) -> str:
     return f"{100 * value.mean:.2f} %" if value.sd is None else f"{100 * value.mean:.2f} ± {100 * value.sd:.2f} %"
 
 
+def brief(number: float) -> str:
+    """A factor or seconds, with as many digits as people read.
+
+    Example:
+        >>> brief(1.0), brief(1234.5)
+        ('1.0', '1,234')
+    """
+    return f"{number:.1f}" if number < 100 else f"{number:,.0f}"
+
+
 def notes(panels: Sequence[Panel]) -> list[str]:
-    """What to know about the runs: which of them stopped early, and what they say of themselves."""
+    """What to know about the runs: which stopped early, a first download that weighs, what they say of themselves."""
     found = []
     for panel in panels:
         for series in panel.series:
@@ -31,7 +41,19 @@ def notes(panels: Sequence[Panel]) -> list[str]:
                     seed = f", seed {run.settings['seed']}" if "seed" in run.settings else ""
                     done, wanted = run.result["rounds"], run.settings["rounds"]
                     found.append(f"{series.label}{seed}: stopped after round {done:,} of {wanted:,}")
-    return list(dict.fromkeys([*found, *(note for panel in panels for note in panel.notes)]))
+    found += [note for panel in panels for note in (*_first_downloads(panel), *panel.notes)]
+    return list(dict.fromkeys(found))
+
+
+def _first_downloads(panel: Panel) -> list[str]:
+    """The first download of each series in which it is more than a tenth of the bytes to a target."""
+    found = []
+    for series in panel.series:
+        first = series.runs[0].first_download
+        totals = [reached(series, target).bytes_total for target in targets(panel)]
+        if first is not None and any(total and first > total.mean / 10 for total in totals):
+            found.append(f"the first download, {in_bytes(first)} for all clients, is counted")
+    return found
 
 
 def sentence(panels: Sequence[Panel]) -> str:
@@ -45,7 +67,7 @@ def sentence(panels: Sequence[Panel]) -> str:
 
 
 def _alone(series: Series) -> str:
-    up, down = final(series, "bytes_up").mean, final(series, "bytes_down").mean
+    up, down, total = (in_bytes(final(series, name).mean) for name in BYTES)
     run = series.runs[0]
     rounds = f"{run.result['rounds']:,} rounds"
     if not run.finished:
@@ -53,14 +75,14 @@ def _alone(series: Series) -> str:
     seeds = f"{len(series.runs)} seeds" if len(series.runs) > 1 else "one seed"
     return (
         f"{series.label} {'ends' if run.finished else 'is'} at {percent(final(series))} after {rounds} ({seeds}), "
-        f"with {in_bytes(up)} uploaded and {in_bytes(down)} downloaded."
+        f"with {total} in total, {up} up and {down} down."
     )
 
 
 def _by_bytes(panel: Panel) -> str:
-    """The series that reaches the highest target that most reach with the fewest bytes, beside its rivals."""
+    """The series with the fewest bytes, both ways, to the highest target that most reach, beside its best rivals."""
     counts = {
-        target: [(s, found.bytes_up.mean) for s in panel.series if (found := reached(s, target)).bytes_up is not None]
+        target: [(s, found.bytes_total.mean) for s in panel.series if (found := reached(s, target)).bytes_total]
         for target in targets(panel)
     }
     if not any(math.isfinite(final(one).mean) for one in panel.series):
@@ -73,14 +95,24 @@ def _by_bytes(panel: Panel) -> str:
     (best, fewest), *rest = there
     dense = [pair for pair in rest if pair[0].runs[0].settings["method"] == "none"]
     others = [pair for pair in rest if pair not in dense]
-    against = [_fewer(amount / fewest, one.label) for one, amount in others[-1:] + dense]
-    return f"{best.label} reaches {100 * target:g} % with {in_bytes(fewest)} uploaded, {' and '.join(against)}."
+    goal = reached(best, target)
+    up, down, total = (in_bytes(getattr(goal, name).mean) for name in BYTES)
+    words = f"{_name(best)} reaches {100 * target:g} % with {total} in total ({up} up, {down} down)"
+    if fewest == 0:
+        return words + "."
+    against = [
+        _fewer(amount / fewest, _name(one), difference(one, best, target)) for one, amount in others[:1] + dense[:1]
+    ]
+    return f"{words}, {' and '.join(against)}."
 
 
-def _fewer(times: float, label: str) -> str:
-    if times < 1.095:
-        return f"about as many bytes as {label}"
-    return f"{times:,.{0 if times >= 100 else 1}f} times fewer bytes than {label}"
+def _name(series: Series) -> str:
+    return "no compression" if series.label == "none" else series.label
+
+
+def _fewer(times: float, name: str, gap: Spread) -> str:
+    words = f"about as many bytes as {name}" if times < 1.095 else f"{brief(times)} times fewer bytes than {name}"
+    return words if gap.sd is None or gap.mean >= gap.sd else f"{words} (within the spread between seeds)"
 
 
 def _over_panels(panels: Sequence[Panel]) -> str:

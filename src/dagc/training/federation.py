@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from dagc import data, models
 from dagc.draws import scramble
-from dagc.errors import InvalidInput, NonFiniteGradient
+from dagc.errors import InvalidInput, NonFiniteGradient, unknown
 from dagc.network import make_network
 from dagc.protocol import Client, Order, Server, Upload
 from dagc.training.config import Config
@@ -87,6 +87,9 @@ class Federation:
         self.vector = as_one_vector(self.model)
         rate = config.learning_rate if config.local_steps == 1 else 1.0  # a model difference holds the step already
         self.optimizer = ServerOptimizer(self.vector.clone(), config.optimizer, rate, **config.optimizer_options)
+        for name in config.caps:
+            if name not in self.names:
+                raise unknown("client with the cap", name, self.names)
         self.server = Server(config.plan(), self.vector, config.rounds, self._sizes)
         self.first_orders()
         self.clients: dict[str, Client] = {}
@@ -143,7 +146,6 @@ class Federation:
 
         read = [self.server.read(self.names[i], up.frame, up.norm) for i, up in zip(answering, uploads, strict=True)]
         taken = [one for i, one in zip(answering, read, strict=True) if self._chance(t, i, "late") >= self.config.late]
-        taken.sort(key=lambda upload: self.server.members[upload.client].number)
         if taken:
             self.optimizer.step(self.server.total(taken))
         self.server.close(taken, self.optimizer.vector if taken else None)

@@ -2,18 +2,17 @@
 
 from typing import Any
 
-from dagc.compressors import Compressor, everything
 from dagc.policies.plan import Plan
 from dagc.policies.policy import Situation
 
-__all__ = ["Nothing"]
+__all__ = ["Everything"]
 
 
-class Nothing:
+class Everything:
     """No compression, and so no parameter."""
 
     wants_norms = False
-    compressor: Compressor = staticmethod(everything)
+    compressor = "none"
 
     def __init__(self, plan: Plan, size: int) -> None:
         """There is no budget to keep."""
