@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dagc import ALLOCATORS, COMPRESSORS, INDEX_CODECS, VALUE_CODECS, Allocator, Compressor, Sparse, per_tensor, top_k
+from dagc import ALLOCATORS, COMPRESSORS, INDEX_CODECS, VALUE_CODECS, Allocator, Compressor, Sparse, per_tensor
 from dagc.allocation import power
 from dagc.policies import POLICIES, Accordion, Allocated, Method
 from dagc.testing import check_allocator, check_compressor, check_index_codec, check_policy, check_value_codec
@@ -112,7 +112,7 @@ class TestTheSuiteCatches:
                 return decided if self.calls % 5 else decided[::-1]
 
         with pytest.raises(AssertionError, match="decides otherwise"):
-            check_policy(Method(("bytes",), lambda plan, size: ByPosition(plan, size, "dagc-r", top_k), waits=True))
+            check_policy(Method(("bytes",), lambda plan, size: ByPosition(plan, size, "dagc-r", "top-k"), waits=True))
 
     def test_a_policy_that_overspends(self):
         class Generous(Allocated):
@@ -120,7 +120,7 @@ class TestTheSuiteCatches:
                 return [min(count + 3, self.size // 1000) for count in super().decide(now)]
 
         with pytest.raises(AssertionError, match=r"more than|cap"):
-            check_policy(Method(("bytes", "rate"), lambda plan, size: Generous(plan, size, "dagc-r", top_k)))
+            check_policy(Method(("bytes", "rate"), lambda plan, size: Generous(plan, size, "dagc-r", "top-k")))
 
     def test_a_seed_codec_that_draws_otherwise(self):
         seed = INDEX_CODECS["seed"]

@@ -225,6 +225,8 @@ class Plan:
             raise InvalidInput(f"exponent is {_shown(self.exponent)}: it must be a number from 0 (uniform) to 4")
         if not isinstance(self.seed, Integral) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 63:
             raise InvalidInput(f"seed is {self.seed!r:.100}: it must be an integer from 0 to 2^63 - 1")
+        if self.rate is not None:
+            make_rate(self.rate)
         for name in ("caps", "options"):
             given = getattr(self, name)
             if not isinstance(given, Mapping) or not all(

@@ -90,7 +90,7 @@ class Downlink:
             model: The server's model.
             round: How many rounds are done.
             share: The fraction of the clients that take part in a round. A client that comes every tenth round
-                downloads ten rounds' broadcasts at once: so a visit costs the budget on average if a round gets a tenth.
+                downloads ten rounds' broadcasts at once: its visit costs the budget if a round gets a tenth of it.
             seconds: Since the start, for a rate per hour.
         """
         if self.plan is None:
