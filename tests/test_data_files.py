@@ -44,7 +44,7 @@ def test_a_missing_set_says_the_command(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(InvalidInput, match="did you mean cifar-10"):
+    with pytest.raises(InvalidInput, match="there is no data set 'cifar10': did you mean 'cifar-10'"):
         load("cifar10")
     with pytest.raises(InvalidInput, match="no data set ''"):
         load("")

@@ -86,7 +86,7 @@ def test_a_data_set_gives_shape_and_classes() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "reason"),
     [
-        ("transformer", (3, 32, 32), 10, "no model 'transformer'; there are logistic"),
+        ("transformer", (3, 32, 32), 10, "there is no model 'transformer': choose one of logistic"),
         ("cnn", (784,), 10, r"images of 16 × 16 .* not samples of shape \(784,\)"),
         ("vgg11", (3, 28, 28), 10, "32 × 32"),
         ("lstm", (3, 32, 32), 10, "lstm needs sequences"),

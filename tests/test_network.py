@@ -49,7 +49,7 @@ def test_random_links_have_the_mean_change_and_are_seeded():
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("pigeon", "'pigeon' is unknown: choose one of constant, random, trace"),
+        ("pigeon", "there is no network 'pigeon': choose one of constant, random, trace"),
         ("constant:up=0", "up must be above 0"),
         ("constant:up=fast", "must be a number, not 'fast'"),
         ("constant:speed=1", "speed"),

@@ -221,8 +221,8 @@ def test_partitions_as_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("", "partition '' is unknown; there are skewed, one-large"),
-        ("random", "partition 'random' is unknown"),
+        ("", "there is no partition '': choose one of skewed, one-large"),
+        ("random", "there is no partition 'random': choose one of skewed"),
         ("skewed:worker=3", "'worker=3' is not an option; write option=value with workers, skew_ratio, label_alpha"),
         ("skewed:10", "'10' is not an option"),
         ("skewed:seed=1", "'seed=1' is not an option"),

@@ -405,7 +405,7 @@ def test_callbacks_see_every_round():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"task": "perceptron@digits"}, "task is 'perceptron@digits': write MODEL@DATA with a model of logistic"),
+        ({"task": "perceptron@x"}, "task is 'perceptron@x': there is no model 'perceptron': choose one of logistic"),
         ({"task": "mlp@nowhere"}, "no data set or path 'nowhere'"),
         ({"task": "mlp"}, "write MODEL@DATA"),
         ({"method": "best"}, "no method 'best': choose one of none, top-k"),
@@ -449,7 +449,7 @@ def test_bad_configurations_are_refused_naming_field_value_and_what_is_allowed(f
         ({"method": "dagc-a", "threshold": None, "ratio": 0.1}, "takes no ratio: give its budget as threshold"),
         ({"caps": {"3": 1e-6}}, "the cap 1e-06 of '3' is below one entry of 650"),
         ({"workers": 100_000}, "100,000 workers"),
-        ({"partition": "pizza", "skew_ratio": 100}, "'pizza' is unknown"),
+        ({"partition": "pizza", "skew_ratio": 100}, "there is no partition 'pizza'"),
         ({"task": "cnn@digits", "partition": "by-client", "skew_ratio": 100}, "this data set has no clients"),
     ],
 )

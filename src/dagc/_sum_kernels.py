@@ -15,7 +15,7 @@ from dagc._numba import kernel
 __all__ = ["BLOCK", "add_up", "add_up_sparse"]
 
 BLOCK = 1 << 15
-"""So many coordinates at a time: 128 KiB of float32, which a core has for itself."""
+"""Coordinates per block: 128 KiB of float32, which fit into a core's own cache."""
 
 
 @intrinsic

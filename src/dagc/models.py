@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dagc.data.dataset import Dataset
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, unknown
 
 __all__ = ["MODELS", "Model", "build", "parameter_count"]
 
@@ -37,7 +37,7 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
         7850
     """
     if name not in MODELS:
-        raise InvalidInput(f"there is no model {name!r}; there are {', '.join(MODELS)}")
+        raise unknown("model", name, MODELS)
     shape = like.shape if isinstance(like, Dataset) else tuple(like)
     labels = len(like.classes) if isinstance(like, Dataset) and classes is None else classes
     if labels is None or labels < 2:

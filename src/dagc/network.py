@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from dagc.draws import scramble
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, unknown
 
 __all__ = ["NETWORKS", "Network", "constant", "make_network", "random", "trace"]
 
 Direction = Literal["up", "down"]
-Rate = Callable[[int, Direction, int], float]
+LinkRate = Callable[[int, Direction, int], float]
 """`(client, direction, slot) -> bits per second` during the slot of that number."""
 
 
@@ -29,7 +29,7 @@ class Network(NamedTuple):
         latency: Seconds for each transfer, before its first byte arrives.
     """
 
-    rate: Rate
+    rate: LinkRate
     slot: float
     latency: float
 
@@ -135,7 +135,7 @@ def make_network(spec: str) -> Network:
     """
     name, _, text = spec.partition(":")
     if name not in NETWORKS:
-        raise InvalidInput(f"network {name!r} is unknown: choose one of {', '.join(NETWORKS)}")
+        raise unknown("network", name, NETWORKS)
     options: dict[str, str | float | int] = {}
     for item in filter(None, text.split(",")):
         key, _, value = (part.strip() for part in item.partition("="))

@@ -78,7 +78,7 @@ def allocate(
         ratio: The budget as the mean ratio of entries sent, in (0, 1].
         threshold: The budget as the harmonic mean of the thresholds.
         bytes: The budget as payload bytes per round, all clients together; needs `size`. It is an upper limit that no
-            gradient can pass, since `dagc.wire.payload_size` is the most that so many entries take on the wire.
+            gradient can pass, since `dagc.wire.payload_size` is the most that this number of entries can take.
         method: A name in `ALLOCATORS`.
         exponent: For `power` only; 2/3 if not given.
         caps: The largest ratio of each client (a metered plan, a slow link), at most 1, which is also the default. What

@@ -70,7 +70,7 @@ def get(
     mirror: Annotated[str | None, typer.Option(help="An address that holds the same files.")] = None,
     force: Annotated[bool, typer.Option(help="Download again and replace what is here.")] = False,
 ) -> None:
-    """Download a data set from its official address; a download that broke off goes on where it stopped."""
+    """Download a data set from its official address; a download that broke off continues where it stopped."""
     console = Console(highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     progress = Progress(*columns, console=console)

@@ -1,6 +1,5 @@
 """The data sets by name: what they are, where they come from, whether they are here, and how to load them."""
 
-import difflib
 import os
 import shlex
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from dagc.data import cifar, digits, fashion_mnist, flickr, own, speech
 from dagc.data.dataset import Dataset
 from dagc.data.download import Report, Source, fetch_all
 from dagc.data.folder import data_folder
-from dagc.errors import DataError, InvalidInput, MissingData
+from dagc.errors import DataError, InvalidInput, MissingData, unknown
 
 __all__ = ["CATALOGUE", "Entry", "get", "load"]
 
@@ -178,14 +177,14 @@ def get(
         data_dir: The data folder.
         mirror: An address that holds the same files.
         force: Download even if it is here, and replace it.
-        report: Told of progress: file name, bytes so far, bytes in all.
+        report: Called with the file's name, the bytes so far and the bytes in all, if known.
 
     Returns:
         Whether anything was downloaded.
     """
     entry = CATALOGUE.get(name)
     if entry is None:
-        raise InvalidInput(_unknown(name))
+        raise unknown("data set", name, CATALOGUE)
     root = data_folder(data_dir)
     if not entry.sources or (entry.locate(root) is not None and not force):
         return False
@@ -206,11 +205,5 @@ def _known(entry: Entry, root: Path) -> Dataset:
 def _as_path(name: str) -> Path:
     path = Path(name).expanduser()
     if not name or (not path.exists() and not path.suffix and len(path.parts) < 2):
-        raise InvalidInput(_unknown(name))
+        raise unknown("data set", name, (*CATALOGUE, "the path of your own data"))
     return path
-
-
-def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, CATALOGUE, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(CATALOGUE)}, or the path of your own data"
-    return f"there is no data set {name!r}; {hint}"

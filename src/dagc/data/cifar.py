@@ -41,7 +41,7 @@ read = {"cifar-10": _read_10, "cifar-100": _read_100}
 
 def _read(name: str, train: list[Path], test: Path, names: Path, classes: int, label_bytes: int = 1) -> Dataset:
     record = label_bytes + _PIXELS
-    bytes_ = sum(path.stat().st_size for path in train if path.is_file())  # `_records` tells of a missing one
+    bytes_ = sum(path.stat().st_size for path in train if path.is_file())  # `_records` reports a missing one
     train_x = np.empty((bytes_ // record, 3, 32, 32), dtype=np.uint8)
     labels: list[NDArray[np.int64]] = []
     for path in train:  # file by file into its place: the set is the largest thing in memory, and is there only once

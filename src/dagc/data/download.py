@@ -53,7 +53,7 @@ def fetch_all(
         sources: What to fetch.
         root: The data folder.
         mirror: An address that holds the same files under the same names.
-        report: Told of progress.
+        report: Called with the file's name, the bytes so far and the bytes in all, if known.
         pause: Seconds to wait before the first retry, doubled for each further one.
     """
     for source in sources:
@@ -99,7 +99,7 @@ def fetch(
         else:
             size = part.stat().st_size if part.exists() else 0
             raise DataError(
-                f"{url} broke off at byte {size:,} ({problem}); the same command goes on from there, or try --mirror"
+                f"{url} broke off at byte {size:,} ({problem}); run the same command again to continue, or try --mirror"
             )
         _verify(part, checksum, url)
         part.replace(path)

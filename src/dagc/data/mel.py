@@ -14,7 +14,7 @@ __all__ = ["BANDS", "FRAMES", "log_mel", "read_wav"]
 FRAMES = 32
 BANDS = 32
 _LOWEST, _HIGHEST = 20.0, 8000.0  # Hz; the top is half the sample rate where that is lower
-_FLOOR = 1e-6  # the quietest energy that is told from silence
+_FLOOR = 1e-6  # lower energies count as silence
 
 
 def read_wav(path: Path) -> tuple[NDArray[np.float32], int]:

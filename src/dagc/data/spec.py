@@ -7,7 +7,7 @@ from typing import Any
 
 from dagc.data.dataset import Dataset
 from dagc.data.partition import Partition, by_client, from_sizes, iid, one_large, skewed
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, unknown
 
 __all__ = ["PARTITIONS", "make_partition"]
 
@@ -35,7 +35,7 @@ def make_partition(spec: str, dataset: Dataset, seed: int = 0) -> Partition:
     name, _, rest = spec.strip().partition(":")
     function = PARTITIONS.get(name.replace("_", "-"))
     if function is None:
-        raise InvalidInput(f"partition {name!r} is unknown; there are {', '.join(PARTITIONS)}")
+        raise unknown("partition", name, PARTITIONS)
     options = _options(spec, rest, function)
     if function is by_client:
         return by_client(None if dataset.client is None else dataset.client.numpy(), names=dataset.clients, **options)

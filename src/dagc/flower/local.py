@@ -41,7 +41,6 @@ class LocalGrid(Grid):
         node_config: Mapping[str, str | int | float | bool] | None = None,
         run_config: Mapping[str, str | int | float | bool] | None = None,
     ) -> None:
-        """Nobody has done anything yet."""
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # this process is the server's
         self.app = app
         self.contexts = {
@@ -62,8 +61,8 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """There is nothing to tell of it."""
-        raise NotImplementedError("a LocalGrid knows no run")
+        """Flower's description of the run, which a `LocalGrid` does not have."""
+        raise NotImplementedError("a LocalGrid has no description of its run")
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None

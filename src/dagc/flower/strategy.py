@@ -1,4 +1,4 @@
-"""The server's side: a wrapper around any strategy, which goes on seeing whole models and knows nothing of this."""
+"""The server's side: a wrapper around any strategy, which still sees whole models and knows nothing of this."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +40,7 @@ class DataAware(Strategy):
         whole: Patterns of names of arrays that are never compressed, beside batch norm's buffers and whatever is not
             float32.
         run: The run's name. With it, the server keeps everything in a folder, and another `flwr run` with the same name
-            goes on where this one ended or was killed.
+            continues where this one ended or was killed.
         folder: Where the folder of that name is; `runs` in `DAGC_STATE`, or in Flower's folder, if not given.
         settings: The plan: what `dagc.Plan` takes, by the same names. A threshold is in the units of the model's change
             in a round; bytes are those of the compressed arrays.
@@ -100,7 +100,7 @@ class DataAware(Strategy):
             if self._keep is not None:
                 if not done:
                     self._keep.save()  # nodes keep what they learn under this lineage, even if round 1 is never done
-                where = f"goes on after round {done}" if done else "begins"
+                where = f"continues after round {done}" if done else "begins"
                 log.info("dagc: run %s %s; it is kept in %s", self.name, where, self._keep.path.absolute())
             evaluate = None if evaluate_fn is None else self._evaluation(evaluate_fn, done)
             self._began = time.monotonic() - run.seconds

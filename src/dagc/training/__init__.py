@@ -19,7 +19,7 @@ Rounds = Generator[Round, None, None]
 def train(config: Config, output: str | Path | None = None, callbacks: Iterable[Callback] = ()) -> "Training":
     """Train: iterate over the result for the rounds as they are done, or let it `run` to the end.
 
-    With an output folder, everything is kept there, and the same call goes on where an earlier one stopped or was
+    With an output folder, everything is kept there, and the same call continues where an earlier one stopped or was
     killed; the result is the same to the bit as if it had never been interrupted.
 
     Args:

@@ -145,10 +145,12 @@ class Config(BaseModel):
     @classmethod
     def _task(cls, task: str) -> str:
         model, at, data = task.partition("@")
-        if not at or model not in MODELS:
+        if not at:
             raise ValueError(f"write MODEL@DATA with a model of {', '.join(MODELS)}")
+        if model not in MODELS:
+            raise unknown("model", model, MODELS)
         if data not in CATALOGUE and not Path(data).exists():
-            raise ValueError(f"there is no data set or path {data!r}; known are {', '.join(CATALOGUE)}")
+            raise unknown("data set or path", data, CATALOGUE)
         return task
 
     @field_validator("optimizer")

@@ -15,7 +15,7 @@ __all__ = ["Gradients"]
 TOGETHER = 1 << 18
 """Clients are taken together while their gradients have no more entries than this."""
 MOST = 16
-"""So many clients are taken together at most."""
+"""The most clients that are taken together."""
 
 
 class Gradients:
@@ -33,7 +33,6 @@ class Gradients:
     """
 
     def __init__(self, model: nn.Module, batches: Batches, learning_rate: float, local_steps: int = 1) -> None:
-        """Nothing is computed yet."""
         self.model = model
         self.batches = batches
         self.learning_rate = learning_rate

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagc.draws import draw
-from dagc.errors import InvalidInput, MalformedPayload
+from dagc.errors import InvalidInput, MalformedPayload, unknown
 from dagc.sparse import Sparse
 from dagc.wire import rice, tight_rice
 
@@ -102,7 +102,7 @@ ONLY_COMPACT = ("tight-rice",)
 def smallest(sparse: Sparse, name: str | None = None, compact: bool = False) -> tuple[int, bytes]:
     """The codec's number and the section, by the named codec or by the one that needs the fewest bytes."""
     if name is not None and name not in INDEX_CODECS:
-        raise InvalidInput(f"no index codec is called {name!r}: choose one of {', '.join(INDEX_CODECS)}")
+        raise unknown("index codec", name, INDEX_CODECS)
     best: tuple[int, int, Callable[[], bytes]] | None = None
     names = [name] if name else [name for name in INDEX_CODECS if compact or name not in ONLY_COMPACT]
     if name is None and len(sparse) <= rice.BLOCK:

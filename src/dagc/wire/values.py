@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagc._numba import compiled
-from dagc.errors import InvalidInput, MalformedPayload
+from dagc.errors import MalformedPayload, unknown
 
 __all__ = ["RETIRED", "VALUE_CODECS", "ValueCodec", "quantise", "value_codec"]
 
@@ -139,7 +139,7 @@ RETIRED = {4: "signs with a mean of 4 bytes"}
 def value_codec(name: str) -> ValueCodec:
     """The codec of that name, or an error that lists the names."""
     if name not in VALUE_CODECS:
-        raise InvalidInput(f"no value codec is called {name!r}: choose one of {', '.join(VALUE_CODECS)}")
+        raise unknown("value codec", name, VALUE_CODECS)
     return VALUE_CODECS[name]
 
 
