@@ -875,7 +875,8 @@ def test_the_example_changes_four_lines_of_code():
         "+from dagc.flower import compress",
         "+app = ClientApp(mods=[compress])",
         "+from dagc.flower import DataAware",
-        '+    strategy = DataAware(strategy, ratio=float(config["ratio"]), run=str(config["run"]))',
+        '+    strategy = DataAware(strategy, ratio=float(config["ratio"]), down=str(config["down"]), '
+        'run=str(config["run"]))',
     ]
 
 

@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 APP = Path(__file__).parent.parent / "examples" / "flower" / "after"
 NODES = 3
 SMALL = {
-    "hidden-units": 500, "local-steps": 10, "batch-size": 32, "learning-rate": 0.1, "ratio": 0.01, "timeout": 3600.0,
+    "hidden-units": 500, "local-steps": 10, "batch-size": 32, "learning-rate": 0.1, "ratio": 0.01, "down": "lossless",
+    "timeout": 3600.0,
 }  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def test_a_superlink_with_tls_and_keys_and_its_bytes_are_ours_to_5_percent(tmp_p
 def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_it_is_back(tmp_path):
     with Lab(tmp_path / "lab") as lab:
         with_nodes(lab)
-        lab.run(APP, rounds=1000, nodes=NODES - 1, timeout=90.0)
+        lab.run(APP, rounds=1000, nodes=NODES - 1, timeout=90.0, down="same")
         wait_for(lambda: [line["present"] for line in lab.rounds("digits")].count(NODES) >= 2, "two rounds of all")
         lab.kill("node-1")
         before = kept_by(lab, 1)
@@ -133,7 +134,7 @@ def test_a_superlink_that_is_killed_is_started_again_and_the_run_reaches_the_sam
     rounds = 7
     with Lab(tmp_path / "lab") as lab:
         with_nodes(lab)
-        lab.run(APP, rounds=rounds, nodes=NODES)
+        lab.run(APP, rounds=rounds, nodes=NODES, down="same")
         wait_for(lambda: len(lab.rounds("digits")) >= 3, "three rounds")
         link = lab.started.pop("link")
         link.kill()  # only the SuperLink: what it has started outlives it, and must not be in the way
@@ -145,10 +146,10 @@ def test_a_superlink_that_is_killed_is_started_again_and_the_run_reaches_the_sam
             wait_for(lambda node=node: node.poll() is not None, f"node {number} to end")
             os.rename(lab.folder / f"node-{number}.log", lab.folder / f"node-{number}.first.log")
             lab.node(number, NODES)
-        run = lab.run(APP, rounds=rounds, nodes=NODES)
+        run = lab.run(APP, rounds=rounds, nodes=NODES, down="same")
         lab.wait(run, "digits", rounds)
         rows = lab.rounds("digits")
-    _, lines = in_this_process(tmp_path, monkeypatch, rounds)
+    _, lines = in_this_process(tmp_path, monkeypatch, rounds, down="same")
     assert done < rounds
     assert [line["round"] for line in rows] == list(range(1, rounds + 1))
     assert rows[:done] == [{**line, "seconds": one["seconds"]} for line, one in zip(lines, rows, strict=False)][:done]
