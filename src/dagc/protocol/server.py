@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from numbers import Real
 from typing import Any
 
@@ -242,7 +243,7 @@ class Server:
         """The most bytes that an answer to this order can take; 0 if it has no limit."""
         if order.silent or not isinstance(order.parameter, int):
             return 0
-        return int(payload_size(self.size, order.parameter, order.values, compact=order.compact)[0])
+        return _largest_frame(self.size, order.parameter, order.values, order.compact)
 
     def _sparse(self, order: Order, frame: bytes | memoryview) -> Sparse:
         if order.silent:
@@ -293,6 +294,11 @@ class Server:
                 self.downlink.load(arrays, numbers["downlink"])
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"the state does not fit this plan or model: {error!r}") from error
+
+
+@lru_cache(maxsize=1024)
+def _largest_frame(size: int, entries: int, values: str, compact: bool) -> int:
+    return int(payload_size(size, entries, values, compact=compact)[0])
 
 
 def _array(model: torch.Tensor) -> NDArray[np.float32]:
