@@ -151,8 +151,8 @@ def test_the_local_engine_continues(version, tmp_path):
 
 # Flower
 
-FLOWER_SAVED, FLOWER_ROUNDS, NODES = 5, 10, 3
-FLOWER = {"ratio": 0.03, "values": "sign", "frames": "compact", "overhead": 0.25, "down": "same"}
+FLOWER_SAVED, FLOWER_ROUNDS, NODES = 6, 12, 3
+FLOWER = {"ratio": 0.06, "values": "sign", "frames": "compact", "overhead": 0.35, "down": "same"}
 
 
 def wanted(number, count):
@@ -203,7 +203,7 @@ def flower_run(rounds):
 
 
 def write_flower(path, new):
-    """Five of ten rounds: the server's folder and the files of its three nodes."""
+    """Six of twelve rounds: the server's folder and the files of its three nodes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DAGC_STATE", str(new))
         flower_run(FLOWER_SAVED)

@@ -444,7 +444,7 @@ def test_wrong_settings_get_the_same_words_everywhere(wrong, words, capsys, monk
     from dagc.flower import DataAware
 
     with pytest.raises(InvalidInput) as plan:
-        Plan.of(wrong)
+        Plan(**wrong)
     assert words in str(plan.value)
     with pytest.raises(InvalidInput) as config:
         Config(task="logistic@digits", **wrong)
@@ -467,6 +467,17 @@ def test_wrong_settings_get_the_same_words_everywhere(wrong, words, capsys, monk
     assert str(plan.value).split(":")[0] in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_rate_per_training_holds_for_a_training_that_gets_longer():
+    run = Run(Plan(rate="2 kB/training"), rounds=8)
+    for _ in range(6):
+        run.round("01234")
+    run.rounds = 12
+    run.restart_server()
+    for _ in range(6):
+        run.round("01234")
+    assert 0.8 * 10_000 < run.sent <= 10_000
+
+
 def test_a_plan_with_caps_below_one_entry_is_refused_for_that_model_before_any_work():
     plan = Plan(ratio=0.1, caps={"0": 0.001})
     with pytest.raises(InvalidInput, match=r"the cap 0.001 of '0' is below one entry of 400"):
@@ -479,5 +490,5 @@ def test_settings_make_the_same_plan_again():
         from dagc.testing import plans_of
 
         for plan in plans_of(method):
-            assert Plan.of(plan.settings()) == plan
+            assert Plan(**plan.settings()) == plan
         assert kind.about, f"{method} has a line for people who choose"

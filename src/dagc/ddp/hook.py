@@ -128,7 +128,7 @@ class Hook:
         self._exchange = Exchange(model.process_group, self._device)
         given = {"rounds": rounds, "sizes": sizes, "scaler": scaler is not None}
         self.examples = self._agree(examples, {**settings, **given})
-        plan = Plan.of(settings)  # not before: what is wrong is then wrong on all ranks
+        plan = Plan(**settings)  # not before: what is wrong is then wrong on all ranks
         self._about = {**plan.settings(), **given}
         if plan.downward() is not None:
             raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")

@@ -40,6 +40,8 @@ def comparison_configs(settings: Mapping[str, Any], methods: Sequence[str], seed
         register(method)
         if method not in POLICIES:
             raise unknown("method", method, POLICIES)
+        if list(methods).count(method) > 1:
+            raise InvalidInput(f"method {method!r} is named twice: name each once")
     own = {method: _own(settings, method) for method in methods}
     for name in ("overhead", "down", "caps", "exponent", "options"):
         for part in _parts(settings, name):

@@ -63,7 +63,7 @@ class DataAware(Strategy):
         if run is not None and not FILE_NAME.fullmatch(run):
             raise InvalidInput(f"run is {run!r}: name it with letters, digits, '-', '_' and '.'")
         self.strategy = strategy
-        self.plan = Plan.of(settings)
+        self.plan = Plan(**settings)
         self.name = run
         self.whole = tuple(whole)
         self.folder = Path(folder).expanduser() if folder is not None else state_folder() / "runs"

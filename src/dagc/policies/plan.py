@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, Unpack
 
 from dagc.allocation import most_entries
 from dagc.errors import InvalidInput, unknown
@@ -41,7 +41,7 @@ class Settings(TypedDict, total=False):
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False)
 class Plan:
     """What both sides agree on. Every budget is per client and round, on average over the clients that take part.
 
@@ -74,6 +74,10 @@ class Plan:
         Traceback (most recent call last):
         ...
         dagc.errors.InvalidInput: there is no method 'dagcr': did you mean 'dagc-r'? Choose one of none, ...
+        >>> Plan(ration=0.01)
+        Traceback (most recent call last):
+        ...
+        dagc.errors.InvalidInput: there is no setting 'ration': did you mean 'ratio'? Choose one of method, ...
     """
 
     method: str = "dagc-r"
@@ -92,31 +96,22 @@ class Plan:
     options: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+    def __init__(self, **settings: Unpack[Settings]) -> None:
+        """Refuse what does not exist or cannot work; an unknown name gets the nearest one that exists."""
+        known = {each.name: each for each in fields(self)}
+        for name in settings:
+            if name not in known:
+                raise unknown("setting", name, known)
+        for name, each in known.items():
+            default = {} if each.default is MISSING else each.default
+            object.__setattr__(self, name, settings.get(name, default))
         if not isinstance(self.method, str) or self.method not in POLICIES:
             raise unknown("method", self.method, POLICIES)
         self._check_numbers()
         self._check_budget()
         self._check_method()
-        for each in fields(self):
-            object.__setattr__(self, each.name, _plain(getattr(self, each.name), each.name == "down"))
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Self:
-        """A plan from settings by name; one that does not exist is refused with the nearest that does.
-
-        Example:
-            >>> Plan.of({"ration": 0.01})
-            Traceback (most recent call last):
-            ...
-            dagc.errors.InvalidInput: there is no setting 'ration': did you mean 'ratio'? Choose one of method, ...
-        """
-        names = [each.name for each in fields(cls)]
-        for name in settings:
-            if name not in names:
-                raise unknown("setting", name, names)
-        return cls(**settings)
+        for name in known:
+            object.__setattr__(self, name, _plain(getattr(self, name), name == "down"))
 
     def settings(self) -> dict[str, Any]:
         """The settings that differ from their defaults, as plain values.

@@ -66,15 +66,22 @@ class Account:
             raise InvalidInput("a rate per training needs rounds, the number of rounds that the training has")
         self.bytes, self.rate, self.rounds = bytes, rate, rounds
         self._by_round, self._by_rate, self._seconds = 0.0, 0.0, 0.0
+        self._begun, self._earned = 0, 0.0  # rounds, and the part of a training's budget that they have earned
 
     def earn(self, clients: float, seconds: float = 0.0) -> None:
         """A round begins with this number of clients, this many seconds after the start."""
         if self.bytes is not None:
             self._by_round += self.bytes * clients
         if self.rate is not None:
-            each = 1 / (self.rounds or 1) if self.rate.per == "training" else (seconds - self._seconds) / 3600
+            each = self._part() if self.rate.per == "training" else (seconds - self._seconds) / 3600
             self._by_rate += self.rate.bytes * each * clients
             self._seconds = seconds
+
+    def _part(self) -> float:
+        """This round's part of a training's budget: what is left, over the rounds that are left."""
+        part = (1 - self._earned) / max(1, (self.rounds or 1) - self._begun)
+        self._begun, self._earned = self._begun + 1, self._earned + part
+        return part
 
     def spend(self, bytes: int) -> None:
         """Bytes are sent, or may be; with a negative number, they were not."""
@@ -96,9 +103,16 @@ class Account:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything to continue from, as JSON can hold it."""
-        return {"by_round": self._by_round, "by_rate": self._by_rate, "seconds": self._seconds}
+        return {
+            "by_round": self._by_round,
+            "by_rate": self._by_rate,
+            "seconds": self._seconds,
+            "begun": self._begun,
+            "earned": self._earned,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from where `state_dict` was taken."""
         self._by_round, self._by_rate = float(state["by_round"]), float(state["by_rate"])
         self._seconds = float(state["seconds"])
+        self._begun, self._earned = int(state["begun"]), float(state["earned"])
