@@ -8,4 +8,4 @@ settings.load_profile("dagc")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--golden", action="store_true", help="write the golden runs anew")
+    parser.addoption("--golden", action="store_true", help="write the golden files again")

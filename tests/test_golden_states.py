@@ -229,6 +229,9 @@ def test_a_flower_server_and_its_nodes_continue(version, states, tmp_path, monke
         ]
 
     copy_flower(version, states)
+    lost = node.read(states / "nodes" / "golden" / "partition-1.state")
+    assert (lost.client.sent, lost.examples) == (FLOWER_SAVED, 2.0)
+    assert len(lost.client.pending) > 0
     resumed = flower_run(FLOWER_ROUNDS)
     monkeypatch.setenv("DAGC_STATE", str(tmp_path / "straight"))
     assert flower_run(FLOWER_ROUNDS) == resumed

@@ -126,7 +126,7 @@ class Plan:
         return {name: value for name, value in plain.items() if name == "method" or value != defaults[name]}
 
     def for_size(self, size: int) -> Self:
-        """The same for a model of so many entries, with nothing left to choose.
+        """The same for a model of that many entries, with nothing left to choose.
 
         Example:
             >>> Plan(bytes=64, values="auto").for_size(7850).values
@@ -145,7 +145,7 @@ class Plan:
         return replace(self, values="int8" if ratio is not None and ratio >= SIGNS_BELOW else "sign")
 
     def policy(self, size: int) -> Policy:
-        """What decides, each round, who sends how much of a model of so many entries.
+        """What decides, each round, who sends how much of a model of that many entries.
 
         Example:
             >>> from dagc.policies import Situation
