@@ -69,7 +69,6 @@ class DataAware(Strategy):
         self.folder = Path(folder).expanduser() if folder is not None else state_folder() / "runs"
         self._run: FlowerRun | None = None
         self._keep: FlowerFolder | None = None
-        self._grid: Grid | None = None
         self._timeout = 3600.0
         self._sent: list[Sent] = []
         self._asked: list[Sent] = []
@@ -91,7 +90,7 @@ class DataAware(Strategy):
     ) -> Result:
         """As any strategy's; rounds that a run of the same name has behind it count."""
         run = self._run = FlowerRun(initial_arrays, self.plan, self.whole, num_rounds)
-        self._timeout, self._evaluates, self._keep, self._grid = timeout, evaluate_fn is not None, None, grid
+        self._timeout, self._evaluates, self._keep = timeout, evaluate_fn is not None, None
         if self.name is not None:
             settings = {"strategy": type(self.strategy).__name__, "rounds": num_rounds, **run.server.plan.settings()}
             self._keep = FlowerFolder(self.folder / self.name, run, settings)
