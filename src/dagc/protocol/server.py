@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from numbers import Real
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from dagc.wire.coder import Shapes
 
 __all__ = ["Member", "Server"]
 
-SMOOTHING = 0.1
-"""The weight of one round in the mean number of rounds between visits."""
+SMOOTHING = 0.5
+"""The weight of one round in the number of rounds between visits."""
 CLOCKS = 1 << 26
 """Bytes that the clocks of all members' memories may take; whoever joins after that has a memory without."""
 LARGEST = 2.0**100
@@ -251,11 +252,12 @@ class Server:
         self._orders = {}
 
     def _visit(self, here: list[Member]) -> None:
-        """Keep the mean number of rounds between two visits of a client; a newcomer counts up to twice that."""
+        """Keep the usual number of rounds between two visits of a client: a median, so a few newcomers change little.
+
+        Whoever is here for the first time has not been here for all rounds so far.
+        """
         if here:
-            now = self.round + 1
-            gaps = [now - member.seen if member.seen else min(now, 2 * self._gap) for member in here]
-            self._gap += SMOOTHING * (sum(gaps) / len(gaps) - self._gap)
+            self._gap += SMOOTHING * (median(self.round + 1 - member.seen for member in here) - self._gap)
         for member in here:
             member.seen = self.round + 1
 

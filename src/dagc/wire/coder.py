@@ -41,8 +41,8 @@ __all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory", "Shapes"]
 
 Shapes = Sequence[int | Sequence[int]]
 """The shape of each tensor of a model; a number stands for a vector of that length."""
-MOST_SIZE = 1 << 22
-"""Of a model: beyond, no number in the computation may be trusted to fit 64 bits."""
+MOST_SIZE = 1 << 26
+"""Of a model. With this many entries, and as many sent as may be, every number in the computation fits 64 bits."""
 MOST_ENTRIES = 1 << 18
 
 OCTAVE = 1 << 16
@@ -123,7 +123,7 @@ class Memory:
             most: The most entries that there can be, if the reader knows it, too.
             limit: In bytes; if not given, whatever the entries take.
         """
-        if len(sparse) > MOST_ENTRIES:
+        if len(sparse) > (MOST_ENTRIES if most is None else min(most, MOST_ENTRIES)):
             return None
         data = np.zeros(64 + 4 * len(sparse) + self.size // 4 if limit is None else limit, dtype=np.uint8)
         length, _ = self._walk("WRITE", data, self._entries(sparse), most)
