@@ -26,6 +26,7 @@ counted a frame or neither has. `fingerprint` stands for everything counted so f
 
 import zlib
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cache, lru_cache
 from math import isqrt
 from typing import Any, NamedTuple, Self
@@ -116,7 +117,7 @@ class Memory:
         self._lesson: _Lesson | None = None
 
     def write(self, sparse: Sparse, most: int | None = None, limit: int | None = None) -> bytes | None:
-        """The section for these entries; None if it would take more than `limit` bytes.
+        """The section for these entries; None if there are too many, or if it would take more than `limit` bytes.
 
         Args:
             sparse: The entries; if signs are coded, all of one magnitude that bf16 can hold.
@@ -143,8 +144,7 @@ class Memory:
             MalformedPayload: If it is not exactly what `write` makes.
         """
         if first and self.frames:
-            empty = Memory.__new__(Memory)
-            empty.__dict__ |= self.__dict__
+            empty = copy(self)
             empty.reset()
             read = empty.read(section, most)
             self._lesson = empty._lesson
@@ -294,7 +294,19 @@ class Memory:
         memory._tables, memory._columns = arrays["tables"].copy(), arrays["columns"].copy()
         if memory.clocks:
             memory._last, memory._interval = arrays["last"].copy(), arrays["interval"].copy()
+        if not memory._in_range():
+            raise InvalidInput("this is not a coder's memory: a number in its state is out of range")
         return memory
+
+    def _in_range(self) -> bool:
+        """Whether the state is one that frames can lead to, as far as the kernels rely on it."""
+        parts = np.split(self._tables, _places(len(self._rows) // 3)[6:])
+        limits = ((-12 * OCTAVE, 12 * OCTAVE), (1, 1 << 50), (1, 65535), (0, 255), (-8, 8))
+        return (
+            all(np.all((low <= part) & (part <= high)) for part, (low, high) in zip(parts, limits, strict=True))
+            and bool(self.frames) == bool(self.fingerprint)
+            and max(self._columns.max(), self._last.max(initial=0)) < self._now
+        )
 
 
 class _Entries(NamedTuple):
