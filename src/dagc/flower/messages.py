@@ -66,6 +66,7 @@ class Instruction(_Record):
         compact: As in `Order`.
         per_tensor: As in `Order`.
         norm: As in `Order`.
+        raw: As in `Order`.
         seed: In hexadecimal, since a record holds no integers above 2^63.
     """
 
@@ -87,6 +88,7 @@ class Instruction(_Record):
     compact: bool = False
     per_tensor: bool = False
     norm: bool = False
+    raw: bool = False
     seed: str = "0"
 
     @property
@@ -98,7 +100,7 @@ class Instruction(_Record):
             raise MalformedPayload(f"the seed is {self.seed!r:.50}") from None
         return Order(
             self.round, self.parameter, self.compressor, self.values, self.compact, self.per_tensor, self.norm, seed,
-            self.taken,
+            self.taken, self.raw,
         )  # fmt: skip
 
     def download(self, frame: bytes) -> Download:

@@ -11,10 +11,11 @@ from dagc.errors import InvalidInput, unknown
 from dagc.policies.policy import POLICIES, Method, Policy
 from dagc.policies.rate import Account, make_rate
 from dagc.wire import VALUE_CODECS
+from dagc.wire.indices import RAW_SIZE
 
 __all__ = ["Plan", "Settings"]
 
-FRAMES = ("plain", "compact")
+FRAMES = ("plain", "compact", "raw")
 FIRST_MODEL = ("sent", "drawn")
 MOST_BYTES = 1 << 48
 SIGNS_BELOW = 0.1
@@ -56,7 +57,8 @@ class Plan:
         exponent: Of the data's share, for the method `power`; 2/3 if not given.
         values: The value codec, or "auto": signs for small budgets of entries or bytes, int8 for large ones, fp32 where
             there is none.
-        frames: "plain", or "compact": small uploads leave out what the server knows.
+        frames: "plain"; "compact": small uploads leave out what the server knows; or "raw": as compact ones, but with
+            int32 indices, as others send them.
         overhead: Clients wait until at most this fraction of a frame is something else than entries.
         down: What the server sends each client: "lossless", every change of the model; "same", as much as a client may
             send, with the same error feedback, codec, frames and waiting; or as many bytes per round as a number says.
@@ -135,6 +137,8 @@ class Plan:
         for name, cap in self.caps.items():
             if most_entries(cap, size) < 1:
                 raise InvalidInput(f"caps: the cap {cap:g} of {name!r} is below one entry of {size}: raise it")
+        if self.raw and size > RAW_SIZE:
+            raise InvalidInput(f"frames is 'raw': int32 indices are too small for a model of {size} entries")
         if self.values != "auto":
             return self
         if self.ratio is None and not self.in_bytes:
@@ -193,8 +197,13 @@ class Plan:
 
     @property
     def compact(self) -> bool:
-        """Whether frames are compact."""
-        return self.frames == "compact"
+        """Whether small frames are compact."""
+        return self.frames in ("compact", "raw")
+
+    @property
+    def raw(self) -> bool:
+        """Whether indices are sent as int32."""
+        return self.frames == "raw"
 
     @property
     def in_bytes(self) -> bool:

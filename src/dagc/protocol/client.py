@@ -89,7 +89,9 @@ class Client:
         feedback = self.feedback
         feedback.compressor, feedback.values, feedback.seed = self._compressor(order), order.values, order.seed
         sparse = feedback.step(change, 0 if order.silent else order.parameter)
-        frame = b"" if order.silent else encode(sparse, order.values, round=order.stamp, compact=order.compact)
+        frame = b""
+        if not order.silent:
+            frame = encode(sparse, order.values, round=order.stamp, compact=order.compact, raw=order.raw)
         self.sent, self.pending = order.round, sparse
         return Upload("", sparse, frame, _norm(change) if order.norm else None)
 

@@ -45,6 +45,7 @@ class Downlink:
         model: The first model, a float32 vector; copied.
         sizes: The number of entries in each tensor, for plans that select per tensor.
         rounds: How many rounds the training has, for a rate per training.
+        raw: Whether indices are sent as int32.
 
     Attributes:
         version: How often y has changed.
@@ -62,10 +63,15 @@ class Downlink:
     """
 
     def __init__(
-        self, plan: Plan | None, model: NDArray[np.float32], sizes: list[int] | None = None, rounds: int | None = None
+        self,
+        plan: Plan | None,
+        model: NDArray[np.float32],
+        sizes: list[int] | None = None,
+        rounds: int | None = None,
+        raw: bool = False,
     ) -> None:
         """Begin with version 0."""
-        self.plan = plan
+        self.plan, self.raw = plan, raw
         self.version = 0
         self.model = model.copy()
         self.target = self.model if plan is None else model.copy()
@@ -107,7 +113,8 @@ class Downlink:
         if not len(sparse):
             return
         sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, self.plan.values))
-        frame = encode(sparse, self.plan.values, round=(self.version + 1) % STAMPS, compact=self.plan.compact)
+        stamp = (self.version + 1) % STAMPS
+        frame = encode(sparse, self.plan.values, round=stamp, compact=self.plan.compact, raw=self.raw)
         if self.account is not None:
             self.account.spend(len(frame) + len(varint(len(frame))))  # several are sent with their lengths
         self._remember(frame)
@@ -172,7 +179,8 @@ class Downlink:
         return (missed, steps) if steps is not None and len(steps) <= len(values) else (0, values)
 
     def _values(self, indices: NDArray[np.int64]) -> bytes:
-        return encode(Sparse.trusted(len(self.model), indices, self.model[indices]), round=self.version % STAMPS)
+        sparse = Sparse.trusted(len(self.model), indices, self.model[indices])
+        return encode(sparse, round=self.version % STAMPS, raw=self.raw)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of the state."""

@@ -24,6 +24,7 @@ class Order(NamedTuple):
         norm: Whether to report the norm of the gradient.
         seed: For compressors that draw.
         taken: The round of this client's last upload that the server has taken; 0 if there is none.
+        raw: Whether indices are sent as int32.
     """
 
     round: int
@@ -35,6 +36,7 @@ class Order(NamedTuple):
     norm: bool = False
     seed: int = 0
     taken: int = 0
+    raw: bool = False
 
     @property
     def silent(self) -> bool:

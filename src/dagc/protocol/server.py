@@ -92,7 +92,7 @@ class Server:
         self.account = self.plan.account(rounds)
         self.downlink: Downlink | None = None
         if not isinstance(model, int):
-            self.downlink = Downlink(self.plan.downward(), _array(model), sizes, rounds)
+            self.downlink = Downlink(self.plan.downward(), _array(model), sizes, rounds, self.plan.raw)
         self.round = 0
         self.members: dict[str, Member] = {}
         self.reports: list[Report] = []
@@ -138,6 +138,7 @@ class Server:
                 self.policy.wants_norms,
                 scramble(plan.seed, member.number),
                 member.taken,
+                plan.raw,
             )
         self._visit(here)
         if self.account is not None:
@@ -243,7 +244,7 @@ class Server:
         """The most bytes that an answer to this order can take; 0 if it has no limit."""
         if order.silent or not isinstance(order.parameter, int):
             return 0
-        return _largest_frame(self.size, order.parameter, order.values, order.compact)
+        return _largest_frame(self.size, order.parameter, order.values, order.compact, order.raw)
 
     def _sparse(self, order: Order, frame: bytes | memoryview) -> Sparse:
         if order.silent:
@@ -297,8 +298,8 @@ class Server:
 
 
 @lru_cache(maxsize=1024)
-def _largest_frame(size: int, entries: int, values: str, compact: bool) -> int:
-    return int(payload_size(size, entries, values, compact=compact)[0])
+def _largest_frame(size: int, entries: int, values: str, compact: bool, raw: bool) -> int:
+    return int(payload_size(size, entries, values, compact=compact, raw=raw)[0])
 
 
 def _array(model: torch.Tensor) -> NDArray[np.float32]:

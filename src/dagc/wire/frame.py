@@ -51,7 +51,13 @@ class Header(NamedTuple):
 
 
 def encode(
-    sparse: Sparse, values: str = "fp32", *, round: int = 0, indices: str | None = None, compact: bool = False
+    sparse: Sparse,
+    values: str = "fp32",
+    *,
+    round: int = 0,
+    indices: str | None = None,
+    compact: bool = False,
+    raw: bool = False,
 ) -> bytes:
     """One frame with these entries.
 
@@ -62,6 +68,7 @@ def encode(
         indices: The index codec; if not given, the one that takes the fewest bytes.
         compact: Leave out what the reader knows, if the frame then has less than 1024 bytes: it must give `decode` the
             size, and the round if that is not 0.
+        raw: Write indices as int32, unless everything is sent; the same as `indices="raw"` otherwise.
 
     Example:
         >>> payload = encode(Sparse(1000, [3, 500], [0.5, -2.0]), values="fp16")
@@ -73,6 +80,8 @@ def encode(
     codec = value_codec(values)
     if not 0 <= round < MAX_SIZE:
         raise InvalidInput(f"round must be from 0 to 2^48 - 1, not {round}")
+    if raw and len(sparse) < sparse.size:
+        indices = "raw"
     if compact:
         index_id, index_section = smallest(sparse, indices, compact=True)
         head = bytes((index_id << 4 | codec.id,)) + varint(len(sparse))
@@ -190,7 +199,9 @@ def _short_checksum(body: bytes | memoryview, size: int, round: int) -> bytes:
     return crc_hqx(body, crc_hqx(known, 0xFFFF)).to_bytes(SHORT_CHECKSUM, "little")
 
 
-def payload_size(size: int, entries: ArrayLike, values: str = "fp32", *, compact: bool = False) -> NDArray[np.int64]:
+def payload_size(
+    size: int, entries: ArrayLike, values: str = "fp32", *, compact: bool = False, raw: bool = False
+) -> NDArray[np.int64]:
     """The most bytes that a frame with up to this many entries takes, wherever they lie, for rounds below 2²¹.
 
     More entries never get fewer bytes, so a sender may leave some out, zeros for example. Real gradients cluster and
@@ -201,6 +212,7 @@ def payload_size(size: int, entries: ArrayLike, values: str = "fp32", *, compact
         entries: The number of entries, or an array of such numbers.
         values: The value codec.
         compact: Whether frames are compact where they can be.
+        raw: Whether indices are raw, unless everything is sent.
 
     Example:
         >>> payload_size(11_000_000, [11_000, 110], "int8")
@@ -215,11 +227,11 @@ def payload_size(size: int, entries: ArrayLike, values: str = "fp32", *, compact
     before = np.append(rice.last_counts(size), size - 1)
     every, where = np.unique(np.concatenate((counts.ravel(), before[before < largest])), return_inverse=True)
     value_bytes = np.array([codec.size(k) for k in every.tolist()], dtype=np.int64)
-    index_bytes = largest_section(size, every)
+    index_bytes = largest_section(size, every, raw=raw)
     fixed = len(MAGIC) + 1 + 1 + 3 + len(varint(size)) + CHECKSUM
     total = fixed + _varint_bytes(every) + _varint_bytes(index_bytes) + index_bytes + value_bytes
     if compact:
-        index_bytes = largest_section(size, every, compact=True)
+        index_bytes = largest_section(size, every, compact=True, raw=raw)
         short = 1 + _varint_bytes(every) + index_bytes + value_bytes + SHORT_CHECKSUM
         total = np.where(short < COMPACT_BELOW, short, total)
     return np.maximum.accumulate(total)[where[: counts.size]].reshape(counts.shape)
