@@ -232,6 +232,28 @@ def test_absent_and_late_clients_keep_their_residuals_bit_for_bit():
             assert torch.equal(federation.clients[name].feedback.residual, kept[name])
 
 
+def test_stc_is_a_preset_of_top_k(tmp_path):
+    stc = config("stc")
+    wire = {"values": "sign", "frames": "compact", "down": "same"}
+    assert stc.model_dump() == {**config("top-k", **wire).model_dump(), "method": "stc"}
+    train(stc, tmp_path / "run").run()
+    assert Config.read(tmp_path / "run") == stc
+    lossless = config("stc", down="lossless")
+    assert Config(**lossless.model_dump()) == lossless
+    one, other = final(stc)[0], final(config("top-k", **wire))[0]
+    assert torch.equal(model(one), model(other))
+
+
+def test_raw_frames_train_alike_and_take_eight_bytes_an_entry_both_ways():
+    plain, _ = final(config("top-k"))
+    raw, rounds = final(config("top-k", frames="raw"))
+    assert torch.equal(model(plain), model(raw))
+    assert rounds[-1].bytes_up == sum(8 * one.entries + 4 * 10 for one in rounds)
+    changed = (rounds[1].down - 10 * (2 + 1 + 1 + 1 + 2 + 1 + 2 + 4)) / 80
+    assert changed == int(changed)
+    assert changed <= rounds[0].entries
+
+
 def test_plain_and_compact_frames_train_alike():
     plain, _ = final(config("dagc-r", values="sign"))
     compact, _ = final(config("dagc-r", values="sign", frames="compact"))

@@ -13,7 +13,7 @@ from dagc.policies.rate import Account, make_rate
 from dagc.wire import VALUE_CODECS
 from dagc.wire.indices import RAW_SIZE
 
-__all__ = ["Plan", "Settings"]
+__all__ = ["Plan", "Settings", "with_defaults"]
 
 FRAMES = ("plain", "compact", "raw")
 FIRST_MODEL = ("sent", "drawn")
@@ -40,6 +40,18 @@ class Settings(TypedDict, total=False):
     per_tensor: bool
     options: Mapping[str, float]
     seed: int
+
+
+def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, and beside them those of the method's own that are not given or None.
+
+    Example:
+        >>> with_defaults({"method": "stc", "ratio": 0.01, "down": None, "values": "int8"})
+        {'method': 'stc', 'ratio': 0.01, 'down': 'same', 'values': 'int8', 'frames': 'compact'}
+    """
+    kind = POLICIES.get(settings.get("method", ""))
+    own = {} if kind is None else {name: value for name, value in kind.defaults.items() if settings.get(name) is None}
+    return {**settings, **own}
 
 
 @dataclass(frozen=True, init=False)
@@ -104,11 +116,13 @@ class Plan:
         for name in settings:
             if name not in known:
                 raise unknown("setting", name, known)
+        method = settings.get("method", known["method"].default)
+        if not isinstance(method, str) or method not in POLICIES:
+            raise unknown("method", method, POLICIES)
+        given = with_defaults(settings)
         for name, each in known.items():
             default = {} if each.default is MISSING else each.default
-            object.__setattr__(self, name, settings.get(name, default))
-        if not isinstance(self.method, str) or self.method not in POLICIES:
-            raise unknown("method", self.method, POLICIES)
+            object.__setattr__(self, name, given.get(name, default))
         self._check_numbers()
         self._check_budget()
         self._check_method()
@@ -116,7 +130,7 @@ class Plan:
             object.__setattr__(self, name, _plain(getattr(self, name), name == "down"))
 
     def settings(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, as plain values.
+        """The settings that differ from their defaults, and from the method's own, as plain values.
 
         Example:
             >>> Plan(ratio=0.01, values="sign").settings()
@@ -125,6 +139,7 @@ class Plan:
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
         defaults: dict[str, Any] = {**{each.name: each.default for each in fields(self)}, "caps": {}, "options": {}}
+        defaults |= self._kind.defaults
         return {name: value for name, value in plain.items() if name == "method" or value != defaults[name]}
 
     def for_size(self, size: int) -> Self:

@@ -15,6 +15,7 @@ from dagc.folder import read_settings
 from dagc.models import MODELS
 from dagc.network import make_network
 from dagc.policies import Plan
+from dagc.policies.plan import with_defaults
 from dagc.training.schedule import Schedule
 
 __all__ = ["Config"]
@@ -158,6 +159,12 @@ class Config(BaseModel):
     def read(cls, path: str | Path, **changes: Any) -> Self:
         """The configuration in a TOML file, with some fields changed."""
         return cls(**{**read_settings(path), **changes})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _method(cls, given: Any) -> Any:
+        """What is the method's own is written down, so that a run's folder says all of it."""
+        return with_defaults(given) if isinstance(given.get("method"), str) else given
 
     @field_validator("task")
     @classmethod
