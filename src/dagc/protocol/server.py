@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dagc._memory import pool
 from dagc.draws import scramble
-from dagc.errors import DagcError, InvalidInput, MalformedPayload, unknown
+from dagc.errors import Diverged, InvalidInput, MalformedPayload, unknown
 from dagc.policies import Plan, Report, Situation
 from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
@@ -222,7 +222,7 @@ class Server:
         """
         made = None if model is None else _array(model)
         if made is not None and not np.isfinite(made).all():
-            raise DagcError(f"the model of round {self.round + 1} holds NaN or infinity: lower the learning rate")
+            raise Diverged(f"the model of round {self.round + 1} holds NaN or infinity: lower the learning rate")
         self.round += 1
         for upload in uploads:
             self.members[upload.client].taken = self.round

@@ -1,16 +1,14 @@
 """How runs stand beside each other: a panel is one problem, a series in it one way to solve it, with all its seeds."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from dagc.policies import Plan
 from dagc.report.runs import Run
+from dagc.training import SOLUTION
 
 __all__ = ["Panel", "Series", "panels_of"]
 
-SOLUTION = (*(field.name for field in fields(Plan) if field.name != "seed"), "threshold_units")
-"""The settings that are a way to solve a problem; all others, but for the seed, say which problem it is."""
 NEITHER = {"seed", "threads", "data_dir", "device", "evaluate_every", "checkpoint_every"}
 
 
@@ -104,8 +102,11 @@ def _title(run: Run, solutions: Sequence[dict[str, Any]], others: Sequence[Run])
     split = settings.get("partition") or f"{len(run.clients['sizes'])} clients"
     if "skew_ratio" in settings and "partition" not in settings:
         split += f", skew ratio {settings['skew_ratio']:g}"
-    words = [*dict.fromkeys(each["task"] for each in solutions), split, f"{settings['rounds']:,} rounds"]
-    known = {*SOLUTION, *NEITHER, "task", "engine", "workers", "skew_ratio", "partition", "rounds"}
+    words = [*dict.fromkeys(each["task"] for each in solutions), split]
+    lengths = {each["rounds"] for each in solutions}
+    if len(lengths) == 1:
+        words.append(f"{lengths.pop():,} rounds")
+    known = {*SOLUTION, *NEITHER, "task", "engine", "workers", "skew_ratio", "partition"}
     for name, value in settings.items():
         if name not in known and any(other.settings.get(name) != value for other in others):
             words.append(_in_words(name, value))
@@ -124,6 +125,8 @@ def _in_words(name: str, value: Any) -> str:
         return str(value)
     if name == "frames":
         return f"{value} frames"
+    if name == "rounds":
+        return f"{value:,} rounds"
     if value is True:
         return plain
     if isinstance(value, dict):

@@ -34,13 +34,15 @@ def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
 def comparison(panel: Panel) -> dict[str, Any]:
     """The rows of one panel as plain numbers for JSON, with the bytes, rounds and seconds to its first target.
 
-    A number is None where it is not known: an accuracy that was NaN, or a target that not all seeds reached.
+    A number is None where it is not known: an accuracy that was NaN, a target that not all seeds reached, or rounds
+    that differ.
     """
     amounts = ("rounds", *BYTES, "seconds")
     settings = panel.series[0].runs[0].settings
     methods = []
     for series, row in zip(panel.series, rows([panel]), strict=True):
-        found: dict[str, Any] = {"method": series.runs[0].settings["method"], "seeds": row["seeds"]}
+        method = series.runs[0].settings["method"]
+        found: dict[str, Any] = {"method": method, "label": series.label, "seeds": row["seeds"]}
         for name in ("accuracy", "best", *BYTES, "seconds"):
             long = {"accuracy": "final_accuracy", "best": "best_accuracy"}.get(name, name)
             found[long], found[f"{long}_sd"] = _cells(row[name])
@@ -48,7 +50,9 @@ def comparison(panel: Panel) -> dict[str, Any]:
         means = {name: _cells(getattr(goal, name))[0] for name in amounts}
         found["to_target"] = {"accuracy": goal.accuracy, "reached": goal.seeds, **means}
         methods.append(found)
-    return {"task": settings["task"], "rounds": settings["rounds"], "target": targets(panel)[0], "methods": methods}
+    lengths = {series.runs[0].settings["rounds"] for series in panel.series}
+    rounds = lengths.pop() if len(lengths) == 1 else None
+    return {"task": settings["task"], "rounds": rounds, "target": targets(panel)[0], "methods": methods}
 
 
 def csv_table(panels: Sequence[Panel]) -> str:

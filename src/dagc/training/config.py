@@ -18,7 +18,24 @@ from dagc.policies import Plan
 from dagc.policies.plan import with_defaults
 from dagc.training.schedule import Schedule
 
-__all__ = ["Config"]
+__all__ = ["SOLUTION", "Config"]
+
+SOLUTION = (
+    *(each.name for each in fields(Plan) if each.name != "seed"),
+    "threshold_units",
+    "rounds",
+    "learning_rate",
+    "schedule",
+    "local_steps",
+    "epochs",
+    "client_momentum",
+    "client_weight_decay",
+    "optimizer",
+    "optimizer_options",
+    "server_rate",
+    "server_schedule",
+)
+"""The settings that are a way to solve a problem; all others, but for the seed, say which problem it is."""
 
 
 class Config(BaseModel):
