@@ -28,6 +28,11 @@ class Series:
     paper: float | None = None
     bytes_per_entry: int | None = None
 
+    @property
+    def unfinished(self) -> int:
+        """How many of its runs have not come to their end."""
+        return sum(not run.finished for run in self.runs)
+
 
 @dataclass(frozen=True, eq=False)
 class Panel:
@@ -49,7 +54,10 @@ class Panel:
 
 
 def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]:
-    """Put runs together that differ in nothing but the seed, and those beside each other that had the same problem."""
+    """Put runs together that differ in nothing but the seed, and those beside each other that had the same problem.
+
+    Several runs of one seed, e.g. one that was stopped and one that was started again elsewhere, count once.
+    """
     problems: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         solution = {name: run.settings.get(name) for name in (*SOLUTION, "task")}
@@ -59,13 +67,28 @@ def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]
     for groups, first in zip(problems.values(), firsts, strict=True):
         ordered = sorted(groups.values(), key=lambda group: _rank(group[0].settings["method"]))
         solutions = [group[0].settings for group in ordered]
-        series = tuple(
-            Series(_label(group[0].settings, solutions), tuple(sorted(group, key=lambda run: run.seed)))
-            for group in ordered
-        )
-        notes = dict.fromkeys(note for one in series for run in one.runs for note in run.clients.get("notes", ()))
-        panels.append(Panel(_title(first, solutions, firsts), series, tuple(targets), notes=tuple(notes)))
+        series, notes = [], []
+        for group in ordered:
+            label = _label(group[0].settings, solutions)
+            once = _once(group)
+            if len(once) < len(group):
+                notes.append(f"{label}: {len(group)} runs of {len(once)} seeds; each seed is counted once")
+            series.append(Series(label, tuple(once)))
+        notes += [note for one in series for run in one.runs for note in run.clients.get("notes", ())]
+        shown = tuple(dict.fromkeys(notes))
+        panels.append(Panel(_title(first, solutions, firsts), tuple(series), tuple(targets), notes=shown))
     return panels
+
+
+def _once(group: Sequence[Run]) -> list[Run]:
+    """One run of each seed: the one that came farthest. Runs of other engines have no seed that is known."""
+    farthest: dict[Any, Run] = {}
+    for run in group:
+        seed = run.seed if run.local else run.path
+        best = farthest.setdefault(seed, run)
+        if (run.result["rounds"], len(run.rows)) > (best.result["rounds"], len(best.rows)):
+            farthest[seed] = run
+    return sorted(farthest.values(), key=lambda run: run.seed)
 
 
 def _problem(run: Run) -> str:
