@@ -124,6 +124,8 @@ def test_every_method_gets_the_budget_and_the_settings_that_it_takes():
         "dagc-a": [None, 0.1, None, None, {}, None, {}, "sign"],
         "none": [None, None, None, None, {}, None, {}, "fp32"],  # no compression stays what it is
     }
+    (stc,) = comparison_configs({**BASE, "ratio": 0.1, "values": "fp32", "frames": "plain"}, ["stc"], [0])
+    assert (stc.values, stc.frames) == ("sign", "compact")  # what a run's config.toml holds anyway changes nothing
     budgets = {"rate": "1 MB/hour", "bytes": 300, "threshold": 0.1}
     hourly = comparison_configs({**BASE, **budgets}, ["top-k", "accordion", "none"], [0])
     assert [(c.rate, c.bytes, c.threshold) for c in hourly] == [

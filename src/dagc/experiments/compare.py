@@ -77,7 +77,8 @@ def comparison_fields(
     first = _points(shared)[0]
     for name in SHARED:
         for part in _parts(first, name):
-            if not any(part in _parts(_with(first, *each), name) for each in named):
+            usual = part == Config.model_fields[name].default  # as a run's own config.toml has it
+            if not usual and not any(part in _parts(_with(first, *each), name) for each in named):
                 raise InvalidInput(f"none of the methods {', '.join(methods)} takes {name} {part}: leave it out")
     ways: dict[str, tuple[str, list[dict[str, Any]]]] = {}
     for text, each in zip(methods, named, strict=True):

@@ -49,9 +49,9 @@ def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
         >>> with_defaults({"method": "stc", "ratio": 0.01, "down": None, "values": "int8"})
         {'method': 'stc', 'ratio': 0.01, 'down': 'same', 'values': 'int8', 'frames': 'compact'}
     """
-    kind = POLICIES.get(settings.get("method", ""))
-    own = {} if kind is None else {name: value for name, value in kind.defaults.items() if settings.get(name) is None}
-    return {**settings, **own}
+    method = settings.get("method", Plan.method)
+    own = POLICIES[method].defaults if isinstance(method, str) and method in POLICIES else {}
+    return {**settings, **{name: value for name, value in own.items() if settings.get(name) is None}}
 
 
 @dataclass(frozen=True, init=False)

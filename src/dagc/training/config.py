@@ -179,9 +179,9 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _method(cls, given: Any) -> Any:
+    def _method(cls, given: dict[str, Any]) -> dict[str, Any]:
         """What is the method's own is written down, so that a run's folder says all of it."""
-        return with_defaults(given) if isinstance(given.get("method"), str) else given
+        return with_defaults(given)
 
     @field_validator("task")
     @classmethod
