@@ -50,7 +50,7 @@ POLICIES |= {
     "stc": Method(
         ("ratio", "bytes", "rate"),
         partial(Allocated, allocator="uniform", compressor="top-k"),
-        about="Sparse Ternary Compression: top-k as signs with one magnitude, Rice-coded, the same both ways",
+        about="Sparse Ternary Compression: top-k as signs, the same both ways",
         defaults={"values": "sign", "frames": "compact", "down": "same"},
     ),
     "random-k": relative("uniform", "entries drawn at random, as many from every client", "random-k"),
