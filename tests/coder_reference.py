@@ -169,7 +169,9 @@ class ReferenceMemory:
         self.size = len(self.row)
         self.now, self.fingerprint, self.mean = 1, 0, 0
         self.weights = {
-            (kind, context): first * 4096 for kind, table in FIRST_WEIGHTS.items() for context, first in enumerate(table)
+            (kind, context): first * 4096
+            for kind, table in FIRST_WEIGHTS.items()
+            for context, first in enumerate(table)
         } | {("row", row): 0 for row in range(rows)}
         self.seen = dict.fromkeys(self.weights, 4 * 65536)
         self.chances = [[first_chance(lean, last) for last in range(3)] for lean in range(-8, 9)]
@@ -182,7 +184,7 @@ class ReferenceMemory:
 
     def write(self, entries, round_number, most=None):
         """The frame that carries these entries."""
-        head = bytes([(6 if self.fingerprint else 7) << 4 | entries.codec])
+        head = bytes([(8 if self.fingerprint else 9) << 4 | entries.codec])
         body = head + self.section(entries, most) + entries.values
         return body + self._checksum(body, round_number, most, len(body) + 2 < 1024)
 
@@ -194,9 +196,9 @@ class ReferenceMemory:
 
     def read(self, frame, round_number, codec, most=None):
         """The entries of a frame whose values are by this codec."""
-        if len(frame) < 3 or frame[0] not in (6 << 4 | codec, 7 << 4 | codec):
+        if len(frame) < 3 or frame[0] not in (8 << 4 | codec, 9 << 4 | codec):
             raise Refused("the first byte")
-        memory = self if frame[0] >> 4 == 6 else ReferenceMemory(self.shapes, self.clocks)
+        memory = self if frame[0] >> 4 == 8 else ReferenceMemory(self.shapes, self.clocks)
         short = len(frame) < 1024
         body, checksum = (frame[:-2], frame[-2:]) if short else (frame[:-4], frame[-4:])
         if memory._checksum(body, round_number, most, short) != checksum:
@@ -209,7 +211,7 @@ class ReferenceMemory:
         return entries._replace(values=values)
 
     def count(self, entries):
-        """The memory after this frame. Before one with codec 7 it is empty: take a new one."""
+        """The memory after this frame. Before one with codec 9 it is empty: take a new one."""
         _, walk = self._code(Writer(), entries.codec, None, entries)
         for key, expected in walk.expected.items():
             if expected > 0:

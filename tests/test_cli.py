@@ -109,7 +109,7 @@ def test_version_and_help():
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_help_lists_every_method_in_a_line(command):
     lines = [" ".join(line.split()) for line in run(command, "--help").output.splitlines()]
-    for name in ("none", "top-k", "random-k", "hard-threshold", "dagc-r", "dagc-a", "power", "accordion"):
+    for name in ("none", "top-k", "stc", "random-k", "hard-threshold", "dagc-r", "dagc-a", "power", "accordion"):
         assert any(line.startswith(f"{name} {POLICIES[name].about}"[:60]) for line in lines), name
 
 

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from dagc import InvalidInput
 from dagc.cli import app
 from dagc.cli.train import _print_comparison as table
-from dagc.experiments import comparison_configs, run_all
-from dagc.report import comparison, panels_of, read_run
+from dagc.experiments import comparison_configs, comparison_fields, run_all, split_methods, tune
+from dagc.folder import finished as finished_run
+from dagc.report import comparison, panels_of, read_run, read_runs
 from dagc.training import read_metrics
 
 BASE = {"task": "logistic@digits", "rounds": 12, "evaluate_every": 3, "skew_ratio": 20}
@@ -93,6 +94,16 @@ def test_what_is_finished_is_not_done_again(finished):
         (["dagc-a", "none"], {"threshold": 0.1, "caps": {"3": 0.1}}, "takes caps"),
         (["top-k"], {"ratio": 0.1, "exponent": 0.0}, "takes exponent 0.0"),
         (["top-k", "accordion"], {"ratio": 0.1, "options": {"interval": 3, "sped": 1}}, "takes options sped"),
+        (["stc", "none"], {"ratio": 0.1, "values": "int8"}, "none of the methods stc, none takes values int8"),
+        (["dagc-r", "none"], {}, "'dagc-r' needs a budget: give ratio, bytes or rate"),
+        (["top-k", "top-k"], {"ratio": 0.1}, "'top-k' is named twice"),
+        (["top-k", "top-k:frames=plain"], {"ratio": 0.1}, "'top-k:frames=plain' comes to the same as 'top-k'"),
+        (["top-k:frame=raw"], {"ratio": 0.1}, "no setting that a variant can have 'frame': did you mean 'frames'"),
+        (["top-k:workers=3"], {"ratio": 0.1}, "no setting that a variant can have 'workers'"),
+        (["top-k:raw"], {"ratio": 0.1}, "'raw' is not key=value: write e.g. top-k:frames=raw"),
+        (["top-k:caps={3"], {"ratio": 0.1}, "caps is '{3': write JSON"),
+        (["none:overhead=0.1"], {}, "clients of method 'none' cannot wait"),
+        (["top-k"], {"ratio": 0.1, "workers": [2, 3]}, "no setting that can have several values 'workers'"),
     ],
 )
 def test_a_comparison_that_cannot_work_is_refused(methods, settings, says):
@@ -111,8 +122,10 @@ def test_every_method_gets_the_budget_and_the_settings_that_it_takes():
         "power": ["3 kB/training", None, 0.125, "same", {"3": 0.1}, 0.0, {}, "sign"],
         "accordion": [None, 0.1, None, None, {}, None, {"interval": 3}, "sign"],
         "dagc-a": [None, 0.1, None, None, {}, None, {}, "sign"],
-        "none": [None, None, None, None, {}, None, {}, "sign"],
+        "none": [None, None, None, None, {}, None, {}, "fp32"],  # no compression stays what it is
     }
+    (stc,) = comparison_configs({**BASE, "ratio": 0.1, "values": "fp32", "frames": "plain"}, ["stc"], [0])
+    assert (stc.values, stc.frames) == ("sign", "compact")  # what a run's config.toml holds anyway changes nothing
     budgets = {"rate": "1 MB/hour", "bytes": 300, "threshold": 0.1}
     hourly = comparison_configs({**BASE, **budgets}, ["top-k", "accordion", "none"], [0])
     assert [(c.rate, c.bytes, c.threshold) for c in hourly] == [
@@ -120,6 +133,136 @@ def test_every_method_gets_the_budget_and_the_settings_that_it_takes():
         (None, None, 0.1),
         (None, None, None),
     ]
+
+
+def test_a_variant_has_settings_of_its_own():
+    assert split_methods('dagc-r, top-k:caps={"3": 0.1, "4": 0.2},frames=raw,none') == [
+        "dagc-r",
+        'top-k:caps={"3": 0.1, "4": 0.2},frames=raw',
+        "none",
+    ]
+    settings = {**BASE, "ratio": 0.02, "overhead": 0.1, "local_steps": 5, "server_rate": 0.5}
+    methods = ["top-k", "top-k:frames=raw,learning-rate=0.2", "top-k:bytes=40", "stc:values=int8", "none:values=fp16"]
+    methods += ["none:local_steps=1,rounds=30", "none:epochs=2", 'accordion:options={"interval": 3, "change": 0.1}']
+    found = comparison_configs(settings, methods, [7])
+    fields = ("method", "frames", "learning_rate", "ratio", "bytes", "overhead", "values", "local_steps", "epochs")
+    assert [tuple(getattr(config, name) for name in fields) for config in found] == [
+        ("top-k", "plain", 0.1, 0.02, None, 0.1, "fp32", 5, None),
+        ("top-k", "raw", 0.2, 0.02, None, 0.1, "fp32", 5, None),
+        ("top-k", "plain", 0.1, None, 40, 0.1, "fp32", 5, None),
+        ("stc", "compact", 0.1, 0.02, None, None, "int8", 5, None),
+        ("none", "plain", 0.1, None, None, None, "fp16", 5, None),
+        ("none", "plain", 0.1, None, None, None, "fp32", 1, None),
+        ("none", "plain", 0.1, None, None, None, "fp32", 1, 2.0),
+        ("accordion", "plain", 0.1, 0.02, None, None, "fp32", 5, None),
+    ]
+    assert [config.server_rate for config in found] == [*[0.5] * 5, None, 0.5, 0.5]
+    assert [config.rounds for config in found] == [*[12] * 5, 30, 12, 12]
+    assert found[-1].options == {"interval": 3, "change": 0.1}
+
+
+def test_several_values_are_a_line_each_for_those_who_take_them():
+    settings = {**BASE, "ratio": [0.01, 0.02], "learning_rate": ["0.1", "0.2"]}
+    found = comparison_configs(settings, ["top-k", "none", "stc:ratio=0.1"], [0, 1])
+    ways = [(config.method, config.ratio, config.learning_rate) for config in found if config.seed == 0]
+    assert ways == [
+        ("top-k", 0.01, 0.1),
+        ("top-k", 0.01, 0.2),
+        ("top-k", 0.02, 0.1),
+        ("top-k", 0.02, 0.2),
+        ("none", None, 0.1),
+        ("none", None, 0.2),
+        ("stc", 0.1, 0.1),
+        ("stc", 0.1, 0.2),
+    ]
+    assert len(found) == 16
+
+
+def test_candidates_to_choose_from():
+    settings = {**BASE, "ratio": [0.01, 0.02]}
+    grid = {"learning_rate": ["0.1", "0.2"], "local_steps": ["1", "5"]}
+    methods = ["top-k", "none:learning_rate=0.5", "stc:learning_rate=0.5,local_steps=5"]
+    ways = comparison_fields(settings, methods, grid)
+    assert [[(way["learning_rate"], way["local_steps"]) for way in candidates] for candidates in ways] == [
+        *[[("0.1", "1"), ("0.1", "5"), ("0.2", "1"), ("0.2", "5")]] * 2,
+        [("0.5", "1"), ("0.5", "5")],
+        *[[("0.5", "5")]] * 2,
+    ]
+    with pytest.raises(InvalidInput, match="no setting that can be tuned 'learning_rat': did you mean 'learning_rate'"):
+        comparison_fields(settings, ["top-k"], {"learning_rat": [0.1]})
+
+
+def test_tuning_chooses_for_each_way_and_does_it_once(tmp_path, monkeypatch):
+    settings = {**BASE, "rounds": 6, "evaluate_every": 1, "ratio": 0.05}
+    grid = {"learning_rate": [0.001, 0.3, 3e38]}
+    ways = comparison_fields(settings, ["top-k", "none", "stc:learning_rate=0.1"], grid)
+    by_bytes = tune(ways, ["learning_rate"], [1000, 1001], 0.5, tmp_path / "bytes", jobs=2)
+    assert [choice.chosen for choice in by_bytes] == [{"learning_rate": 0.3}, {"learning_rate": 0.3}, {}]
+    assert [choice.by for choice in by_bytes[:2]] == ["bytes_total", "bytes_total"]
+    assert [choice.at_the_edge for choice in by_bytes] == [[], [], []]
+    low, good, wild = by_bytes[1].tried
+    assert (low["bytes_total"], wild["bytes_total"], wild["accuracy"]) == (None, None, None)
+    assert low["accuracy"] < good["accuracy"]
+    runs = [read_run(path) for path in sorted((tmp_path / "bytes" / "tuning").glob("none-*")) if finished_run(path)]
+    mine = [run for run in runs if run.settings["learning_rate"] == 0.3]
+    assert sorted(run.seed for run in mine) == [1000, 1001]
+    firsts = [next(row for row in run.rows if row["accuracy"] >= 0.5) for run in mine]
+    assert good["bytes_total"] == sum(row["bytes_up"] + row["bytes_down"] for row in firsts) / 2
+    with pytest.raises(InvalidInput, match="holds no run"):
+        read_runs([tmp_path / "bytes"])  # what was only tried is no result
+
+    monkeypatch.setattr("dagc.experiments.tuning.run_all", lambda *_: pytest.fail("it is done already"))
+    assert tune(ways, ["learning_rate"], [1000, 1001], 0.5, tmp_path / "bytes", jobs=2) == by_bytes
+    with pytest.raises(pytest.fail.Exception, match="done already"):  # another target is another question
+        tune(ways, ["learning_rate"], [1000, 1001], 0.6, tmp_path / "bytes", jobs=2)
+
+
+def test_tuning_without_a_target_or_one_that_nobody_reaches_is_by_accuracy(tmp_path):
+    settings = {**BASE, "rounds": 4, "evaluate_every": 1, "ratio": 0.05}
+    ways = comparison_fields(settings, ["top-k"], {"learning_rate": [0.001, 0.3]})
+    for target in (None, 1.0):
+        (choice,) = tune(ways, ["learning_rate"], [1000], target, tmp_path / str(target), jobs=2)
+        assert (choice.chosen, choice.by, choice.at_the_edge) == ({"learning_rate": 0.3}, "accuracy", ["learning_rate"])
+
+
+def test_if_everything_diverges_tuning_says_so(tmp_path):
+    ways = comparison_fields({**BASE, "method": "none"}, ["none"], {"learning_rate": [2e38, 3e38]})
+    with pytest.raises(InvalidInput, match="every candidate of learning_rate diverged: try smaller"):
+        tune(ways, ["learning_rate"], [1000], None, tmp_path, jobs=1)
+
+
+def test_compare_tunes_sweeps_and_takes_variants_on_the_command_line(tmp_path):
+    arguments = ["compare", "logistic@digits", "--methods", "top-k,top-k:frames=raw,none", "--seeds", 2, "--rounds", 6]
+    arguments += ["--ratio", "0.02,0.05", "--skew-ratio", 20, "--target", 0.3, "--evaluate-every", 1]
+    arguments += ["--tune", "learning-rate=0.001,0.1,0.2", "--tune-seeds", 1, "--output", tmp_path / "out"]
+    found = json.loads(run(*arguments, "--json").stdout)
+    labels = [row["label"] for row in found["methods"]]
+    assert len(labels) == 5
+    assert labels[-1] == "none"
+    assert all(label.startswith("top-k, ratio ") for label in labels[:-1])
+    assert sum("raw frames" in label for label in labels) == 2
+    assert found["tuned"]["seeds"] == [1000]
+    rates = [way["chosen"]["learning_rate"] for way in found["tuned"]["ways"]]
+    used = [read_run(path).settings for path in (tmp_path / "out").glob("*-seed0-*")]
+    assert sorted(rates) == sorted(settings["learning_rate"] for settings in used)
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["tuned"] == found["tuned"]
+    said = run(*arguments).stdout
+    assert "tuned on seed 1000 by total bytes to 30 %. top-k, ratio 2 %, " in said
+    assert "none: learning rate 0." in said
+    assert "tuned on seed 1000" in (tmp_path / "out" / "report.html").read_text()
+    (panel,) = panels_of(read_runs([tmp_path / "out"]))
+    assert [len(series.runs) for series in panel.series] == [2] * 5
+
+
+def test_compare_asks_for_a_budget_and_for_values_that_can_be(tmp_path):
+    with pytest.raises(InvalidInput, match="'dagc-r' needs a budget: give ratio, bytes or rate"):
+        run("compare", "logistic@digits")
+    with pytest.raises(InvalidInput, match=r"--ratio is '0\.1,,0\.2': write different values with commas"):
+        run("compare", "logistic@digits", "--ratio", "0.1,,0.2")
+    with pytest.raises(InvalidInput, match="ratio is 'much': input should be a valid number"):
+        run("compare", "logistic@digits", "--ratio", "much")
+    with pytest.raises(InvalidInput, match="--tune is 'learning-rate': write a setting and values"):
+        run("compare", "logistic@digits", "--ratio", 0.1, "--tune", "learning-rate")
 
 
 def test_compare_from_the_command_line(tmp_path):
@@ -145,7 +288,14 @@ def test_the_table_fits_a_terminal_and_counts_both_ways(monkeypatch, capsys, tar
     def row(method, up, down, rounds=12_345.0, seconds=123_456.7):
         traffic = {"bytes_up": up, "bytes_down": down, "bytes_total": None if up is None else up + down}
         goal = {"accuracy": target, "reached": 2, "rounds": rounds, "seconds": seconds, **traffic}
-        return {"method": method, "seeds": 4, "final_accuracy": 0.8312, "final_accuracy_sd": 0.0123, "to_target": goal}
+        return {
+            "method": method,
+            "label": method,
+            "seeds": 4,
+            "final_accuracy": 0.8312,
+            "final_accuracy_sd": 0.0123,
+            "to_target": goal,
+        }
 
     methods = [row("hard-threshold", 999e3, 999e3), row("dagc-r", 111e3, 222e3), row("none", 999e6, 999e6)]
     methods.append(row("a-method-of-somebody-else", None, None, None, None))

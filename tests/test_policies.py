@@ -99,7 +99,7 @@ def test_the_budget_holds_for_whoever_is_present(method):
 def test_caps_are_kept_by_name_and_what_they_cut_off_goes_to_the_others(method, budget):
     caps = {NAMES[0]: 0.001, "somebody else": 0.5}
     allowance = None if "ratio" in budget else 8_000
-    for overhead in (None, 0.01):
+    for overhead in (None, 0.01) if POLICIES[method].waits else (None,):
         free = policy(method, overhead=overhead, **budget).decide(now(allowance=allowance))
         capped = policy(method, overhead=overhead, caps=caps, **budget).decide(now(allowance=allowance))
         assert capped[0] <= 100 < free[0]
@@ -182,3 +182,19 @@ def test_a_third_party_can_register_one(monkeypatch):
     monkeypatch.setitem(POLICIES, "halving", Method(("ratio",), make))
     rounds = list(train(Config(task="logistic@digits", method="halving", ratio=0.04, rounds=3)))
     assert [r.entries for r in rounds] == [260, 260, 130]
+
+
+def test_stc_is_top_k_as_signs_both_ways_unless_something_else_is_said():
+    plan = Plan(method="stc", ratio=0.01)
+    assert (plan.values, plan.frames, plan.down) == ("sign", "compact", "same")
+    assert plan.settings() == {"method": "stc", "ratio": 0.01}
+    assert plan.downward().settings() == {"method": "top-k", "ratio": 0.01, "values": "sign", "frames": "compact"}
+    other = Plan(method="stc", bytes=40, values="fp32", down="lossless")
+    assert other.settings() == {"method": "stc", "bytes": 40, "values": "fp32", "down": "lossless"}
+    assert Plan(**other.settings()) == other
+    now = Situation(0, ["a", "b"], {"a": 900, "b": 100})
+    assert plan.policy(10_000).decide(now) == Plan(method="top-k", ratio=0.01).policy(10_000).decide(now)
+    with pytest.raises(InvalidInput, match="clients of method 'stc' cannot wait: leave overhead out"):
+        Plan(method="stc", ratio=0.01, overhead=0.1)
+    with pytest.raises(InvalidInput, match="'stc' needs a budget: give ratio, bytes or rate"):
+        Plan(method="stc")

@@ -294,6 +294,60 @@ def test_the_sentence_says_what_is_within_the_spread():
     assert "spread" not in alone  # one seed has none
 
 
+def test_the_best_rival_is_another_method():
+    ours = Series("dagc-r, ratio 1 %", (made([0.9], method="dagc-r"),))  # 300 B
+    ours_again = Series("dagc-r, ratio 2 %", (made([0.9], method="dagc-r", ratio=0.02, step=110),))  # 330 B
+    rival = Series("stc", (made([0.9], method="stc", step=200),))  # 600 B
+    said = sentence([Panel("p", (ours, ours_again, rival), (0.9,))])
+    assert said.endswith(", 2.0 times fewer bytes than stc.")
+    alone = sentence([Panel("p", (ours, ours_again), (0.9,))])
+    assert alone.endswith(", 1.1 times fewer bytes than dagc-r, ratio 2 %.")
+
+
+def test_several_runs_of_one_seed_count_once():
+    stopped = made([0.1, 0.2], rounds=4)
+    whole, again = made([0.1, 0.2, 0.3, 0.4]), made([0.1, 0.2, 0.3, 0.4])
+    other = made([0.2, 0.3, 0.4, 0.5], seed=1)
+    (panel,) = panels_of([stopped, whole, again, other])
+    (series,) = panel.series
+    assert series.runs == (whole, other)
+    assert panel.notes == ("top-k: 4 runs of 2 seeds; each seed is counted once",)
+    assert final(series).sd == pytest.approx(0.0707, abs=1e-4)
+    (panel,) = panels_of([whole, other])
+    assert panel.notes == ()
+    twice = [replace(flower([0.5, 0.6]), path=Path(where)) for where in "ab"]  # whose seeds nobody knows
+    assert len(panels_of(twice)[0].series[0].runs) == 2
+
+
+def test_unfinished_runs_say_so_in_the_table_and_in_the_sentence():
+    ours = Series("ours", (made([0.9], seed=0), made([0.9], seed=1, rounds=50)))
+    theirs = Series("theirs", (made([0.9], seed=0, step=500), made([0.9], seed=1, step=500)))
+    panel = Panel("p", (ours, theirs), (0.9,))
+    assert sentence([panel]).endswith(" 1 of 4 runs is not finished.")
+    assert sentence([panel, panel]).endswith(" 2 of 8 runs are not finished.")
+    assert "| ours (unfinished: 1 of 2) |" in markdown_table([panel])
+    assert "| theirs |" in markdown_table([panel])
+    assert "<th scope='row'>ours (unfinished: 1 of 2)</th>" in page([panel], "t", "c")
+    lines = csv.DictReader(io.StringIO(csv_table([panel])))
+    assert [(line["series"], line["unfinished"]) for line in lines] == [("ours", "1"), ("theirs", "0")]
+
+
+def test_rates_steps_and_rounds_are_ways_to_solve_one_problem():
+    runs = [
+        made([0.5], method="dagc-r"),
+        made([0.5], method="dagc-r", learning_rate=0.5, local_steps=20),
+        made([0.5, 0.6], method="none", learning_rate=0.2, optimizer="Adam"),
+    ]
+    (panel,) = panels_of(runs)
+    assert [series.label for series in panel.series] == [
+        "dagc-r, learning rate 0.1, local steps 1",
+        "dagc-r, learning rate 0.5, local steps 20",
+        "none",
+    ]
+    assert panel.title == "logistic@digits, 2 clients, skew ratio 100"
+    assert comparison(panel)["rounds"] is None
+
+
 def test_the_csv_table_reads_back():
     lines = list(csv.DictReader(io.StringIO(csv_table([two_series()]))))
     assert len(lines) == 4  # two series, two targets

@@ -30,8 +30,22 @@ SETTINGS = {
 }
 
 
-METHODS = {"accordion": {}, "random-k": {}, "dagc-r": {"overhead": 0.5, "frames": "compact"}}
-"""With memory in the policy, in the draws, and in who has waited for how long."""
+METHODS = {
+    "accordion": {},
+    "random-k": {},
+    "dagc-r": {"overhead": 0.5, "frames": "compact"},
+    "power": {
+        "epochs": 0.5,
+        "client_momentum": 0.9,
+        "client_weight_decay": 0.01,
+        "schedule": "cosine",
+        "optimizer": "Adam",
+        "optimizer_options": {},
+        "server_rate": 0.02,
+        "server_schedule": "linear",
+    },
+}
+"""With memory in the policy, in the draws, in who has waited for how long, and in both optimisers."""
 
 
 def settings(method="accordion", **fields):

@@ -3,6 +3,7 @@
 import json
 import sys
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,8 @@ GOLDEN_RUNS = {
     "some of the clients": {"participation": 0.5},
     "mishaps": {"participation": 0.7, "failures": 0.2, "late": 0.2, "values": "int8"},
     "local steps": {"local_steps": 3},
+    "epochs": {"epochs": 2, "client_momentum": 0.5, "client_weight_decay": 0.001, "server_rate": 0.7},
+    "schedules": {"local_steps": 3, "schedule": "linear", "server_schedule": "cosine"},
 }
 
 
@@ -227,6 +230,28 @@ def test_absent_and_late_clients_keep_their_residuals_bit_for_bit():
             assert torch.equal(federation.clients[name].feedback.residual, expected)
         elif i not in asked and name in kept:
             assert torch.equal(federation.clients[name].feedback.residual, kept[name])
+
+
+def test_stc_is_a_preset_of_top_k(tmp_path):
+    stc = config("stc")
+    wire = {"values": "sign", "frames": "compact", "down": "same"}
+    assert stc.model_dump() == {**config("top-k", **wire).model_dump(), "method": "stc"}
+    train(stc, tmp_path / "run").run()
+    assert Config.read(tmp_path / "run") == stc
+    lossless = config("stc", down="lossless")
+    assert Config(**lossless.model_dump()) == lossless
+    one, other = final(stc)[0], final(config("top-k", **wire))[0]
+    assert torch.equal(model(one), model(other))
+
+
+def test_raw_frames_train_alike_and_take_eight_bytes_an_entry_both_ways():
+    plain, _ = final(config("top-k"))
+    raw, rounds = final(config("top-k", frames="raw"))
+    assert torch.equal(model(plain), model(raw))
+    assert rounds[-1].bytes_up == sum(8 * one.entries + 4 * 10 for one in rounds)
+    changed = (rounds[1].down - 10 * (2 + 1 + 1 + 1 + 2 + 1 + 2 + 4)) / 80
+    assert changed == int(changed)
+    assert changed <= rounds[0].entries
 
 
 def test_plain_and_compact_frames_train_alike():
@@ -332,23 +357,99 @@ def test_any_torch_optimiser_on_the_server(optimizer, options):
 
 def test_local_steps_send_the_difference_of_the_model():
     one, _ = final(config("none", local_steps=1, rounds=6))
-    one_as_difference = Federation(config("none", rounds=6))
-    gradients = one_as_difference.gradients
-
-    class AsDifference:
-        together = 1
-
-        def __call__(self, round, clients):
-            return [gradients._difference(round, client) for client in clients]
-
-    one_as_difference.gradients = AsDifference()
-    one_as_difference.optimizer.learning_rate = 1.0
-    for _ in range(6):
-        one_as_difference.step()
+    one_as_difference, _ = final(config("none", epochs=1e-6, rounds=6))  # a single step each
     assert torch.allclose(model(one), model(one_as_difference), atol=1e-6)
     assert torch.equal(*(model(final(config("dagc-r", local_steps=2, threads=n))[0]) for n in (1, 4)))
     five = list(train(config("dagc-r", local_steps=5, rounds=12)))
     assert five[-1].accuracy > list(train(config("dagc-r", rounds=12)))[-1].accuracy
+
+
+def own_steps(settings, rounds):
+    """Local steps written down once more, with torch's own optimisers and no compression."""
+    digits = data.load("digits")
+    partition = data.make_partition(settings.partition_spec, digits, settings.seed)
+    batches = data.Batches(digits, partition, settings.batch_size, settings.seed)
+    server = models.build("logistic", digits, seed=settings.seed)
+    vector = torch.nn.Parameter(torch.nn.utils.parameters_to_vector(server.parameters()).detach())
+    kind = getattr(torch.optim, settings.optimizer)
+    optimizer = kind([vector], lr=settings.server_rate, **settings.optimizer_options)
+    p = (partition.sizes / partition.sizes.sum()).astype(np.float32)
+    for t in range(rounds):
+        total = torch.zeros_like(vector)
+        linear, cosine = 1 - t / settings.rounds, (1 + np.cos(np.pi * t / settings.rounds)) / 2
+        for i, size in enumerate(partition.sizes):
+            client = models.build("logistic", digits)
+            torch.nn.utils.vector_to_parameters(vector.detach().clone(), client.parameters())
+            own = torch.optim.SGD(
+                client.parameters(),
+                lr=settings.learning_rate * linear,
+                momentum=settings.client_momentum,
+                weight_decay=settings.client_weight_decay,
+            )
+            steps = settings.local_steps
+            if settings.epochs is not None:
+                steps = int(np.ceil(settings.epochs * max(1, size / settings.batch_size)))
+            for step in range(steps):
+                x, y = batches.batch(i, t * steps + step)
+                own.zero_grad()
+                cross_entropy(client(x), y).backward()
+                own.step()
+            after = torch.nn.utils.parameters_to_vector(client.parameters()).detach()
+            total += float(p[i]) * (vector.detach() - after)
+        for group in optimizer.param_groups:
+            group["lr"] = settings.server_rate * cosine
+        vector.grad = total
+        optimizer.step()
+    return vector.detach()
+
+
+STEPS = {
+    "learning_rate": 0.2,
+    "schedule": "linear",
+    "client_momentum": 0.9,
+    "client_weight_decay": 0.01,
+    "server_rate": 0.03,
+    "server_schedule": "cosine",
+    "optimizer": "Adam",
+    "optimizer_options": {"betas": [0.8, 0.95]},
+}
+
+
+@pytest.mark.parametrize("steps", [{"local_steps": 4}, {"epochs": 1.5}])
+def test_local_steps_are_those_of_torchs_optimisers(steps):
+    settings = config("none", rounds=5, **STEPS, **steps)
+    with threads(1):
+        expected = own_steps(settings, settings.rounds)
+    assert torch.equal(model(final(settings)[0]), expected)
+
+
+def test_epochs_are_passes_over_a_clients_own_data():
+    federation = Federation(config("none", epochs=2, batch_size=16))
+    sizes = federation.partition.sizes
+    seen = dict.fromkeys(range(len(sizes)), 0)
+    together = federation.gradients.batches.together
+
+    def count(workers, number):
+        found = together(workers, number)
+        seen[workers[0]] += len(found[0][1])
+        return found
+
+    federation.gradients.batches.together = count
+    federation.step()
+    assert all(2 * size <= seen[i] < 2 * size + 16 for i, size in enumerate(sizes))
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_with_one_local_step_the_schedule_is_the_servers(schedule):
+    rates, federation = [], Federation(config("top-k", schedule=schedule, rounds=8))
+    step = federation.optimizer.step
+    federation.optimizer.step = lambda total, rate: (rates.append(rate), step(total, rate))
+    for _ in range(8):
+        federation.step()
+    assert rates[0] == 0.1
+    assert all(before > after > 0 for before, after in pairwise(rates))
+    assert rates[4] == pytest.approx(0.05)
+    assert rates[2] == pytest.approx(0.075 if schedule == "linear" else 0.0854, abs=1e-4)
 
 
 def test_thresholds_in_units_of_the_update_or_of_the_gradient():
@@ -438,6 +539,28 @@ def test_callbacks_see_every_round():
     ],
 )
 def test_bad_configurations_are_refused_naming_field_value_and_what_is_allowed(fields, says):
+    with pytest.raises(InvalidInput, match=says):
+        Config(**{"ratio": 0.1, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"epochs": 2, "local_steps": 3}, "epochs is 2 and local_steps 3: give one of them"),
+        ({"server_rate": 0.5}, "server_rate is 0.5: with one local step .* leave it out, or raise local_steps"),
+        ({"server_schedule": "linear"}, "server_schedule is 'linear': with one local step"),
+        ({"client_momentum": 0.9}, "client_momentum is 0.9: with one local step"),
+        ({"client_weight_decay": 0.1}, "client_weight_decay is 0.1: with one local step"),
+        ({"client_momentum": 1.0, "local_steps": 2}, "client_momentum is 1.0: input should be less than 1"),
+        ({"server_rate": 0.0, "local_steps": 2}, "server_rate is 0.0: input should be greater than 0"),
+        ({"schedule": "step"}, "schedule is 'step': input should be 'constant', 'linear' or 'cosine'"),
+        (
+            {"method": "dagc-a", "ratio": None, "threshold": 0.1, "schedule": "linear"},
+            "threshold_units is 'update' and the gradient is compressed, but the learning rate .* 'linear'",
+        ),
+    ],
+)
+def test_steps_that_cannot_be_are_refused(fields, says):
     with pytest.raises(InvalidInput, match=says):
         Config(**{"ratio": 0.1, **fields})
 

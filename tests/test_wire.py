@@ -121,8 +121,10 @@ def test_no_support_takes_more_than_payload_size_says(size, data):
     indices = placed(style, size, count, np.random.default_rng(data.draw(st.integers(0, 1000))))
     for values in VALUE_CODECS:
         for compact in (False, True):
-            payload = encode(Sparse(size, indices, np.ones(len(indices))), values, round=2**21 - 1, compact=compact)
-            assert len(payload) <= payload_size(size, allowed, values, compact=compact)[0]
+            for raw in (False, True):
+                wire = {"compact": compact, "raw": raw}
+                payload = encode(Sparse(size, indices, np.ones(len(indices))), values, round=2**21 - 1, **wire)
+                assert len(payload) <= payload_size(size, allowed, values, **wire)[0]
 
 
 @pytest.mark.parametrize("values", VALUE_CODECS)
@@ -140,13 +142,28 @@ def test_every_support_of_a_short_vector_is_within_payload_size(values, compact)
 
 
 @pytest.mark.parametrize("values", VALUE_CODECS)
-@pytest.mark.parametrize("compact", [False, True])
-def test_more_entries_never_take_fewer_bytes(values, compact):
+@pytest.mark.parametrize("wire", [{}, {"compact": True}, {"raw": True}, {"compact": True, "raw": True}])
+def test_more_entries_never_take_fewer_bytes(values, wire):
     for size in [*range(1, 400), 1023, 1500, 7850, 65_536]:
-        sizes = payload_size(size, range(size + 1), values, compact=compact)
+        sizes = payload_size(size, range(size + 1), values, **wire)
         assert np.all(np.diff(sizes) >= 0), size
         some = [size // 2, 0, size, size // 3]  # the same whatever else is asked for
-        assert [payload_size(size, k, values, compact=compact)[0] for k in some] == sizes[some].tolist()
+        assert [payload_size(size, k, values, **wire)[0] for k in some] == sizes[some].tolist()
+
+
+def test_raw_indices_are_int32_where_they_are_asked_for():
+    sparse = Sparse(7850, [3, 500, 7000], [0.5, -2.0, 1.0])
+    payload = encode(sparse, round=7, compact=True, raw=True)
+    assert len(payload) == 4 + 8 * 3 == payload_size(7850, 3, compact=True, raw=True)[0]
+    assert payload[2:14] == np.array([3, 500, 7000], dtype="<i4").tobytes()
+    assert decode(payload, size=7850, round=7) == sparse
+    assert read_header(encode(sparse)).index_codec != "raw"
+    everything = Sparse(20, range(20), np.ones(20))
+    assert encode(everything, raw=True) == encode(everything)  # nobody sends indices for that
+    drawn = dagc.random_k(torch.ones(100), 20, seed=5)
+    assert read_header(encode(drawn, raw=True)).index_codec == "raw"
+    with pytest.raises(InvalidInput, match="'raw' cannot hold 1 of"):
+        encode(Sparse((1 << 31) + 1, [5], [1.0]), raw=True)
 
 
 def test_payload_size_keeps_the_shape_of_what_it_is_asked():
@@ -329,7 +346,12 @@ def compact_frame(index_id=5, value_id=0, entries=1, index=b"\x00\x02", values=b
     [
         (b"\x50", "from 4 to 1023 bytes, not 1"),
         (b"\x50" + bytes(1023), "from 4 to 1023 bytes, not 1024"),
-        (compact_frame(index_id=6), "coded with a memory of earlier ones"),
+        (b"\x80\x01\x02\x03", "coded with a memory of earlier ones"),
+        (compact_frame(index_id=7), "unknown index codec 7"),
+        (compact_frame(index_id=6, index=b"\x00\x02"), "1 raw indices take 4 bytes, not 2"),
+        (compact_frame(index_id=6, index=b"\xe8\x03\x00\x00"), "raw indices do not ascend, or one is out of range"),
+        (compact_frame(index_id=6, index=b"\xff\xff\xff\xff"), "raw indices do not ascend, or one is out of range"),
+        (compact_frame(index_id=6, entries=2, index=b"\x05\x00\x00\x00" * 2, values=bytes(8)), "do not ascend"),
         (compact_frame(value_id=9), "unknown value codec 9"),
         (compact_frame(value_id=4, values=b"\x00\x00\x80\x3f\x01"), "value codec 4, .* retired"),
         (compact_frame(entries=1001), "claims 1001 entries of a vector of 1000"),
@@ -437,7 +459,7 @@ def mutants(number, seed):
                     sparse = dagc.random_k(torch.ones(min(size, 1000)), min(count, size, 1000), seed=5)
                 else:
                     sparse = Sparse(size, indices, rng.standard_normal(count))
-                if (codec != "dense" or count == size) and (codec != "bitmap" or size < 1 << 20):
+                if (codec != "dense" or count == size) and (codec not in ("bitmap", "raw") or size < 1 << 20):
                     seeds.append(encode(sparse, values, indices=codec, round=int(rng.integers(1 << 20))))
     for _ in range(number):
         body = bytearray(seeds[rng.integers(len(seeds))][:-4])

@@ -10,6 +10,7 @@ __all__ = [
     "CheckpointError",
     "DagcError",
     "DataError",
+    "Diverged",
     "InvalidInput",
     "MalformedPayload",
     "MissingData",
@@ -39,6 +40,10 @@ class NonFiniteGradient(InvalidInput):
 
 class MalformedPayload(DagcError, ValueError):
     """Bytes that are not a valid frame; the message says what is wrong with them."""
+
+
+class Diverged(DagcError):
+    """The model of a training became NaN or infinite."""
 
 
 class DataError(DagcError):

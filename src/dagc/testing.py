@@ -194,7 +194,8 @@ def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Pl
         if budget and "threshold" not in budget:
             ways.append({"caps": {"client-0": 0.02, "client-7": 0.001}})
             ways += [{**way, "overhead": 0.2} for way in ways if kind.waits]
-        ways += [{**way, "values": "sign", "frames": "compact"} for way in ways]
+        wires: tuple[dict[str, str], ...] = ({}, {"values": "sign", "frames": "compact"}, {"frames": "raw"})
+        ways = [{**way, **wire} for wire in wires for way in ways]
         ways += [{**way, "options": options} for way in ways if options]
         ways += [{**way, "exponent": 1.0} for way in ways if method == "power"]
         plans += [Plan(method=method, **budget, **way) for way in ways]
@@ -251,7 +252,8 @@ def _check_decisions(plan: Plan, where: str) -> None:
             assert right, f"{at}: a number of entries is below 0, or above a cap or the model"
         if "rate" in POLICIES[plan.method].budgets and plan.threshold is None:  # it keeps budgets
             entries_due += 0.0 if plan.ratio is None else plan.ratio * len(present) * size
-            taken = int(payload_size(size, [k for k in decided if k], plan.values, compact=plan.compact).sum())
+            sent = [k for k in decided if k]
+            taken = int(payload_size(size, sent, plan.values, compact=plan.compact, raw=plan.raw).sum())
             if account is not None:
                 assert taken <= account.balance, f"{at}: up to {taken} bytes, more than {account.balance}"
                 account.spend(taken)

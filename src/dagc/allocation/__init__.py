@@ -67,6 +67,7 @@ def allocate(
     size: int | None = None,
     values: str = "fp32",
     compact: bool = False,
+    raw: bool = False,
 ) -> Array:
     """One compression parameter per client, in the order of `weights`, under one budget.
 
@@ -87,6 +88,7 @@ def allocate(
         size: The number of entries in the vector, with `bytes`.
         values: The value codec that will be used, with `bytes`.
         compact: Whether frames will be compact, with `bytes`.
+        raw: Whether indices will be raw, with `bytes`.
 
     Example:
         >>> allocate([5000, 3000, 200, 10], ratio=0.001, method="power").round(6)
@@ -130,7 +132,7 @@ def allocate(
         assert bytes is not None
         if size is None:
             raise InvalidInput("a budget in bytes needs size=, the number of entries in the vector")
-        result[order] = _within_bytes(rule, shares, cap, bytes, size, values, compact)
+        result[order] = _within_bytes(rule, shares, cap, bytes, size, values, compact, raw)
     return result
 
 
@@ -206,7 +208,14 @@ def apportion(quota: Array, total: float, most: NDArray[np.int64], least: int = 
 
 
 def apportion_bytes(
-    quota: Array, budget: int, most: NDArray[np.int64], size: int, values: str = "fp32", *, compact: bool = False
+    quota: Array,
+    budget: int,
+    most: NDArray[np.int64],
+    size: int,
+    values: str = "fp32",
+    *,
+    compact: bool = False,
+    raw: bool = False,
 ) -> NDArray[np.int64]:
     """Integers up to `most`, as near to proportional to `quota` as that allows, whose frames fit into the budget.
 
@@ -221,7 +230,7 @@ def apportion_bytes(
 
     def shared(total: int) -> tuple[NDArray[np.int64], int]:
         counts = apportion(quota, total, most, least=0)
-        return counts, int(payload_size(size, counts[counts > 0], values, compact=compact).sum())
+        return counts, int(payload_size(size, counts[counts > 0], values, compact=compact, raw=raw).sum())
 
     fits, best = 0, np.zeros(len(quota), dtype=np.int64)
     too_many = min(int(most[quota > 0].sum()), 8 * max(0, budget)) + 1
@@ -267,22 +276,27 @@ def _capped(rule: Rule, shares: Array, total: float, caps: Array) -> Array:
     return result
 
 
-def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int, values: str, compact: bool) -> Array:
+def _within_bytes(
+    rule: Rule, shares: Array, caps: Array, budget: int, size: int, values: str, compact: bool, raw: bool
+) -> Array:
     """The largest ratios whose payloads fit into the budget even in the worst case."""
     n = len(shares)
+
+    def taken(counts: NDArray[np.int64]) -> int:
+        return int(payload_size(size, counts, values, compact=compact, raw=raw).sum())
 
     def ratios(total: int) -> Array:
         return _capped(rule, shares, total / size, caps)
 
     def fits(total: int) -> bool:
-        return int(payload_size(size, entries(ratios(total), size, caps=caps), values, compact=compact).sum()) <= budget
+        return taken(entries(ratios(total), size, caps=caps)) <= budget
 
     limits = most_entries(caps, size)
     least, most = n, int(limits.sum())
     if limits.min() < 1:
         raise InvalidInput(f"a cap of {caps.min():.3g} is below one entry of {size}: raise it")
     if not fits(least):
-        needed = int(payload_size(size, np.ones(n, dtype=np.int64), values, compact=compact).sum())
+        needed = taken(np.ones(n, dtype=np.int64))
         raise BudgetTooSmall(f"{budget} bytes are too few for {n} clients: one entry each takes {needed} bytes")
     while least < most:
         middle = (least + most + 1) // 2

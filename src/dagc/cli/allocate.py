@@ -54,7 +54,7 @@ def allocate(
         raise unknown("method", method, [*dagc.ALLOCATORS, *SAME])
     if ratio is None and threshold is None and bytes is None:
         ratio = 0.001
-    compact = frames != "plain"
+    compact, raw = frames != "plain", frames == "raw"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", BudgetWarning)
         given = dagc.allocate(
@@ -67,6 +67,7 @@ def allocate(
             size=size if bytes is not None else None,
             values=values,
             compact=compact,
+            raw=raw,
         )
     messages = [str(warning.message) for warning in caught if issubclass(warning.category, BudgetWarning)]
     scaled = weights / weights.max()  # the sum of huge ones would overflow
@@ -79,7 +80,7 @@ def allocate(
             client["threshold"] = float(value) if np.isfinite(value) else None
     else:
         counts = dagc.entries(given, size, caps=limits)
-        most = dagc.payload_size(size, counts, values, compact=compact)
+        most = dagc.payload_size(size, counts, values, compact=compact, raw=raw)
         for client, value, count, bound in zip(clients, given, counts, most, strict=True):
             client |= {"ratio": float(value), "entries": int(count), "bytes": int(bound) if count else 0}
     if as_json:

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from textwrap import fill
 from typing import Annotated, Any, get_args
 
@@ -12,7 +12,7 @@ from dagc.errors import InvalidInput
 from dagc.policies import POLICIES
 from dagc.training import Config
 
-__all__ = ["from_json", "given_fields", "with_config_flags"]
+__all__ = ["from_json", "given_fields", "several", "with_config_flags"]
 
 OBJECTS = {
     "caps": '{"3": 0.001}',
@@ -22,12 +22,17 @@ OBJECTS = {
 """Fields that hold names and values are JSON on the command line; here, an example of each."""
 
 
-def with_config_flags(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command that takes `**fields` a flag for every field of `Config`, but for those left out."""
+def with_config_flags(
+    *left_out: str, lists: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command that takes `**fields` a flag for every field of `Config`, but for those left out.
+
+    Those in `lists` may be given several values, with commas between them.
+    """
 
     def extend(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        flags = [_flag(name) for name in Config.model_fields if name not in ("task", *left_out)]
+        flags = [_flag(name, name in lists) for name in Config.model_fields if name not in ("task", *left_out)]
         command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
         command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{_methods()}"
@@ -42,12 +47,23 @@ def _methods() -> str:
     return "\n".join(["\b", "Methods:", *lines])
 
 
-def given_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """The flags that were given, as `Config` takes them."""
+def given_fields(fields: dict[str, Any], lists: Collection[str] = ()) -> dict[str, Any]:
+    """The flags that were given, as `Config` takes them; several values of those in `lists` as a list."""
     given = {name: value for name, value in fields.items() if value is not None}
+    for name in given.keys() & set(lists):
+        if "," in given[name]:
+            given[name] = several(given[name], f"--{name.replace('_', '-')}")
     for name in OBJECTS.keys() & given.keys():
         given[name] = from_json(given[name], name)
     return given
+
+
+def several(text: str, what: str) -> list[str]:
+    """Values with commas between them, each once."""
+    values = [part.strip() for part in text.split(",")]
+    if not all(values) or len(set(values)) < len(values):
+        raise InvalidInput(f"{what} is {text!r:.100}: write different values with commas between them")
+    return values
 
 
 def from_json(text: str, name: str) -> Any:
@@ -58,11 +74,11 @@ def from_json(text: str, name: str) -> Any:
         raise InvalidInput(f"{name} is {text!r:.100}: write JSON, e.g. '{OBJECTS[name]}'") from None
 
 
-def _flag(name: str) -> inspect.Parameter:
+def _flag(name: str, several: bool = False) -> inspect.Parameter:
     field = Config.model_fields[name]
     kinds = get_args(field.annotation) or (field.annotation,)
     kind = next((kind for kind in (int, float, bool) if kind in kinds and str not in kinds), str)
-    if name == "compute_seconds" or name in OBJECTS:
+    if name == "compute_seconds" or name in OBJECTS or several:
         kind = str
     default = "" if field.default is None or name in OBJECTS else f" (default: {field.default})"
     flag = f"--{name.replace('_', '-')}"

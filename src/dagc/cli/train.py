@@ -4,8 +4,9 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +16,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dagc.cli.options import given_fields, with_config_flags
+from dagc.cli.options import given_fields, several, with_config_flags
 from dagc.cli.report import command_line
 from dagc.cli.terminal import log, say
 from dagc.errors import InvalidInput
-from dagc.experiments import comparison_configs, register, run_all, stopping
+from dagc.experiments import (
+    SWEPT,
+    TUNING_SEEDS,
+    Choice,
+    comparison_fields,
+    question,
+    register,
+    run_all,
+    split_methods,
+    stopping,
+)
+from dagc.experiments import tune as tune_all
 from dagc.files import failure, write_atomically
 from dagc.folder import read_settings
 from dagc.report import comparison, notes, panels_of, read_run, sentence, write_report
@@ -78,11 +90,17 @@ def resume(
     _train(Config(**settings), folder, as_json, tensorboard)
 
 
-@with_config_flags("method", "seed")
+@with_config_flags("method", "seed", lists=SWEPT)
 def compare(
     task: Annotated[str | None, typer.Argument(help="MODEL@DATA, e.g. cnn@cifar-10 (default: mlp@digits).")] = None,
-    methods: Annotated[str, typer.Option(help="With commas between them.")] = "dagc-r,top-k,accordion,none",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2, …")] = 3,
+    methods: Annotated[
+        str, typer.Option(help="With commas between them; NAME:key=value,… for one with settings of its own.")
+    ] = "dagc-r,top-k,stc,none",
+    seeds: Annotated[int, typer.Option(min=1, max=TUNING_SEEDS, help="Number of seeds: 0, 1, 2, …")] = 3,
+    tune: Annotated[
+        list[str] | None, typer.Option(help="Choose for each way, e.g. learning-rate=0.05,0.1,0.2; may be repeated.")
+    ] = None,
+    tune_seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to choose on: 1000, 1001, …")] = 2,
     target: Annotated[float | None, typer.Option(help="Accuracy to be reached, e.g. 0.75.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the cores).")] = None,
     config: ConfigFile = None,
@@ -90,29 +108,45 @@ def compare(
     as_json: AsJson = False,
     **fields: Any,
 ) -> None:
-    """Compare methods on the same data, seeds, model and budget; each gets the budget and the options that it takes.
+    """Compare methods on the same data, seeds and model; each gets the budget and the options that it takes.
+
+    A setting with several values, e.g. --ratio 0.001,0.01, makes a line for each. With --tune, each line's own settings
+    are chosen first, on other seeds: by total bytes to the target or, without one, by accuracy.
 
     Killed or stopped with Ctrl-C, the same command continues where it was; what is finished is not repeated.
 
-    Example: dagc compare logistic@fashion-mnist --methods dagc-r,top-k,none --ratio 0.001 --seeds 4 --target 0.75
+    Example: dagc compare logistic@fashion-mnist --methods dagc-r,top-k:frames=raw,stc,none --ratio 0.001 --target 0.75
     """
-    settings = _settings(given_fields({"task": task, **fields}), config)
+    settings = _settings(given_fields({"task": task, **fields}, SWEPT), config)
     task = settings.setdefault("task", Config.model_fields["task"].default)
     settings = {name: value for name, value in settings.items() if name not in ("method", "seed")}
-    if not settings.keys() & set(BUDGETS):
-        settings["ratio"] = 0.01
-    configs = comparison_configs(settings, [name.strip() for name in methods.split(",")], range(seeds))
-    for method in dict.fromkeys(config.method for config in configs):  # what cannot work is refused before any work
-        Federation(next(config for config in configs if config.method == method))
-    folder = output or Path("runs") / f"compare-{_slug(task)}-{_key(configs)}"
+    names, grid = split_methods(methods), _grid(tune or [])
+    ways = comparison_fields(settings, names, grid)
+    for candidates in ways:  # what cannot work is refused before any work
+        Federation(Config(**candidates[0]))
+    jobs = jobs or os.cpu_count() or 1
+    own = range(TUNING_SEEDS, TUNING_SEEDS + tune_seeds)
+    configs = [Config(**{**way[0], "seed": seed}) for way in ways for seed in range(seeds)]
+    asked = question(ways, own, target) if grid else ""
+    folder = output or Path("runs") / f"compare-{_slug(task)}-{_key(configs, asked)}"
     try:
-        with _bars([f"{c.method}, seed {c.seed}" for c in configs], configs[0].rounds) as show:
-            paths = run_all(configs, folder, jobs or os.cpu_count() or 1, show)
+        choices = _tuned(ways, grid, own, target, folder, jobs) if grid else []
+        if choices:
+            best = [{**way[0], **choice.chosen} for way, choice in zip(ways, choices, strict=True)]
+            configs = [Config(**{**way, "seed": seed}) for way in best for seed in range(seeds)]
+        with _bars([_name(config) for config in configs], [config.rounds for config in configs]) as show:
+            paths = run_all(configs, folder, jobs, show)
     except KeyboardInterrupt:
         say(f"stopped; the same command continues from {folder}")
         raise
     (panel,) = panels_of(map(read_run, paths), () if target is None else (target,))
     result = comparison(panel)
+    if choices:
+        label_of = {run.path: series.label for series in panel.series for run in series.runs}
+        labels = [label_of[path] for path in paths[::seeds]]
+        panel = replace(panel, notes=(*panel.notes, _tuning_note(labels, choices, own, target)))
+        chosen = [{"label": label, **asdict(one)} for label, one in zip(labels, choices, strict=True)]
+        result["tuned"] = {"seeds": list(own), "ways": chosen}
     page = write_report([panel], folder, panel.title, command_line())
     try:
         with write_atomically(folder / "comparison.json") as file:
@@ -122,7 +156,8 @@ def compare(
     if as_json:
         print(json.dumps(result))
     else:
-        _print_comparison(result, {name: settings[name] for name in (*BUDGETS, "down") if name in settings})
+        shared = {name: settings[name] for name in (*BUDGETS, "down") if name in settings}
+        _print_comparison(result, {name: value for name, value in shared.items() if not isinstance(value, list)})
         said = [
             f"\n{sentence([panel])}",
             *(f"note: {note}" for note in notes([panel])),
@@ -139,15 +174,63 @@ def _settings(given: dict[str, Any], config: Path | None) -> dict[str, Any]:
     return {**settings, **given}
 
 
-def _key(configs: list[Config]) -> str:
+def _key(configs: list[Config], tuned: str) -> str:
     """A short name for exactly this comparison, so that another one has another folder."""
-    return hashlib.sha256(" ".join(config.key() for config in configs).encode()).hexdigest()[:8]
+    return hashlib.sha256(" ".join([*(config.key() for config in configs), tuned]).encode()).hexdigest()[:8]
+
+
+def _name(config: Config) -> str:
+    return f"{config.method}, seed {config.seed}"
+
+
+def _grid(texts: list[str]) -> dict[str, list[str]]:
+    """What `--tune` says: the values to choose from, by setting."""
+    grid = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals:
+            raise InvalidInput(f"--tune is {text!r:.100}: write a setting and values, e.g. learning-rate=0.05,0.1,0.2")
+        grid[name.strip().replace("-", "_")] = several(values, f"--tune {name}")
+    return grid
+
+
+def _tuned(
+    ways: list[list[dict[str, Any]]],
+    grid: dict[str, list[str]],
+    seeds: range,
+    target: float | None,
+    folder: Path,
+    jobs: int,
+) -> list[Choice]:
+    """What is chosen for every way, with progress."""
+    with ExitStack() as bars:
+
+        def watch(configs: Sequence[Config]) -> Any:
+            names = [f"tuning {_name(config)}" for config in configs]
+            return bars.enter_context(_bars(names, [config.rounds for config in configs]))
+
+        return tune_all(ways, list(grid), seeds, target, folder, jobs, watch)
+
+
+def _tuning_note(labels: list[str], choices: list[Choice], seeds: range, target: float | None) -> str:
+    """What was chosen, in words."""
+    goal = "final accuracy" if target is None else f"total bytes to {100 * target:g} %"
+    found = []
+    for label, choice in zip(labels, choices, strict=True):
+        words = [f"{name.replace('_', ' ')} {value}" for name, value in choice.chosen.items()]
+        if choice.at_the_edge:
+            words.append("at the edge of what was tried")
+        if target is not None and choice.by == "accuracy" and choice.chosen:
+            words.append("by accuracy, since none got there")
+        found.append(f"{label}: {', '.join(words) or 'as given'}")
+    on = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"tuned on {on} by {goal}. {'; '.join(found)}"
 
 
 def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> None:
     callbacks = [_tensorboard(folder)] if tensorboard else []
     accuracy = ""
-    with _bars([f"{config.task} {config.method}"], config.rounds) as show, stopping() as stop:
+    with _bars([f"{config.task} {config.method}"], [config.rounds]) as show, stopping() as stop:
         for result in train(config, folder, callbacks):
             accuracy = accuracy if result.accuracy is None else f"accuracy {result.accuracy:.1%}, "
             show(0, result.round, accuracy + _in_words(result))
@@ -178,12 +261,13 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
 
 
 def _print_comparison(result: dict[str, Any], budgets: dict[str, Any]) -> None:
-    budget = ", ".join(
+    words = [result["task"], *([] if result["rounds"] is None else [f"{result['rounds']:,} rounds"])]
+    words += [
         f"{name} {value if isinstance(value, str) else format(value, 'g')}"
         for name, value in budgets.items()
         if value is not None
-    )
-    title = f"{result['task']}, {result['rounds']:,} rounds, {budget}; until {100 * result['target']:g} % accuracy:"
+    ]
+    title = f"{', '.join(words)}; until {100 * result['target']:g} % accuracy:"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("method", "final, %", "rounds", "up", "down", "total", "× best", "seconds"):
         first = name == "method"
@@ -197,20 +281,21 @@ def _print_comparison(result: dict[str, Any], budgets: dict[str, Any]) -> None:
             there += [brief(goal["bytes_total"] / fewest) if fewest else "", brief(goal["seconds"])]
         final, sd = row["final_accuracy"], row["final_accuracy_sd"]
         end = "–" if final is None else f"{100 * final:.1f}" + ("" if sd is None else f" ± {100 * sd:.1f}")
-        table.add_row(row["method"], end, *there)
+        table.add_row(row["label"], end, *there)
     Console(highlight=False).print(table)
 
 
 @contextmanager
-def _bars(names: list[str], rounds: int) -> Iterator[Any]:
+def _bars(names: list[str], rounds: list[int]) -> Iterator[Any]:
     """Live progress on a terminal; on anything else a line now and then."""
     if not log.is_terminal:
         last = [0] * len(names)
 
         def lines(number: int, done: int, text: str = "") -> None:
-            tenth = len(names) == 1 and done * 10 // rounds > last[number] * 10 // rounds
-            if done > last[number] and (done == rounds or tenth):
-                say(f"{names[number]}: round {done:,} of {rounds:,} {text}")
+            of = rounds[number]
+            tenth = len(names) == 1 and done * 10 // of > last[number] * 10 // of
+            if done > last[number] and (done == of or tenth):
+                say(f"{names[number]}: round {done:,} of {of:,} {text}")
                 last[number] = done
 
         yield lines
@@ -223,7 +308,7 @@ def _bars(names: list[str], rounds: int) -> Iterator[Any]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, TextColumn("{task.fields[text]}"), console=log) as bars:
-        tasks = [bars.add_task(name, total=rounds, text="") for name in names]
+        tasks = [bars.add_task(name, total=of, text="") for name, of in zip(names, rounds, strict=True)]
         yield lambda number, done, text="": bars.update(
             tasks[number], completed=done, **({"text": text} if text else {})
         )

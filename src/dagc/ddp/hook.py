@@ -7,6 +7,7 @@ puts the gradients in the order of the model's parameters; so selection, residua
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -130,6 +131,8 @@ class Hook:
         given = {"rounds": rounds, "sizes": sizes, "scaler": scaler is not None}
         self.examples = self._agree(examples, {**settings, **given})
         plan = Plan(**settings)  # not before: what is wrong is then wrong on all ranks
+        if settings.get("down") is None and plan.downward() is not None:  # the method's own
+            plan = replace(plan, down="lossless")
         self._about = {**plan.settings(), **given}
         if plan.downward() is not None:
             raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")

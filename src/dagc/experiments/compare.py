@@ -1,53 +1,146 @@
-"""Methods side by side: the same data, seeds, model and budget for all."""
+"""Methods side by side: the same data, seeds and model for all; each with the settings that it takes, or its own."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from dagc.errors import InvalidInput, unknown
 from dagc.experiments.allocators import register
 from dagc.policies import POLICIES
-from dagc.training import Config
+from dagc.training import SOLUTION, Config
 
-__all__ = ["comparison_configs"]
+__all__ = ["SWEPT", "comparison_configs", "comparison_fields", "split_methods"]
 
 COUNTED = ("ratio", "bytes", "rate")
 """Budgets of methods that count entries; they go before a threshold."""
+BUDGETS = (*COUNTED, "threshold")
+NAMED = ("caps", "options", "optimizer_options")
+"""Settings that hold names and values: JSON where they are written as text."""
+SWEPT = tuple(name for name in SOLUTION if name not in ("method", "per_tensor", *NAMED))
+"""Settings of which a comparison can have several values."""
+STEPS = ("local_steps", "epochs")
+OWN_STEPS = ("client_momentum", "client_weight_decay", "server_rate", "server_schedule")
+"""Settings that there are with several local steps only."""
+SHARED = ("overhead", "down", "caps", "exponent", "options", "values", "frames")
+"""Settings for all that only some methods take."""
 
 
 def comparison_configs(settings: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> list[Config]:
-    """A configuration for every method and seed; each method gets the budget and the settings that it takes.
-
-    Several budgets may be given, e.g. a ratio for methods that count entries and a threshold for the others. Settings
-    that only some methods take (`overhead`, `down`, `caps`, `exponent`, `options`) go to those.
+    """A configuration for every way that is compared and every seed.
 
     Args:
-        settings: Fields of `Config`.
-        methods: Names of methods.
-        seeds: The seeds, the same for all methods.
+        settings: Fields of `Config`, as for `comparison_fields`.
+        methods: Names of methods, or variants `NAME:key=value,key=value`.
+        seeds: The seeds, the same for all.
 
     Raises:
         InvalidInput: A method gets no budget, or a setting fits none of the methods.
 
     Example:
         >>> settings = {"task": "mlp@digits", "ratio": 0.01, "threshold": 0.05, "overhead": 0.125}
-        >>> for config in comparison_configs(settings, ["dagc-r", "dagc-a", "none"], [0]):
-        ...     print(config.method, config.ratio, config.threshold, config.overhead)
-        dagc-r 0.01 None 0.125
-        dagc-a None 0.05 None
-        none None None None
+        >>> for config in comparison_configs(settings, ["dagc-r", "top-k:frames=raw", "dagc-a", "none"], [0]):
+        ...     print(config.method, config.ratio, config.threshold, config.overhead, config.frames)
+        dagc-r 0.01 None 0.125 plain
+        top-k 0.01 None 0.125 raw
+        dagc-a None 0.05 None plain
+        none None None None plain
     """
-    for method in methods:
-        register(method)
-        if method not in POLICIES:
-            raise unknown("method", method, POLICIES)
-        if list(methods).count(method) > 1:
-            raise InvalidInput(f"method {method!r} is named twice: name each once")
-    own = {method: _own(settings, method) for method in methods}
-    for name in ("overhead", "down", "caps", "exponent", "options"):
-        for part in _parts(settings, name):
-            if not any(part in _parts(each, name) for each in own.values()):
+    ways = comparison_fields(settings, methods)
+    return [Config(**{**fields, "seed": seed}) for (fields,) in ways for seed in seeds]
+
+
+def comparison_fields(
+    settings: Mapping[str, Any], methods: Sequence[str], tune: Mapping[str, Sequence[Any]] | None = None
+) -> list[list[dict[str, Any]]]:
+    """The fields of every way that is compared; with `tune`, of every candidate for it.
+
+    Every method gets the budget and the settings that it takes. Several budgets may be given, e.g. a ratio for methods
+    that count entries and a threshold for the others. Settings that only some methods take (`overhead`, `down`, `caps`,
+    `exponent`, `options`) go to those. What is a method's own (`Method.defaults`: the value codec of `none` and `stc`)
+    only the variant itself can change. A list of values is a sweep: every method with each of them.
+
+    Args:
+        settings: Fields of `Config`; those in `SWEPT` may be lists.
+        methods: Names of methods, or variants `NAME:key=value,key=value`, whose settings go before those for all.
+        tune: The values to choose from, by setting; a variant that gives such a setting itself keeps it.
+    """
+    named = [_read(text) for text in methods]
+    for text in methods:
+        if list(methods).count(text) > 1:
+            raise InvalidInput(f"method {text!r} is named twice: name each once")
+    for name in tune or {}:
+        if name not in SWEPT:
+            raise unknown("setting that can be tuned", name, SWEPT)
+    shared = {name: value for name, value in settings.items() if value is not None}
+    first = _points(shared)[0]
+    for name in SHARED:
+        for part in _parts(first, name):
+            usual = part == Config.model_fields[name].default  # as a run's own config.toml has it
+            if not usual and not any(part in _parts(_with(first, *each), name) for each in named):
                 raise InvalidInput(f"none of the methods {', '.join(methods)} takes {name} {part}: leave it out")
-    return [Config(**{**own[method], "method": method, "seed": seed}) for method in methods for seed in seeds]
+    ways: dict[str, tuple[str, list[dict[str, Any]]]] = {}
+    for text, each in zip(methods, named, strict=True):
+        for point in _points(shared):
+            candidates: dict[str, dict[str, Any]] = {}
+            for choice in _points(tune or {}):
+                fields = _with({**point, **choice}, *each)
+                candidates.setdefault(Config(**fields).key(), fields)
+            other, _ = ways.setdefault(" ".join(candidates), (text, list(candidates.values())))
+            if other != text:
+                raise InvalidInput(f"{text!r} comes to the same as {other!r}: leave one of them out")
+    return [candidates for _, candidates in ways.values()]
+
+
+def split_methods(text: str) -> list[str]:
+    """The methods in a text with commas between them; a variant's settings have commas between them, too.
+
+    Example:
+        >>> split_methods("dagc-r,top-k:frames=raw,values=int8,none")
+        ['dagc-r', 'top-k:frames=raw,values=int8', 'none']
+    """
+    found: list[str] = []
+    for part in re.split(r",(?![^{]*})", text):  # not within JSON
+        if "=" in part and ":" not in part.partition("=")[0] and found and ":" in found[-1]:
+            found[-1] += f",{part.strip()}"
+        else:
+            found.append(part.strip())
+    return found
+
+
+def _read(text: str) -> tuple[str, dict[str, Any]]:
+    """The method and the settings of `NAME:key=value,key=value`."""
+    method, colon, rest = text.partition(":")
+    register(method)
+    if method not in POLICIES:
+        raise unknown("method", method, POLICIES)
+    given: dict[str, Any] = {}
+    for part in re.split(r",(?![^{]*})", rest) if colon else ():
+        key, equals, value = part.partition("=")
+        name = key.strip().replace("-", "_")
+        if not equals:
+            raise InvalidInput(f"{text!r}: {part!r} is not key=value: write e.g. {method}:frames=raw")
+        if name not in SOLUTION[1:]:
+            raise unknown("setting that a variant can have", name, SOLUTION[1:])
+        given[name] = value.strip()
+        if name in NAMED:
+            try:
+                given[name] = json.loads(value)
+            except (ValueError, RecursionError):
+                raise InvalidInput(f'{text!r}: {name} is {value!r:.100}: write JSON, e.g. {{"a": 1}}') from None
+    return method, given
+
+
+def _with(settings: Mapping[str, Any], method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's fields: what it takes of the settings for all, and its own before those."""
+    replaced: set[str] = set()
+    for alike in (BUDGETS, STEPS):
+        replaced |= set(alike) if given.keys() & set(alike) else set()
+    if str(given.get("local_steps")) == "1":
+        replaced |= set(OWN_STEPS)
+    left = {name: value for name, value in settings.items() if name not in replaced}
+    return {**_own({**left, **given}, method), **given, "method": method}
 
 
 def _own(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
@@ -56,14 +149,15 @@ def _own(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
     given = {name: value for name, value in settings.items() if value is not None}
     counted = [name for name in COUNTED if name in given and name in kind.budgets]
     budgets = counted or [name for name in ("threshold",) if name in kind.budgets]
-    own = {name: value for name, value in given.items() if name not in (*COUNTED, "threshold") or name in budgets}
     takes = {
+        **{name: name in budgets for name in BUDGETS},
         "overhead": kind.waits and bool(counted),
-        "down": given.get("down") != "same" or bool(counted),
+        "down": bool(kind.budgets) and (given.get("down") != "same" or bool(counted)),
         "caps": bool(counted),
         "exponent": method == "power",
     }
-    own = {name: value for name, value in own.items() if takes.get(name, True)}
+    takes |= {name: given.get(name) == value for name, value in kind.defaults.items()}
+    own = {name: value for name, value in given.items() if takes.get(name, True)}
     if "options" in own:
         own["options"] = {name: value for name, value in own["options"].items() if name in kind.options}
     return own
@@ -75,3 +169,12 @@ def _parts(settings: Mapping[str, Any], name: str) -> list[Any]:
     if name == "options":
         return list(value or ())
     return [] if value in (None, {}) else [value]
+
+
+def _points(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings with one value each, for every combination of those of which there are several."""
+    several = {name: value for name, value in settings.items() if isinstance(value, list | tuple)}
+    for name in several:
+        if name not in SWEPT:
+            raise unknown("setting that can have several values", name, SWEPT)
+    return [{**settings, **dict(zip(several, values, strict=True))} for values in product(*several.values())]

@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dagc.errors import DagcError
+from dagc.errors import DagcError, Diverged, MalformedPayload, NonFiniteGradient
 from dagc.experiments.allocators import register
 from dagc.folder import finished
 from dagc.training import Config, train
 
 __all__ = ["Progress", "last_round", "run_all", "stopping"]
 
+DIVERGED = (Diverged, MalformedPayload, NonFiniteGradient)
+"""Errors of a training in one process that come of nothing but values that are NaN or too large."""
 Progress = Callable[[int, int], object]
 """`(run, rounds done) -> anything`: called now and then."""
 
@@ -43,12 +45,23 @@ def stopping() -> Iterator[threading.Event]:
 
 
 def run_all(
-    configs: Sequence[Config], folder: Path, jobs: int, progress: Progress = lambda run, done: None
+    configs: Sequence[Config],
+    folder: Path,
+    jobs: int,
+    progress: Progress = lambda run, done: None,
+    diverged: Callable[[int, DagcError], object] | None = None,
 ) -> list[Path]:
     """Run every configuration in a folder of its own below `folder`; returns those folders.
 
     Runs that are finished are left alone, and those that were interrupted continue. On `KeyboardInterrupt` each run
     stops after its round, with a checkpoint.
+
+    Args:
+        configs: What to run.
+        folder: Where.
+        jobs: How many at a time.
+        progress: Called now and then.
+        diverged: Called with a run whose model or gradients became NaN or too large; without it that ends them all.
     """
     paths = [folder / f"{config.method}-seed{config.seed}-{config.key()}" for config in configs]
     threads = max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(configs))))
@@ -68,7 +81,10 @@ def run_all(
         while waiting:
             done, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
             for task in done:
-                if not task.result():
+                error = task.exception()
+                if diverged is not None and isinstance(error, DIVERGED):
+                    diverged(tasks[task], error)
+                elif not task.result():
                     raise KeyboardInterrupt
             for number in tasks.values():
                 progress(number, last_round(paths[number]))

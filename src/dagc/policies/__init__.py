@@ -45,8 +45,14 @@ def _power(plan: Plan, size: int) -> Policy:
 
 
 POLICIES |= {
-    "none": Method((), Everything, about="everything is sent"),
+    "none": Method((), Everything, about="everything is sent", defaults={"values": "fp32", "frames": "plain"}),
     "top-k": relative("uniform", "the largest entries, as many from every client"),
+    "stc": Method(
+        ("ratio", "bytes", "rate"),
+        partial(Allocated, allocator="uniform", compressor="top-k"),
+        about="Sparse Ternary Compression: top-k as signs, the same both ways",
+        defaults={"values": "sign", "frames": "compact", "down": "same"},
+    ),
     "random-k": relative("uniform", "entries drawn at random, as many from every client", "random-k"),
     "hard-threshold": absolute("uniform", "the same threshold for every client"),
     "dagc-r": relative("dagc-r", "entries by data: Algorithm 2 of the paper"),

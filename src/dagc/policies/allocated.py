@@ -72,6 +72,7 @@ class Allocated:
             size=self.size,
             values=plan.values,
             compact=plan.compact,
+            raw=plan.raw,
             caps=caps,
         )
         if plan.threshold is not None:
@@ -114,7 +115,10 @@ class Allocated:
             return float(int(total))
         assert now.allowance is not None
         limit = np.array([self.size])
-        one = apportion_bytes(np.ones(1), now.allowance, limit, self.size, self.plan.values, compact=self.plan.compact)
+        plan = self.plan
+        one = apportion_bytes(
+            np.ones(1), now.allowance, limit, self.size, plan.values, compact=plan.compact, raw=plan.raw
+        )
         return max(0.9 * float(one[0]), min(1.0, float(one[0])))  # of one frame; several take more
 
     def _divided(self, quota: Array, most: Ints, allowance: int | None, total: float) -> Ints:
@@ -122,7 +126,7 @@ class Allocated:
         plan = self.plan
         if plan.ratio is None:
             assert allowance is not None
-            return apportion_bytes(quota, allowance, most, self.size, plan.values, compact=plan.compact)
+            return apportion_bytes(quota, allowance, most, self.size, plan.values, compact=plan.compact, raw=plan.raw)
         return apportion(quota, min(int(total), int(most.sum())), most, least=0)
 
     def _caps(self, present: Sequence[str]) -> Array | None:
@@ -148,7 +152,7 @@ def worth_a_frame(plan: Plan, size: int) -> int:
     """
     assert plan.overhead is not None
     counts = np.arange(1, min(size, 1024) + 1)
-    taken = payload_size(size, counts, plan.values, compact=plan.compact)
+    taken = payload_size(size, counts, plan.values, compact=plan.compact, raw=plan.raw)
     empty = 2 * int(taken[0]) - int(taken[min(1, len(taken) - 1)])
     enough = counts[plan.overhead * taken >= empty]
     return int(enough[0] if len(enough) else counts[-1])

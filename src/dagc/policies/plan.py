@@ -12,10 +12,11 @@ from dagc.policies.policy import POLICIES, Method, Policy
 from dagc.policies.rate import Account, make_rate
 from dagc.wire import VALUE_CODECS
 from dagc.wire.coder import MOST_SIZE
+from dagc.wire.indices import RAW_SIZE
 
-__all__ = ["Plan", "Settings"]
+__all__ = ["Plan", "Settings", "with_defaults"]
 
-FRAMES = ("plain", "compact", "coded", "auto")
+FRAMES = ("plain", "compact", "coded", "auto", "raw")
 FIRST_MODEL = ("sent", "drawn")
 MOST_BYTES = 1 << 48
 CODED_BELOW = 1 << 20
@@ -44,6 +45,18 @@ class Settings(TypedDict, total=False):
     seed: int
 
 
+def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, and beside them those of the method's own that are not given or None.
+
+    Example:
+        >>> with_defaults({"method": "stc", "ratio": 0.01, "down": None, "values": "int8"})
+        {'method': 'stc', 'ratio': 0.01, 'down': 'same', 'values': 'int8', 'frames': 'compact'}
+    """
+    method = settings.get("method", Plan.method)
+    own = POLICIES[method].defaults if isinstance(method, str) and method in POLICIES else {}
+    return {**settings, **{name: value for name, value in own.items() if settings.get(name) is None}}
+
+
 @dataclass(frozen=True, init=False)
 class Plan:
     """What both sides agree on. Every budget is per client and round, on average over the clients that take part.
@@ -60,7 +73,8 @@ class Plan:
         values: The value codec, or "auto": signs for small budgets of entries or bytes, int8 for large ones, fp32 where
             there is none.
         frames: "plain"; "compact": small frames leave out what the receiver knows; "coded": both sides remember what
-            was sent before, and frames take about a third less; or "auto": coded up to a million entries, else compact.
+            was sent before, and frames take about a third less; "auto": coded up to a million entries, else compact; or
+            "raw": as compact ones, but with int32 indices, as others send them.
         overhead: Clients wait until at most this fraction of a frame is something else than entries.
         down: What the server sends each client: "lossless", every change of the model; "same", as much as a client may
             send, with the same error feedback, codec, frames and waiting; or as many bytes per round as a number says.
@@ -106,11 +120,13 @@ class Plan:
         for name in settings:
             if name not in known:
                 raise unknown("setting", name, known)
+        method = settings.get("method", known["method"].default)
+        if not isinstance(method, str) or method not in POLICIES:
+            raise unknown("method", method, POLICIES)
+        given = with_defaults(settings)
         for name, each in known.items():
             default = {} if each.default is MISSING else each.default
-            object.__setattr__(self, name, settings.get(name, default))
-        if not isinstance(self.method, str) or self.method not in POLICIES:
-            raise unknown("method", self.method, POLICIES)
+            object.__setattr__(self, name, given.get(name, default))
         self._check_numbers()
         self._check_budget()
         self._check_method()
@@ -118,7 +134,7 @@ class Plan:
             object.__setattr__(self, name, _plain(getattr(self, name), name == "down"))
 
     def settings(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, as plain values.
+        """The settings that differ from their defaults, and from the method's own, as plain values.
 
         Example:
             >>> Plan(ratio=0.01, values="sign").settings()
@@ -127,6 +143,7 @@ class Plan:
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
         defaults: dict[str, Any] = {**{each.name: each.default for each in fields(self)}, "caps": {}, "options": {}}
+        defaults |= self._kind.defaults
         return {name: value for name, value in plain.items() if name == "method" or value != defaults[name]}
 
     def for_size(self, size: int) -> Self:
@@ -143,6 +160,8 @@ class Plan:
             raise InvalidInput(f"frames is 'coded', but the model has {size:,} entries: choose compact or auto")
         if self.frames == "auto":
             return replace(self, frames="coded" if size <= CODED_BELOW else "compact").for_size(size)
+        if self.raw and size > RAW_SIZE:
+            raise InvalidInput(f"frames is 'raw': int32 indices are too small for a model of {size} entries")
         if self.values != "auto":
             return self
         if self.ratio is None and not self.in_bytes:
@@ -203,6 +222,11 @@ class Plan:
     def compact(self) -> bool:
         """Whether small frames leave out what the receiver knows."""
         return self.frames != "plain"
+
+    @property
+    def raw(self) -> bool:
+        """Whether indices are sent as int32."""
+        return self.frames == "raw"
 
     @property
     def in_bytes(self) -> bool:

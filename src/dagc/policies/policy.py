@@ -1,6 +1,7 @@
 """What a policy is: it decides, each round, with which parameter each client compresses."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Method(NamedTuple):
         options: The names in `Plan.options` that it knows.
         waits: Whether clients can wait until a frame is worth it (`Plan.overhead`).
         about: One line for people who choose.
+        defaults: Settings of a plan that are the method's own, unless they are given.
     """
 
     budgets: tuple[str, ...]
@@ -78,6 +80,7 @@ class Method(NamedTuple):
     options: tuple[str, ...] = ()
     waits: bool = False
     about: str = ""
+    defaults: Mapping[str, Any] = MappingProxyType({})
 
 
 POLICIES: dict[str, Method] = {}

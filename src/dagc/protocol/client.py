@@ -132,7 +132,15 @@ class Client:
             signs, memory = order.values == "sign", self.memory
             if memory is None or (memory.clocks, memory.signs, memory.frames) != (order.clocks, signs, order.counted):
                 self.memory = memory = Memory(self.shapes, order.clocks, signs)
-        return encode(sparse, order.values, round=order.stamp, compact=order.compact, memory=memory, most=order.most)
+        return encode(
+            sparse,
+            order.values,
+            round=order.stamp,
+            compact=order.compact,
+            raw=order.raw,
+            memory=memory,
+            most=order.most,
+        )
 
     def _compressor(self, order: Order) -> Compressor:
         if order.compressor not in COMPRESSORS:

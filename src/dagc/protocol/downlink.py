@@ -48,6 +48,7 @@ class Downlink:
         model: The first model, a float32 vector; copied.
         shapes: Of the model's tensors, for plans that select per tensor and for coded frames.
         rounds: How many rounds the training has, for a rate per training.
+        raw: Whether indices are sent as int32.
 
     Attributes:
         version: How often y has changed.
@@ -67,10 +68,15 @@ class Downlink:
     """
 
     def __init__(
-        self, plan: Plan | None, model: NDArray[np.float32], shapes: Shapes | None = None, rounds: int | None = None
+        self,
+        plan: Plan | None,
+        model: NDArray[np.float32],
+        shapes: Shapes | None = None,
+        rounds: int | None = None,
+        raw: bool = False,
     ) -> None:
         """Begin with version 0."""
-        self.plan = plan
+        self.plan, self.raw = plan, raw
         self.version = 0
         self.model = model.copy()
         self.target = self.model if plan is None else model.copy()
@@ -129,7 +135,8 @@ class Downlink:
         if memory is not None and self._restart:
             memory.reset()
         self._restart = False
-        frame = encode(sparse, plan.values, round=(self.version + 1) % STAMPS, compact=plan.compact, memory=memory)
+        stamp = (self.version + 1) % STAMPS
+        frame = encode(sparse, plan.values, round=stamp, compact=plan.compact, raw=self.raw, memory=memory)
         if memory is not None and is_coded(frame):
             memory.learn(sparse)
         return frame
@@ -195,7 +202,8 @@ class Downlink:
         return (missed, steps) if steps is not None and len(steps) <= len(values) else (0, values)
 
     def _values(self, indices: NDArray[np.int64]) -> bytes:
-        return encode(Sparse.trusted(len(self.model), indices, self.model[indices]), round=self.version % STAMPS)
+        sparse = Sparse.trusted(len(self.model), indices, self.model[indices])
+        return encode(sparse, round=self.version % STAMPS, raw=self.raw)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of the state."""

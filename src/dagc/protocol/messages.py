@@ -19,7 +19,7 @@ class Order(NamedTuple):
             the client sends nothing and keeps all for later.
         compressor: How to select: a name in `dagc.COMPRESSORS`.
         values: The value codec.
-        frames: "plain", "compact" or "coded", as in `Plan`.
+        frames: "plain", "compact", "coded" or "raw", as in `Plan`.
         per_tensor: Whether to select within each tensor.
         norm: Whether to report the norm of the gradient.
         seed: For compressors that draw.
@@ -45,6 +45,11 @@ class Order(NamedTuple):
     def compact(self) -> bool:
         """Whether small frames leave out what the server knows."""
         return self.frames != "plain"
+
+    @property
+    def raw(self) -> bool:
+        """Whether indices are sent as int32."""
+        return self.frames == "raw"
 
     @property
     def most(self) -> int | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dagc._memory import pool
 from dagc.draws import scramble
-from dagc.errors import DagcError, InvalidInput, MalformedPayload, unknown
+from dagc.errors import Diverged, InvalidInput, MalformedPayload, unknown
 from dagc.policies import Plan, Report, Situation
 from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
@@ -97,7 +97,7 @@ class Server:
         self.account = self.plan.account(rounds)
         self.downlink: Downlink | None = None
         if not isinstance(model, int):
-            self.downlink = Downlink(self.plan.downward(), _array(model), shapes, rounds)
+            self.downlink = Downlink(self.plan.downward(), _array(model), shapes, rounds, self.plan.raw)
         self._shapes = [self.size] if shapes is None else shapes
         self._memories: dict[str, Memory] = {}
         self.round = 0
@@ -240,7 +240,7 @@ class Server:
         """
         made = None if model is None else _array(model)
         if made is not None and not np.isfinite(made).all():
-            raise DagcError(f"the model of round {self.round + 1} holds NaN or infinity: lower the learning rate")
+            raise Diverged(f"the model of round {self.round + 1} holds NaN or infinity: lower the learning rate")
         self.round += 1
         for upload in uploads:
             self.members[upload.client].taken = self.round
@@ -265,7 +265,7 @@ class Server:
         """The most bytes that an answer to this order can take; 0 if it has no limit."""
         if not order.most:
             return 0
-        return _largest_frame(self.size, order.most, order.values, order.compact)
+        return _largest_frame(self.size, order.most, order.values, order.compact, order.raw)
 
     def _check_length(self, order: Order, frame: bytes | memoryview) -> None:
         if order.most is not None and len(frame) > self._most(order):
@@ -345,8 +345,8 @@ class Server:
 
 
 @lru_cache(maxsize=1024)
-def _largest_frame(size: int, entries: int, values: str, compact: bool) -> int:
-    return int(payload_size(size, entries, values, compact=compact)[0])
+def _largest_frame(size: int, entries: int, values: str, compact: bool, raw: bool) -> int:
+    return int(payload_size(size, entries, values, compact=compact, raw=raw)[0])
 
 
 def _array(model: torch.Tensor) -> NDArray[np.float32]:

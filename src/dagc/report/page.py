@@ -13,7 +13,7 @@ import dagc
 from dagc.folder import to_toml
 from dagc.report.numbers import Reached, curve, final, in_bytes, targets
 from dagc.report.panels import Panel, Series
-from dagc.report.tables import rows
+from dagc.report.tables import name_of, rows
 from dagc.report.words import brief, notes, percent, sentence
 from dagc.training import Config
 
@@ -95,7 +95,7 @@ def _table(panels: Sequence[Panel]) -> str:
         if goals:
             for place, goal in enumerate(row["reached"]):
                 cells.append(_goal(goal, [other["reached"][place] for other in beside], star))
-        body.append(f"<tr><th scope='row'>{escape(row['series'])}</th>{''.join(cells)}</tr>")
+        body.append(f"<tr><th scope='row'>{escape(name_of(row))}</th>{''.join(cells)}</tr>")
     head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in heads)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 

@@ -1,16 +1,14 @@
 """How runs stand beside each other: a panel is one problem, a series in it one way to solve it, with all its seeds."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from dagc.policies import Plan
 from dagc.report.runs import Run
+from dagc.training import SOLUTION
 
 __all__ = ["Panel", "Series", "panels_of"]
 
-SOLUTION = (*(field.name for field in fields(Plan) if field.name != "seed"), "threshold_units")
-"""The settings that are a way to solve a problem; all others, but for the seed, say which problem it is."""
 NEITHER = {"seed", "threads", "data_dir", "device", "evaluate_every", "checkpoint_every"}
 
 
@@ -29,6 +27,11 @@ class Series:
     runs: tuple[Run, ...]
     paper: float | None = None
     bytes_per_entry: int | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """How many of its runs have not come to their end."""
+        return sum(not run.finished for run in self.runs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +54,10 @@ class Panel:
 
 
 def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]:
-    """Put runs together that differ in nothing but the seed, and those beside each other that had the same problem."""
+    """Put runs together that differ in nothing but the seed, and those beside each other that had the same problem.
+
+    Several runs of one seed, e.g. one that was stopped and one that was started again elsewhere, count once.
+    """
     problems: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         solution = {name: run.settings.get(name) for name in (*SOLUTION, "task")}
@@ -61,13 +67,28 @@ def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]
     for groups, first in zip(problems.values(), firsts, strict=True):
         ordered = sorted(groups.values(), key=lambda group: _rank(group[0].settings["method"]))
         solutions = [group[0].settings for group in ordered]
-        series = tuple(
-            Series(_label(group[0].settings, solutions), tuple(sorted(group, key=lambda run: run.seed)))
-            for group in ordered
-        )
-        notes = dict.fromkeys(note for one in series for run in one.runs for note in run.clients.get("notes", ()))
-        panels.append(Panel(_title(first, solutions, firsts), series, tuple(targets), notes=tuple(notes)))
+        series, notes = [], []
+        for group in ordered:
+            label = _label(group[0].settings, solutions)
+            once = _once(group)
+            if len(once) < len(group):
+                notes.append(f"{label}: {len(group)} runs of {len(once)} seeds; each seed is counted once")
+            series.append(Series(label, tuple(once)))
+        notes += [note for one in series for run in one.runs for note in run.clients.get("notes", ())]
+        shown = tuple(dict.fromkeys(notes))
+        panels.append(Panel(_title(first, solutions, firsts), tuple(series), tuple(targets), notes=shown))
     return panels
+
+
+def _once(group: Sequence[Run]) -> list[Run]:
+    """One run of each seed: the one that came farthest. Runs of other engines have no seed that is known."""
+    farthest: dict[Any, Run] = {}
+    for run in group:
+        seed = run.seed if run.local else run.path
+        best = farthest.setdefault(seed, run)
+        if (run.result["rounds"], len(run.rows)) > (best.result["rounds"], len(best.rows)):
+            farthest[seed] = run
+    return sorted(farthest.values(), key=lambda run: run.seed)
 
 
 def _problem(run: Run) -> str:
@@ -104,8 +125,11 @@ def _title(run: Run, solutions: Sequence[dict[str, Any]], others: Sequence[Run])
     split = settings.get("partition") or f"{len(run.clients['sizes'])} clients"
     if "skew_ratio" in settings and "partition" not in settings:
         split += f", skew ratio {settings['skew_ratio']:g}"
-    words = [*dict.fromkeys(each["task"] for each in solutions), split, f"{settings['rounds']:,} rounds"]
-    known = {*SOLUTION, *NEITHER, "task", "engine", "workers", "skew_ratio", "partition", "rounds"}
+    words = [*dict.fromkeys(each["task"] for each in solutions), split]
+    lengths = {each["rounds"] for each in solutions}
+    if len(lengths) == 1:
+        words.append(f"{lengths.pop():,} rounds")
+    known = {*SOLUTION, *NEITHER, "task", "engine", "workers", "skew_ratio", "partition"}
     for name, value in settings.items():
         if name not in known and any(other.settings.get(name) != value for other in others):
             words.append(_in_words(name, value))
@@ -124,6 +148,8 @@ def _in_words(name: str, value: Any) -> str:
         return str(value)
     if name == "frames":
         return f"{value} frames"
+    if name == "rounds":
+        return f"{value:,} rounds"
     if value is True:
         return plain
     if isinstance(value, dict):

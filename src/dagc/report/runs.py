@@ -12,8 +12,10 @@ from typing import Any
 from dagc.errors import InvalidInput
 from dagc.folder import read_metrics, read_settings, summary
 
-__all__ = ["Run", "find_runs", "read_run", "read_runs"]
+__all__ = ["TUNING", "Run", "find_runs", "read_run", "read_runs"]
 
+TUNING = "tuning"
+"""A folder of runs that only chose settings for others: they are not among those below a folder that holds it."""
 NUMBERS = ("round", "entries", "bytes_up", "bytes_down", "seconds", "accuracy")
 
 
@@ -112,7 +114,7 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
 def _below(folder: Path) -> Iterable[Path]:
     """The folders of runs here or below, in order; there is no run within a run."""
     for where, inside, files in os.walk(folder):
-        inside.sort()
+        inside[:] = sorted(name for name in inside if name != TUNING)
         if "config.toml" in files:
             inside.clear()
             yield Path(where)

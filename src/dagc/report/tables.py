@@ -10,7 +10,7 @@ from dagc.report.numbers import BYTES, Spread, curve, final, in_bytes, reached, 
 from dagc.report.panels import Panel, Series
 from dagc.report.words import percent
 
-__all__ = ["comparison", "csv_table", "curves_csv", "latex_table", "markdown_table", "rows", "text_rows"]
+__all__ = ["comparison", "csv_table", "curves_csv", "latex_table", "markdown_table", "name_of", "rows", "text_rows"]
 
 
 def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
@@ -19,6 +19,7 @@ def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
     for panel in panels:
         for series in panel.series:
             row: dict[str, Any] = {"panel": panel.title, "series": series.label, "seeds": len(series.runs)}
+            row["unfinished"] = series.unfinished
             row["rounds"] = min(run.result["rounds"] for run in series.runs)
             row["accuracy"], row["best"] = final(series), final(series, "best_accuracy")
             row["paper"] = series.paper
@@ -34,13 +35,15 @@ def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
 def comparison(panel: Panel) -> dict[str, Any]:
     """The rows of one panel as plain numbers for JSON, with the bytes, rounds and seconds to its first target.
 
-    A number is None where it is not known: an accuracy that was NaN, or a target that not all seeds reached.
+    A number is None where it is not known: an accuracy that was NaN, a target that not all seeds reached, or rounds
+    that differ.
     """
     amounts = ("rounds", *BYTES, "seconds")
     settings = panel.series[0].runs[0].settings
     methods = []
     for series, row in zip(panel.series, rows([panel]), strict=True):
-        found: dict[str, Any] = {"method": series.runs[0].settings["method"], "seeds": row["seeds"]}
+        method = series.runs[0].settings["method"]
+        found: dict[str, Any] = {"method": method, "label": series.label, "seeds": row["seeds"]}
         for name in ("accuracy", "best", *BYTES, "seconds"):
             long = {"accuracy": "final_accuracy", "best": "best_accuracy"}.get(name, name)
             found[long], found[f"{long}_sd"] = _cells(row[name])
@@ -48,13 +51,15 @@ def comparison(panel: Panel) -> dict[str, Any]:
         means = {name: _cells(getattr(goal, name))[0] for name in amounts}
         found["to_target"] = {"accuracy": goal.accuracy, "reached": goal.seeds, **means}
         methods.append(found)
-    return {"task": settings["task"], "rounds": settings["rounds"], "target": targets(panel)[0], "methods": methods}
+    lengths = {series.runs[0].settings["rounds"] for series in panel.series}
+    rounds = lengths.pop() if len(lengths) == 1 else None
+    return {"task": settings["task"], "rounds": rounds, "target": targets(panel)[0], "methods": methods}
 
 
 def csv_table(panels: Sequence[Panel]) -> str:
     """The rows as CSV; a line for each series and target, so that every panel may have its own targets."""
     numbers, amounts = ("accuracy", "best", *BYTES, "seconds"), ("rounds", *BYTES, "seconds")
-    names = [*("panel", "series", "seeds", "rounds", "paper_percent", "part_sent", "bytes_per_entry")]
+    names = [*("panel", "series", "seeds", "unfinished", "rounds", "paper_percent", "part_sent", "bytes_per_entry")]
     for name in numbers:
         names += [name, f"{name}_sd"]
     names += ["target", "seeds_there"]
@@ -64,7 +69,9 @@ def csv_table(panels: Sequence[Panel]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
     for row in rows(panels):
-        head = [row["panel"], row["series"], row["seeds"], row["rounds"], row["paper"], row["entries"], row["formula"]]
+        head = [
+            row[name] for name in ("panel", "series", "seeds", "unfinished", "rounds", "paper", "entries", "formula")
+        ]
         for name in numbers:
             head += _cells(row[name])
         for goal in row["reached"]:
@@ -123,7 +130,7 @@ def text_rows(panels: Sequence[Panel]) -> tuple[list[str], list[list[str]]]:
     heads += [f"Total to {100 * goal:g} %" for goal in goals]
     body, before = [], None
     for row in found:
-        line = [row["panel"] if row["panel"] != before else ""] * several + [row["series"], percent(row["accuracy"])]
+        line = [row["panel"] if row["panel"] != before else ""] * several + [name_of(row), percent(row["accuracy"])]
         line += ["" if row["paper"] is None else f"{row['paper']:.2f} %"] * paper
         line += [f"{100 * row['entries']:.3g} %", in_bytes(row["bytes_up"].mean), in_bytes(row["bytes_down"].mean)]
         if goals:
@@ -134,6 +141,13 @@ def text_rows(panels: Sequence[Panel]) -> tuple[list[str], list[list[str]]]:
         body.append(line)
         before = row["panel"]
     return heads, body
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """What a series is called in a table: one that is not finished says so."""
+    if not row["unfinished"]:
+        return str(row["series"])
+    return f"{row['series']} (unfinished: {row['unfinished']} of {row['seeds']})"
 
 
 def _part_sent(series: Series) -> float:

@@ -57,13 +57,15 @@ def _first_downloads(panel: Panel) -> list[str]:
 
 
 def sentence(panels: Sequence[Panel]) -> str:
-    """What the runs say, in one sentence."""
-    if len(panels) > 1:
-        return _over_panels(panels)
-    panel = panels[0]
-    if len(panel.series) == 1:
-        return _alone(panel.series[0])
-    return _by_bytes(panel)
+    """What the runs say, in one sentence; if some are not finished, a second one says so."""
+    everything = [series for panel in panels for series in panel.series]
+    if len(everything) == 1:
+        return _alone(everything[0])
+    words = _by_bytes(panels[0]) if len(panels) == 1 else _over_panels(panels)
+    unfinished, runs = sum(one.unfinished for one in everything), sum(len(one.runs) for one in everything)
+    if not unfinished:
+        return words
+    return f"{words} {unfinished} of {runs} runs {'is' if unfinished == 1 else 'are'} not finished."
 
 
 def _alone(series: Series) -> str:
@@ -93,17 +95,22 @@ def _by_bytes(panel: Panel) -> str:
         best = max(panel.series, key=lambda one: (math.isfinite(final(one).mean), final(one).mean))
         return f"{best.label} ends highest, at {percent(final(best))}; nothing else got to {100 * target:g} %."
     (best, fewest), *rest = there
-    dense = [pair for pair in rest if pair[0].runs[0].settings["method"] == "none"]
+    dense = [pair for pair in rest if _method(pair[0]) == "none"]
     others = [pair for pair in rest if pair not in dense]
+    rivals = [pair for pair in others if _method(pair[0]) != _method(best)] or others  # not the same with other numbers
     goal = reached(best, target)
     up, down, total = (in_bytes(getattr(goal, name).mean) for name in BYTES)
     words = f"{_name(best)} reaches {100 * target:g} % with {total} in total ({up} up, {down} down)"
     if fewest == 0:
         return words + "."
     against = [
-        _fewer(amount / fewest, _name(one), difference(one, best, target)) for one, amount in others[:1] + dense[:1]
+        _fewer(amount / fewest, _name(one), difference(one, best, target)) for one, amount in rivals[:1] + dense[:1]
     ]
     return f"{words}, {' and '.join(against)}."
+
+
+def _method(series: Series) -> str:
+    return str(series.runs[0].settings["method"])
 
 
 def _name(series: Series) -> str:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from dagc.folder import read_metrics, summary
-from dagc.training.config import Config
+from dagc.training.config import SOLUTION, Config
 from dagc.training.federation import Federation, Round
 from dagc.training.folder import RunFolder
 
-__all__ = ["Config", "Federation", "Round", "RunFolder", "Training", "read_metrics", "summary", "train"]
+__all__ = ["SOLUTION", "Config", "Federation", "Round", "RunFolder", "Training", "read_metrics", "summary", "train"]
 
 Callback = Callable[[Federation, Round], object]
 Rounds = Generator[Round, None, None]

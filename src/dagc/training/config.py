@@ -15,8 +15,27 @@ from dagc.folder import read_settings
 from dagc.models import MODELS
 from dagc.network import make_network
 from dagc.policies import Plan
+from dagc.policies.plan import with_defaults
+from dagc.training.schedule import Schedule
 
-__all__ = ["Config"]
+__all__ = ["SOLUTION", "Config"]
+
+SOLUTION = (
+    *(each.name for each in fields(Plan) if each.name != "seed"),
+    "threshold_units",
+    "rounds",
+    "learning_rate",
+    "schedule",
+    "local_steps",
+    "epochs",
+    "client_momentum",
+    "client_weight_decay",
+    "optimizer",
+    "optimizer_options",
+    "server_rate",
+    "server_schedule",
+)
+"""The settings that are a way to solve a problem; all others, but for the seed, say which problem it is."""
 
 
 class Config(BaseModel):
@@ -48,7 +67,7 @@ class Config(BaseModel):
     frames: str = Field(
         "plain",
         description="plain; compact: small ones leave out what the receiver knows; coded: both sides remember earlier "
-        "ones; auto: coded up to a million entries",
+        "ones; auto: coded up to a million entries; raw: int32 indices",
     )
     overhead: float | None = Field(
         None, description="clients wait until at most this fraction of a frame is something else than entries"
@@ -71,13 +90,23 @@ class Config(BaseModel):
     augment: bool = Field(False, description="crop and flip images")
 
     rounds: int = Field(1000, ge=1, description="number of rounds")
-    learning_rate: float = Field(0.1, gt=0, description="step size")
+    learning_rate: float = Field(0.1, gt=0, description="step size, of the clients' own steps if they take several")
+    schedule: Schedule = Field("constant", description="of the learning rate: constant, or to 0: linear, cosine")
     batch_size: int = Field(32, ge=1, description="examples per client and step")
     local_steps: int = Field(1, ge=1, description="steps per round; above 1 the model difference is sent")
+    epochs: float | None = Field(
+        None, gt=0, description="passes of every client over its own data per round, instead of local steps"
+    )
+    client_momentum: float = Field(0.0, ge=0, lt=1, description="of the clients' own steps, from 0 in every round")
+    client_weight_decay: float = Field(0.0, ge=0, description="of the clients' own steps")
     participation: float = Field(1.0, gt=0, le=1, description="part of the clients asked in a round")
     failures: float = Field(0.0, ge=0, lt=1, description="chance that a client asked does not answer")
     late: float = Field(0.0, ge=0, lt=1, description="chance that an upload arrives too late to be taken")
     optimizer: str = Field("SGD", description="the server's: any class of torch.optim")
+    server_rate: float | None = Field(
+        None, gt=0, description="step size of the server on the clients' model differences; 1 if not given"
+    )
+    server_schedule: Schedule = Field("constant", description="of the server rate: constant, or to 0: linear, cosine")
     optimizer_options: dict[str, bool | float | list[float]] = Field(
         default_factory=dict, description='e.g. {"momentum": 0.9}'
     )
@@ -123,13 +152,18 @@ class Config(BaseModel):
         """Rounds between checkpoints."""
         return self.checkpoint_every or max(1, self.rounds // 10)
 
+    @property
+    def several_steps(self) -> bool:
+        """Whether clients take steps of their own and send the difference of the model, instead of a gradient."""
+        return self.local_steps > 1 or self.epochs is not None
+
     def plan(self) -> Plan:
         """What clients and server agree on; the threshold in the units of what is compressed.
 
         A gradient is compressed with one local step, the model difference (the update) with more.
         """
         settings = {field.name: getattr(self, field.name) for field in fields(Plan)}
-        compressed = "gradient" if self.local_steps == 1 else "update"
+        compressed = "update" if self.several_steps else "gradient"
         if self.threshold is not None and self.threshold_units != compressed:
             in_update, rate = self.threshold_units == "update", self.learning_rate
             settings["threshold"] = self.threshold / rate if in_update else self.threshold * rate
@@ -144,6 +178,12 @@ class Config(BaseModel):
     def read(cls, path: str | Path, **changes: Any) -> Self:
         """The configuration in a TOML file, with some fields changed."""
         return cls(**{**read_settings(path), **changes})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _method(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """What is the method's own is written down, so that a run's folder says all of it."""
+        return with_defaults(given)
 
     @field_validator("task")
     @classmethod
@@ -203,6 +243,7 @@ class Config(BaseModel):
                 f"partition is {self.partition!r} and takes the place of {', '.join(ignored)}: leave those out and "
                 "say it in the partition, e.g. iid:workers=20"
             )
+        self._check_steps()
         try:
             self.plan()
         except InvalidInput as error:
@@ -216,6 +257,23 @@ class Config(BaseModel):
                 f"optimizer_options is {self.optimizer_options}: torch.optim.{self.optimizer}: {error}"
             ) from None
         return self
+
+    def _check_steps(self) -> None:
+        if self.epochs is not None and self.local_steps != 1:
+            raise ValueError(f"epochs is {self.epochs:g} and local_steps {self.local_steps}: give one of them")
+        own = ("client_momentum", "client_weight_decay", "server_rate", "server_schedule")
+        idle = [name for name in own if getattr(self, name) != type(self).model_fields[name].default]
+        if idle and not self.several_steps:
+            raise ValueError(
+                f"{idle[0]} is {getattr(self, idle[0])!r}: with one local step clients send gradients, and the only "
+                "step is the server's, with learning_rate and schedule: leave it out, or raise local_steps"
+            )
+        compressed = "update" if self.several_steps else "gradient"
+        if self.threshold is not None and self.schedule != "constant" and self.threshold_units != compressed:
+            raise ValueError(
+                f"threshold_units is {self.threshold_units!r} and the {compressed} is compressed, but the learning "
+                f"rate between them changes with the schedule {self.schedule!r}: give the {compressed}'s"
+            )
 
 
 def _in_words(problem: Any) -> str:

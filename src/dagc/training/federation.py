@@ -21,8 +21,9 @@ from dagc.network import make_network
 from dagc.protocol import Client, Order, Server, Upload
 from dagc.state import below
 from dagc.training.config import Config
-from dagc.training.gradients import Gradients
+from dagc.training.gradients import Gradients, OwnSteps
 from dagc.training.optimizer import ServerOptimizer, as_one_vector
+from dagc.training.schedule import rate_at
 
 __all__ = ["Federation", "Round"]
 
@@ -86,8 +87,7 @@ class Federation:
         self.names = self.partition.names or tuple(map(str, range(self.partition.workers)))
         self.model = models.build(config.model, self.data, seed=config.seed).to(config.device)
         self.vector = as_one_vector(self.model)
-        rate = config.learning_rate if config.local_steps == 1 else 1.0  # a model difference holds the step already
-        self.optimizer = ServerOptimizer(self.vector.clone(), config.optimizer, rate, **config.optimizer_options)
+        self.optimizer = ServerOptimizer(self.vector.clone(), config.optimizer, **config.optimizer_options)
         for name in config.caps:
             if name not in self.names:
                 raise unknown("client with the cap", name, self.names)
@@ -95,7 +95,8 @@ class Federation:
         self.first_orders()
         self.clients: dict[str, Client] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
-        self.gradients = Gradients(self.model, batches, config.learning_rate, config.local_steps)
+        own = OwnSteps(config.local_steps, config.epochs, config.client_momentum, config.client_weight_decay)
+        self.gradients = Gradients(self.model, batches, own if config.several_steps else None)
         self.network = make_network(config.network)
         for i in range(len(self.names)):  # a trace may not have everybody
             self.network.rate(i, "up", 0)
@@ -148,7 +149,7 @@ class Federation:
         read = [self.server.read(self.names[i], up.frame, up.norm) for i, up in zip(answering, uploads, strict=True)]
         taken = [one for i, one in zip(answering, read, strict=True) if self._chance(t, i, "late") >= self.config.late]
         if taken:
-            self.optimizer.step(self.server.total(taken))
+            self.optimizer.step(self.server.total(taken), self._rates(t)[1])
         self.server.close(taken, self.optimizer.vector if taken else None)
         self.vector.copy_(self.server.model)
         for i in answering:
@@ -162,6 +163,15 @@ class Federation:
         counted = (sum(up), sum(down), self.bytes_up, self.bytes_down, self.seconds)
         entries = sum(len(upload.sparse) for upload in uploads)
         return Round(self.round, self._loss(answering, losses), len(answering), entries, *counted)
+
+    def _rates(self, round: int) -> tuple[float, float]:
+        """The clients' rate and the server's; with one local step the only step is the server's, with the clients'."""
+        config = self.config
+        own = rate_at(config.schedule, config.learning_rate, round, config.rounds)
+        if not config.several_steps:
+            return own, own
+        given = 1.0 if config.server_rate is None else config.server_rate  # a model difference holds a step already
+        return own, rate_at(config.server_schedule, given, round, config.rounds)
 
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean loss on the whole test set."""
@@ -200,10 +210,11 @@ class Federation:
         """
         for i, _ in jobs:
             self._client(self.names[i])
+        rate, _ = self._rates(round)
 
         def work(some: list[tuple[int, Order]]) -> list[tuple[Upload, float, float]]:
             began = time.perf_counter()
-            computed = self.gradients(round, [i for i, _ in some])
+            computed = self.gradients(round, [i for i, _ in some], rate)
             uploads = [self._upload(i, order, one[1]) for (i, order), one in zip(some, computed, strict=True)]
             took = (time.perf_counter() - began) / len(some)
             return [(upload, loss, took) for upload, (loss, _) in zip(uploads, computed, strict=True)]

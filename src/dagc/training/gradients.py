@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,12 +12,39 @@ from torch.nn.functional import cross_entropy
 
 from dagc.data import Batches
 
-__all__ = ["Gradients"]
+__all__ = ["Gradients", "OwnSteps"]
 
 TOGETHER = 1 << 18
 """Clients are taken together while their gradients have no more entries than this."""
 MOST = 16
 """The most clients that are taken together."""
+
+
+class OwnSteps(NamedTuple):
+    """The steps that a client takes in a round by itself: SGD, which begins again with every round.
+
+    Attributes:
+        steps: How many.
+        epochs: Or how many times it goes over its own data.
+        momentum: Of the steps within a round; there is none from the round before.
+        weight_decay: As in `torch.optim.SGD`.
+    """
+
+    steps: int = 1
+    epochs: float | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def of(self, examples: int, batch_size: int) -> int:
+        """The number of steps of a client with that many examples.
+
+        Example:
+            >>> OwnSteps(epochs=2).of(100, 32), OwnSteps(epochs=2).of(5, 32), OwnSteps(3).of(100, 32)
+            (7, 2, 3)
+        """
+        if self.epochs is None:
+            return self.steps
+        return max(1, ceil(self.epochs * max(1.0, examples / batch_size) - 1e-9))
 
 
 class Gradients:
@@ -28,17 +57,15 @@ class Gradients:
     Args:
         model: The server's, which all clients share: they are up to date when they compute.
         batches: Where the examples come from.
-        learning_rate: Of a client's own steps, if it takes more than one.
-        local_steps: Steps per round; with one the gradient is meant, with more the difference of the model.
+        own: The steps that clients take by themselves to send the difference of the model; None for the gradient.
     """
 
-    def __init__(self, model: nn.Module, batches: Batches, learning_rate: float, local_steps: int = 1) -> None:
+    def __init__(self, model: nn.Module, batches: Batches, own: OwnSteps | None = None) -> None:
         self.model = model
         self.batches = batches
-        self.learning_rate = learning_rate
-        self.local_steps = local_steps
+        self.own = own
         size = sum(parameter.numel() for parameter in _trainable(model))
-        together = max(1, min(MOST, TOGETHER // size)) if local_steps == 1 else 1
+        together = max(1, min(MOST, TOGETHER // size)) if own is None else 1
         self._lanes = [model, *(_sharing(model) for _ in range(together - 1))]
         self._parameters = [_trainable(lane) for lane in self._lanes]
 
@@ -47,10 +74,13 @@ class Gradients:
         """How many clients it is best to ask for at once; more are not possible."""
         return len(self._lanes)
 
-    def __call__(self, round: int, clients: Sequence[int]) -> list[tuple[float, list[Tensor]]]:
-        """Each client's loss and gradient, or difference, in this round."""
-        if self.local_steps > 1:
-            return [self._difference(round, client) for client in clients]
+    def __call__(
+        self, round: int, clients: Sequence[int], rate: float | None = None
+    ) -> list[tuple[float, list[Tensor]]]:
+        """Each client's loss and gradient, or difference, in this round; `rate` is that of their own steps."""
+        if self.own is not None:
+            assert rate is not None, "own steps need a rate"
+            return [self._difference(round, client, rate, self.own) for client in clients]
         batches = self._batches(round, clients)
         counts = np.array([len(y) for _, y in batches])
         scores = torch.cat([lane(x) for lane, (x, _) in zip(self._lanes, batches, strict=False)])
@@ -62,17 +92,25 @@ class Gradients:
         means = np.add.reduceat(losses.detach().cpu().numpy(), np.cumsum(counts) - counts) / counts
         return [(mean, list(found[i * each : (i + 1) * each])) for i, mean in enumerate(means.tolist())]
 
-    def _difference(self, round: int, client: int) -> tuple[float, list[Tensor]]:
-        """The first step's loss, and the server's model minus the one after all local steps."""
-        own = copy.deepcopy(self.model)  # other clients work on the shared one at the same time
-        parameters = _trainable(own)
-        losses = []
-        for step in range(self.local_steps):
-            ((x, y),) = self._batches(round * self.local_steps + step, [client])
-            loss = cross_entropy(own(x), y)
+    def _difference(self, round: int, client: int, rate: float, own: OwnSteps) -> tuple[float, list[Tensor]]:
+        """The first step's loss, and the server's model minus the one after all own steps."""
+        model = copy.deepcopy(self.model)  # other clients work on the shared one at the same time
+        parameters = _trainable(model)
+        count = own.of(int(self.batches.partition.sizes[client]), self.batches.batch_size)
+        losses, moving = [], None
+        for step in range(count):
+            ((x, y),) = self._batches(round * count + step, [client])
+            loss = cross_entropy(model(x), y)
             losses.append(float(loss.detach()))
-            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-                parameter.data.add_(gradient, alpha=-self.learning_rate)
+            steps = list(torch.autograd.grad(loss, parameters))
+            if own.weight_decay:
+                steps = [one.add(p.detach(), alpha=own.weight_decay) for one, p in zip(steps, parameters, strict=True)]
+            if own.momentum:
+                if moving is not None:
+                    steps = [old.mul_(own.momentum).add_(one) for old, one in zip(moving, steps, strict=True)]
+                moving = steps
+            for parameter, one in zip(parameters, steps, strict=True):
+                parameter.data.add_(one, alpha=-rate)
         return losses[0], [
             old.detach() - new.detach() for old, new in zip(self._parameters[0], parameters, strict=True)
         ]

@@ -27,31 +27,30 @@ class ServerOptimizer:
     Args:
         vector: The model; changed in place.
         name: A class of `torch.optim`.
-        learning_rate: The size of a step.
-        options: What else the class takes.
+        options: What the class takes beside the rate.
 
     Example:
         >>> vector = torch.tensor([1.0, 2.0])
-        >>> ServerOptimizer(vector, "SGD", 0.5).step(torch.tensor([1.0, 0.0]))
+        >>> ServerOptimizer(vector, "SGD").step(torch.tensor([1.0, 0.0]), rate=0.5)
         >>> vector
         tensor([0.5000, 2.0000])
     """
 
-    def __init__(self, vector: torch.Tensor, name: str, learning_rate: float, **options: Any) -> None:
+    def __init__(self, vector: torch.Tensor, name: str, **options: Any) -> None:
         """Make the optimiser of torch, unless a line does the same."""
         self.vector = nn.Parameter(vector, requires_grad=False)
-        self.learning_rate = learning_rate
         self._optimizer: torch.optim.Optimizer | None = None
         if name != "SGD" or options:  # plain SGD is a line; torch's imports its compiler, which takes seconds
-            self._optimizer = getattr(torch.optim, name)([self.vector], lr=learning_rate, **options)
+            self._optimizer = getattr(torch.optim, name)([self.vector], lr=1.0, **options)
 
-    def step(self, gradient: torch.Tensor) -> None:
-        """Change the model by one step."""
+    def step(self, gradient: torch.Tensor, rate: float) -> None:
+        """Change the model by one step of this size."""
         gradient = gradient.to(self.vector.device)
         if self._optimizer is None:
-            self.vector.data.add_(gradient, alpha=-self.learning_rate)
+            self.vector.data.add_(gradient, alpha=-rate)
         else:
             self.vector.grad = gradient
+            self._optimizer.param_groups[0]["lr"] = rate
             self._optimizer.step()
 
     def arrays(self) -> dict[str, NDArray[Any]]:

@@ -38,7 +38,7 @@ CHECKSUM = 4
 SHORT_CHECKSUM = 2
 COMPACT_BELOW = 1024
 """Only a frame of fewer bytes is made compact: there the header matters, and 16 bits of checksum are enough."""
-CODED, CODED_FIRST = 6, 7
+CODED, CODED_FIRST = 8, 9
 """In place of an index codec: coded with a memory; coded with an empty one."""
 _SMALLEST = len(MAGIC) + 1 + 1 + 4 + CHECKSUM
 _INDEX_NAMES = {codec.id: name for name, codec in INDEX_CODECS.items()}
@@ -66,6 +66,7 @@ def encode(
     round: int = 0,
     indices: str | None = None,
     compact: bool = False,
+    raw: bool = False,
     memory: Memory | None = None,
     most: int | None = None,
 ) -> bytes:
@@ -78,6 +79,7 @@ def encode(
         indices: The index codec; if not given, the one that takes the fewest bytes.
         compact: Leave out what the reader knows, if the frame then has less than 1024 bytes: it must give `decode` the
             size, and the round if that is not 0.
+        raw: Write indices as int32, unless everything is sent; the same as `indices="raw"` otherwise.
         memory: What both sides remember of earlier frames. If it makes the frame smaller, it is used; the reader must
             have the same.
         most: The most entries that the reader expects, for frames that use a memory; None if it expects nothing.
@@ -92,6 +94,8 @@ def encode(
     codec = value_codec(values)
     if not 0 <= round < MAX_SIZE:
         raise InvalidInput(f"round must be from 0 to 2^48 - 1, not {round}")
+    if raw and len(sparse) < sparse.size:
+        indices = "raw"
     frame = _without_memory(sparse, codec, round, indices, compact)
     if memory is not None:
         return _coded(sparse, codec, round, memory, most, len(frame) - 1) or frame
@@ -289,7 +293,9 @@ def _coded_checksum(body: bytes | memoryview, round: int, memory: Memory, most: 
     return zlib.crc32(body, zlib.crc32(known)).to_bytes(CHECKSUM, "little")
 
 
-def payload_size(size: int, entries: ArrayLike, values: str = "fp32", *, compact: bool = False) -> NDArray[np.int64]:
+def payload_size(
+    size: int, entries: ArrayLike, values: str = "fp32", *, compact: bool = False, raw: bool = False
+) -> NDArray[np.int64]:
     """The most bytes that a frame with up to this many entries takes, wherever they lie, for rounds below 2²¹.
 
     More entries never get fewer bytes, so a sender may leave some out, zeros for example. Real gradients cluster and
@@ -300,6 +306,7 @@ def payload_size(size: int, entries: ArrayLike, values: str = "fp32", *, compact
         entries: The number of entries, or an array of such numbers.
         values: The value codec.
         compact: Whether frames are compact where they can be.
+        raw: Whether indices are raw, unless everything is sent.
 
     Example:
         >>> payload_size(11_000_000, [11_000, 110], "int8")
@@ -314,11 +321,11 @@ def payload_size(size: int, entries: ArrayLike, values: str = "fp32", *, compact
     before = np.append(rice.last_counts(size), size - 1)
     every, where = np.unique(np.concatenate((counts.ravel(), before[before < largest])), return_inverse=True)
     value_bytes = np.array([codec.size(k) for k in every.tolist()], dtype=np.int64)
-    index_bytes = largest_section(size, every)
+    index_bytes = largest_section(size, every, raw=raw)
     fixed = len(MAGIC) + 1 + 1 + 3 + len(varint(size)) + CHECKSUM
     total = fixed + _varint_bytes(every) + _varint_bytes(index_bytes) + index_bytes + value_bytes
     if compact:
-        index_bytes = largest_section(size, every, compact=True)
+        index_bytes = largest_section(size, every, compact=True, raw=raw)
         short = 1 + _varint_bytes(every) + index_bytes + value_bytes + SHORT_CHECKSUM
         total = np.where(short < COMPACT_BELOW, short, total)
     return np.maximum.accumulate(total)[where[: counts.size]].reshape(counts.shape)

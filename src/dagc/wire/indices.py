@@ -1,4 +1,4 @@
-"""How the positions of entries are written: six codecs, and the rule that takes the smallest."""
+"""How the positions of entries are written: seven codecs, and the rule that takes the smallest."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -86,6 +86,19 @@ def _read_seed(section: memoryview, size: int, count: int) -> Ints:
     return draw(int.from_bytes(section, "little"), size, count)
 
 
+def _plan_raw(sparse: Sparse) -> tuple[int, Callable[[], bytes]] | None:
+    return None if sparse.size > RAW_SIZE else (4 * len(sparse), lambda: sparse.indices.astype("<i4").tobytes())
+
+
+def _read_raw(section: memoryview, size: int, count: int) -> Ints:
+    if len(section) != 4 * count:
+        raise MalformedPayload(f"{count} raw indices take {4 * count} bytes, not {len(section)}")
+    indices = np.frombuffer(section, dtype="<i4").astype(np.int64)
+    if count and (indices[0] < 0 or indices[-1] >= size or np.any(np.diff(indices) <= 0)):
+        raise MalformedPayload(f"raw indices do not ascend, or one is out of range for a vector of {size}")
+    return indices
+
+
 INDEX_CODECS: dict[str, IndexCodec] = {
     "dense": IndexCodec(0, _plan_dense, _read_dense),
     "bitmap": IndexCodec(1, _plan_bitmap, _read_bitmap),
@@ -93,10 +106,15 @@ INDEX_CODECS: dict[str, IndexCodec] = {
     "adaptive-rice": _rice(3, adaptive=True),
     "seed": IndexCodec(4, _plan_seed, _read_seed),
     "tight-rice": IndexCodec(5, _plan_tight, tight_rice.read),
+    "raw": IndexCodec(6, _plan_raw, _read_raw),
 }
 """Every index codec by name."""
 ONLY_COMPACT = ("tight-rice",)
 """Chosen of itself in compact frames only: made for few entries, and other frames are older than it."""
+ONLY_ASKED = ("raw",)
+"""Never chosen of itself: there for comparisons with those who send int32."""
+RAW_SIZE = 1 << 31
+"""The largest vector whose positions fit into an int32."""
 
 
 def smallest(sparse: Sparse, name: str | None = None, compact: bool = False) -> tuple[int, bytes]:
@@ -104,7 +122,8 @@ def smallest(sparse: Sparse, name: str | None = None, compact: bool = False) -> 
     if name is not None and name not in INDEX_CODECS:
         raise unknown("index codec", name, INDEX_CODECS)
     best: tuple[int, int, Callable[[], bytes]] | None = None
-    names = [name] if name else [name for name in INDEX_CODECS if compact or name not in ONLY_COMPACT]
+    left_out = ONLY_ASKED if compact else (*ONLY_ASKED, *ONLY_COMPACT)
+    names = [name] if name else [name for name in INDEX_CODECS if name not in left_out]
     if name is None and len(sparse) <= rice.BLOCK:
         names.remove("adaptive-rice")  # with a single block it is as long as plain Rice
     for codec in map(INDEX_CODECS.__getitem__, names):
@@ -116,12 +135,14 @@ def smallest(sparse: Sparse, name: str | None = None, compact: bool = False) -> 
     return best[1], best[2]()
 
 
-def largest_section(size: int, counts: Ints, compact: bool = False) -> Ints:
+def largest_section(size: int, counts: Ints, compact: bool = False, raw: bool = False) -> Ints:
     """The most bytes that a number of indices of a vector can take, wherever they lie.
 
     Gaps add up to at most size − count, so b low bits and unary quotients take at most count·(b+1) + (size − count)/2^b
     bits; the second bound covers supports that end early and so take b − 1 bits.
     """
+    if raw:
+        return np.where(counts == size, 0, 4 * counts)
     k = np.maximum(counts, 1)
     b = rice.best_parameter(size - k, k)
     bits = np.maximum(k * (b + 1) + ((size - k) >> b), np.where(b > 0, np.ceil(k * (b + 2.0782)).astype(np.int64), 0))

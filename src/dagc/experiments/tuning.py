@@ -1,0 +1,141 @@
+"""Settings that are chosen before a comparison, for every way of its own, on seeds that the comparison does not use."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dagc.errors import InvalidInput
+from dagc.experiments.runner import Progress, run_all
+from dagc.files import failure, write_atomically
+from dagc.report import Series, read_run
+from dagc.report.numbers import final, reached
+from dagc.report.runs import TUNING
+from dagc.training import Config
+
+__all__ = ["TUNING_SEEDS", "Choice", "question", "tune"]
+
+TUNING_SEEDS = 1000
+"""The first seed of those that settings are chosen on; comparisons use 0, 1, 2, …"""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for one way of a comparison.
+
+    Attributes:
+        chosen: The settings that the other candidates have otherwise; empty if there was nothing to choose.
+        by: What decided: `bytes_total`, the bytes both ways to the target, or `accuracy`, the final one.
+        tried: For each candidate its settings, `bytes_total` (None if a seed did not reach the target) and `accuracy`
+            (None if a seed diverged), means over the seeds.
+    """
+
+    chosen: dict[str, Any]
+    by: str
+    tried: list[dict[str, Any]]
+
+    @property
+    def at_the_edge(self) -> list[str]:
+        """The settings of which the smallest or the largest number tried was the best: others may be better still."""
+        found = []
+        for name, value in self.chosen.items():
+            numbers = [one[name] for one in self.tried if isinstance(one.get(name), int | float)]
+            if len(set(numbers)) > 1 and value in (min(numbers), max(numbers)):
+                found.append(name)
+        return found
+
+
+def tune(
+    ways: Sequence[Sequence[Mapping[str, Any]]],
+    names: Sequence[str],
+    seeds: Sequence[int],
+    target: float | None,
+    folder: Path,
+    jobs: int,
+    watch: Callable[[Sequence[Config]], Progress] = lambda configs: lambda run, done: None,
+) -> list[Choice]:
+    """Choose one of the candidates for every way: the fewest total bytes to the target, or the highest accuracy.
+
+    By accuracy where there is no target, or no candidate reaches it with all seeds. What was chosen is kept in
+    `tuning.json`, so that it is done once; the runs are kept in a folder beside it.
+
+    Args:
+        ways: For each way the fields of its candidates, as `comparison_fields` returns them.
+        names: The settings that are chosen.
+        seeds: Not those of the comparison.
+        target: The accuracy to be reached.
+        folder: The comparison's.
+        jobs: Runs at a time.
+        watch: Makes what is called with the progress of the runs.
+    """
+    asked = question(ways, seeds, target)
+    known = _read(folder / "tuning.json", asked)
+    if known is not None:
+        return known
+    configs = [Config(**{**fields, "seed": seed}) for way in ways if len(way) > 1 for fields in way for seed in seeds]
+    failed: set[int] = set()
+    paths = (
+        run_all(configs, folder / TUNING, jobs, watch(configs), lambda run, error: failed.add(run)) if configs else []
+    )
+    found, at = [], 0
+    for way in ways:
+        tried = []
+        for fields in way if len(way) > 1 else ():
+            config = Config(**{**fields, "seed": seeds[0]})
+            own = range(at, at + len(seeds))
+            at += len(seeds)
+            scores: dict[str, float | None] = {"bytes_total": None, "accuracy": None}
+            if not failed.intersection(own):
+                scores = _scores([paths[number] for number in own], target)
+            tried.append({**{name: getattr(config, name) for name in names}, **scores})
+        found.append(_chosen(tried, names))
+    _write(folder / "tuning.json", {"question": asked, "seeds": list(seeds), "ways": [asdict(one) for one in found]})
+    return found
+
+
+def question(ways: Sequence[Sequence[Mapping[str, Any]]], seeds: Sequence[int], target: float | None) -> str:
+    """A short name for exactly these candidates, seeds and target."""
+    keys = [[Config(**fields).key() for fields in way] for way in ways]
+    return hashlib.sha256(json.dumps([keys, list(seeds), target]).encode()).hexdigest()[:12]
+
+
+def _scores(paths: Sequence[Path], target: float | None) -> dict[str, float | None]:
+    series = Series("", tuple(map(read_run, paths)))
+    accuracy = final(series).mean
+    total = None if target is None else reached(series, target).bytes_total
+    return {
+        "bytes_total": None if total is None else total.mean,
+        "accuracy": accuracy if math.isfinite(accuracy) else None,
+    }
+
+
+def _chosen(tried: list[dict[str, Any]], names: Sequence[str]) -> Choice:
+    there = [one for one in tried if one["bytes_total"] is not None]
+    by = "bytes_total" if there else "accuracy"
+    if not tried:
+        return Choice({}, by, [])
+    measured = there or [one for one in tried if one["accuracy"] is not None]
+    if not measured:
+        raise InvalidInput(f"every candidate of {', '.join(names)} diverged: try smaller learning rates")
+    best = min(there, key=lambda one: one["bytes_total"]) if there else max(measured, key=lambda one: one["accuracy"])
+    return Choice({name: best[name] for name in names}, by, tried)
+
+
+def _read(path: Path, asked: str) -> list[Choice] | None:
+    """What was chosen before; None if nothing was, or for another question."""
+    try:
+        stored = json.loads(path.read_bytes())
+        return [Choice(**one) for one in stored["ways"]] if stored["question"] == asked else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    try:
+        with write_atomically(path) as file:
+            file.write(json.dumps(content, indent=1).encode())
+    except OSError as error:
+        raise InvalidInput(f"what was tuned cannot be written to {path}: {failure(error)}") from error

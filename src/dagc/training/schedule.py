@@ -1,0 +1,24 @@
+"""How a rate changes over a training: a function of the round alone, so that there is nothing to save."""
+
+from math import cos, pi
+from typing import Literal
+
+__all__ = ["Schedule", "rate_at"]
+
+Schedule = Literal["constant", "linear", "cosine"]
+"""The name of a schedule."""
+
+
+def rate_at(schedule: Schedule, first: float, round: int, rounds: int) -> float:
+    """The rate of a round, from 0: all of it in the first; linear and cosine end just above 0.
+
+    Example:
+        >>> [rate_at("linear", 0.4, round, 4) for round in range(4)]
+        [0.4, 0.30000000000000004, 0.2, 0.1]
+        >>> [round(rate_at("cosine", 0.4, t, 4), 3) for t in range(4)]
+        [0.4, 0.341, 0.2, 0.059]
+    """
+    done = round / rounds
+    if schedule == "linear":
+        return first * (1 - done)
+    return first * (1 + cos(pi * done)) / 2 if schedule == "cosine" else first
