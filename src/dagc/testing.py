@@ -189,9 +189,10 @@ def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Pl
     }
     plans = []
     names = [*kind.budgets, *(["rate per hour"] if "rate" in kind.budgets else [])]
-    for budget in [amounts[name] for name in names] or [{}]:
+    none: list[dict[str, Any]] = [{}] if not names or kind.bytes is not None else []
+    for budget in [*(amounts[name] for name in names), *none]:
         ways: list[dict[str, Any]] = [{}]
-        if budget and "threshold" not in budget:
+        if kind.budgets and "threshold" not in budget:
             ways.append({"caps": {"client-0": 0.02, "client-7": 0.001}})
             ways += [{**way, "overhead": 0.2} for way in ways if kind.waits]
         wires: tuple[dict[str, str], ...] = ({}, {"values": "sign", "frames": "compact"}, {"frames": "raw"})

@@ -162,6 +162,8 @@ class Plan:
             return replace(self, frames="coded" if size <= CODED_BELOW else "compact").for_size(size)
         if self.raw and size > RAW_SIZE:
             raise InvalidInput(f"frames is 'raw': int32 indices are too small for a model of {size} entries")
+        if self._kind.bytes is not None and not self._given:
+            return replace(self, bytes=self._kind.bytes(size)).for_size(size)
         if self.values != "auto":
             return self
         if self.ratio is None and not self.in_bytes:
@@ -231,7 +233,12 @@ class Plan:
     @property
     def in_bytes(self) -> bool:
         """Whether the budget is one of bytes."""
-        return self.bytes is not None or self.rate is not None
+        return self.ratio is None and self.threshold is None and bool(self._kind.budgets)
+
+    @property
+    def _given(self) -> list[str]:
+        """The budgets that are given."""
+        return [name for name in ("ratio", "threshold", "bytes", "rate") if getattr(self, name) is not None]
 
     @property
     def _kind(self) -> Method:
@@ -274,7 +281,7 @@ class Plan:
 
     def _check_budget(self) -> None:
         takes = self._kind.budgets
-        given = [name for name in ("ratio", "threshold", "bytes", "rate") if getattr(self, name) is not None]
+        given = self._given
         wrong = [name for name in given if name not in takes]
         if wrong and not takes:
             raise InvalidInput(f"method {self.method!r} takes no budget, but {_words(wrong)} is given: leave it out")
@@ -282,7 +289,7 @@ class Plan:
             raise InvalidInput(
                 f"method {self.method!r} takes no {_words(wrong)}: give its budget as {_words(takes, 'or')}"
             )
-        if takes and not given:
+        if takes and not given and self._kind.bytes is None:
             raise InvalidInput(
                 f"method {self.method!r} needs a budget: give {_words(takes, 'or')}, e.g. {EXAMPLES[takes[0]]}"
             )
@@ -295,7 +302,7 @@ class Plan:
                 raise InvalidInput(
                     f"down is {self.down!r:.100}: it must be lossless, same, or a number of bytes above 0"
                 )
-        if self.down == "same" and not {"ratio", "bytes", "rate"} & set(given):
+        if self.down == "same" and not self.in_bytes and self.ratio is None:
             raise InvalidInput("down is 'same', but clients have no budget of entries or bytes: give bytes for down")
         if given == ["bytes", "rate"] and self.per_hour:
             return
