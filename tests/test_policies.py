@@ -1,6 +1,7 @@
 """Plans and policies: one parameter per client present, the budget kept in every round, ACCORDION's regimes."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -105,7 +106,8 @@ def test_caps_are_kept_by_name_and_what_they_cut_off_goes_to_the_others(method, 
         assert capped[0] <= 100 < free[0]
         if "ratio" in budget:
             assert sum(capped) == sum(free)
-    with pytest.warns(BudgetWarning):
+    waits = "overhead" in POLICIES[method].defaults  # what cannot be spent now is saved up
+    with nullcontext() if waits else pytest.warns(BudgetWarning):
         assert sum(policy(method, ratio=0.01, caps=dict.fromkeys(NAMES, 0.001)).decide(now())) == 1_000
 
 
