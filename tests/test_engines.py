@@ -63,6 +63,7 @@ def plans(downlink=False):
             some = {"bytes": 25, "overhead": 0.25} if kind.waits else budget
             ways = {"down": {**some, "down": "same" if kind.waits else 40}, "down bytes": {**budget, "down": 30}}
             ways["down per tensor"] = {**budget, "down": 30, "per_tensor": True}
+            ways["ahead"] = {**some, "down": 40, "step_ahead": 0.5}
         for name, settings in ways.items():
             wires = {**FRAMES, "its own": {}} if "down" in kind.defaults else FRAMES
             for frames, wire in wires.items():

@@ -136,6 +136,10 @@ class Hook:
         self._about = {**plan.settings(), **given}
         if plan.downward() is not None:
             raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")
+        if plan.step_ahead:
+            raise InvalidInput(
+                f"step_ahead is {plan.step_ahead:g}: DDP computes gradients at the ranks' common model; leave it out"
+            )
         if plan.first_model != "sent":
             raise InvalidInput(f"first_model is {plan.first_model!r}: DDP sends the first model itself; leave it out")
         if plan.per_hour:

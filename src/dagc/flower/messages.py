@@ -67,6 +67,7 @@ class Instruction(_Record):
         per_tensor: As in `Order`.
         norm: As in `Order`.
         seed: In hexadecimal, since a record holds no integers above 2^63.
+        step_ahead: As in `Order`.
         clocks: As in `Order`.
         counted: As in `Order`.
     """
@@ -90,6 +91,7 @@ class Instruction(_Record):
     per_tensor: bool = False
     norm: bool = False
     seed: str = "0"
+    step_ahead: float = 0.0
     clocks: bool = False
     counted: int = 0
 
@@ -102,7 +104,7 @@ class Instruction(_Record):
             raise MalformedPayload(f"the seed is {self.seed!r:.50}") from None
         return Order(
             self.round, self.parameter, self.compressor, self.values, self.frames, self.per_tensor, self.norm, seed,
-            self.taken, self.clocks, self.counted,
+            self.taken, self.step_ahead, self.clocks, self.counted,
         )  # fmt: skip
 
     def download(self, frame: bytes) -> Download:

@@ -12,7 +12,7 @@ from flwr.common.constant import ErrorCode
 from numpy.typing import NDArray
 
 from dagc.errors import DagcError, InvalidInput, OutOfSync
-from dagc.flower.layout import Layout
+from dagc.flower.layout import AppModel, Layout
 from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Answer, Instruction, payload_of, record_of
 from dagc.flower.node import Node, node_name, read, state_path, write
 from dagc.protocol import Client
@@ -75,16 +75,19 @@ def _compress(
         reason = f"{node_name(context)} is out of sync, requesting the full model: {error}"
         log.warning("dagc: %s", reason)
         return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), reply_to=message)
-    message.content = _for_app(message.content, instruction, node)
+    if instruction.kind != MODEL and instruction.taken >= 0:
+        node.client.settle(instruction.taken)
+    start = node.model.vector
+    if instruction.kind == TRAIN:
+        start = node.client.start(start, instruction.order)
+    message.content = _for_app(message.content, instruction, node, start)
     if instruction.kind == MODEL:
         write(path, node)
         return call_next(message, context)
-    if instruction.taken >= 0:
-        node.client.settle(instruction.taken)
     if instruction.kind == ASK:
         return _introduce(instruction, node, message, context, call_next)
     if instruction.kind == TRAIN:
-        return _train(instruction, node, message, context, call_next)
+        return _train(instruction, node, start, message, context, call_next)
     raise InvalidInput(
         f"the server orders {instruction.kind!r:.50}: install the same version of dagc on server and nodes"
     )
@@ -114,10 +117,10 @@ def _up_to_date(
     return node
 
 
-def _for_app(content: RecordDict, instruction: Instruction, node: Node) -> RecordDict:
+def _for_app(content: RecordDict, instruction: Instruction, node: Node, start: torch.Tensor) -> RecordDict:
     """The message as the app would get it without us."""
     records = {name: record for name, record in content.items() if name != RECORD}
-    return RecordDict({**records, instruction.arrays: node.layout.join(node.model)})
+    return RecordDict({**records, instruction.arrays: node.layout.join(AppModel(start, node.whole))})
 
 
 def _introduce(
@@ -138,7 +141,12 @@ def _introduce(
 
 
 def _train(
-    instruction: Instruction, node: Node, message: Message, context: Context, call_next: ClientAppCallable
+    instruction: Instruction,
+    node: Node,
+    start: torch.Tensor,
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
 ) -> Message:
     """Train, select, keep the rest, and only then send."""
     sent = node.client.sent
@@ -148,7 +156,7 @@ def _train(
     if isinstance(content, Message):
         return content
     node.examples = _examples(content, instruction)
-    change, whole = _change(node, content)
+    change, whole = _change(node, start, content)
     upload = node.client.upload(change, instruction.order)
     node.message = message.metadata.message_id
     write(state_path(instruction.run, context), node)
@@ -176,10 +184,10 @@ def _result(
     return reply if reply.has_error() else reply.content
 
 
-def _change(node: Node, content: RecordDict) -> tuple[list[torch.Tensor], list[NDArray[Any]]]:
-    """The server's model minus the app's, part by part; and what goes whole."""
+def _change(node: Node, start: torch.Tensor, content: RecordDict) -> tuple[list[torch.Tensor], list[NDArray[Any]]]:
+    """The model that the app was given minus the one that it returns, part by part; and what goes whole."""
     after = node.layout.split(_arrays(content)[1])
-    return node.layout.parts(torch.sub(node.model.vector, after.vector, out=after.vector)), after.whole
+    return node.layout.parts(torch.sub(start, after.vector, out=after.vector)), after.whole
 
 
 def _examples(content: RecordDict, instruction: Instruction) -> float:

@@ -40,6 +40,7 @@ class Settings(TypedDict, total=False):
     overhead: float | None
     down: float | str | None
     first_model: str
+    step_ahead: float
     per_tensor: bool
     options: Mapping[str, float]
     seed: int
@@ -81,6 +82,8 @@ class Plan:
             If not given, lossless.
         first_model: "sent" to every client that comes, or "drawn": clients can make the model that the training begins
             with themselves, e.g. from a seed, and download only what has changed since.
+        step_ahead: Clients train ahead of the model, by this part of what they have kept back, so that they do not
+            learn it again; but no farther than their last update went.
         per_tensor: Select within each tensor of the model instead of over all of them.
         options: What else the method takes, by name.
         seed: For methods that draw.
@@ -110,6 +113,7 @@ class Plan:
     overhead: float | None = None
     down: float | str | None = None
     first_model: str = "sent"
+    step_ahead: float = 0.0
     per_tensor: bool = False
     options: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
@@ -257,6 +261,8 @@ class Plan:
                 raise InvalidInput(f"{name} is {_shown(value)}: it must be a number {words}")
         if self.exponent is not None and not (_is_number(self.exponent) and 0 <= self.exponent <= 4):
             raise InvalidInput(f"exponent is {_shown(self.exponent)}: it must be a number from 0 (uniform) to 4")
+        if not _is_number(self.step_ahead) or not 0 <= self.step_ahead <= 1:
+            raise InvalidInput(f"step_ahead is {_shown(self.step_ahead)}: it must be a number from 0 (off) to 1")
         if not isinstance(self.seed, Integral) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 63:
             raise InvalidInput(f"seed is {self.seed!r:.100}: it must be an integer from 0 to 2^63 - 1")
         if self.rate is not None:

@@ -1,6 +1,6 @@
 """The client's half of a round: take the model, train somewhere else, select, encode, keep the rest."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -38,6 +38,7 @@ class Client:
         version: Which version of the model that is; -1 if there is none.
         feedback: What was not sent.
         sent: The round of the last upload; 0 if there is none.
+        last: The norm of the last change that it was given.
         pending: The last upload, until the server has said what became of it.
         memory: What both sides remember of this client's coded uploads; None before the first.
         heard: The same of the server's broadcasts.
@@ -61,6 +62,7 @@ class Client:
         self.model = first_model
         self.version = -1 if first_model is None else 0
         self.sent = 0
+        self.last = 0.0
         self.pending: Sparse | None = None
         self.memory: Memory | None = None
         self.heard: Memory | None = None
@@ -105,6 +107,22 @@ class Client:
         heard.learn(sparse)
         return sparse
 
+    def start(self, model: torch.Tensor, order: Order, unit: float = 1.0) -> torch.Tensor:
+        """Where to train from: ahead of the model, by part of what was kept back but no farther than the last update.
+
+        What was kept back will move the model later. From there, the client does not learn it again.
+
+        Args:
+            model: What the client has.
+            order: Says which part.
+            unit: What a change of 1 does to the model: the learning rate, if changes are gradients.
+        """
+        residual = self.feedback.residual
+        length = _length([residual]) if order.step_ahead and self.last else 0.0
+        if not length:
+            return model
+        return model - unit * min(order.step_ahead, self.last / length) * residual
+
     def upload(self, change: Gradient, order: Order) -> Upload:
         """What to send of a gradient, or of a change of the model, and of what was kept back before.
 
@@ -114,6 +132,8 @@ class Client:
         feedback.compressor, feedback.values, feedback.seed = self._compressor(order), order.values, order.seed
         sparse = feedback.step(change, 0 if order.silent else order.parameter)
         frame = b"" if order.silent else self._encode(sparse, order)
+        if order.step_ahead:
+            self.last = _length([change] if isinstance(change, torch.Tensor) else change)
         self.sent, self.pending, self._coded = order.round, sparse, is_coded(frame)
         return Upload("", sparse, frame, _norm(change) if order.norm else None)
 
@@ -164,7 +184,8 @@ class Client:
 
     def numbers(self) -> dict[str, Any]:
         """The rest of the state, as JSON can hold it."""
-        found = {"steps": self.feedback.steps, "sent": self.sent, "version": self.version, "coded": self._coded}
+        found: dict[str, Any] = {"steps": self.feedback.steps, "sent": self.sent, "version": self.version}
+        found |= {"last": self.last, "coded": self._coded}
         return {**found, **{name: memory.numbers() for name, memory in self._memories().items()}}
 
     def _memories(self) -> dict[str, Memory]:
@@ -175,7 +196,7 @@ class Client:
         """Continue from `arrays` and `numbers`; what does not fit is refused, and nothing has changed then."""
         try:
             steps, sent, version, coded = (int(numbers[name]) for name in ("steps", "sent", "version", "coded"))
-            residual = arrays["residual"]
+            residual, last = arrays["residual"], float(numbers["last"])
             memories = {
                 name: Memory.restored(self.shapes, below(arrays, f"{name}."), numbers[name])
                 for name in ("memory", "heard")
@@ -190,8 +211,15 @@ class Client:
             pending = Sparse(self.size, arrays["pending.indices"], arrays["pending.values"])
         self.feedback.load_state_dict({"residual": residual, "steps": np.array(steps)})
         self.model = None if model is None else torch.from_numpy(model)
+        self.last = last
         self.version, self.sent, self.pending, self._coded = version, sent, pending, bool(coded)
         self.memory, self.heard = memories.get("memory"), memories.get("heard")
+
+
+def _length(parts: Iterable[torch.Tensor]) -> float:
+    """The norm of all parts together, the same on any number of threads."""
+    squares = [np.square(part.detach().cpu().numpy(), dtype=np.float64).sum() for part in parts]
+    return float(np.sqrt(sum(squares)))
 
 
 def _norm(change: Gradient) -> float:

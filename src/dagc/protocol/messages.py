@@ -24,6 +24,7 @@ class Order(NamedTuple):
         norm: Whether to report the norm of the gradient.
         seed: For compressors that draw.
         taken: The round of this client's last upload that the server has taken; 0 if there is none.
+        step_ahead: How far ahead of the model the client trains, as a part of what it has kept back.
         clocks: With coded frames, whether the memory has clocks.
         counted: With coded frames, how many the server has counted. A client that has counted another number starts
             with an empty memory.
@@ -38,6 +39,7 @@ class Order(NamedTuple):
     norm: bool = False
     seed: int = 0
     taken: int = 0
+    step_ahead: float = 0.0
     clocks: bool = False
     counted: int = 0
 

@@ -145,6 +145,7 @@ class Server:
                 self.policy.wants_norms,
                 scramble(plan.seed, member.number),
                 member.taken,
+                plan.step_ahead,
                 *self._remembered(member.name),
             )
         self._visit(here)

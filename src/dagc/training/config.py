@@ -76,6 +76,7 @@ class Config(BaseModel):
         None, description="what the server sends: lossless, same (as much as a client may send), or bytes per round"
     )
     first_model: str = Field("sent", description="sent to every client, or drawn by each from the seed")
+    step_ahead: float = Field(0.0, description="train ahead of the model by this part of what was kept back; 0: off")
     per_tensor: bool = Field(False, description="select within each tensor of the model")
     options: dict[str, float] = Field(default_factory=dict, description='what else the method takes: {"interval": 5}')
 

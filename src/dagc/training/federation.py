@@ -210,11 +210,13 @@ class Federation:
         """
         for i, _ in jobs:
             self._client(self.names[i])
-        rate, _ = self._rates(round)
+        rate, server_rate = self._rates(round)
 
         def work(some: list[tuple[int, Order]]) -> list[tuple[Upload, float, float]]:
             began = time.perf_counter()
-            computed = self.gradients(round, [i for i, _ in some], rate)
+            starts = [self._client(self.names[i]).start(self.vector, order, server_rate) for i, order in some]
+            ahead = starts if self.server.plan.step_ahead else None
+            computed = self.gradients(round, [i for i, _ in some], rate, ahead)
             uploads = [self._upload(i, order, one[1]) for (i, order), one in zip(some, computed, strict=True)]
             took = (time.perf_counter() - began) / len(some)
             return [(upload, loss, took) for upload, (loss, _) in zip(uploads, computed, strict=True)]

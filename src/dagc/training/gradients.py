@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import vector_to_parameters
 
 from dagc.data import Batches
 
@@ -75,12 +76,26 @@ class Gradients:
         return len(self._lanes)
 
     def __call__(
-        self, round: int, clients: Sequence[int], rate: float | None = None
+        self,
+        round: int,
+        clients: Sequence[int],
+        rate: float | None = None,
+        starts: Sequence[Tensor] | None = None,
     ) -> list[tuple[float, list[Tensor]]]:
-        """Each client's loss and gradient, or difference, in this round; `rate` is that of their own steps."""
+        """Each client's loss and gradient, or difference, in this round.
+
+        Args:
+            round: From 0.
+            clients: By their places in the partition.
+            rate: Of their own steps.
+            starts: Where each begins, if that is not the server's model.
+        """
         if self.own is not None:
             assert rate is not None, "own steps need a rate"
-            return [self._difference(round, client, rate, self.own) for client in clients]
+            where = [None] * len(clients) if starts is None else starts
+            return [self._difference(round, i, rate, self.own, at) for i, at in zip(clients, where, strict=True)]
+        if starts is not None:
+            return [self._gradient(round, i, start) for i, start in zip(clients, starts, strict=True)]
         batches = self._batches(round, clients)
         counts = np.array([len(y) for _, y in batches])
         scores = torch.cat([lane(x) for lane, (x, _) in zip(self._lanes, batches, strict=False)])
@@ -92,10 +107,27 @@ class Gradients:
         means = np.add.reduceat(losses.detach().cpu().numpy(), np.cumsum(counts) - counts) / counts
         return [(mean, list(found[i * each : (i + 1) * each])) for i, mean in enumerate(means.tolist())]
 
-    def _difference(self, round: int, client: int, rate: float, own: OwnSteps) -> tuple[float, list[Tensor]]:
-        """The first step's loss, and the server's model minus the one after all own steps."""
-        model = copy.deepcopy(self.model)  # other clients work on the shared one at the same time
+    def _at(self, start: Tensor | None) -> tuple[nn.Module, list[nn.Parameter]]:
+        """A model of a client's own; other clients work on the shared one at the same time."""
+        model = copy.deepcopy(self.model)
         parameters = _trainable(model)
+        if start is not None:
+            vector_to_parameters(start.clone(), parameters)
+        return model, parameters
+
+    def _gradient(self, round: int, client: int, start: Tensor) -> tuple[float, list[Tensor]]:
+        """The loss and the gradient at a client's own start."""
+        model, parameters = self._at(start)
+        ((x, y),) = self._batches(round, [client])
+        loss = cross_entropy(model(x), y)
+        return float(loss.detach()), list(torch.autograd.grad(loss, parameters))
+
+    def _difference(
+        self, round: int, client: int, rate: float, own: OwnSteps, start: Tensor | None
+    ) -> tuple[float, list[Tensor]]:
+        """The first step's loss, and the model that it began with minus the one after all own steps."""
+        model, parameters = self._at(start)
+        before = [one.detach() for one in (self._parameters[0] if start is None else copy.deepcopy(parameters))]
         count = own.of(int(self.batches.partition.sizes[client]), self.batches.batch_size)
         losses, moving = [], None
         for step in range(count):
@@ -111,9 +143,7 @@ class Gradients:
                 moving = steps
             for parameter, one in zip(parameters, steps, strict=True):
                 parameter.data.add_(one, alpha=-rate)
-        return losses[0], [
-            old.detach() - new.detach() for old, new in zip(self._parameters[0], parameters, strict=True)
-        ]
+        return losses[0], [old - new.detach() for old, new in zip(before, parameters, strict=True)]
 
     def _batches(self, number: int, clients: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         found = self.batches.together(clients, number)
