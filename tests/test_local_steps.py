@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from _ranks import Ranks
+from _ranks import PATIENCE, Ranks
 from dagc import DagcError, InvalidInput, NonFiniteGradient
 from dagc.data import Batches, load, make_partition
 from dagc.ddp import LocalSteps, local_steps
@@ -21,6 +23,7 @@ from dagc.models import build
 from dagc.training import Config, Federation
 
 EXAMPLES = (700, 200, 90, 10)
+EXAMPLE = Path(__file__).parent.parent / "examples" / "internet.py"
 
 
 @pytest.fixture(scope="module")
@@ -671,3 +674,22 @@ def test_a_model_in_ddp_is_refused(two):
     for answer in two.run(in_ddp):
         assert isinstance(answer, InvalidInput)
         assert "give the module itself" in str(answer)
+
+
+def run_example(ranks, *options):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), EXAMPLE]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_example_runs_with_torchrun_and_resumes_with_fewer_ranks(tmp_path):
+    text, folder = tmp_path / "a.txt", tmp_path / "checkpoints"
+    text.write_text("All that glitters is not gold; often have you heard that told. " * 200)
+    small = ("--text", text, "--checkpoint", folder, "--local-steps", "2", "--every", "1", "--batch-size", "2")
+    assert "step 6: loss" in run_example(2, "--steps", "6", *small)
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.pt"))
+    assert names == [f"round-0000000{round}/rank-{rank}-of-2.pt" for round in (2, 3) for rank in (0, 1)]
+    again = run_example(1, "--steps", "8", *small)
+    assert "resumed after 3 exchanges and 6 steps: loss" in again
+    assert "step 8: loss" in again
