@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dagc._memory import release_memory
 from dagc.ddp.agreement import agree, make_plan, same_step
 from dagc.ddp.exchange import Exchange, Packet
 from dagc.ddp.resume import VERSION, Choice, choose, spread
@@ -165,7 +166,7 @@ class LocalSteps:
         places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
         self._parts = [self.shared[at].view(p.shape) for at, p in zip(places, self._parameters, strict=True)]
         self._velocity = torch.zeros_like(self.shared) if momentum else None
-        self._pool = ThreadPoolExecutor(1, "dagc-exchange") if overlap else None
+        self._sender = ThreadPoolExecutor(1, "dagc-exchange") if overlap else None
         self._flight: _Flight | None = None
         self.last: Exchanged | None = None
         self.missing: list[int] = []
@@ -178,11 +179,11 @@ class LocalSteps:
             if held or str(rank) in self.server.members:
                 self.server.join(str(rank), held)
         own = None if choice is None or choice.own is None else choice.own["arrays"].get("start")
-        if own is None or self._pool is None:
+        if own is None or self._sender is None:
             self._set(self._parts)
         else:  # it was ahead of the shared model
             self._set([own[at].view(part.shape) for at, part in zip(places, self._parts, strict=True)])
-        self._starts = self._parts if self._pool is None else [p.detach().clone() for p in self._parameters]
+        self._starts = self._parts if self._sender is None else [p.detach().clone() for p in self._parameters]
         self._checksum = self._same_model(talk)
         self._began = perf_counter()
         self._clock = self._began - self._seconds
@@ -237,7 +238,7 @@ class LocalSteps:
         arrays = {"residual": self.client.feedback.residual, "shared": self.shared}
         if self._velocity is not None:
             arrays["velocity"] = self._velocity
-        if self._pool is not None:
+        if self._sender is not None:
             arrays["start"] = torch.cat([parameter.detach().reshape(-1).float() for parameter in self._parameters])
         return {
             "version": VERSION,
@@ -265,11 +266,11 @@ class LocalSteps:
         except BaseException:
             self._back()
             raise
-        if self._pool is None:
+        if self._sender is None:
             self._take(flight, partial(self._exchange.all_gather, flight.own))
             self._back()
             return self.last
-        flight.answers, self._flight = self._pool.submit(self._exchange.all_gather, flight.own), flight
+        flight.answers, self._flight = self._sender.submit(self._exchange.all_gather, flight.own), flight
         for parameter, part, change, start in zip(self._parameters, self._parts, moved, self._starts, strict=True):
             # This rank stays ahead by what is on its way, on top of what the others have brought.
             start.copy_(parameter.detach().copy_(part - change))
@@ -279,13 +280,14 @@ class LocalSteps:
     def _back(self) -> None:
         """Go to the shared model."""
         self._set(self._parts)
-        if self._pool is not None:
+        if self._sender is not None:
             for parameter, start in zip(self._parameters, self._starts, strict=True):
                 start.copy_(parameter.detach())
         self._rest()
 
     def _rest(self) -> None:
         """Begin to count local steps again."""
+        release_memory()  # the model can use it until the next exchange
         self._done, self._due, self._began = 0, self._next, perf_counter()
 
     def _moved(self) -> list[Tensor]:
