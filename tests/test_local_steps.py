@@ -670,7 +670,9 @@ def in_ddp():
     return around(DDP(small()))
 
 
-def test_a_model_in_ddp_is_refused(two):
+def test_a_model_in_ddp_or_without_ranks_is_refused(two):
+    with pytest.raises(InvalidInput, match="there are no ranks yet"):
+        LocalSteps(small(), examples=1, ratio=0.5)
     for answer in two.run(in_ddp):
         assert isinstance(answer, InvalidInput)
         assert "give the module itself" in str(answer)

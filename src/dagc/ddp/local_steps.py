@@ -475,6 +475,8 @@ def _exchanged(model: nn.Module, local: Sequence[str]) -> list[nn.Parameter]:
 
 def _group(timeout: float | None) -> dist.ProcessGroup:
     """A group of all ranks for payloads alone: what else the script exchanges cannot get in between."""
+    if not dist.is_initialized():
+        raise InvalidInput("there are no ranks yet: call torch.distributed.init_process_group first")
     if timeout is not None and not 0 < timeout < math.inf:
         raise InvalidInput(f"timeout is {timeout!r:.100}: it must be a number of seconds above 0")
     try:
