@@ -2,8 +2,9 @@
 
 `tests/golden` has a state of each engine in the middle of a run, for every version of its format: a run's folder of the
 local engine, a Flower server's folder with its nodes' files, the states of a DDP hook and of local steps. The tests
-continue them, and make the same runs without interruption: both must end alike. `pytest tests/test_golden_states.py --golden` writes the
-files of the newest version again; those of a version that was released never change.
+continue them, and make the same runs without interruption: both must end alike.
+`pytest tests/test_golden_states.py --golden` writes the files of the newest version again; those of a version that was
+released never change.
 """
 
 import shutil

@@ -695,3 +695,50 @@ def test_the_example_runs_with_torchrun_and_resumes_with_fewer_ranks(tmp_path):
     again = run_example(1, "--steps", "8", *small)
     assert "resumed after 3 exchanges and 6 steps: loss" in again
     assert "step 8: loss" in again
+
+
+KILLED_ONCE = """
+import os, signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import dagc.ddp
+
+dist.init_process_group("gloo")
+rank, world, first = dist.get_rank(), dist.get_world_size(), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+torch.manual_seed(0)
+model = torch.nn.Linear(20, 5)
+states = [torch.load(path, weights_only=True) for path in sorted(Path(".").glob("*.pt"))]
+local = dagc.ddp.LocalSteps(model, examples=10 + rank, steps=2, ratio=0.1, values="two-bit", timeout=30, resume=states)
+print(f"rank {rank} begins after {local.round} exchanges", flush=True)
+while local.round < 8:
+    for parameter in model.parameters():
+        parameter.data.sub_(0.1 * (parameter.data - rank))
+    if first and rank == 1 and local.round == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if local.step():
+        torch.save(local.state_dict(), f"{local.round}-{rank}.unfinished")
+        os.replace(f"{local.round}-{rank}.unfinished", f"{local.round}-{rank}.pt")
+print(f"rank {rank} ends after {local.round} exchanges", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_killed_rank_and_the_training_goes_on(tmp_path):
+    (tmp_path / "script.py").write_text(KILLED_ONCE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    command += ["--max-restarts", "1", "script.py"]
+    # Without it, ranks that start again find the addresses of the dead ones: pytorch/pytorch#135712.
+    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    for rank in range(3):
+        assert f"rank {rank} begins after 0 exchanges" in done.stdout
+        assert f"rank {rank} begins after 5 exchanges" in done.stdout
+        assert f"rank {rank} ends after 8 exchanges" in done.stdout
+    final = [torch.load(tmp_path / f"8-{rank}.pt", weights_only=True) for rank in range(3)]
+    assert alike([state["arrays"]["shared"] for state in final])
