@@ -3,6 +3,7 @@
     make bench-ddp                                          # needs root; this is its second part
     python -m benchmarks.internet --task gpt                # or cnn@cifar-10
     python -m benchmarks.internet --seconds 5 10 --only ours hook      # methods whose names contain one of these
+    python -m benchmarks.internet --cost                    # no root, no network: an exchange of 100 M parameters
 
 The hosts are those of `benchmarks.ddp`. Every method gets fresh processes, which train a model to warm up and throw it
 away. Then links become slow, and all methods have the same time on the clock. What is evaluated is the model that all
@@ -12,10 +13,12 @@ ranks share.
 import argparse
 import os
 import signal
+import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -200,7 +203,36 @@ def serve(method: str, name: str, seconds: list[float]) -> None:
     lines.get()
 
 
-# The measurement
+# The measurements
+
+
+def cost(size: int = 100_000_000, tensors: int = 20) -> None:
+    """Seconds and memory of an exchange on one rank, beside the time of touching the model once."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = nn.ParameterList([torch.randn(size // tensors) for _ in range(tensors)])
+    before = memory("VmRSS")
+    local = dagc.ddp.LocalSteps(model, examples=1, steps=1, ratio=0.01, values="two-bit")
+    found = []
+    for _ in range(6):
+        for parameter in model:
+            parameter.data.mul_(1.01)
+        began = time.perf_counter()
+        local.client.feedback.residual.add_(local.shared, alpha=0.0)
+        touched = time.perf_counter()
+        exchanged = local.step()
+        assert exchanged is not None
+        found.append((touched - began, time.perf_counter() - touched, exchanged.compress, exchanged.decode))
+    seconds = [f"{statistics.median(part):.2f} s" for part in zip(*found[1:], strict=True)]
+    beside = [f"{(memory(name) - before) / (4 * size):.1f}" for name in ("VmHWM", "VmRSS")]
+    print(f"\n{size:,} parameters, 1 %, two-bit, {torch.get_num_threads()} threads; median of 5\n")
+    print("| touch once | whole exchange | compress | decode | vectors beside the model, during | after |")
+    print(f"|---|---|---|---|---|---|\n| {' | '.join([*seconds, *beside])} |")
+
+
+def memory(name: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most so far."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return 1024 * int(line.split()[1])
 
 
 def measure(network: Network, method: str, task: str, seconds: list[float]) -> list[tuple[float, int, int]]:
@@ -234,10 +266,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, nargs="+", default=[60, 180], help="when the model is evaluated")
     parser.add_argument("--rate", default="10mbit", help="of every link, as tc takes it")
     parser.add_argument("--only", nargs="+", help="methods whose names contain one of these words")
+    parser.add_argument("--cost", action="store_true", help="what an exchange costs on one rank; no root needed")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         serve(options.worker, options.task, options.seconds)
+        return
+    if options.cost:
+        cost()
         return
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(f"stopped by signal {number}"))

@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dagc._memory import release_memory
 from dagc.ddp.agreement import agree, make_plan, same_step
 from dagc.ddp.exchange import Exchange, Packet
 from dagc.ddp.resume import VERSION, Choice, choose, spread
@@ -287,7 +286,6 @@ class LocalSteps:
 
     def _rest(self) -> None:
         """Begin to count local steps again."""
-        release_memory()  # the model can use it until the next exchange
         self._done, self._due, self._began = 0, self._next, perf_counter()
 
     def _moved(self) -> list[Tensor]:
