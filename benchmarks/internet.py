@@ -7,7 +7,7 @@
 
 The hosts are those of `benchmarks.ddp`. Every method gets fresh processes, which train a model to warm up and throw it
 away. Then links become slow, and all methods have the same time on the clock. What is evaluated is the model that all
-ranks share.
+ranks share. PowerSGD's first two steps are dense: it needs them.
 """
 
 import argparse
@@ -116,6 +116,7 @@ def training(method: str, task: Task) -> tuple[Iterator[None], Callable[[], torc
         _, weight = install_hook(model, method, task.examples, rank, world)
     elif method == "post-local":
         averager = PeriodicModelAverager(period=STEPS, warmup_steps=0)
+        averager.step = 1  # it would average after the first step
         latest = shared().clone()
 
         def after() -> None:
@@ -250,6 +251,8 @@ def measure(network: Network, method: str, task: str, seconds: list[float]) -> l
             counts.append(hosts[0].receive()["steps"])
             bytes_sent.append(max(now - then for now, then in zip(sent(network), before, strict=True)))
         scores = hosts[0].receive()
+        for host in hosts:  # all at once: nobody is to complain about the others
+            host.process.kill()
         network.slow(False)
     return list(zip(scores, counts, bytes_sent, strict=True))
 
