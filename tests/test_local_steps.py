@@ -535,6 +535,7 @@ def wrong_states(folder):
         "its residual is not 785 float32 numbers": {"arrays": {**arrays, "residual": arrays["residual"][1:]}},
         "its shared holds NaN": {"arrays": {**arrays, "shared": arrays["shared"] * torch.nan}},
         "are not numbers": {"round": -1},
+        "it has no arrays or no examples": {"arrays": None},
         "do not fit": {"rank": 2},
         "the state is damaged": {"server": {}},
     }
@@ -600,7 +601,7 @@ def test_a_nan_on_one_rank_is_an_error_on_all_and_they_go_on_from_the_shared_mod
 def hanging():
     """Rank 1 does not come to the second exchange."""
     model = small()
-    local = around(model, timeout=2)
+    local = around(model, timeout=5)
     for step in range(6 - dist.get_rank()):
         one_step(model, sgd(model), step)
         try:

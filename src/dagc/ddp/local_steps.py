@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dagc.ddp.agreement import agree, make_plan, same_step
 from dagc.ddp.exchange import Exchange, Packet
-from dagc.ddp.resume import VERSION, Choice, choose, spread
+from dagc.ddp.resume import SHARED, VERSION, Choice, choose, spread
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.protocol import Client, Server, Settings, Upload
 from dagc.state import checksum
@@ -155,7 +155,7 @@ class LocalSteps:
         kinds = [str(parameter.dtype) for parameter in self._parameters]
         same = {**settings, **given, **ways, "dtypes": kinds, "allow_missing": allow_missing}
         self.examples = agree(talk, examples, same)
-        _check(ways)  # not before: what is wrong is then wrong on all ranks
+        _check_numbers(ways)  # not before: what is wrong is then wrong on all ranks
         plan = make_plan(settings, talk.world, clock=True)
         self._about = {**plan.settings(), **given}
         self.client = Client(sizes, self._device)
@@ -234,7 +234,8 @@ class LocalSteps:
                 "after finish()"
             )
         self._land()
-        arrays = {"residual": self.client.feedback.residual, "shared": self.shared}
+        arrays = {name: torch.from_numpy(array) for name, array in self.client.arrays().items()}
+        arrays["shared"] = self.shared
         if self._velocity is not None:
             arrays["velocity"] = self._velocity
         if self._sender is not None:
@@ -257,7 +258,7 @@ class LocalSteps:
 
     def _turn(self) -> Exchanged | None:
         """What the model has moved goes out; what has come in moves the shared model."""
-        pace = (perf_counter() - self._began) / self._done
+        pace = max(1e-9, (perf_counter() - self._began) / self._done)
         moved = self._moved()
         try:
             self._land()
@@ -415,8 +416,8 @@ class LocalSteps:
         self._download(talk, choice.holders)
         self.missing = choice.missing
         if choice.own is not None:
-            residual = {"residual": choice.own["arrays"]["residual"].cpu().numpy()}
-            self.client.load(residual, choice.own["client"])
+            kept = {name: array for name, array in choice.own["arrays"].items() if name not in SHARED}
+            self.client.load({name: array.numpy() for name, array in kept.items()}, choice.own["client"])
         alone = len(choice.carried) == 1 and choice.carried[0] is choice.own
         if not alone or examples != self.examples:
             self.client.feedback.residual = self._carried(choice.carried)
@@ -485,7 +486,7 @@ def _group(timeout: float | None) -> dist.ProcessGroup:
     return group
 
 
-def _check(ways: Mapping[str, Any]) -> None:
+def _check_numbers(ways: Mapping[str, Any]) -> None:
     """Refuse numbers that cannot be meant."""
     wanted: dict[str, tuple[Callable[[Any], bool], str]] = {
         "steps": (lambda value: isinstance(value, int) and value >= 1, "an integer of at least 1"),

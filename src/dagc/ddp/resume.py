@@ -15,10 +15,12 @@ from torch import Tensor
 from dagc.ddp.exchange import Exchange, Packet
 from dagc.errors import InvalidInput, MalformedPayload
 
-__all__ = ["VERSION", "Choice", "choose", "spread"]
+__all__ = ["SHARED", "VERSION", "Choice", "choose", "spread"]
 
 VERSION = 1
 """Of what `LocalSteps.state_dict` returns."""
+SHARED = ("shared", "velocity", "start")
+"""The arrays of a state that are not the client's half's: the shared model, its momentum, where an overlap began."""
 FIELDS = (
     "version", "round", "rank", "world_size", "examples", "about", "arrays", "client", "server", "due", "seconds",
 )  # fmt: skip
@@ -125,13 +127,15 @@ def _unusable(state: Any, about: Mapping[str, Any]) -> str | None:
         return f"this is not the state of a dagc.ddp.LocalSteps: it holds {sorted(map(str, state))!r:.200}"
     if state["about"] != about:
         return f"a state has about {state['about']!r:.300}, here it is {about!r:.300}: use the model and settings of it"
+    if not isinstance(state["arrays"], Mapping) or not isinstance(state["examples"], list):
+        return "a state is damaged: it has no arrays or no examples"
     counts = [state["round"], state["world_size"], state["rank"], *state["examples"]]
     if not all(isinstance(count, int) and count >= 0 for count in counts) or not any(state["examples"]):
         return "a state is damaged: its round, ranks or examples are not numbers"
     if len(state["examples"]) != state["world_size"] or state["rank"] >= state["world_size"]:
         return "a state is damaged: its ranks and examples do not fit"
     size = sum(about["sizes"])
-    for name in {"shared", "residual", *state["arrays"]}:
+    for name in ("shared", "residual", *(name for name in SHARED if name in state["arrays"])):
         tensor = state["arrays"].get(name)
         if not isinstance(tensor, Tensor) or tensor.shape != (size,) or tensor.dtype != torch.float32:
             return f"a state is damaged: its {name} is not {size} float32 numbers"
