@@ -54,6 +54,7 @@ NESTEROV = {"outer_rate": 0.7, "momentum": 0.9}
 OURS: dict[str, dict[str, Any]] = {
     f"ours, {STEPS} steps, 2 % two-bit": {"ratio": 0.02, "values": "two-bit"},
     f"ours, {STEPS} steps, 2 % two-bit, Nesterov": {"ratio": 0.02, "values": "two-bit", **NESTEROV},
+    f"ours, {STEPS} steps, 10 % two-bit": {"ratio": 0.1, "values": "two-bit"},
     f"ours, {STEPS} steps, 10 % two-bit, Nesterov": {"ratio": 0.1, "values": "two-bit", **NESTEROV},
     f"ours, {STEPS} steps, 10 % two-bit, overlap": {"ratio": 0.1, "values": "two-bit", "overlap": True},
 }
