@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagc import InvalidInput, MalformedPayload, OutOfSync
+from dagc import InvalidInput, MalformedPayload, OutOfSync, decode
 from dagc.policies import Plan
 from dagc.protocol import Client, Downlink, Server
-from dagc.protocol.downlink import read_steps
+from dagc.protocol.downlink import broadcasts
 from dagc.training import Config, Federation
 from test_protocol import ACTIONS, Run
 
@@ -183,7 +183,7 @@ def test_broadcasts_that_do_not_fit_are_refused_and_change_nothing():
     client.receive(good)
     client.receive(good)  # it has them already
     assert client.version == 3
-    assert [len(sparse) > 0 for sparse in read_steps(good, SIZE)] == [True] * 3
+    assert [len(decode(frame, size=SIZE, round=stamp)) > 0 for stamp, frame in broadcasts(good)] == [True] * 3
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,12 @@ SPLIT = {"workers": WORKERS, "skew_ratio": 10, "seed": 3}
 PRESENT = [[i for i in range(WORKERS) if not (i == 3 and t < 3) and not (i == 1 and 5 <= t < 9)] for t in range(1, 12)]
 """Client 3 joins in round 3; client 1 leaves in round 5 and returns in round 9."""
 BUDGETS = {"ratio": {"ratio": 0.02}, "threshold": {"threshold": 0.01}}
-FRAMES = {"plain": {"values": "fp32"}, "compact": {"values": "sign", "frames": "compact"}}
+FRAMES = {
+    "plain": {"values": "fp32"},
+    "compact": {"values": "sign", "frames": "compact"},
+    "coded": {"values": "sign", "frames": "coded"},
+    "coded fp16": {"values": "fp16", "frames": "coded"},
+}
 
 
 def plans(downlink=False):

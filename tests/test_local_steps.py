@@ -131,6 +131,8 @@ def as_engine(config, options):
         (4, {"ratio": 0.02, "values": "sign", "per_tensor": True}, {"momentum": 0.9}),
         (4, {"bytes": 100, "values": "two-bit", "frames": "compact"}, {"momentum": 0.5}),
         (4, {"bytes": 20, "values": "sign", "frames": "compact", "overhead": 0.25}, {}),
+        (4, {"bytes": 60, "values": "sign", "frames": "coded"}, {}),
+        (4, {"ratio": 0.02, "values": "two-bit", "frames": "coded"}, {"momentum": 0.9}),
         (4, {"rate": "2 kB/training", "values": "int8"}, {}),
         (4, {"ratio": 0.02, "caps": {"0": 0.01, "3": 0.05}}, {}),
         (4, {"method": "accordion", "ratio": 0.01}, {}),
@@ -423,6 +425,7 @@ def saving(folder, settings, rounds, die=None):
         {"values": "two-bit", "momentum": 0.9, "outer_rate": 0.7},
         {"method": "accordion", "ratio": None, "threshold": 0.002, "values": "int8"},
         {"overlap": True, "values": "sign"},
+        {"overlap": True, "values": "two-bit", "frames": "coded"},
     ],
 )
 def test_killed_and_resumed_with_the_same_ranks_is_as_if_nothing_had_happened(two, tmp_path, settings):
@@ -461,7 +464,7 @@ def saved(folder, world):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_killed_and_resumed_with_fewer_and_then_more_ranks_the_books_balance(four, two, tmp_path, overlap):
-    settings = {"values": "two-bit", "overlap": overlap}
+    settings = {"values": "two-bit", "frames": "coded", "overlap": overlap}
     (tmp_path / "store").mkdir()
     doomed = Ranks(4, tmp_path / "store")
     try:
@@ -567,7 +570,7 @@ def test_states_that_cannot_be_used_are_refused_on_all_ranks(two, tmp_path):
 def spoilt(overlap):
     """Rank 1's model becomes NaN before the second exchange."""
     model = small()
-    local = around(model, overlap=overlap, values="int8")
+    local = around(model, overlap=overlap, values="int8", frames="coded")
     messages = []
     for step in range(12):
         one_step(model, sgd(model), step)

@@ -347,7 +347,7 @@ def compact_frame(index_id=5, value_id=0, entries=1, index=b"\x00\x02", values=b
     [
         (b"\x50", "from 4 to 1023 bytes, not 1"),
         (b"\x50" + bytes(1023), "from 4 to 1023 bytes, not 1024"),
-        (compact_frame(index_id=6), "unknown index codec 6"),
+        (compact_frame(index_id=6), "coded with a memory of earlier ones"),
         (compact_frame(value_id=9), "unknown value codec 9"),
         (compact_frame(value_id=4, values=b"\x00\x00\x80\x3f\x01"), "value codec 4, .* retired"),
         (compact_frame(entries=1001), "claims 1001 entries of a vector of 1000"),

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from dagc.errors import CheckpointError, InvalidInput
 from dagc.files import failure, write_atomically
 
-__all__ = ["NewerVersion", "State", "checksum", "load_state", "save_state"]
+__all__ = ["NewerVersion", "State", "below", "checksum", "load_state", "save_state"]
 
 MAGIC = b"dagc"
 FORMAT = 1
@@ -269,3 +269,8 @@ def _aligned(length: int) -> int:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def below(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    """The arrays whose names begin with the prefix, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

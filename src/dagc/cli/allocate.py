@@ -54,7 +54,7 @@ def allocate(
         raise unknown("method", method, [*dagc.ALLOCATORS, *SAME])
     if ratio is None and threshold is None and bytes is None:
         ratio = 0.001
-    compact = frames == "compact"
+    compact = frames != "plain"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", BudgetWarning)
         given = dagc.allocate(

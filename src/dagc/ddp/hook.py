@@ -23,6 +23,7 @@ from dagc.ddp.exchange import Exchange, Packet
 from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
 from dagc.protocol import Client, Order, Server, Settings, Upload
 from dagc.sparse import Sparse
+from dagc.state import below
 
 __all__ = ["Hook", "Step", "on_bucket"]
 
@@ -129,8 +130,9 @@ class Hook:
         self.examples = agree(self._exchange, examples, {**settings, **given})
         plan = make_plan(settings, self._exchange.world, clock=False)  # not before: what is wrong is wrong on all ranks
         self._about = {**plan.settings(), **given}
-        self.client = Rank(sizes, self._device)
-        self.server = Server(plan, sum(sizes), rounds)
+        shapes = [tuple(parameter.shape) for parameter in parameters]
+        self.client = Rank(shapes, self._device)
+        self.server = Server(plan, sum(sizes), rounds, shapes)
         for rank, held in enumerate(self.examples):
             if held:
                 self.server.join(str(rank), held)
@@ -174,7 +176,6 @@ class Hook:
         clock.append(perf_counter())
         packets = self._exchange.all_gather(own)
         clock.append(perf_counter())
-        client.pending = None  # all have it now, or nobody uses it
 
         same_step(packets)
         refused = next((rank for rank, packet in enumerate(packets) if packet.refused), None)
@@ -189,9 +190,11 @@ class Hook:
             for gradient, part in zip(gradients, self._parts, strict=True):
                 gradient.copy_(update[part].view(gradient.shape))
             self.server.close(uploads)
+            client.settle(self.steps)
         else:
             client.feedback.residual, client.feedback.steps, client.sent, server = before
-            self.server.load({}, server)
+            client.pending = None
+            self.server.load(self.server.arrays(), server)
             self._refuse(gradients, f"rank {refused}: {bytes(packets[refused].body).decode()}")
         clock.append(perf_counter())
         compress, exchange, decoding = (after - earlier for earlier, after in pairwise(clock))
@@ -225,7 +228,8 @@ class Hook:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that this rank continues from; every rank saves its own, beside the model and the optimiser."""
-        arrays = {name: torch.from_numpy(array.copy()) for name, array in self.client.arrays().items()}
+        own = {**self.client.arrays(), **{f"server.{name}": array for name, array in self.server.arrays().items()}}
+        arrays = {name: torch.from_numpy(array.copy()) for name, array in own.items()}
         return {
             "version": VERSION,
             "rank": self._exchange.rank,
@@ -260,15 +264,14 @@ class Hook:
         for key, remedy in remedies.items():
             if state[key] != own[key]:
                 raise InvalidInput(f"the state has {key} {state[key]!r:.200}, here it is {own[key]!r:.200}: {remedy}")
-        before = self.client.arrays(), self.client.numbers(), self.server.numbers()
-        before = {name: array.copy() for name, array in before[0].items()}, *before[1:]
+        before = {name: np.asarray(array) for name, array in own["arrays"].items()}
         try:
             arrays = {name: np.asarray(array.cpu()) for name, array in state["arrays"].items()}
             self.client.load(arrays, state["client"])
-            self.server.load({}, state["server"])
+            self.server.load(below(arrays, "server."), state["server"])
         except (InvalidInput, AttributeError, TypeError, ValueError) as error:
-            self.client.load(before[0], before[1])
-            self.server.load({}, before[2])
+            self.client.load(before, own["client"])
+            self.server.load(below(before, "server."), own["server"])
             raise InvalidInput(f"the state is damaged: {error}") from error
 
 

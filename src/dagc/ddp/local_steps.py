@@ -28,7 +28,7 @@ from dagc.ddp.exchange import Exchange, Packet
 from dagc.ddp.resume import SHARED, VERSION, Choice, choose, spread
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.protocol import Client, Server, Settings, Upload
-from dagc.state import checksum
+from dagc.state import below, checksum
 
 __all__ = ["Exchanged", "LocalSteps"]
 
@@ -158,8 +158,9 @@ class LocalSteps:
         _check_numbers(ways)  # not before: what is wrong is then wrong on all ranks
         plan = make_plan(settings, talk.world, clock=True)
         self._about = {**plan.settings(), **given}
-        self.client = Client(sizes, self._device)
-        self.server = Server(plan, sum(sizes), rounds)
+        shapes = [tuple(parameter.shape) for parameter in self._parameters]
+        self.client = Client(shapes, self._device)
+        self.server = Server(plan, sum(sizes), rounds, shapes)
 
         self.shared = torch.cat([parameter.detach().reshape(-1).float() for parameter in self._parameters])
         places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
@@ -234,7 +235,8 @@ class LocalSteps:
                 "after finish()"
             )
         self._land()
-        arrays = {name: torch.from_numpy(array) for name, array in self.client.arrays().items()}
+        halves = {**self.client.arrays(), **{f"server.{name}": array for name, array in self.server.arrays().items()}}
+        arrays = {name: torch.from_numpy(array) for name, array in halves.items()}
         arrays["shared"] = self.shared
         if self._velocity is not None:
             arrays["velocity"] = self._velocity
@@ -317,7 +319,6 @@ class LocalSteps:
                 own, entries = own._replace(norm=upload.norm or 0.0, body=head + upload.frame), len(upload.sparse)
         except NonFiniteGradient as error:
             own = own._replace(refused=True, body=str(error).encode())
-        client.pending = None  # all get it, or nobody uses it
         return _Flight(own, self._done, entries, perf_counter() - began, before)
 
     def _land(self) -> None:
@@ -337,11 +338,13 @@ class LocalSteps:
         except BaseException:
             feedback = self.client.feedback
             feedback.residual, feedback.steps, self.client.sent, server = flight.before
-            self.server.load({}, server)
+            self.client.pending = None
+            self.server.load(self.server.arrays(), server)
             self._back()
             raise
         self._move(self.server.total(uploads).to(self._device))
         self.server.close(uploads)
+        self.client.settle(self.round)
         self._checksum = checksum(self.shared.cpu().numpy())
         self._seconds = heads[0][1]
         self._next = self._steps_until_next(max(pace for _, _, pace in heads))
@@ -397,6 +400,7 @@ class LocalSteps:
     def _continue(self, talk: Exchange, choice: Choice) -> bool:
         """Take over the states that were agreed on."""
         state, first = choice.state, choice.holders[0]
+        own = {} if choice.own is None else {name: array.numpy() for name, array in choice.own["arrays"].items()}
         body = b""
         if state is not None:
             arrays = state["arrays"]
@@ -408,7 +412,9 @@ class LocalSteps:
         said = talk.all_gather(Packet(False, 0, 0.0, body))[first].body
         try:
             server, due, seconds, examples = json.loads(bytes(said))
-            self.server.load({}, server)
+            # Where ranks have come or gone, what coders remember is forgotten: that costs some bytes once.
+            memories = below(own, "server.") if choice.same else {}
+            self.server.load(memories, server if choice.same else {**server, "coders": {}})
             self._due = self._next = int(due)
             self._seconds = float(seconds)
         except (ValueError, TypeError) as error:
@@ -416,8 +422,7 @@ class LocalSteps:
         self._download(talk, choice.holders)
         self.missing = choice.missing
         if choice.own is not None:
-            kept = {name: array for name, array in choice.own["arrays"].items() if name not in SHARED}
-            self.client.load({name: array.numpy() for name, array in kept.items()}, choice.own["client"])
+            self.client.load({name: array for name, array in own.items() if name not in SHARED}, choice.own["client"])
         alone = len(choice.carried) == 1 and choice.carried[0] is choice.own
         if not alone or examples != self.examples:
             self.client.feedback.residual = self._carried(choice.carried)

@@ -34,6 +34,7 @@ class Choice(NamedTuple):
         own: The one that this rank saved itself, if there were as many ranks; None otherwise.
         carried: The states whose residuals this rank carries.
         holders: The ranks that have the model.
+        same: Whether every rank has the state that it saved itself.
         missing: The ranks, in the old numbering, whose states nobody has.
     """
 
@@ -41,6 +42,7 @@ class Choice(NamedTuple):
     own: Mapping[str, Any] | None
     carried: list[Mapping[str, Any]]
     holders: list[int]
+    same: bool
     missing: list[int]
 
 
@@ -89,7 +91,9 @@ def choose(
     carried = [here[old] for old, rank in sorted(carriers[chosen].items()) if rank == exchange.rank]
     own = here.get(exchange.rank) if chosen[1] == exchange.world else None
     holders = sorted({rank for ranks in found[chosen].values() for rank in ranks})
-    return Choice(next(iter(here.values()), None), own, carried, holders, missing)
+    all_own = all(rank in found[chosen].get(rank, ()) for rank in range(exchange.world))
+    same = chosen[1] == exchange.world and all_own
+    return Choice(next(iter(here.values()), None), own, carried, holders, same, missing)
 
 
 def spread(exchange: Exchange, tensors: Sequence[Tensor], holders: Sequence[int]) -> None:

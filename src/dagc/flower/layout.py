@@ -45,7 +45,8 @@ class Layout:
 
     Attributes:
         pieces: The app's arrays, in its order.
-        sizes: The number of entries of each compressed array.
+        shapes: Of the compressed arrays.
+        sizes: The number of entries of each.
         whole: The arrays that are never compressed.
         size: The number of entries of the vector.
 
@@ -62,7 +63,8 @@ class Layout:
     def __init__(self, pieces: Sequence[Piece]) -> None:
         """Hold the pieces, in the app's order."""
         self.pieces = tuple(pieces)
-        self.sizes = [prod(piece.shape) for piece in self.pieces if not piece.whole]
+        self.shapes = [piece.shape for piece in self.pieces if not piece.whole]
+        self.sizes = [prod(shape) for shape in self.shapes]
         self.whole = [piece for piece in self.pieces if piece.whole]
         self.size = sum(self.sizes)
         self.whole_bytes = sum(prod(piece.shape) * np.dtype(piece.dtype).itemsize for piece in self.whole)

@@ -63,10 +63,12 @@ class Instruction(_Record):
         parameter: As in `Order`.
         compressor: As in `Order`.
         values: As in `Order`.
-        compact: As in `Order`.
+        frames: As in `Order`.
         per_tensor: As in `Order`.
         norm: As in `Order`.
         seed: In hexadecimal, since a record holds no integers above 2^63.
+        clocks: As in `Order`.
+        counted: As in `Order`.
     """
 
     kind: str
@@ -84,10 +86,12 @@ class Instruction(_Record):
     parameter: int | float | None = None
     compressor: str = ""
     values: str = "fp32"
-    compact: bool = False
+    frames: str = "plain"
     per_tensor: bool = False
     norm: bool = False
     seed: str = "0"
+    clocks: bool = False
+    counted: int = 0
 
     @property
     def order(self) -> Order:
@@ -97,8 +101,8 @@ class Instruction(_Record):
         except ValueError:
             raise MalformedPayload(f"the seed is {self.seed!r:.50}") from None
         return Order(
-            self.round, self.parameter, self.compressor, self.values, self.compact, self.per_tensor, self.norm, seed,
-            self.taken,
+            self.round, self.parameter, self.compressor, self.values, self.frames, self.per_tensor, self.norm, seed,
+            self.taken, self.clocks, self.counted,
         )  # fmt: skip
 
     def download(self, frame: bytes) -> Download:

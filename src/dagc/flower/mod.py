@@ -105,7 +105,7 @@ def _up_to_date(
                 first = layout.split(first_model(context)).vector
             except InvalidInput as error:
                 raise OutOfSync(f"the first model that it makes is another one: {error}") from error
-        node = Node(instruction.lineage, layout, Client(layout.sizes, first_model=first))
+        node = Node(instruction.lineage, layout, Client(layout.shapes, first_model=first))
     if node is None:
         raise OutOfSync("this node has nothing of this run")
     frame, whole = node.layout.unpack(payload_of(message.content)[1])

@@ -101,7 +101,7 @@ def read(path: Path) -> Node | None:
     try:
         _, numbers, arrays = load_state(path, "node", VERSION)
         layout = Layout.read(numbers["layout"])
-        client = Client(layout.sizes)
+        client = Client(layout.shapes)
         client.load(arrays, numbers["client"])
         whole = [arrays[f"whole.{number}"] for number in range(len(layout.whole))]
         return Node(layout=layout, client=client, whole=whole, **{name: numbers[name] for name in NUMBERS})

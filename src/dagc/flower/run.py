@@ -37,7 +37,7 @@ class FlowerRun:
         """Begin; what cannot work is refused here."""
         self.layout = Layout.of(arrays, whole)
         self.model = self.layout.split(arrays)
-        self.server = Server(plan, self.model.vector, rounds, self.layout.sizes)
+        self.server = Server(plan, self.model.vector, rounds, self.layout.shapes)
         self.names: dict[int, str] = {}
         self.full: set[int] = set()
         self.lineage = secrets.token_hex(8)

@@ -11,12 +11,15 @@ from dagc.errors import InvalidInput, unknown
 from dagc.policies.policy import POLICIES, Method, Policy
 from dagc.policies.rate import Account, make_rate
 from dagc.wire import VALUE_CODECS
+from dagc.wire.coder import MOST_SIZE
 
 __all__ = ["Plan", "Settings"]
 
-FRAMES = ("plain", "compact")
+FRAMES = ("plain", "compact", "coded", "auto")
 FIRST_MODEL = ("sent", "drawn")
 MOST_BYTES = 1 << 48
+CODED_BELOW = 1 << 20
+"""With "auto", models of up to this many entries have coded frames: `docs/studies/coder.md` has the reason."""
 SIGNS_BELOW = 0.1
 """With "auto", signs are sent below this ratio of entries: `docs/beyond.md` has what was measured, up to 7 %."""
 
@@ -56,7 +59,8 @@ class Plan:
         exponent: Of the data's share, for the method `power`; 2/3 if not given.
         values: The value codec, or "auto": signs for small budgets of entries or bytes, int8 for large ones, fp32 where
             there is none.
-        frames: "plain", or "compact": small uploads leave out what the server knows.
+        frames: "plain"; "compact": small frames leave out what the receiver knows; "coded": both sides remember what
+            was sent before, and frames take about a third less; or "auto": coded up to a million entries, else compact.
         overhead: Clients wait until at most this fraction of a frame is something else than entries.
         down: What the server sends each client: "lossless", every change of the model; "same", as much as a client may
             send, with the same error feedback, codec, frames and waiting; or as many bytes per round as a number says.
@@ -135,6 +139,10 @@ class Plan:
         for name, cap in self.caps.items():
             if most_entries(cap, size) < 1:
                 raise InvalidInput(f"caps: the cap {cap:g} of {name!r} is below one entry of {size}: raise it")
+        if self.frames == "coded" and size > MOST_SIZE:
+            raise InvalidInput(f"frames is 'coded', but the model has {size:,} entries: choose compact or auto")
+        if self.frames == "auto":
+            return replace(self, frames="coded" if size <= CODED_BELOW else "compact").for_size(size)
         if self.values != "auto":
             return self
         if self.ratio is None and not self.in_bytes:
@@ -193,8 +201,8 @@ class Plan:
 
     @property
     def compact(self) -> bool:
-        """Whether frames are compact."""
-        return self.frames == "compact"
+        """Whether small frames leave out what the receiver knows."""
+        return self.frames != "plain"
 
     @property
     def in_bytes(self) -> bool:

@@ -1,6 +1,6 @@
 """The client's half of a round: take the model, train somewhere else, select, encode, keep the rest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
@@ -9,12 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from dagc.compressors import COMPRESSORS, Compressor, Gradient, per_tensor
-from dagc.errors import InvalidInput, OutOfSync, unknown
+from dagc.errors import InvalidInput, MalformedPayload, OutOfSync, unknown
 from dagc.feedback import ErrorFeedback
-from dagc.protocol.downlink import checksum, read_steps
+from dagc.protocol.downlink import broadcasts, checksum, sizes_of
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.sparse import Sparse
-from dagc.wire import decode, encode
+from dagc.state import below
+from dagc.wire import Memory, decode, encode, has_signs, is_coded
+from dagc.wire.coder import Shapes
 from dagc.wire.values import value_codec
 
 __all__ = ["Client"]
@@ -27,7 +29,7 @@ class Client:
     says through `settle` whether the server has taken it.
 
     Args:
-        sizes: The number of entries in each tensor of the model.
+        shapes: Of the model's tensors; a number stands for a vector of that length.
         device: Where the gradients are.
         first_model: The model that the training begins with, if this client can make it itself.
 
@@ -37,6 +39,8 @@ class Client:
         feedback: What was not sent.
         sent: The round of the last upload; 0 if there is none.
         pending: The last upload, until the server has said what became of it.
+        memory: What both sides remember of this client's coded uploads; None before the first.
+        heard: The same of the server's broadcasts.
 
     Example:
         >>> client = Client([6])
@@ -48,15 +52,19 @@ class Client:
         tensor([ 1.0000,  5.0000,  2.0000, -3.0000,  0.0000,  0.5000])
     """
 
-    def __init__(self, sizes: Sequence[int], device: Any = "cpu", first_model: torch.Tensor | None = None) -> None:
+    def __init__(self, shapes: Shapes, device: Any = "cpu", first_model: torch.Tensor | None = None) -> None:
         """Begin with nothing kept back."""
-        self.sizes = [size for size in sizes if size]
-        self.size = sum(sizes)
+        self.shapes = shapes
+        self.sizes = sizes_of(shapes)
+        self.size = sum(self.sizes)
         self.feedback = ErrorFeedback(COMPRESSORS["top-k"], self.size, device=device)
         self.model = first_model
         self.version = -1 if first_model is None else 0
         self.sent = 0
         self.pending: Sparse | None = None
+        self.memory: Memory | None = None
+        self.heard: Memory | None = None
+        self._coded = False  # whether the pending upload is
 
     def receive(self, download: Download) -> torch.Tensor:
         """Bring the model up to date.
@@ -69,17 +77,33 @@ class Client:
             has = "no model" if self.model is None else f"version {self.version}"
             raise OutOfSync(f"the download builds on version {download.since} of the model, but this client has {has}")
         model = torch.zeros(self.size) if self.model is None else self.model.clone()
+        heard, self.heard = self.heard, None  # if this fails in the middle, the full model is next
         if download.steps:
             known = self.version - download.since  # an order that was lost may have brought some already
-            for sparse in islice(read_steps(download, self.size), known, None):
+            for stamp, frame in islice(broadcasts(download), known, None):
+                if is_coded(frame):
+                    heard = heard or Memory(self.shapes, signs=has_signs(frame))
+                    sparse = self._hear(frame, stamp, heard)
+                else:
+                    sparse = decode(frame, size=self.size, round=stamp)
                 model.numpy()[sparse.indices] += sparse.values
         elif download.frame:
             sparse = decode(download.frame, size=self.size)
             model.numpy()[sparse.indices] = sparse.values
+            heard = None
         if checksum(model.numpy()) != download.checksum:
             raise OutOfSync("the model differs from the server's after the download")
-        self.model, self.version = model, download.version
+        self.model, self.version, self.heard = model, download.version, heard
         return model
+
+    def _hear(self, frame: memoryview, stamp: int, heard: Memory) -> Sparse:
+        """A coded broadcast, and count it."""
+        try:
+            sparse = decode(frame, size=self.size, round=stamp, memory=heard)
+        except MalformedPayload as error:
+            raise OutOfSync(f"broadcast {stamp} cannot be read with what this client remembers: {error}") from error
+        heard.learn(sparse)
+        return sparse
 
     def upload(self, change: Gradient, order: Order) -> Upload:
         """What to send of a gradient, or of a change of the model, and of what was kept back before.
@@ -89,15 +113,26 @@ class Client:
         feedback = self.feedback
         feedback.compressor, feedback.values, feedback.seed = self._compressor(order), order.values, order.seed
         sparse = feedback.step(change, 0 if order.silent else order.parameter)
-        frame = b"" if order.silent else encode(sparse, order.values, round=order.stamp, compact=order.compact)
-        self.sent, self.pending = order.round, sparse
+        frame = b"" if order.silent else self._encode(sparse, order)
+        self.sent, self.pending, self._coded = order.round, sparse, is_coded(frame)
         return Upload("", sparse, frame, _norm(change) if order.norm else None)
 
     def settle(self, taken: int) -> None:
         """Forget the pending upload if the server has taken it or a later one; else keep its entries for later."""
         if self.pending is not None and self.sent > taken:
             self.feedback.unsend(self.pending)
+        elif self.pending is not None and self._coded:
+            assert self.memory is not None
+            self.memory.learn(self.pending)
         self.pending = None
+
+    def _encode(self, sparse: Sparse, order: Order) -> bytes:
+        memory = None
+        if order.frames == "coded":
+            signs, memory = order.values == "sign", self.memory
+            if memory is None or (memory.clocks, memory.signs, memory.frames) != (order.clocks, signs, order.counted):
+                self.memory = memory = Memory(self.shapes, order.clocks, signs)
+        return encode(sparse, order.values, round=order.stamp, compact=order.compact, memory=memory, most=order.most)
 
     def _compressor(self, order: Order) -> Compressor:
         if order.compressor not in COMPRESSORS:
@@ -115,17 +150,29 @@ class Client:
             found["model"] = self.model.numpy()
         if self.pending is not None:
             found |= {"pending.indices": self.pending.indices, "pending.values": self.pending.values}
+        for name, memory in self._memories().items():
+            found |= {f"{name}.{key}": array for key, array in memory.arrays().items()}
         return found
 
     def numbers(self) -> dict[str, Any]:
         """The rest of the state, as JSON can hold it."""
-        return {"steps": self.feedback.steps, "sent": self.sent, "version": self.version}
+        found = {"steps": self.feedback.steps, "sent": self.sent, "version": self.version, "coded": self._coded}
+        return {**found, **{name: memory.numbers() for name, memory in self._memories().items()}}
+
+    def _memories(self) -> dict[str, Memory]:
+        both = {"memory": self.memory, "heard": self.heard}
+        return {name: memory for name, memory in both.items() if memory is not None}
 
     def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
         """Continue from `arrays` and `numbers`; what does not fit is refused, and nothing has changed then."""
         try:
-            steps, sent, version = (int(numbers[name]) for name in ("steps", "sent", "version"))
+            steps, sent, version, coded = (int(numbers[name]) for name in ("steps", "sent", "version", "coded"))
             residual = arrays["residual"]
+            memories = {
+                name: Memory.restored(self.shapes, below(arrays, f"{name}."), numbers[name])
+                for name in ("memory", "heard")
+                if name in numbers
+            }
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"this is not a client's state: {error!r}") from error
         model, pending = arrays.get("model"), None
@@ -135,7 +182,8 @@ class Client:
             pending = Sparse(self.size, arrays["pending.indices"], arrays["pending.values"])
         self.feedback.load_state_dict({"residual": residual, "steps": np.array(steps)})
         self.model = None if model is None else torch.from_numpy(model)
-        self.version, self.sent, self.pending = version, sent, pending
+        self.version, self.sent, self.pending, self._coded = version, sent, pending, bool(coded)
+        self.memory, self.heard = memories.get("memory"), memories.get("heard")
 
 
 def _norm(change: Gradient) -> float:

@@ -3,6 +3,7 @@
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from dagc.errors import MalformedPayload
 from dagc.policies import Account, Plan, Situation
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
-from dagc.wire import decode, encode, quantise
+from dagc.state import below
+from dagc.wire import Memory, encode, is_coded, quantise
+from dagc.wire.coder import Shapes
 from dagc.wire.frame import read_varint, varint
 
-__all__ = ["Downlink", "checksum", "read_steps"]
+__all__ = ["Downlink", "broadcasts", "checksum", "sizes_of"]
 
 KEPT = 4
 """Downloads that are kept for clients in the same position; each may be as large as the model."""
@@ -43,7 +46,7 @@ class Downlink:
     Args:
         plan: The server's own plan, `Plan.downward`; None to send everything.
         model: The first model, a float32 vector; copied.
-        sizes: The number of entries in each tensor, for plans that select per tensor.
+        shapes: Of the model's tensors, for plans that select per tensor and for coded frames.
         rounds: How many rounds the training has, for a rate per training.
 
     Attributes:
@@ -57,12 +60,14 @@ class Downlink:
         >>> downlink.advance(np.arange(40, dtype=np.float32))
         >>> downlink.model[-4:], (downlink.target - downlink.model)[-4:]
         (array([ 0.,  0., 38., 39.], dtype=float32), array([36., 37.,  0.,  0.], dtype=float32))
-        >>> next(read_steps(downlink.since(0), size=40)).values
+        >>> from dagc.wire import decode
+        >>> (_, frame), = broadcasts(downlink.since(0))
+        >>> decode(frame).values
         array([38., 39.], dtype=float32)
     """
 
     def __init__(
-        self, plan: Plan | None, model: NDArray[np.float32], sizes: list[int] | None = None, rounds: int | None = None
+        self, plan: Plan | None, model: NDArray[np.float32], shapes: Shapes | None = None, rounds: int | None = None
     ) -> None:
         """Begin with version 0."""
         self.plan = plan
@@ -76,10 +81,15 @@ class Downlink:
         self._checksum: int | None = None
         self._kept: OrderedDict[int, Download] = OrderedDict()
         self.account: Account | None = None
+        self._shapes = [len(model)] if shapes is None else shapes
+        self._memory: Memory | None = None
+        self._restart = False  # whether somebody has this version who did not hear all broadcasts
         if plan is not None:
             self._policy = plan.policy(len(model))
-            self._select = per_tensor(top_k, sizes) if plan.per_tensor and sizes else top_k
+            self._select = per_tensor(top_k, sizes_of(self._shapes)) if plan.per_tensor else top_k
             self.account = plan.account(rounds)
+            if plan.frames == "coded":
+                self._memory = Memory(self._shapes, signs=plan.values == "sign")
 
     def advance(
         self, model: NDArray[np.float32] | None, round: int = 0, share: float = 1.0, seconds: float = 0.0
@@ -107,11 +117,22 @@ class Downlink:
         if not len(sparse):
             return
         sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, self.plan.values))
-        frame = encode(sparse, self.plan.values, round=(self.version + 1) % STAMPS, compact=self.plan.compact)
+        frame = self._encode(sparse, self.plan)
         if self.account is not None:
             self.account.spend(len(frame) + len(varint(len(frame))))  # several are sent with their lengths
         self._remember(frame)
         self._set(sparse.indices, self.model[sparse.indices] + sparse.values)
+
+    def _encode(self, sparse: Sparse, plan: Plan) -> bytes:
+        """A broadcast. All clients remember those before it, or none does: then it is the first for all."""
+        memory = self._memory
+        if memory is not None and self._restart:
+            memory.reset()
+        self._restart = False
+        frame = encode(sparse, plan.values, round=(self.version + 1) % STAMPS, compact=plan.compact, memory=memory)
+        if memory is not None and is_coded(frame):
+            memory.learn(sparse)
+        return frame
 
     def since(self, version: int) -> Download:
         """What a client needs that has this version; -1 for one that has none."""
@@ -119,6 +140,8 @@ class Downlink:
             if self._checksum is None:
                 self._checksum = checksum(self.model)
             self._kept[version] = Download(version, self.version, self._checksum, *self._cheapest(version))
+            if version != self.version and not self._kept[version].steps:
+                self._restart = True
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(version)
@@ -180,6 +203,8 @@ class Downlink:
         if self.plan is not None:
             found["target"] = self.target
             found["log"] = np.frombuffer(b"".join(self._log), dtype=np.uint8)
+        if self._memory is not None:
+            found |= {f"memory.{name}": array for name, array in self._memory.arrays().items()}
         return found
 
     def numbers(self) -> dict[str, Any]:
@@ -190,6 +215,8 @@ class Downlink:
             "log": [len(frame) for frame in self._log],
             "policy": None if self.plan is None else self._policy.state_dict(),
             "account": None if self.account is None else self.account.state_dict(),
+            "memory": None if self._memory is None else self._memory.numbers(),
+            "restart": self._restart,
         }
 
     def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
@@ -208,10 +235,13 @@ class Downlink:
         self._policy.load_state_dict(numbers["policy"])
         if self.account is not None:
             self.account.load_state_dict(numbers["account"])
+        if self._memory is not None:
+            self._memory = Memory.restored(self._shapes, below(arrays, "memory."), numbers["memory"])
+            self._restart = bool(numbers["restart"])
 
 
-def read_steps(download: Download, size: int) -> Iterator[Sparse]:
-    """The broadcasts in a download, oldest first."""
+def broadcasts(download: Download) -> Iterator[tuple[int, memoryview]]:
+    """The broadcasts in a download, oldest first: the stamp and the frame of each."""
     rest = memoryview(download.frame)
     for step in range(download.steps):
         frame = rest
@@ -220,6 +250,12 @@ def read_steps(download: Download, size: int) -> Iterator[Sparse]:
             frame, rest = rest[at : at + length], rest[at + length :]
             if len(frame) < length:
                 raise MalformedPayload(f"broadcast {step + 1} of {download.steps} is truncated")
-        yield decode(frame, size=size, round=(download.since + step + 1) % STAMPS)
+        yield (download.since + step + 1) % STAMPS, frame
     if download.steps > 1 and len(rest):
         raise MalformedPayload(f"{len(rest)} bytes follow the last broadcast")
+
+
+def sizes_of(shapes: Shapes) -> list[int]:
+    """The number of entries in each tensor that has any."""
+    sizes = [shape if isinstance(shape, int) else prod(shape) for shape in shapes]
+    return [size for size in sizes if size]

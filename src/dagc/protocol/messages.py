@@ -19,27 +19,42 @@ class Order(NamedTuple):
             the client sends nothing and keeps all for later.
         compressor: How to select: a name in `dagc.COMPRESSORS`.
         values: The value codec.
-        compact: Whether small frames are compact.
+        frames: "plain", "compact" or "coded", as in `Plan`.
         per_tensor: Whether to select within each tensor.
         norm: Whether to report the norm of the gradient.
         seed: For compressors that draw.
         taken: The round of this client's last upload that the server has taken; 0 if there is none.
+        clocks: With coded frames, whether the memory has clocks.
+        counted: With coded frames, how many the server has counted. A client that has counted another number starts
+            with an empty memory.
     """
 
     round: int
     parameter: Any
     compressor: str
     values: str = "fp32"
-    compact: bool = False
+    frames: str = "plain"
     per_tensor: bool = False
     norm: bool = False
     seed: int = 0
     taken: int = 0
+    clocks: bool = False
+    counted: int = 0
+
+    @property
+    def compact(self) -> bool:
+        """Whether small frames leave out what the server knows."""
+        return self.frames != "plain"
+
+    @property
+    def most(self) -> int | None:
+        """The most entries that may be sent; None if that has no limit."""
+        return self.parameter if isinstance(self.parameter, int) else None
 
     @property
     def silent(self) -> bool:
         """Whether nothing is to be sent."""
-        return isinstance(self.parameter, int) and self.parameter == 0
+        return self.most == 0
 
     @property
     def stamp(self) -> int:

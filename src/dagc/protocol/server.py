@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from numbers import Real
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,16 @@ from dagc.policies import Plan, Report, Situation
 from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.sparse import Sparse, aggregate
-from dagc.wire import decode, payload_size, read_header
+from dagc.state import below
+from dagc.wire import Memory, decode, is_coded, payload_size, read_header
+from dagc.wire.coder import Shapes
 
 __all__ = ["Member", "Server"]
 
-SMOOTHING = 0.1
-"""The weight of one round in the mean number of rounds between visits."""
+SMOOTHING = 0.5
+"""The weight of one round in the number of rounds between visits."""
+CLOCKS = 1 << 26
+"""Bytes that the clocks of all members' memories may take; whoever joins after that has a memory without."""
 LARGEST = 2.0**100
 """No value of an honest upload is larger, and no sum of smaller ones overflows."""
 
@@ -59,7 +64,7 @@ class Server:
         plan: What both sides agree on.
         model: The first model, as a float32 vector; or the number of its entries, where there is no downlink.
         rounds: How many rounds the training has, for a rate per training.
-        sizes: The number of entries in each tensor of the model, for a downlink that selects per tensor.
+        shapes: Of the model's tensors; if not given, it is one vector.
 
     Attributes:
         round: How many rounds are done.
@@ -83,7 +88,7 @@ class Server:
     """
 
     def __init__(
-        self, plan: Plan, model: torch.Tensor | int, rounds: int | None = None, sizes: list[int] | None = None
+        self, plan: Plan, model: torch.Tensor | int, rounds: int | None = None, shapes: Shapes | None = None
     ) -> None:
         """Begin at round 0 with nobody; what cannot work is refused here."""
         self.size = model if isinstance(model, int) else len(model)
@@ -92,7 +97,9 @@ class Server:
         self.account = self.plan.account(rounds)
         self.downlink: Downlink | None = None
         if not isinstance(model, int):
-            self.downlink = Downlink(self.plan.downward(), _array(model), sizes, rounds)
+            self.downlink = Downlink(self.plan.downward(), _array(model), shapes, rounds)
+        self._shapes = [self.size] if shapes is None else shapes
+        self._memories: dict[str, Memory] = {}
         self.round = 0
         self.members: dict[str, Member] = {}
         self.reports: list[Report] = []
@@ -133,16 +140,28 @@ class Server:
                 decided.get(member.name, 0),
                 self.policy.compressor,
                 plan.values,
-                plan.compact,
+                plan.frames,
                 plan.per_tensor,
                 self.policy.wants_norms,
                 scramble(plan.seed, member.number),
                 member.taken,
+                *self._remembered(member.name),
             )
         self._visit(here)
         if self.account is not None:
             self.account.spend(sum(map(self._most, self._orders.values())))
         return dict(self._orders)
+
+    def _remembered(self, name: str) -> tuple[bool, int]:
+        """Whether a member's memory has clocks, and how many frames it has counted."""
+        if self.plan.frames != "coded":
+            return False, 0
+        memory = self._memories.get(name)
+        if memory is None:
+            taken = sum(4 * self.size for other in self._memories.values() if other.clocks)
+            memory = Memory(self._shapes, taken + 4 * self.size <= CLOCKS, self.plan.values == "sign")
+            self._memories[name] = memory
+        return memory.clocks, memory.frames
 
     def _decide(self, holding: list[str], seconds: float) -> dict[str, Any]:
         """The parameters of those who hold data."""
@@ -197,7 +216,7 @@ class Server:
             raise MalformedPayload(f"{name!r:.120} has no order in round {self.round + 1}, or has answered it")
         if norm is not None and not 0 <= norm < float("inf"):
             raise MalformedPayload(f"the norm of its gradient is {norm}")
-        sparse = self._sparse(order, frame)
+        sparse = self._sparse(name, order, frame)
         largest = float(np.abs(sparse.values).max(initial=0.0))
         if largest > LARGEST:
             raise MalformedPayload(f"its largest value is {largest:g}, which would make the model overflow")
@@ -225,48 +244,72 @@ class Server:
         self.round += 1
         for upload in uploads:
             self.members[upload.client].taken = self.round
+            if is_coded(upload.frame):
+                self._memories[upload.client].learn(upload.sparse)
         self.reports = [Report(up.client, up.norm, len(up.sparse), len(up.frame)) for up in uploads]
         if self.downlink is not None:
             self.downlink.advance(made, self.round, 1 / self._gap, self._seconds)
         self._orders = {}
 
     def _visit(self, here: list[Member]) -> None:
-        """Keep the mean number of rounds between two visits of a client; a newcomer counts up to twice that."""
+        """Keep the usual number of rounds between two visits of a client: a median, so a few newcomers change little.
+
+        Whoever is here for the first time has not been here for all rounds so far.
+        """
         if here:
-            now = self.round + 1
-            gaps = [now - member.seen if member.seen else min(now, 2 * self._gap) for member in here]
-            self._gap += SMOOTHING * (sum(gaps) / len(gaps) - self._gap)
+            self._gap += SMOOTHING * (median(self.round + 1 - member.seen for member in here) - self._gap)
         for member in here:
             member.seen = self.round + 1
 
     def _most(self, order: Order) -> int:
         """The most bytes that an answer to this order can take; 0 if it has no limit."""
-        if order.silent or not isinstance(order.parameter, int):
+        if not order.most:
             return 0
-        return _largest_frame(self.size, order.parameter, order.values, order.compact)
+        return _largest_frame(self.size, order.most, order.values, order.compact)
 
-    def _sparse(self, order: Order, frame: bytes | memoryview) -> Sparse:
+    def _check_length(self, order: Order, frame: bytes | memoryview) -> None:
+        if order.most is not None and len(frame) > self._most(order):
+            raise MalformedPayload(
+                f"it sends {len(frame)} bytes for {order.most} entries, which take {self._most(order)}"
+            )
+
+    def _coded(self, name: str, order: Order, frame: bytes | memoryview) -> Sparse:
+        """The same of a coded frame. If it does not fit what is remembered, both sides forget it."""
+        memory = self._memories.get(name)
+        try:
+            if memory is None:
+                raise MalformedPayload(f"its frame is coded, and {order.frames} ones were asked for")
+            return decode(frame, size=self.size, round=order.stamp, memory=memory, most=order.most)
+        except MalformedPayload:
+            if memory is not None:
+                memory.reset()
+            raise
+
+    def _sparse(self, name: str, order: Order, frame: bytes | memoryview) -> Sparse:
         if order.silent:
             if len(frame):
                 raise MalformedPayload(f"it sends {len(frame)} bytes and was to send nothing")
             return Sparse(self.size, [], [])
+        if is_coded(frame):
+            self._check_length(order, frame)
+            return self._coded(name, order, frame)
         header = read_header(frame, size=self.size, round=order.stamp)
         if header.round != order.stamp:
             raise MalformedPayload(f"its upload is of round {header.round}, not {order.stamp}")
         if header.value_codec != order.values:
             raise MalformedPayload(f"its values are {header.value_codec}, not {order.values}")
-        if isinstance(order.parameter, int):
-            if header.entries > order.parameter:
-                raise MalformedPayload(f"it sends {header.entries} entries and may send {order.parameter}")
-            if len(frame) > self._most(order):
-                raise MalformedPayload(
-                    f"it sends {len(frame)} bytes for {order.parameter} entries, which take {self._most(order)}"
-                )
+        if order.most is not None and header.entries > order.most:
+            raise MalformedPayload(f"it sends {header.entries} entries and may send {order.most}")
+        self._check_length(order, frame)
         return decode(frame, size=self.size, round=order.stamp)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of the state."""
-        return {} if self.downlink is None else self.downlink.arrays()
+        found = {} if self.downlink is None else self.downlink.arrays()
+        for name, memory in self._memories.items():
+            prefix = f"coder.{self.members[name].number}."
+            found |= {prefix + key: array for key, array in memory.arrays().items()}
+        return found
 
     def numbers(self) -> dict[str, Any]:
         """The rest of the state, as JSON can hold it."""
@@ -278,6 +321,7 @@ class Server:
             "account": None if self.account is None else self.account.state_dict(),
             "gap": self._gap,
             "downlink": None if self.downlink is None else self.downlink.numbers(),
+            "coders": {name: memory.numbers() for name, memory in self._memories.items()},
         }
 
     def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
@@ -288,6 +332,10 @@ class Server:
             self.reports = [Report(*report) for report in numbers["reports"]]
             self.policy.load_state_dict(numbers["policy"])
             self._gap = float(numbers["gap"])
+            self._memories = {
+                name: Memory.restored(self._shapes, below(arrays, f"coder.{self.members[name].number}."), own)
+                for name, own in numbers["coders"].items()
+            }
             if self.account is not None:
                 self.account.load_state_dict(numbers["account"])
             if self.downlink is not None:

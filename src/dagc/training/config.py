@@ -45,7 +45,11 @@ class Config(BaseModel):
     caps: dict[str, float] = Field(default_factory=dict, description='largest ratio of a client: {"3": 0.001}')
     exponent: float | None = Field(None, description="of the data's share, for the method power; 2/3 if not given")
     values: str = Field("fp32", description="value codec on the wire; auto: by the budget")
-    frames: str = Field("plain", description="plain, or compact: small uploads leave out what the server knows")
+    frames: str = Field(
+        "plain",
+        description="plain; compact: small ones leave out what the receiver knows; coded: both sides remember earlier "
+        "ones; auto: coded up to a million entries",
+    )
     overhead: float | None = Field(
         None, description="clients wait until at most this fraction of a frame is something else than entries"
     )

@@ -19,6 +19,7 @@ from dagc.draws import scramble
 from dagc.errors import InvalidInput, NonFiniteGradient, unknown
 from dagc.network import make_network
 from dagc.protocol import Client, Order, Server, Upload
+from dagc.state import below
 from dagc.training.config import Config
 from dagc.training.gradients import Gradients
 from dagc.training.optimizer import ServerOptimizer, as_one_vector
@@ -90,7 +91,7 @@ class Federation:
         for name in config.caps:
             if name not in self.names:
                 raise unknown("client with the cap", name, self.names)
-        self.server = Server(config.plan(), self.vector, config.rounds, self._sizes)
+        self.server = Server(config.plan(), self.vector, config.rounds, self._shapes)
         self.first_orders()
         self.clients: dict[str, Client] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
@@ -114,9 +115,9 @@ class Federation:
         return self.server.size
 
     @property
-    def _sizes(self) -> list[int]:
-        """The number of entries in each tensor of the model."""
-        return [parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad]
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """Of the model's tensors."""
+        return [tuple(parameter.shape) for parameter in self.model.parameters() if parameter.requires_grad]
 
     def first_orders(self) -> list[Any]:
         """The parameter that each client would get if all took part in the first round."""
@@ -214,7 +215,7 @@ class Federation:
     def _client(self, name: str) -> Client:
         """The client's half, made when it is first there."""
         if name not in self.clients:
-            self.clients[name] = Client(self._sizes, self.config.device)
+            self.clients[name] = Client(self._shapes, self.config.device)
         return self.clients[name]
 
     def _upload(self, i: int, order: Order, gradient: list[torch.Tensor]) -> Upload:
@@ -286,19 +287,15 @@ class Federation:
         try:
             self.seconds = float(numbers["seconds"])
             self.bytes_up, self.bytes_down = int(numbers["bytes_up"]), int(numbers["bytes_down"])
-            self.server.load(_below(arrays, "server."), numbers["server"])
-            self.optimizer.load(_below(arrays, "optimizer."))
+            self.server.load(below(arrays, "server."), numbers["server"])
+            self.optimizer.load(below(arrays, "optimizer."))
             self.optimizer.vector.data.copy_(torch.from_numpy(arrays.get("server.target", arrays["server.model"])))
             self.vector.copy_(self.server.model)
             self.clients = {}
             for number, (name, own) in enumerate(numbers["clients"].items()):
-                self._client(name).load(_below(arrays, f"client.{number}."), own)
+                self._client(name).load(below(arrays, f"client.{number}."), own)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InvalidInput(f"the state does not fit this configuration: {error}") from error
-
-
-def _below(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 @contextmanager

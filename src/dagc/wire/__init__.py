@@ -1,6 +1,7 @@
 """Sparse entries to bytes and back: the frame, its index codecs and its value codecs."""
 
-from dagc.wire.frame import Header, decode, encode, payload_size, read_header
+from dagc.wire.coder import Memory
+from dagc.wire.frame import Header, decode, encode, has_signs, is_coded, payload_size, read_header
 from dagc.wire.indices import INDEX_CODECS, IndexCodec
 from dagc.wire.values import VALUE_CODECS, ValueCodec, quantise
 
@@ -9,9 +10,12 @@ __all__ = [
     "VALUE_CODECS",
     "Header",
     "IndexCodec",
+    "Memory",
     "ValueCodec",
     "decode",
     "encode",
+    "has_signs",
+    "is_coded",
     "payload_size",
     "quantise",
     "read_header",

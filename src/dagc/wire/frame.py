@@ -6,6 +6,10 @@ Round, size, entries and index bytes are varints, so that a few entries cost a f
 and size, a frame of few bytes can be compact:
 
     codecs | entries | indices | values | CRC-16
+
+Where both sides also remember what was sent before (`dagc.wire.coder`), its indices can be coded with that:
+
+    codecs | entries, indices, signs and magnitude, coded | other values | CRC-16, or CRC-32 from 1024 bytes on
 """
 
 import zlib
@@ -18,19 +22,24 @@ from numpy.typing import ArrayLike, NDArray
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import MAX_SIZE, Sparse
 from dagc.wire import rice
+from dagc.wire.coder import Memory
 from dagc.wire.indices import INDEX_CODECS, largest_section, smallest
-from dagc.wire.values import RETIRED, VALUE_CODECS, value_codec
+from dagc.wire.values import RETIRED, VALUE_CODECS, ValueCodec, value_codec
 
-__all__ = ["Header", "decode", "encode", "payload_size", "read_header"]
+__all__ = ["Header", "decode", "encode", "has_signs", "is_coded", "payload_size", "read_header"]
 
 MAGIC = b"\xda\x6c"
 VERSION = 1
 COMPACT_VERSION = 1
 """Of compact frames. It is not written but part of their checksum, so it costs no byte."""
+CODED_VERSION = 1
+"""Of coded frames, in the same way."""
 CHECKSUM = 4
 SHORT_CHECKSUM = 2
 COMPACT_BELOW = 1024
 """Only a frame of fewer bytes is made compact: there the header matters, and 16 bits of checksum are enough."""
+CODED, CODED_FIRST = 6, 7
+"""In place of an index codec: coded with a memory; coded with an empty one."""
 _SMALLEST = len(MAGIC) + 1 + 1 + 4 + CHECKSUM
 _INDEX_NAMES = {codec.id: name for name, codec in INDEX_CODECS.items()}
 _VALUE_NAMES = {codec.id: name for name, codec in VALUE_CODECS.items()}
@@ -51,7 +60,14 @@ class Header(NamedTuple):
 
 
 def encode(
-    sparse: Sparse, values: str = "fp32", *, round: int = 0, indices: str | None = None, compact: bool = False
+    sparse: Sparse,
+    values: str = "fp32",
+    *,
+    round: int = 0,
+    indices: str | None = None,
+    compact: bool = False,
+    memory: Memory | None = None,
+    most: int | None = None,
 ) -> bytes:
     """One frame with these entries.
 
@@ -62,6 +78,9 @@ def encode(
         indices: The index codec; if not given, the one that takes the fewest bytes.
         compact: Leave out what the reader knows, if the frame then has less than 1024 bytes: it must give `decode` the
             size, and the round if that is not 0.
+        memory: What both sides remember of earlier frames. If it makes the frame smaller, it is used; the reader must
+            have the same.
+        most: The most entries that the reader expects, for frames that use a memory; None if it expects nothing.
 
     Example:
         >>> payload = encode(Sparse(1000, [3, 500], [0.5, -2.0]), values="fp16")
@@ -73,6 +92,13 @@ def encode(
     codec = value_codec(values)
     if not 0 <= round < MAX_SIZE:
         raise InvalidInput(f"round must be from 0 to 2^48 - 1, not {round}")
+    frame = _without_memory(sparse, codec, round, indices, compact)
+    if memory is not None:
+        return _coded(sparse, codec, round, memory, most, len(frame) - 1) or frame
+    return frame
+
+
+def _without_memory(sparse: Sparse, codec: ValueCodec, round: int, indices: str | None, compact: bool) -> bytes:
     if compact:
         index_id, index_section = smallest(sparse, indices, compact=True)
         head = bytes((index_id << 4 | codec.id,)) + varint(len(sparse))
@@ -86,7 +112,37 @@ def encode(
     return body + zlib.crc32(body).to_bytes(CHECKSUM, "little")
 
 
-def decode(payload: bytes | bytearray | memoryview, *, size: int | None = None, round: int = 0) -> Sparse:
+def _coded(sparse: Sparse, codec: ValueCodec, round: int, memory: Memory, most: int | None, limit: int) -> bytes | None:
+    """A frame that uses the memory; None if it would be longer than the limit."""
+    rest = b"" if memory.signs else codec.write(sparse.values)
+    room = limit - 1 - len(rest) - SHORT_CHECKSUM
+    section = memory.write(sparse, most, room) if room > 0 else None
+    if section is None:
+        return None
+    kind = CODED if memory.frames else CODED_FIRST
+    body = b"".join((bytes((kind << 4 | codec.id,)), section, rest))
+    frame = body + _coded_checksum(body, round, memory, most, kind == CODED_FIRST)
+    return frame if len(frame) <= limit else None
+
+
+def has_signs(frame: bytes | memoryview) -> bool:
+    """Whether the values of a coded frame are signs."""
+    return frame[0] & 15 == VALUE_CODECS["sign"].id
+
+
+def is_coded(frame: bytes | memoryview) -> bool:
+    """Whether a frame uses a memory: then both sides count it, if it is taken."""
+    return bool(len(frame)) and frame[0] >> 4 in (CODED, CODED_FIRST)
+
+
+def decode(
+    payload: bytes | bytearray | memoryview,
+    *,
+    size: int | None = None,
+    round: int = 0,
+    memory: Memory | None = None,
+    most: int | None = None,
+) -> Sparse:
     """The entries in a frame. Whatever the bytes are, the only error raised for them is `MalformedPayload`.
 
     Lengths and the checksum are checked before anything is allocated, so memory stays in proportion to the payload.
@@ -95,8 +151,12 @@ def decode(payload: bytes | bytearray | memoryview, *, size: int | None = None, 
         payload: The bytes received.
         size: If given, the length the vector must have. A compact frame cannot be read without.
         round: The round that a compact frame must be of; others say theirs.
+        memory: What both sides remember of earlier frames; it is left as it is.
+        most: As `encode` was given.
     """
     view = _view(payload)
+    if is_coded(view):
+        return _decode_coded(view, size, round, memory, most)
     header = read_header(view, size=size, round=round)
     if size is not None and header.size != size:
         raise MalformedPayload(f"the frame is for a vector of {header.size} entries, expected {size}")
@@ -116,6 +176,32 @@ def decode(payload: bytes | bytearray | memoryview, *, size: int | None = None, 
         raise MalformedPayload("a value is NaN or infinite")
     seed = int.from_bytes(index_section, "little") if header.index_codec == "seed" else None
     return Sparse.trusted(header.size, indices, values, seed)
+
+
+def _decode_coded(view: memoryview, size: int | None, round: int, memory: Memory | None, most: int | None) -> Sparse:
+    if memory is None:
+        raise MalformedPayload("the frame is coded with a memory of earlier ones, and there is none here")
+    if size is not None and size != memory.size:
+        raise MalformedPayload(f"the frame is for a vector of {memory.size} entries, expected {size}")
+    first = view[0] >> 4 == CODED_FIRST
+    codec = VALUE_CODECS[_value_name(view[0] & 15)]
+    if memory.signs != (codec is VALUE_CODECS["sign"]):
+        raise MalformedPayload(f"the frame has value codec {view[0] & 15}, which its memory is not for")
+    end = len(view) - (SHORT_CHECKSUM if len(view) < COMPACT_BELOW else CHECKSUM)
+    if end < 1 or _coded_checksum(view[:end], round, memory, most, first) != view[end:]:
+        raise MalformedPayload(
+            "the checksum does not match: damaged on the way, or coded with another memory of earlier frames"
+        )
+    sparse, length = memory.read(view[1:end], most, first)
+    section = view[1 + length : end]
+    if len(section) != (0 if memory.signs else codec.size(len(sparse))):
+        raise MalformedPayload(f"{len(section)} bytes follow the coded entries, which is not what {len(sparse)} take")
+    if memory.signs:
+        return sparse
+    values = codec.read(section, len(sparse))
+    if not np.isfinite(values).all():
+        raise MalformedPayload("a value is NaN or infinite")
+    return Sparse.trusted(sparse.size, sparse.indices, values)
 
 
 def read_header(payload: bytes | bytearray | memoryview, *, size: int | None = None, round: int = 0) -> Header:
@@ -172,22 +258,35 @@ def _compact_header(view: memoryview, size: int | None, round: int) -> Header:
 
 
 def _codecs(byte: int) -> tuple[str, str]:
-    index_id, value_id = byte >> 4, byte & 15
+    index_id = byte >> 4
     if index_id not in _INDEX_NAMES:
         raise MalformedPayload(f"the frame uses the unknown index codec {index_id}")
+    return _INDEX_NAMES[index_id], _value_name(byte & 15)
+
+
+def _value_name(value_id: int) -> str:
     if value_id in RETIRED:
         raise MalformedPayload(
             f"the frame uses value codec {value_id}, {RETIRED[value_id]}, which is retired: update the sender"
         )
     if value_id not in _VALUE_NAMES:
         raise MalformedPayload(f"the frame uses the unknown value codec {value_id}")
-    return _INDEX_NAMES[index_id], _VALUE_NAMES[value_id]
+    return _VALUE_NAMES[value_id]
 
 
 def _short_checksum(body: bytes | memoryview, size: int, round: int) -> bytes:
     """Of what both sides know, too: so a frame of another version, of another round or for another model is refused."""
     known = bytes((COMPACT_VERSION,)) + varint(round) + varint(size)
     return crc_hqx(body, crc_hqx(known, 0xFFFF)).to_bytes(SHORT_CHECKSUM, "little")
+
+
+def _coded_checksum(body: bytes | memoryview, round: int, memory: Memory, most: int | None, first: bool) -> bytes:
+    """Of what both sides know, too: version, round, size, the most entries, and what was counted so far."""
+    fingerprint = 0 if first else memory.fingerprint
+    known = b"".join(map(varint, (CODED_VERSION, round, memory.size, 0 if most is None else 1 + most, fingerprint)))
+    if 1 + len(body) + SHORT_CHECKSUM <= COMPACT_BELOW:
+        return crc_hqx(body, crc_hqx(known, 0xFFFF)).to_bytes(SHORT_CHECKSUM, "little")
+    return zlib.crc32(body, zlib.crc32(known)).to_bytes(CHECKSUM, "little")
 
 
 def payload_size(size: int, entries: ArrayLike, values: str = "fp32", *, compact: bool = False) -> NDArray[np.int64]:

@@ -1,0 +1,226 @@
+"""What the coder saves and takes: bytes per entry in real trainings, what each context is worth, time by model size.
+
+    python -m benchmarks.coder payload            # bits per entry with and without the coder; --cells to choose
+    python -m benchmarks.coder contexts           # the same with one context left out at a time
+    python -m benchmarks.coder time               # nanoseconds per coordinate and per entry
+    python -m benchmarks.coder tables             # the first tables, made from trainings with a seed of their own
+
+Trainings send compact frames; every upload is also coded, with memories of its own, as if it were sent like that.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from dagc.errors import MissingData
+from dagc.sparse import Sparse
+from dagc.training import Config, Federation
+from dagc.wire import Memory, encode, is_coded
+from dagc.wire.coder import TABLES, Shapes
+
+SIGNS: dict[str, Any] = {"values": "sign", "frames": "compact", "first_model": "drawn", "method": "dagc-r"}
+LOGISTIC: dict[str, Any] = {**SIGNS, "task": "logistic@fashion-mnist", "overhead": 0.125, "learning_rate": 0.1}
+CNN: dict[str, Any] = {**SIGNS, "task": "cnn@cifar-10", "learning_rate": 0.05, "rounds": 100}
+CELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "130": ("Logistic, 1 step, 130 B a round", {**LOGISTIC, "bytes": 13, "rounds": 600}),
+    "640": ("Logistic, 1 step, 640 B a round", {**LOGISTIC, "bytes": 64, "rounds": 400}),
+    "both": (
+        "Logistic, 1 step, 300 B, budget down",
+        {**LOGISTIC, "bytes": 30, "rounds": 400, "down": "same", "learning_rate": 0.2},
+    ),
+    "20": (
+        "Logistic, 20 steps, 640 B, 60 rounds",
+        {**LOGISTIC, "bytes": 64, "local_steps": 20, "rounds": 60, "learning_rate": 0.2},
+    ),
+    "20both": (
+        "Logistic, 20 steps, 640 B, 60 rounds, budget down",
+        {**LOGISTIC, "bytes": 64, "local_steps": 20, "rounds": 60, "learning_rate": 0.2, "down": "same"},
+    ),
+    "iid": ("Logistic, iid labels, 130 B", {**LOGISTIC, "bytes": 13, "rounds": 600, "partition": "iid:workers=10"}),
+    "one": ("Logistic, one client of ten, 130 B", {**LOGISTIC, "bytes": 130, "rounds": 600, "participation": 0.1}),
+    "int8": ("Logistic, int8, 0.1 %", {**LOGISTIC, "ratio": 0.001, "overhead": None, "values": "int8", "rounds": 400}),
+    "fp32": ("Logistic, fp32, 0.1 %", {**LOGISTIC, "ratio": 0.001, "overhead": None, "values": "fp32", "rounds": 400}),
+    "mlp": ("MLP@FMNIST, 0.1 %", {**LOGISTIC, "task": "mlp@fashion-mnist", "ratio": 0.001, "rounds": 100}),
+    "cnn1": ("CNN@CIFAR-10, 0.1 %", {**CNN, "ratio": 0.001}),
+    "cnn10": ("CNN@CIFAR-10, 1 %", {**CNN, "ratio": 0.01}),
+    "lstm": (
+        "LSTM, spoken digits, 0.1 %",
+        {**SIGNS, "task": "lstm@speech-commands", "ratio": 0.001, "rounds": 60, "learning_rate": 0.1, "batch_size": 8},
+    ),
+}
+TRAINED = ("130", "640", "both", "20both", "iid", "one", "mlp", "cnn1", "cnn10")
+"""Where the first tables come from."""
+SEED = 20
+"""Of those trainings; figures have others."""
+Upload = tuple[str, Sparse, int, int, str]
+
+
+def uploads(config: Config) -> Iterator[tuple[list[Upload], Shapes]]:
+    """Those of each round: client, entries, the most it might send, bytes of its frame, value codec."""
+    engine = Federation(config)
+    shapes = [tuple(parameter.shape) for parameter in engine.model.parameters()]
+    found: list[Upload] = []
+    read = engine.server.read
+
+    def keep(name: str, frame: bytes, norm: float | None = None) -> Any:
+        order = engine.server._orders[name]
+        upload = read(name, frame, norm)
+        if frame:
+            found.append((name, upload.sparse, int(order.most or 0), len(frame), order.values))
+        return upload
+
+    engine.server.read = keep  # type: ignore[method-assign]
+    for _ in range(config.rounds):
+        found.clear()
+        engine.step()
+        yield found, shapes
+
+
+class Coded:
+    """Counts the bytes of uploads that are coded with memories of their own."""
+
+    def __init__(self, clocks: bool = True, without: str | None = None) -> None:
+        self.clocks, self.without = clocks, without
+        self.bytes = 0
+        self.memories: dict[str, Memory] = {}
+
+    def send(self, upload: Upload, shapes: Shapes) -> None:
+        """Code an upload, and count it on."""
+        name, sparse, most, _, values = upload
+        if name not in self.memories:
+            self.memories[name] = Memory(shapes, self.clocks, values == "sign")
+            self._leave_out(self.memories[name])
+        memory = self.memories[name]
+        frame = encode(sparse, values, compact=True, memory=memory, most=most)
+        self.bytes += len(frame)
+        if is_coded(frame):
+            memory.learn(sparse)
+            self._leave_out(memory)
+
+    def _leave_out(self, memory: Memory) -> None:
+        """Weights of 0 say nothing."""
+        at = 0
+        memory._tables = memory._tables.copy()
+        for name, weights in [*TABLES.items(), ("row", (0,) * (len(memory._rows) // 3))]:
+            if name == self.without:
+                memory._tables[at : at + len(weights)] = 0
+            at += len(weights)
+
+
+def measure(fields: dict[str, Any], seed: int, ways: dict[str, Callable[[], Coded]]) -> dict[str, float]:
+    """Bits per entry without the coder, and in each of these ways."""
+    coded = {name: make() for name, make in ways.items()}
+    entries = plain = 0
+    for some, shapes in uploads(Config(**fields, seed=seed, threads=1)):
+        for upload in some:
+            entries += len(upload[1])
+            plain += upload[3]
+            for one in coded.values():
+                one.send(upload, shapes)
+    return {"today": 8 * plain / entries, **{name: 8 * one.bytes / entries for name, one in coded.items()}}
+
+
+def compare(cells: list[str], seeds: int, ways: dict[str, Callable[[], Coded]]) -> None:
+    """A line for each cell: bits per entry, and how many per cent fewer."""
+    table = Table("", "today", *ways, title=f"bits per entry, all included; {seeds} seeds")
+    console = Console()
+    for name in cells:
+        title, fields = CELLS[name]
+        try:
+            found = [measure(fields, seed, ways) for seed in range(seeds)]
+        except MissingData as error:
+            console.print(f"{title}: left out, {error}")
+            continue
+        row = [f"{statistics.mean(one['today'] for one in found):.2f}"]
+        for way in ways:
+            fewer = [100 * (1 - one[way] / one["today"]) for one in found]
+            spread = f" ± {statistics.stdev(fewer):.1f}" if seeds > 1 else ""
+            row.append(f"{statistics.mean(one[way] for one in found):.2f} (−{statistics.mean(fewer):.1f}{spread} %)")
+        console.print(title, *row, sep=" | ", soft_wrap=True)
+        table.add_row(title, *row)
+    console.print(table)
+
+
+def timing() -> None:
+    """Write and read random supports; CPU time."""
+    table = Table("entries of the model", "sent", "clocks", "write", "read", "learn", title="ns per coordinate (µs)")
+    random = np.random.default_rng(0)
+    sizes: list[tuple[list[Any], int]] = [
+        ([(10, 784), 10], 60),
+        ([(100, 2400)], 240),
+        ([(100, 2400)], 2400),
+        ([(1000, 1000)], 1000),
+        ([(1000, 1000)], 10_000),
+        ([(1000, 1000)] * 11, 11_000),
+    ]
+    for shapes, count in sizes:
+        for clocks in (True, False):
+            memory = Memory(shapes, clocks)
+            took: dict[str, list[float]] = {"write": [], "read": [], "learn": []}
+            for turn in range(9):
+                indices = np.sort(random.choice(memory.size, count, replace=False))
+                values = np.where(random.random(count) < 0.5, np.float32(-0.5), np.float32(0.5))
+                sparse = Sparse(memory.size, indices, values)
+                began = time.process_time()
+                section = memory.write(sparse, count)
+                wrote = time.process_time()
+                assert section is not None
+                memory.read(section, count)
+                read = time.process_time()
+                memory.learn(sparse)
+                if turn > 2:
+                    for name, seconds in zip(
+                        took, (wrote - began, read - wrote, time.process_time() - read), strict=True
+                    ):
+                        took[name].append(seconds)
+            cells = [
+                f"{1e9 * statistics.median(times) / memory.size:.1f} ({1e6 * statistics.median(times):,.0f})"
+                for times in took.values()
+            ]
+            table.add_row(f"{memory.size:,}", f"{count:,}", "yes" if clocks else "no", *cells)
+    Console().print(table)
+
+
+def first_tables() -> None:
+    """The mean weights after trainings of several kinds, in 16ths of an octave."""
+    found = []
+    for name in TRAINED:
+        coded = Coded()
+        for some, shapes in uploads(Config(**CELLS[name][1], seed=SEED, threads=1)):
+            for upload in some:
+                coded.send(upload, shapes)
+        fixed = sum(map(len, TABLES.values()))
+        kept = [memory._tables[:fixed] for memory in coded.memories.values() if memory.frames > 5]
+        found.append(np.mean(kept, axis=0) / 4096)
+    mean, at = np.mean(found, axis=0).round().astype(int).tolist(), 0
+    for name, weights in TABLES.items():
+        print(f'    "{name}": {tuple(mean[at : at + len(weights)])},')
+        at += len(weights)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("payload", "contexts", "time", "tables"))
+    parser.add_argument("--cells", default="", help=f"of {', '.join(CELLS)}; all if not given")
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    chosen = [name for name in options.cells.split(",") if name] or list(CELLS)
+    if unknown := [name for name in chosen if name not in CELLS]:
+        parser.error(f"there is no cell {unknown[0]!r}: choose from {', '.join(CELLS)}")
+    if options.what == "payload":
+        compare(chosen, options.seeds, {"coded": Coded, "without clocks": lambda: Coded(clocks=False)})
+    elif options.what == "contexts":
+        left: dict[str, Callable[[], Coded]] = {"all": Coded}
+        for context in (*TABLES, "row"):
+            left[f"no {context}"] = lambda context=context: Coded(without=context)
+        compare(chosen, options.seeds, left)
+    elif options.what == "time":
+        timing()
+    else:
+        first_tables()

@@ -1,0 +1,412 @@
+"""A coder that knows the past: both sides remember what a client sent before, so its next frame takes fewer bytes.
+
+Error feedback makes sending nearly periodic: an entry that was sent starts again from zero, and takes about as long as
+the last time until it is large enough to be sent again. Neighbours are sent together, some rows of a layer more often
+than others, and the entries of a row mostly have the same sign. A `Memory` holds all of that as integers, and says of
+each coordinate how likely it is to be in the next frame. A binary range coder then writes, coordinate by coordinate,
+whether it is: 0.01 bits for what was expected, many for a surprise.
+
+The chance of a coordinate is its share of what is left to send: (entries left) · 2^w / (sum of 2^w of the coordinates
+left). Its weight w is a sum, one number from each of six tables:
+
+    phase     where it is in its cycle: age / interval; never sent and sent once are phases of their own
+    near      how long ago the more recent of its two neighbours in the row was sent
+    column    how long ago anything in its column was sent
+    row       which row it is in
+    gap       how far behind is the last entry of this frame
+    gap two   how far behind is the one before that
+
+After a frame, each number moves by log₂ of (entries there / entries expected there), the less the more was seen of it.
+Phase and near take 4 bytes per coordinate; a memory without clocks does without them.
+
+Memory moves only with frames that were taken (`learn`): reading and writing leave it as it is. So both sides have
+counted a frame or neither has. `fingerprint` stands for everything counted so far, and is part of a frame's checksum.
+`docs/wire-format.md` has every step; `docs/studies/coder.md` what each table is worth.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cache, lru_cache
+from math import isqrt
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagc._numba import compiled
+from dagc.errors import InvalidInput, MalformedPayload
+from dagc.sparse import Sparse
+
+__all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory", "Shapes"]
+
+Shapes = Sequence[int | Sequence[int]]
+"""The shape of each tensor of a model; a number stands for a vector of that length."""
+MOST_SIZE = 1 << 26
+"""Of a model. With this many entries, and as many sent as may be, every number in the computation fits 64 bits."""
+MOST_ENTRIES = 1 << 18
+
+OCTAVE = 1 << 16
+"""One, as a weight."""
+STEP = 94548
+"""The largest move of a weight: 1 / ln 2 octaves."""
+SEEN = 4 << 16
+"""What was seen of everything before the first frame: four entries."""
+FULL = 0xFFFF
+"""The clock's last frame. There all times are set back by half."""
+SIGNS = 3 * 17
+TABLES = {
+    "phase": (8, -39, -39, -29, -17, -9, 14, -66, -18, 5, 19, 28, 34, 36, 35, 33, 26, 13),
+    "near": (19, 16, 13, 7, -1, -9, -11, -4, -24),
+    "column": (13, 11, 8, 4, -2, -11, -15, -6, -21),
+    "gap": (26, 12, 9, 5, 2, 8, 3, -15),
+    "gap two": (0, 20, 11, 8, 3, 7, -1, -7),
+}
+"""Where each weight begins, in 16ths of an octave: the mean of trainings of several models (`benchmarks/coder.py`)."""
+AGREE = ((50, 25, 75), (71, 27, 71), (98, 80, 99))
+"""How likely a sign is that of the row's lean, in percent: where that is 0 (and stands for positive), 1 to 7, or 8;
+and where the coordinate was never sent, was last sent with the other sign, or with the same."""
+TRIALS = 2
+"""How many signs each of these is worth."""
+
+
+class Memory:
+    """What one side of a connection remembers of the frames that went over it.
+
+    Args:
+        shapes: Of the model's tensors. A tensor of several dimensions has as many rows as its first; a vector is a row.
+        clocks: Whether to remember of each coordinate when it was sent: 4 bytes each.
+        signs: Whether frames hold signs and one magnitude, which the coder writes, too; else it writes indices only.
+
+    Attributes:
+        frames: How many frames were counted.
+        fingerprint: CRC-32 of their entries: two memories with the same are the same.
+
+    Example:
+        >>> sparse = Sparse(784, [3, 4, 500], [0.5, 0.5, -0.5])
+        >>> sender, receiver = Memory([(8, 98)]), Memory([(8, 98)])
+        >>> section = sender.write(sparse, most=3)
+        >>> read, _ = receiver.read(section, most=3)
+        >>> read == sparse, sender.fingerprint == receiver.fingerprint
+        (True, True)
+        >>> for memory in (sender, receiver):
+        ...     memory.learn(sparse)
+        >>> sender.frames, sender.fingerprint == receiver.fingerprint
+        (1, True)
+        >>> len(section) > len(sender.write(sparse, most=3))   # the same again is less of a surprise
+        True
+    """
+
+    def __init__(self, shapes: Shapes, clocks: bool = True, signs: bool = True) -> None:
+        self._rows, self._columns_count = _rows(tuple(_shape(shape) for shape in shapes))
+        self.size = int(self._rows[-3] + self._rows[-2])
+        if self.size > MOST_SIZE:
+            raise InvalidInput(f"the coder is for models of at most {MOST_SIZE:,} entries, not {self.size:,}")
+        self.clocks, self.signs = clocks, signs
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.frames, self.fingerprint = 0, 0
+        self._mean, self._now = 0, 1
+        self._tables = _first_tables(len(self._rows) // 3)
+        self._columns = np.zeros(self._columns_count, dtype=np.uint16)
+        clocked = self.size if self.clocks else 0
+        self._last = np.zeros(clocked, dtype=np.uint16)
+        self._interval = np.zeros(clocked, dtype=np.uint16)
+        self._lesson: _Lesson | None = None
+
+    def write(self, sparse: Sparse, most: int | None = None, limit: int | None = None) -> bytes | None:
+        """The section for these entries; None if there are too many, or if it would take more than `limit` bytes.
+
+        Args:
+            sparse: The entries; if signs are coded, all of one magnitude that bf16 can hold.
+            most: The most entries that there can be, if the reader knows it, too.
+            limit: In bytes; if not given, whatever the entries take.
+        """
+        if len(sparse) > (MOST_ENTRIES if most is None else min(most, MOST_ENTRIES)):
+            return None
+        data = np.zeros(64 + 4 * len(sparse) + self.size // 4 if limit is None else limit, dtype=np.uint8)
+        length, _ = self._walk("WRITE", data, self._entries(sparse), most)
+        return None if length < 0 else data[:length].tobytes()
+
+    def read(self, section: memoryview | bytes, most: int | None = None, first: bool = False) -> tuple[Sparse, int]:
+        """The entries in a section, with values of 1 if no signs are coded, and how many bytes it takes.
+
+        What follows the section may be anything.
+
+        Args:
+            section: The bytes.
+            most: As the writer has it.
+            first: Whether the writer's memory was empty. Then `learn` empties this one before it counts the frame.
+
+        Raises:
+            MalformedPayload: If it is not exactly what `write` makes.
+        """
+        if first and self.frames:
+            empty = copy(self)
+            empty.reset()
+            read = empty.read(section, most)
+            self._lesson = empty._lesson
+            return read
+        room = min(self.size if most is None else most, self.size, MOST_ENTRIES)
+        entries = _Entries(np.zeros(room, dtype=np.int64), np.zeros(room, dtype=np.uint8), 0)
+        length, entries = self._walk("READ", np.frombuffer(section, dtype=np.uint8).copy(), entries, most)
+        if length < 0 or (self.signs and not entries.mean and entries.negative.any()):
+            raise MalformedPayload("the coded section is not right: damaged, or written with another memory")
+        return _sparse(self.size, entries, self.signs), length
+
+    def learn(self, sparse: Sparse) -> None:
+        """Count a frame with these entries, which the other side counts, too."""
+        entries, lesson = self._entries(sparse), self._lesson
+        if lesson is not None and not lesson.before and lesson.after == entries.fingerprint(0):
+            self.reset()
+        elif lesson is None or (lesson.before, lesson.after) != (
+            self.fingerprint,
+            entries.fingerprint(self.fingerprint),
+        ):
+            self._walk("LEARN", np.zeros(0, dtype=np.uint8), entries, None)
+            lesson = self._lesson
+        assert lesson is not None
+        self._tables, self.fingerprint, self._lesson = lesson.tables, lesson.after, None
+        self._mean = entries.mean
+        self.frames += 1
+        self._stamp(entries)
+        if self._now == FULL:
+            for times in (self._columns, self._last):
+                times[:] = np.where(times > 0, np.maximum(times, 32769) - 32768, 0)
+            self._now -= 32768
+        self._now += 1
+
+    def _entries(self, sparse: Sparse) -> "_Entries":
+        if not self.signs or not len(sparse):
+            return _Entries(sparse.indices, np.zeros(len(sparse), dtype=np.uint8), 0)
+        magnitude = int(np.abs(sparse.values[:1]).view(np.uint32)[0] >> 16)  # the bits of bf16
+        return _Entries(sparse.indices, (sparse.values < 0).astype(np.uint8), magnitude)
+
+    def _stamp(self, entries: "_Entries") -> None:
+        """Write down when each coordinate, and each column, was sent."""
+        indices, now = entries.indices, self._now
+        row = np.searchsorted(self._rows[0::3], indices, side="right") - 1
+        self._columns[self._rows[2::3][row] + indices - self._rows[0::3][row]] = now
+        if self.clocks:
+            last = self._last[indices].astype(np.int64)
+            since = np.where(last > 0, np.minimum(now - last, 32767), 0)
+            self._interval[indices] = 2 * since + entries.negative
+            self._last[indices] = now
+
+    def _walk(
+        self, mode: str, data: NDArray[np.uint8], entries: "_Entries", most: int | None
+    ) -> tuple[int, "_Entries"]:
+        """Write, read or only learn; the section's length, or -1, and the entries."""
+        from dagc.wire import _coder
+
+        following = 0
+        for byte in data[:4].tolist() + [0] * (4 - min(4, len(data))):
+            following = following << 8 | byte
+        coder = np.array([0, 0xFFFFFFFF, 0, following])
+        tables, at = self._tables.copy(), _places(len(self._rows) // 3)
+        contexts = at[6]
+        recent = np.full(len(self._columns), 8)
+        sent = self._columns > 0
+        recent[sent] = _octave(self._now - self._columns[sent].astype(np.int64))
+        mean = np.array([entries.mean, self._mean])
+        count = len(entries.indices) if mode != "READ" else -1
+        indices = np.append(entries.indices, -1)  # so that looking one further is allowed
+        negative = np.append(entries.negative, np.uint8(0))
+        scratch: tuple[Any, ...] = (
+            np.empty(self.size, dtype=np.int32),
+            np.empty(self.size if self.clocks else 0, dtype=np.int16),
+            np.zeros(contexts, dtype=np.int64),
+            np.zeros(contexts, dtype=np.int64),
+        )
+        arguments: Any = (self._rows, self._last, self._interval, recent)
+        bytes_: Any = data
+        if not compiled():  # plain Python is faster with lists
+            both = (bytes_, coder, tables, indices, negative, mean)
+            bytes_, coder, tables, indices, negative, mean = (array.tolist() for array in both)
+            arguments = tuple(array.tolist() for array in arguments)
+            scratch = tuple(array.tolist() for array in scratch)
+        rows, last, interval, recent_columns = arguments
+        found = _coder.walk(
+            getattr(_coder, mode),
+            bytes_,
+            len(data),
+            coder,
+            tables,
+            at,
+            rows,
+            last,
+            interval,
+            recent_columns,
+            self.clocks,
+            self._now,
+            _constants(compiled()),
+            scratch,
+            -1 if most is None else most,
+            indices,
+            negative,
+            count,
+            self.signs,
+            mean,
+        )
+        if found < 0:
+            return -1, entries
+        if bytes_ is not data and mode == "WRITE":
+            data[:] = bytes_
+        done = _Entries(
+            np.array(indices[:found], dtype=np.int64), np.array(negative[:found], dtype=np.uint8), int(mean[0])
+        )
+        self._lesson = _Lesson(self.fingerprint, done.fingerprint(self.fingerprint), np.array(tables))
+        return int(coder[2]), done
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays of the state; not copies."""
+        found: dict[str, NDArray[Any]] = {"tables": self._tables, "columns": self._columns}
+        return {**found, "last": self._last, "interval": self._interval} if self.clocks else found
+
+    def numbers(self) -> dict[str, Any]:
+        """The rest of the state, as JSON can hold it."""
+        return {
+            "clocks": self.clocks,
+            "signs": self.signs,
+            "frames": self.frames,
+            "fingerprint": self.fingerprint,
+            "mean": self._mean,
+            "now": self._now,
+        }
+
+    @classmethod
+    def restored(cls, shapes: Shapes, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> Self:
+        """A memory with the state that `arrays` and `numbers` have returned; what does not fit is refused."""
+        try:
+            memory = cls(shapes, bool(numbers["clocks"]), bool(numbers["signs"]))
+            found = [int(numbers[name]) for name in ("frames", "fingerprint", "mean", "now")]
+            for name, own in memory.arrays().items():
+                if arrays[name].shape != own.shape or arrays[name].dtype != own.dtype:
+                    raise InvalidInput(f"the memory's {name} are {arrays[name].dtype} {arrays[name].shape}")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidInput(f"this is not a coder's memory of this model: {error!r}") from error
+        for number, most in zip(found, (1 << 63, 1 << 32, 0x7F80, FULL + 1), strict=True):
+            if not 0 <= number < most:
+                raise InvalidInput(f"this is not a coder's memory: {dict(numbers)!r:.200}")
+        memory.frames, memory.fingerprint, memory._mean, memory._now = found
+        memory._tables, memory._columns = arrays["tables"].copy(), arrays["columns"].copy()
+        if memory.clocks:
+            memory._last, memory._interval = arrays["last"].copy(), arrays["interval"].copy()
+        if not memory._in_range():
+            raise InvalidInput("this is not a coder's memory: a number in its state is out of range")
+        return memory
+
+    def _in_range(self) -> bool:
+        """Whether the state is one that frames can lead to, as far as the kernels rely on it."""
+        parts = np.split(self._tables, _places(len(self._rows) // 3)[6:])
+        limits = ((-12 * OCTAVE, 12 * OCTAVE), (1, 1 << 50), (1, 65535), (0, 255), (-8, 8))
+        return (
+            all(np.all((low <= part) & (part <= high)) for part, (low, high) in zip(parts, limits, strict=True))
+            and bool(self.frames) == bool(self.fingerprint)
+            and max(self._columns.max(), self._last.max(initial=0)) < self._now
+        )
+
+
+class _Entries(NamedTuple):
+    indices: NDArray[np.int64]
+    negative: NDArray[Any]
+    mean: int
+
+    def fingerprint(self, before: int) -> int:
+        head = self.mean.to_bytes(2, "little") + len(self.indices).to_bytes(4, "little")
+        after = zlib.crc32(self.indices.astype("<u4").data, zlib.crc32(head, before))
+        return zlib.crc32(np.packbits(self.negative).data, after) or 1  # 0 is that of an empty memory
+
+
+class _Lesson(NamedTuple):
+    """What memory will be after a frame, worked out while it was coded."""
+
+    before: int
+    after: int
+    tables: NDArray[np.int64]
+
+
+def _sparse(size: int, entries: _Entries, signs: bool) -> Sparse:
+    magnitude = np.array([entries.mean << 16 if signs else 0x3F800000], dtype=np.uint32).view(np.float32)[0]
+    values = np.where(entries.negative > 0, -magnitude, magnitude).astype(np.float32)
+    return Sparse.trusted(size, entries.indices, values)
+
+
+def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    return (shape,) if isinstance(shape, int) else tuple(shape)
+
+
+@lru_cache(maxsize=16)
+def _rows(shapes: tuple[tuple[int, ...], ...]) -> tuple[NDArray[np.int64], int]:
+    """Start, length and first column of each row, one after the other; and the number of columns of all tensors."""
+    rows: list[int] = []
+    start = columns = 0
+    for shape in shapes:
+        size = int(np.prod(shape))
+        if not size:
+            continue
+        count = shape[0] if len(shape) > 1 and size > shape[0] else 1
+        length = size // count
+        for _ in range(count):
+            rows += (start, length, columns)
+            start += length
+        columns += length
+    if not rows:
+        raise InvalidInput("a model without entries has nothing to code")
+    return np.array(rows, dtype=np.int64), columns
+
+
+@lru_cache(maxsize=16)
+def _places(rows: int) -> tuple[int, ...]:
+    """Where each part of the tables begins: five with fixed lengths, rows; what was seen of those; signs."""
+    found = [0]
+    for weights in TABLES.values():
+        found.append(found[-1] + len(weights))
+    contexts = found[-1] + rows
+    return (*found, contexts, 2 * contexts, 2 * contexts + SIGNS, 2 * contexts + 2 * SIGNS)
+
+
+@lru_cache(maxsize=16)
+def _first_tables(rows: int) -> NDArray[np.int64]:
+    weights = [weight * OCTAVE // 16 for table in TABLES.values() for weight in table] + [0] * rows
+    signs = [_first_chance(lean, last) for lean in range(-8, 9) for last in range(3)]
+    return np.array(weights + [SEEN] * len(weights) + signs + [TRIALS] * SIGNS + [0] * rows, dtype=np.int64)
+
+
+def _first_chance(lean: int, last: int) -> int:
+    """How likely a negative sign is, in 65,536ths; `last` is 0 for never, 1 for positive, 2 for negative."""
+    same = 2 if lean < 0 else 1
+    percent = AGREE[min(abs(lean), 1) + (abs(lean) == 8)][0 if not last else 2 if last == same else 1]
+    return (percent if lean < 0 else 100 - percent) * 65536 // 100
+
+
+@lru_cache(maxsize=2)
+def _constants(arrays: bool) -> tuple[Any, ...]:
+    """Phases by eighths of an interval; powers of two; octaves by distance; the largest step."""
+    phases = [7 + sum(eighths >= limit for limit in (4, 6, 7, 8, 9, 10, 12, 16, 24)) for eighths in range(48)]
+    octaves = [min((distance - 1).bit_length(), 7) for distance in range(66)]
+    powers = [_power(sixteenth) for sixteenth in range(-3072, 3073)]
+    if not arrays:
+        return phases, powers, octaves, STEP
+    return (*(np.array(x, dtype=np.int64) for x in (phases, powers, octaves)), STEP)
+
+
+@cache
+def _root(fraction: int) -> int:
+    """2^(30 + fraction / 256), rounded down: the square root of the square root and so on, eight times."""
+    number = 1 << (256 * 30 + fraction)
+    for _ in range(8):
+        number = isqrt(number)
+    return number
+
+
+def _power(log: int) -> int:
+    """2^(16 + log / 256), rounded down."""
+    return _root(log % 256) << 13 >> (27 - log // 256)
+
+
+def _octave(ages: NDArray[np.int64]) -> NDArray[np.int64]:
+    """⌊log₂ age⌋, at most 7."""
+    return np.searchsorted(np.int64(1) << np.arange(1, 8), ages, side="right")
