@@ -30,6 +30,7 @@ bench: $(READY)
 # Needs root and Debian's iproute2: four hosts in network namespaces, 10 Mb/s each.
 bench-ddp: $(READY)
 	$(BIN)/python -m benchmarks.ddp
+	$(BIN)/python -m benchmarks.internet
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -39,6 +39,7 @@ from dagc.models import build
 PREFIX = "dagc-bench"
 SUBNET = "10.203.7"  # exists inside the namespaces only
 PORT = 29400
+WORKER = ["-m", "benchmarks.ddp", "--worker"]
 WARM_UP = 4  # PowerSGD averages densely in its first steps
 ALONE = {"alone": "no exchange at all: what computing takes"}
 BASELINES = {"dense": "dense all-reduce", "fp16": "PyTorch's fp16 hook", "powersgd": "PyTorch's PowerSGD hook, rank 1"}
@@ -56,12 +57,14 @@ OURS: dict[str, dict[str, Any]] = {
 class Worker:
     """A process that runs jobs: a line of JSON in, lines of JSON out."""
 
-    def __init__(self, rank: int, world: int, prefix: list[str], address: str, port: int, device: str) -> None:
+    def __init__(
+        self, rank: int, world: int, prefix: list[str], address: str, port: int, device: str, job: list[str]
+    ) -> None:
         environment = {
             **os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": address, "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": device, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
         }  # fmt: skip
-        command = [*prefix, sys.executable, "-m", "benchmarks.ddp", "--worker"]
+        command = [*prefix, sys.executable, *job]
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -83,11 +86,13 @@ class Worker:
 
 
 @contextmanager
-def workers(world: int, prefixes: list[list[str]], address: str, port: int, device: str) -> Iterator[list[Worker]]:
+def workers(
+    world: int, prefixes: list[list[str]], address: str, port: int, device: str, job: list[str] = WORKER
+) -> Iterator[list[Worker]]:
     with ExitStack() as stack:
         started = []
         for rank in range(world):
-            started.append(Worker(rank, world, prefixes[rank], address, port, device))
+            started.append(Worker(rank, world, prefixes[rank], address, port, device, job))
             stack.callback(started[-1].stop)
         yield started
 
@@ -272,12 +277,17 @@ def measure(hosts: list[Worker], network: Network | None, **asked: Any) -> dict[
     return {**slowest, "bytes": max(answer["bytes"] for answer in answers), "accuracy": answers[0]["accuracy"]}
 
 
-def slow_link(options: argparse.Namespace) -> None:
+def needed() -> None:
+    """Refuse to begin without what network namespaces need."""
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         raise SystemExit(f"{' and '.join(missing)} missing: apt-get install iproute2")
     if os.geteuid() != 0:
         raise SystemExit("network namespaces need root: sudo make bench-ddp; --loopback goes without")
+
+
+def slow_link(options: argparse.Namespace) -> None:
+    needed()
     tasks = ["mlp-11m", "cnn@cifar-10"]
     try:
         load("cifar-10")

@@ -190,17 +190,52 @@ def test_ddp_and_the_local_engine_are_bit_identical(two, settings):
     if "down" in POLICIES[settings["method"]].defaults:
         settings = {**settings, "down": "lossless"}  # in DDP it is, since there is no downlink
     fields = {"task": "logistic@digits", "workers": 2, "skew_ratio": 10, "rounds": 15, "seed": 3}
-    answers = two.run(as_engine, settings, fields)
+    compare(two.run(as_engine, settings, fields), settings, fields)
+
+
+def compare(answers, settings, fields):
+    """Weights, residual and bytes of every rank, against the local engine."""
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
     engine = Federation(Config(**fields, **settings))
-    rounds = [engine.step() for _ in range(15)]
+    rounds = [engine.step() for _ in range(fields["rounds"])]
     vector = engine.optimizer.vector.detach()
     assert all(torch.equal(model, vector) for model, _, _ in answers)
     for client, (_, residual, _) in zip(engine.clients.values(), answers, strict=True):
         assert torch.equal(residual, client.feedback.residual)
     assert sum(sent for _, _, sent in answers) == rounds[-1].bytes_up > 0
+
+
+def with_local_steps(settings, fields):
+    """The same with local steps between the exchanges."""
+    config = Config(**fields, **settings)
+    rank = dist.get_rank()
+    data = load(config.data)
+    partition = make_partition(config.partition_spec, data, config.seed)
+    batches = Batches(data, partition, config.batch_size, config.seed)
+    model = build(config.model, data, seed=config.seed)
+    plan, examples = config.plan(), int(partition.sizes[rank])
+    plain = {**plan.settings(), "seed": plan.seed}
+    local = dagc.ddp.LocalSteps(model, examples=examples, steps=config.local_steps, rounds=config.rounds, **plain)
+    optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
+    sent = 0
+    for step in range(config.rounds * config.local_steps):
+        x, y = batches.batch(rank, step)
+        optimiser.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimiser.step()
+        exchanged = local.step()
+        sent += 0 if exchanged is None else exchanged.payload
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return weights, local.client.feedback.residual, sent
+
+
+@pytest.mark.parametrize("settings", list(plans()))
+def test_local_steps_on_ddp_and_the_local_engine_are_bit_identical(two, settings):
+    caps = {"caps": {"0": 0.01}} if settings.get("caps") else {}
+    fields = {"task": "logistic@digits", "workers": 2, "skew_ratio": 10, "rounds": 9, "local_steps": 2, "seed": 3}
+    compare(two.run(with_local_steps, {**settings, **caps}, fields), {**settings, **caps}, fields)
 
 
 def test_the_settings_of_all_engines_are_those_of_the_plan():

@@ -22,7 +22,7 @@ def test_what_is_decoded_plus_the_residual_is_everything(gradients, k):
         assert torch.equal(sparse.dense() + feedback.residual, total)
 
 
-@pytest.mark.parametrize("values", ["fp16", "bf16", "int8", "sign"])
+@pytest.mark.parametrize("values", ["fp16", "bf16", "int8", "sign", "two-bit"])
 def test_the_rounding_error_of_a_codec_stays_in_the_residual(values):
     generator = torch.Generator().manual_seed(0)
     feedback = ErrorFeedback(top_k, size=5000, values=values)

@@ -1,9 +1,10 @@
 """Golden states of real runs: whatever a version has left on disk, every later one continues to the same end.
 
 `tests/golden` has a state of each engine in the middle of a run, for every version of its format: a run's folder of the
-local engine, a Flower server's folder with its nodes' files, and the state of a DDP hook. The tests continue them, and
-make the same runs without interruption: both must end alike. `pytest tests/test_golden_states.py --golden` writes the
-files of the newest version again; those of a version that was released never change.
+local engine, a Flower server's folder with its nodes' files, the states of a DDP hook and of local steps. The tests
+continue them, and make the same runs without interruption: both must end alike.
+`pytest tests/test_golden_states.py --golden` writes the files of the newest version again; those of a version that was
+released never change.
 """
 
 import shutil
@@ -26,6 +27,7 @@ from flwr.serverapp.strategy import FedAvg
 import dagc.ddp
 from dagc import checkpoint, folder
 from dagc.ddp import hook as ddp_hook
+from dagc.ddp import resume as local_steps
 from dagc.errors import InvalidInput
 from dagc.flower import DataAware, compress, node
 from dagc.flower.local import LocalGrid
@@ -52,6 +54,7 @@ def written(request, tmp_path_factory):
             (GOLDEN / f"engine-{checkpoint.VERSION}", write_engine),
             (GOLDEN / f"flower-{checkpoint.VERSION}", write_flower),
             (GOLDEN / f"ddp-{ddp_hook.VERSION}", write_ddp),
+            (GOLDEN / f"local-steps-{local_steps.VERSION}", write_local_steps),
         ):
             shutil.rmtree(path, ignore_errors=True)
             write(path, tmp_path_factory.mktemp("new"))
@@ -306,6 +309,49 @@ def test_a_ddp_hook_continues(version, alone):
     assert torch.equal(hook.client.feedback.residual, expected.client.feedback.residual)
     assert hook.client.numbers() == expected.client.numbers()
     assert hook.server.members == expected.server.members
+
+
+# Local steps
+
+LOCAL_SAVED, LOCAL_ROUNDS = 5, 9
+
+
+def local_run(rounds, states=()):
+    """The module and its exchange after steps of a quarter of the way, two between exchanges, with momentum."""
+    model = Nearer()
+    plan = {"bytes": 60, "values": "two-bit", "frames": "compact", "overhead": 0.25}
+    local = dagc.ddp.LocalSteps(model, examples=100, steps=2, momentum=0.5, resume=states, **plan)
+    for step in range(2 * local.round, 2 * rounds):
+        model.zero_grad()
+        model(torch.from_numpy(wanted(step, 210))).backward()
+        for parameter in model.parameters():
+            parameter.data.sub_(parameter.grad / 4)
+        local.step()
+    return model, local
+
+
+def write_local_steps(path, new):
+    """Five of nine exchanges of the only rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        state = local_run(LOCAL_SAVED)[1].state_dict()
+    finally:
+        dist.destroy_process_group()
+    path.mkdir()
+    torch.save(state, path / "rank-0.pt")
+
+
+@versions(local_steps.VERSION)
+def test_local_steps_continue(version, alone):
+    state = torch.load(GOLDEN / f"local-steps-{version}" / "rank-0.pt", weights_only=True)
+    assert (state["version"], state["round"]) == (version, LOCAL_SAVED)
+    (model, local), (straight, expected) = local_run(LOCAL_ROUNDS, [state]), local_run(LOCAL_ROUNDS)
+    assert local.round == expected.round == LOCAL_ROUNDS
+    for name, parameter in straight.named_parameters():
+        assert torch.equal(model.get_parameter(name), parameter), name
+    ours, theirs = local.state_dict(), expected.state_dict()
+    assert all(torch.equal(ours["arrays"][name], array) for name, array in theirs["arrays"].items())
+    assert (ours["client"], ours["server"]) == (theirs["client"], theirs["server"])
 
 
 # What a newer version wrote is refused with words, and stays as it is

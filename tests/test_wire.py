@@ -60,6 +60,14 @@ def test_quantisation_is_as_good_as_its_bits(values, error):
     assert np.all(difference <= error * (np.abs(exact) if values != "int8" else np.abs(exact).max()))
 
 
+def test_two_bits_leave_less_than_half_of_the_error_that_signs_leave():
+    exact = torch.randn(200_000, generator=torch.Generator().manual_seed(0)).pow(3).numpy()
+    exact = exact[np.abs(exact) > 2.0]
+    lost = {name: np.square(dagc.quantise(exact, name) - exact).sum() for name in ("sign", "two-bit")}
+    assert lost["two-bit"] < 0.5 * lost["sign"]
+    assert len(encode(Sparse(len(exact), range(len(exact)), exact), "two-bit")) < 0.27 * len(exact) + 40
+
+
 @pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
 def test_indices_take_within_two_percent_of_the_bound(ratio):
     size = 2_000_000
@@ -323,6 +331,16 @@ GOOD = encode(Sparse(1000, [3, 500, 999], [1.0, -2.0, 0.5]))
         (frame(value_id=4, values=b"\x00\x00\x80\x3f\x01"), "value codec 4, .* mean of 4 bytes, .* retired"),
         (frame(value_id=5, values=b"\x80\xbf\x01"), "mean magnitude is negative"),
         (frame(value_id=5, values=b"\x80\x3f\x02"), "sign bits"),
+        (frame(value_id=6, values=b"\x00\x3f\x80\xbf\x00"), "above the large one"),
+        (frame(value_id=6, values=b"\x80\x3f\x00\x3f\x00"), "above the large one"),
+        (frame(value_id=6, values=b"\x00\x80\x80\x3f\x00"), "is negative"),
+        (frame(value_id=6, values=b"\xc0\x7f\x80\x3f\x02"), "is negative or above"),
+        (frame(value_id=6, values=b"\x80\x7f\x80\x7f\x00"), "NaN or infinite"),
+        (frame(value_id=6, values=b"\x80\x3f\x80\x3f\x02"), "only one twice"),
+        (frame(value_id=6, values=b"\x00\x3f\x80\x3f\x00"), "does not have both"),
+        (frame(value_id=6, values=b"\x00\x3f\x80\x3f\x02"), "does not have both"),
+        (frame(value_id=6, values=b"\x00\x00\x00\x00\x01"), "nothing to say"),
+        (frame(value_id=6, values=b"\x80\x3f\x80\x3f\x04"), "nothing to say"),
         (sealed(b"\xda\x6c\x01\x20" + b"\x80\x00" + b"\x08\x00\x00"), "more bytes than it needs"),
         (sealed(b"\xda\x6c\x01\x20" + b"\xff" * 9), "too large"),
         (sealed(b"\xda\x6c\x01\x20" + b"\xff" * 7 + b"\x01" + b"\x0a\x00\x00"), "too large"),

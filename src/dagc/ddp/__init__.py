@@ -1,6 +1,7 @@
-"""PyTorch DDP: a communication hook that exchanges payloads instead of dense gradients; every rank is the server.
+"""torch.distributed: ranks exchange payloads instead of dense gradients or models; every rank is the server.
 
-One line in a training script: `hook = dagc.ddp.register(model, examples=len(dataset), ratio=0.001)`.
+In every step, as a communication hook of DDP: `hook = dagc.ddp.register(model, examples=len(dataset), ratio=0.001)`.
+After many steps, around a plain module: `local = dagc.ddp.LocalSteps(model, examples=len(dataset), ratio=0.01)`.
 """
 
 from typing import Unpack
@@ -9,10 +10,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dagc.ddp.hook import Hook, Step, on_bucket
+from dagc.ddp.local_steps import Exchanged, LocalSteps
 from dagc.errors import InvalidInput
 from dagc.protocol import Settings
 
-__all__ = ["Hook", "Step", "register"]
+__all__ = ["Exchanged", "Hook", "LocalSteps", "Step", "register"]
 
 
 def register(

@@ -1,5 +1,7 @@
 """The variable-size all-gather: every rank gets everybody's message, in one exchange nearly always."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from struct import Struct
 from typing import NamedTuple
@@ -36,15 +38,20 @@ class Exchange:
     Payloads hardly change in length from step to step, so every rank sends as much as last time and a little more. The
     heads say how long the messages really are; where that was too little, a second exchange brings the rest.
 
+    Args:
+        group: The process group.
+        device: Where the model is; payloads take the way over it with nccl.
+        what: What a message is of, for errors: a step, or an exchange after several.
+
     Attributes:
         sent: Bytes handed to the network in the last exchange, for all other ranks together.
         received: Bytes got from the others.
         times: 1 or 2.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str = "step") -> None:
         """Take a place in the group."""
-        self.group = group
+        self.group, self.what = group, what
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.device = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
         self.sent = self.received = self.times = 0
@@ -77,8 +84,21 @@ class Exchange:
     def numbers(self, own: list[int]) -> list[list[int]]:
         """Everybody's list of as many integers, in rank order."""
         every = [torch.empty(len(own), dtype=torch.int64, device=self.device) for _ in range(self.world)]
-        dist.all_gather(every, torch.tensor(own, dtype=torch.int64, device=self.device), group=self.group)
+        with self.together("at the start"):
+            dist.all_gather(every, torch.tensor(own, dtype=torch.int64, device=self.device), group=self.group)
         return [numbers.tolist() for numbers in every]
+
+    @contextmanager
+    def together(self, when: str) -> Iterator[None]:
+        """Do something here that needs all ranks; where one is lost, the error says what to do."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise DagcError(
+                f"rank {self.rank} lost the others {when}: a rank has died, hangs or is slower than the "
+                f"process group's timeout; start all ranks again from their checkpoints of one {self.what}. "
+                f"{dist.get_backend(self.group)} says: {str(error).splitlines()[0]}"
+            ) from error
 
     def _send(self, content: bytes, lengths: list[int], step: int) -> list[memoryview]:
         """Send to everybody, cut or padded to this rank's length, and get what they send."""
@@ -86,14 +106,8 @@ class Exchange:
         own = content[:length].ljust(length, b"\0")
         to_all = torch.frombuffer(bytearray(own * self.world) or bytearray(1), dtype=torch.uint8)[: length * self.world]
         of_all = torch.empty(sum(lengths), dtype=torch.uint8, device=self.device)
-        try:
+        with self.together(f"in {self.what} {step}"):
             dist.all_to_all_single(of_all, to_all.to(self.device), lengths, [length] * self.world, group=self.group)
-        except RuntimeError as error:
-            raise DagcError(
-                f"rank {self.rank} lost the others in step {step}: a rank has died, hangs or is slower than the "
-                "process group's timeout; start all ranks again from their checkpoints of one step. "
-                f"{dist.get_backend(self.group)} says: {str(error).splitlines()[0]}"
-            ) from error
         self.sent += length * (self.world - 1)
         self.received += sum(lengths) - length
         self.times += 1

@@ -4,10 +4,7 @@ DDP hands gradients over in buckets, which it lays out again after the first ste
 puts the gradients in the order of the model's parameters; so selection, residual and checkpoints know no buckets.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -21,9 +18,10 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dagc.compressors import Compressor, Gradient
+from dagc.ddp.agreement import agree, make_plan, same_step
 from dagc.ddp.exchange import Exchange, Packet
-from dagc.errors import DagcError, InvalidInput, NonFiniteGradient, unknown
-from dagc.protocol import Client, Order, Plan, Server, Settings, Upload
+from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
+from dagc.protocol import Client, Order, Server, Settings, Upload
 from dagc.sparse import Sparse
 from dagc.state import below
 
@@ -129,27 +127,9 @@ class Hook:
         self._some_unused = bool(model.find_unused_parameters or model.static_graph)
         self._exchange = Exchange(model.process_group, self._device)
         given = {"rounds": rounds, "sizes": sizes, "scaler": scaler is not None}
-        self.examples = self._agree(examples, {**settings, **given})
-        plan = Plan(**settings)  # not before: what is wrong is then wrong on all ranks
-        if settings.get("down") is None and plan.downward() is not None:  # the method's own
-            plan = replace(plan, down="lossless")
+        self.examples = agree(self._exchange, examples, {**settings, **given})
+        plan = make_plan(settings, self._exchange.world, clock=False)  # not before: what is wrong is wrong on all ranks
         self._about = {**plan.settings(), **given}
-        if plan.downward() is not None:
-            raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")
-        if plan.step_ahead:
-            raise InvalidInput(
-                f"step_ahead is {plan.step_ahead:g}: DDP computes gradients at the ranks' common model; leave it out"
-            )
-        if plan.first_model != "sent":
-            raise InvalidInput(f"first_model is {plan.first_model!r}: DDP sends the first model itself; leave it out")
-        if plan.per_hour:
-            raise InvalidInput(
-                f"rate is {plan.rate!r}: the ranks' clocks differ, so DDP keeps no rate per hour; give bytes alone"
-            )
-        ranks = [str(rank) for rank in range(self._exchange.world)]
-        for name in plan.caps:
-            if name not in ranks:
-                raise unknown("rank with the cap", name, ranks)
         shapes = [tuple(parameter.shape) for parameter in parameters]
         self.client = Rank(shapes, self._device)
         self.server = Server(plan, sum(sizes), rounds, shapes)
@@ -197,7 +177,7 @@ class Hook:
         packets = self._exchange.all_gather(own)
         clock.append(perf_counter())
 
-        _same_step(packets)
+        same_step(packets)
         refused = next((rank for rank, packet in enumerate(packets) if packet.refused), None)
         if refused is None:
             norms = self.server.policy.wants_norms
@@ -245,22 +225,6 @@ class Hook:
             gradient.fill_(torch.nan if self._scaler is None else torch.inf)
         if self._scaler is None:
             _raise_after_backward(NonFiniteGradient(why))
-
-    def _agree(self, examples: Any, arguments: dict[str, Any]) -> list[int]:
-        """Everybody's number of examples; an error on all ranks if one is wrong or if the arguments differ."""
-        known = isinstance(examples, int | np.integer) and not isinstance(examples, bool) and 0 <= examples < 1 << 53
-        text = json.dumps(arguments, sort_keys=True, default=str)
-        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
-        counts, digests = zip(*self._exchange.numbers([int(examples) if known else -1, digest]), strict=True)
-        if len(set(digests)) > 1:
-            other = next(rank for rank in range(len(digests)) if digests[rank] != digests[0])
-            raise InvalidInput(f"ranks 0 and {other} differ in their models or arguments; this rank has {text:.400}")
-        if min(counts) < 0:
-            here = "" if known else f", but {examples!r}"
-            raise InvalidInput(f"examples of rank {counts.index(-1)} is not a number of examples, 0 or more{here}")
-        if not any(counts):
-            raise InvalidInput("examples is 0 on all ranks: at least one must hold data")
-        return list(counts)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that this rank continues from; every rank saves its own, beside the model and the optimiser."""
@@ -314,12 +278,6 @@ class Hook:
 def on_bucket(hook: Hook, bucket: GradBucket) -> Future[Tensor]:
     """What DDP calls, with the hook as its state."""
     return hook.take(bucket)
-
-
-def _same_step(packets: Sequence[Packet]) -> None:
-    steps = [packet.step for packet in packets]
-    if len(set(steps)) > 1:
-        raise DagcError(f"the ranks are at different steps, {steps} in rank order: load checkpoints of one step")
 
 
 def _raise_after_backward(error: DagcError) -> None:

@@ -66,7 +66,7 @@ POLICIES |= {
         _power,
         waits=True,
         about="the best there is: entries by data, signs, coded frames, waiting, a budget both ways",
-        defaults={"values": "auto", "frames": "auto", "overhead": 0.125, "down": "same"},
+        defaults={"values": "auto", "frames": "auto", "overhead": 0.125, "down": "same", "step_ahead": 0.5},
         bytes=_usual_bytes,
     ),
     "dagc-r": relative("dagc-r", "entries by data: Algorithm 2 of the paper"),

@@ -74,7 +74,7 @@ def encode(
 
     Args:
         sparse: What to send.
-        values: The value codec: fp32, fp16, bf16, int8 or sign.
+        values: The value codec: fp32, fp16, bf16, int8, two-bit or sign.
         round: A number that comes back in `read_header`, to tell rounds apart.
         indices: The index codec; if not given, the one that takes the fewest bytes.
         compact: Leave out what the reader knows, if the frame then has less than 1024 bytes: it must give `decode` the

@@ -1,0 +1,309 @@
+"""What local steps gain on slow links, by the clock: four hosts, 10 Mb/s each, loss or accuracy and bytes after a time.
+
+    make bench-ddp                                          # needs root; this is its second part
+    python -m benchmarks.internet --task gpt                # or cnn@cifar-10
+    python -m benchmarks.internet --seconds 5 10 --only ours hook      # methods whose names contain one of these
+    python -m benchmarks.internet --cost                    # no root, no network: an exchange of 100 M parameters
+
+The hosts are those of `benchmarks.ddp`. Every method gets fresh processes, which train a model to warm up and throw it
+away. Then links become slow, and all methods have the same time on the clock. What is evaluated is the model that all
+ranks share. PowerSGD's first two steps are dense: it needs them.
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from benchmarks.ddp import PORT, SUBNET, Network, needed, run, send, transmitted, workers
+from benchmarks.ddp import install as install_hook
+from examples.internet import GPT, Text
+from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+import dagc.ddp
+from dagc.data import Batches, load, make_partition
+from dagc.errors import MissingData
+from dagc.models import build
+
+STEPS = 30
+"""Local steps between exchanges."""
+EVERY_STEP = {
+    "dense": "dense all-reduce in every step",
+    "fp16": "PyTorch's fp16 hook",
+    "powersgd": "PyTorch's PowerSGD hook, rank 1",
+    "dagc-r 1 %": "our hook, dagc-r 1 %",
+}
+DENSE = {
+    "post-local": f"PyTorch's PostLocalSGD, {STEPS} steps",
+    "diloco": f"dense DiLoCo, {STEPS} steps",
+}
+NESTEROV = {"outer_rate": 0.7, "momentum": 0.9}
+OURS: dict[str, dict[str, Any]] = {
+    f"ours, {STEPS} steps, 2 % two-bit": {"ratio": 0.02, "values": "two-bit"},
+    f"ours, {STEPS} steps, 2 % two-bit, Nesterov": {"ratio": 0.02, "values": "two-bit", **NESTEROV},
+    f"ours, {STEPS} steps, 10 % two-bit": {"ratio": 0.1, "values": "two-bit"},
+    f"ours, {STEPS} steps, 10 % two-bit, Nesterov": {"ratio": 0.1, "values": "two-bit", **NESTEROV},
+    f"ours, {STEPS} steps, 10 % two-bit, overlap": {"ratio": 0.1, "values": "two-bit", "overlap": True},
+}
+METHODS = {**EVERY_STEP, **DENSE, **{name: name for name in OURS}}
+
+
+class Task:
+    """A model, a rank's losses by step, and how good the model is."""
+
+    def __init__(self, name: str, rank: int, world: int) -> None:
+        torch.manual_seed(0)
+        self.module: Any
+        self.loss: Callable[[nn.Module, int], torch.Tensor]
+        if name == "gpt":
+            text = Text(None, world)
+            self.module = GPT(len(text.letters))
+            self.examples = [len(piece) for piece in text.pieces]
+
+            def guess(model: nn.Module, step: int) -> torch.Tensor:
+                windows = text.batch(rank, step, 16, self.module.context)
+                return cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+
+            self.loss = guess
+            self.evaluate = lambda: text.evaluate(self.module, 64)
+            self.optimiser: Any = torch.optim.AdamW(self.module.parameters(), lr=1e-3)
+            return
+        data = load("cifar-10")
+        partition = make_partition(f"skewed:workers={world},skew_ratio=10", data)
+        batches = Batches(data, partition, 32)
+        self.module = build("cnn", data)
+        self.examples = partition.sizes.tolist()
+
+        def classify(model: nn.Module, step: int) -> torch.Tensor:
+            x, y = batches.batch(rank, step)
+            return cross_entropy(model(x), y)
+
+        @torch.no_grad()
+        def accuracy() -> float:
+            right = sum(int((self.module(x).argmax(1) == y).sum()) for x, y in data.test_batches(500))
+            return right / len(data.test_y)
+
+        self.loss, self.evaluate = classify, accuracy
+        self.optimiser = torch.optim.SGD(self.module.parameters(), lr=0.05)
+
+
+# What a worker does
+
+
+def training(method: str, task: Task) -> tuple[Iterator[None], Callable[[], torch.Tensor]]:
+    """Steps without end, and the model that all ranks share, as a vector."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    module, optimiser = task.module, task.optimiser
+    model, weight, after = module, 1.0, lambda: None
+
+    def shared() -> torch.Tensor:
+        return parameters_to_vector(module.parameters()).detach()
+
+    if method in EVERY_STEP:
+        model = DistributedDataParallel(module, bucket_cap_mb=1000 if method == "powersgd" else None)
+        _, weight = install_hook(model, method, task.examples, rank, world)
+    elif method == "post-local":
+        averager = PeriodicModelAverager(period=STEPS, warmup_steps=0)
+        averager.step = 1  # it would average after the first step
+        latest = shared().clone()
+
+        def after() -> None:
+            nonlocal latest
+            averager.average_parameters(module.parameters())
+            if averager.step % STEPS == 1:
+                latest = shared().clone()
+
+        return _steps(task, model, weight, optimiser, after), lambda: latest
+    elif method == "diloco":
+        diloco = DiLoCo(module, task.examples[rank] / sum(task.examples))
+        return _steps(task, model, weight, optimiser, diloco.step), lambda: diloco.shared
+    else:
+        local = dagc.ddp.LocalSteps(module, examples=task.examples[rank], steps=STEPS, **OURS[method])
+        return _steps(task, model, weight, optimiser, local.step), lambda: local.shared
+    return _steps(task, model, weight, optimiser, after), shared
+
+
+def _steps(task: Task, model: Any, weight: float, optimiser: Any, after: Callable[[], Any]) -> Iterator[None]:
+    step = 0
+    while True:
+        optimiser.zero_grad()
+        (task.loss(model, step) * weight).backward()
+        optimiser.step()
+        after()
+        step += 1
+        yield
+
+
+class DiLoCo:
+    """Dense DiLoCo in a few lines: the mean of what the models have moved, by data, and Nesterov's momentum."""
+
+    def __init__(self, module: nn.Module, share: float, rate: float = 0.7, momentum: float = 0.9) -> None:
+        self.module, self.share, self.done = module, share, 0
+        self.shared = parameters_to_vector(module.parameters()).detach().clone()
+        self.outer = torch.optim.SGD([self.shared], lr=rate, momentum=momentum, nesterov=True)
+
+    def step(self) -> None:
+        self.done += 1
+        if self.done % STEPS == 0:
+            moved = (self.shared - parameters_to_vector(self.module.parameters()).detach()) * self.share
+            dist.all_reduce(moved)
+            self.shared.grad = moved
+            self.outer.step()
+            vector_to_parameters(self.shared, self.module.parameters())
+            for parameter in self.module.parameters():
+                parameter.data = parameter.data.clone()  # they would be views of the vector otherwise
+
+
+def serve(method: str, name: str, seconds: list[float]) -> None:
+    """Train; rank 0 says when the times are over, and at last how good the model was at each."""
+    lines: Queue[str] = Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for count in (4 if method in EVERY_STEP else STEPS + 1, 0):  # once to warm up, exchanges included
+        task = Task(name, dist.get_rank(), dist.get_world_size())
+        steps, shared = training(method, task)
+        for _ in range(count):
+            next(steps)
+    send("ready")
+    lines.get()
+    dist.barrier()
+    began, found = time.perf_counter(), []
+    count = 0
+    while True:
+        next(steps)
+        count += 1
+        if dist.get_rank() == 0 and time.perf_counter() - began >= seconds[len(found)]:
+            found.append(shared().clone())
+            send({"steps": count, "sent": transmitted()})
+            if len(found) == len(seconds):
+                break
+    scores = []
+    for vector in found:
+        vector_to_parameters(vector, task.module.parameters())
+        scores.append(task.evaluate())
+    send(scores)
+    lines.get()
+
+
+# The measurements
+
+
+def cost(size: int = 100_000_000, tensors: int = 20) -> None:
+    """Seconds and memory of an exchange on one rank, beside the time of touching the model once."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = nn.ParameterList([torch.randn(size // tensors) for _ in range(tensors)])
+    before = memory("VmRSS")
+    local = dagc.ddp.LocalSteps(model, examples=1, steps=1, ratio=0.01, values="two-bit")
+    found = []
+    for _ in range(6):
+        for parameter in model:
+            parameter.data.mul_(1.01)
+        began = time.perf_counter()
+        local.client.feedback.residual.add_(local.shared, alpha=0.0)
+        touched = time.perf_counter()
+        exchanged = local.step()
+        assert exchanged is not None
+        found.append((touched - began, time.perf_counter() - touched, exchanged.compress, exchanged.decode))
+    seconds = [f"{statistics.median(part):.2f} s" for part in zip(*found[1:], strict=True)]
+    beside = [f"{(memory(name) - before) / (4 * size):.1f}" for name in ("VmHWM", "VmRSS")]
+    print(f"\n{size:,} parameters, 1 %, two-bit, {torch.get_num_threads()} threads; median of 5\n")
+    print("| touch once | whole exchange | compress | decode | vectors beside the model, during | after |")
+    print(f"|---|---|---|---|---|---|\n| {' | '.join([*seconds, *beside])} |")
+
+
+def memory(name: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most so far."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return 1024 * int(line.split()[1])
+
+
+def measure(network: Network, method: str, task: str, seconds: list[float]) -> list[tuple[float, int, int]]:
+    """For each time: accuracy or loss, rank 0's steps, and the most bytes that a host has sent."""
+    command = ["-m", "benchmarks.internet", "--worker", method, "--task", task, "--seconds", *map(str, seconds)]
+    with workers(4, network.prefixes(), f"{SUBNET}.1", PORT, "eth0", command) as hosts:
+        for host in hosts:
+            host.receive()
+        before = sent(network)
+        network.slow(True)
+        for host in hosts:
+            host.send("go")
+        counts, bytes_sent = [], []
+        for _ in seconds:
+            counts.append(hosts[0].receive()["steps"])
+            bytes_sent.append(max(now - then for now, then in zip(sent(network), before, strict=True)))
+        scores = hosts[0].receive()
+        for host in hosts:  # all at once: nobody is to complain about the others
+            host.process.kill()
+        network.slow(False)
+    return list(zip(scores, counts, bytes_sent, strict=True))
+
+
+def sent(network: Network) -> list[int]:
+    """Bytes that have left each host, packet headers included."""
+    file = "/sys/class/net/eth0/statistics/tx_bytes"
+    return [int(run(*prefix, "cat", file)) for prefix in network.prefixes()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=["cnn@cifar-10", "gpt"], help="one of the two")
+    parser.add_argument("--seconds", type=float, nargs="+", default=[60, 180], help="when the model is evaluated")
+    parser.add_argument("--rate", default="10mbit", help="of every link, as tc takes it")
+    parser.add_argument("--only", nargs="+", help="methods whose names contain one of these words")
+    parser.add_argument("--cost", action="store_true", help="what an exchange costs on one rank; no root needed")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        serve(options.worker, options.task, options.seconds)
+        return
+    if options.cost:
+        cost()
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(f"stopped by signal {number}"))
+    needed()
+    seconds = sorted(options.seconds)
+    with Network(4, options.rate) as network:
+        for task in [options.task] if options.task else ["cnn@cifar-10", "gpt"]:
+            try:
+                Task(task, 0, 4)
+            except (MissingData, SystemExit) as error:
+                print(f"without {task}: {error}")
+                continue
+            what = "loss" if task == "gpt" else "accuracy"
+            print(f"\n{task}, {options.rate} each way, 4 ranks, skew ratio 10\n")
+            heads = [f"{what}, {time:g} s | steps | MB sent" for time in seconds]
+            print(f"| method | {' | '.join(heads)} |\n|---|{'---|' * 3 * len(seconds)}")
+            for method, label in METHODS.items():
+                if options.only and not any(word in label or word in method for word in options.only):
+                    continue
+                cells = [
+                    f"{score:.3f} | {steps} | {bytes_sent / 1e6:.2f}" if task == "gpt"
+                    else f"{score:.1%} | {steps} | {bytes_sent / 1e6:.2f}"
+                    for score, steps, bytes_sent in measure(network, method, task, seconds)
+                ]  # fmt: skip
+                print(f"| {label} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Bytes per entry beside SparseLoCo's layout: 64 of every 4,096 entries, each with 12 bits of index and 2 of value.
+
+    python -m benchmarks.payload
+
+The entries are of real changes: what 30 local steps move in a model, plus what was not sent before. SparseLoCo's scales
+are not counted, ours are, as are our headers and checksums.
+"""
+
+import argparse
+
+import numpy as np
+import torch
+from benchmarks.internet import STEPS, Task
+from torch.nn.utils import parameters_to_vector
+
+from dagc import Sparse, encode, quantise, read_header, top_k
+from dagc.compressors import Gradient
+from dagc.errors import MissingData
+from dagc.feedback import ErrorFeedback
+
+CHUNK, KEPT = 4096, 64
+
+
+def per_chunk(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
+    """SparseLoCo's selection: the largest entries of every chunk, in proportion in the last one."""
+    assert isinstance(vector, torch.Tensor)
+    found = []
+    for start in range(0, len(vector), CHUNK):
+        chunk = vector[start : start + CHUNK]
+        found.append(top_k(chunk, max(1, parameter * len(chunk) // CHUNK)).indices + start)
+    indices = np.concatenate(found)
+    return Sparse(len(vector), indices, vector.numpy()[indices])
+
+
+def changes(name: str, rounds: int) -> list[torch.Tensor]:
+    """What the first rank's model moves in each round, from where the last one has left it."""
+    task = Task(name, 0, 4)
+    found = []
+    for round in range(rounds):
+        before = parameters_to_vector(task.module.parameters()).detach().clone()
+        for step in range(STEPS):
+            task.optimiser.zero_grad()
+            task.loss(task.module, round * STEPS + step).backward()
+            task.optimiser.step()
+        found.append(before - parameters_to_vector(task.module.parameters()).detach())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8, help="of local steps; the second half is counted")
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    print("\n| model | entries | layout | index bits | value bits | bytes per entry | error of the values |")
+    print("|---|---|---|---|---|---|---|")
+    for name in ("cnn@cifar-10", "gpt"):
+        try:
+            moved = changes(name, rounds)
+        except (MissingData, SystemExit) as error:
+            print(f"without {name}: {error}")
+            continue
+        size = len(moved[0])
+        print(f"| {name} | {KEPT} of {CHUNK} | SparseLoCo | 12.00 | 2.00 | 1.750 | |")
+        ways = {"the same": (per_chunk, KEPT), "the largest": (top_k, KEPT * size // CHUNK)}
+        for label, (compressor, parameter) in ways.items():
+            for values in ("two-bit", "sign"):
+                feedback = ErrorFeedback(compressor, size, values=values)
+                counted = []
+                for change in moved:
+                    exact = compressor(feedback.residual + change, parameter)
+                    frame = encode(feedback.step(change, parameter), values)
+                    header = read_header(frame)
+                    lost = (
+                        np.square(quantise(exact.values, values) - exact.values).sum() / np.square(exact.values).sum()
+                    )
+                    bits = 8 * header.index_bytes, 8 * header.value_bytes, len(frame)
+                    counted.append((*(one / header.entries for one in bits), lost))
+                index, value, total, lost = np.mean(counted[rounds // 2 :], axis=0)
+                print(f"| {name} | {label} | ours, {values} | {index:.2f} | {value:.2f} | {total:.3f} | {lost:.1%} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What all ranks must agree on before they exchange anything: their arguments, their data and the plan."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dagc.ddp.exchange import Exchange, Packet
+from dagc.errors import DagcError, InvalidInput, unknown
+from dagc.protocol import Plan, Settings
+
+__all__ = ["agree", "make_plan", "same_step"]
+
+
+def agree(exchange: Exchange, examples: Any, arguments: dict[str, Any]) -> list[int]:
+    """Everybody's number of examples; an error on all ranks if one is wrong or if the arguments differ."""
+    known = isinstance(examples, int | np.integer) and not isinstance(examples, bool) and 0 <= examples < 1 << 53
+    text = json.dumps(arguments, sort_keys=True, default=str)
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+    counts, digests = zip(*exchange.numbers([int(examples) if known else -1, digest]), strict=True)
+    if len(set(digests)) > 1:
+        other = next(rank for rank in range(len(digests)) if digests[rank] != digests[0])
+        raise InvalidInput(f"ranks 0 and {other} differ in their models or arguments; this rank has {text:.400}")
+    if min(counts) < 0:
+        here = "" if known else f", but {examples!r}"
+        raise InvalidInput(f"examples of rank {counts.index(-1)} is not a number of examples, 0 or more{here}")
+    if not any(counts):
+        raise InvalidInput("examples is 0 on all ranks: at least one must hold data")
+    return list(counts)
+
+
+def make_plan(settings: Settings, world: int, clock: bool) -> Plan:
+    """The plan, with what ranks cannot do refused; `clock` says whether the ranks share one."""
+    plan = Plan(**settings)
+    for name, off in {"down": "lossless", "step_ahead": 0.0}.items():
+        if settings.get(name) is None and getattr(plan, name):  # the method's own
+            plan = replace(plan, **{name: off})
+    if plan.downward() is not None:
+        raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")
+    if plan.step_ahead:
+        raise InvalidInput(
+            f"step_ahead is {plan.step_ahead:g}: ranks train from the model that all of them have; leave it out"
+        )
+    if plan.first_model != "sent":
+        raise InvalidInput(f"first_model is {plan.first_model!r}: DDP sends the first model itself; leave it out")
+    if plan.per_hour and not clock:
+        raise InvalidInput(
+            f"rate is {plan.rate!r}: the ranks' clocks differ, so DDP keeps no rate per hour; give bytes alone"
+        )
+    ranks = [str(rank) for rank in range(world)]
+    for name in plan.caps:
+        if name not in ranks:
+            raise unknown("rank with the cap", name, ranks)
+    return plan
+
+
+def same_step(packets: Sequence[Packet], what: str = "step") -> None:
+    """Refuse messages of different steps."""
+    steps = [packet.step for packet in packets]
+    if len(set(steps)) > 1:
+        raise DagcError(f"the ranks are at different {what}s, {steps} in rank order: load checkpoints of one {what}")
