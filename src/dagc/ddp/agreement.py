@@ -35,9 +35,10 @@ def agree(exchange: Exchange, examples: Any, arguments: dict[str, Any]) -> list[
 def make_plan(settings: Settings, world: int, clock: bool) -> Plan:
     """The plan, with what ranks cannot do refused; `clock` says whether the ranks share one."""
     plan = Plan(**settings)
-    for name, off in {"down": "lossless", "step_ahead": 0.0}.items():
-        if settings.get(name) is None and getattr(plan, name):  # the method's own
-            plan = replace(plan, **{name: off})
+    if settings.get("down") is None and plan.downward() is not None:  # the method's own
+        plan = replace(plan, down="lossless")
+    if settings.get("step_ahead") is None and plan.step_ahead:
+        plan = replace(plan, step_ahead=0.0)
     if plan.downward() is not None:
         raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")
     if plan.step_ahead:
