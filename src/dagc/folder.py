@@ -11,7 +11,7 @@ from typing import IO, Any, Protocol, Self
 from numpy.typing import NDArray
 
 from dagc import checkpoint
-from dagc.errors import CheckpointError, InvalidInput
+from dagc.errors import CheckpointError, InvalidInput, shown
 from dagc.files import failure, locked, make_folder, remove_partial, sync_folder, write_atomically
 
 __all__ = ["Folder", "Saved", "finished", "read_metrics", "read_settings", "summary", "to_toml"]
@@ -247,7 +247,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             f"{file} was written by dagc 0.1, which this version cannot read: start the run again in another folder"
         )
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise InvalidInput(f"{file} has the version {version!r:.100}: write version = {VERSION}")
+        raise InvalidInput(f"{file} has the version {shown(version)}: write version = {VERSION}")
     if version > VERSION:
         raise InvalidInput(f"{file} was written by a newer version of dagc: update dagc to read it")
     return settings

@@ -7,16 +7,15 @@ from numbers import Integral, Real
 from typing import Any, Self, TypedDict, Unpack
 
 from dagc.allocation import most_entries
-from dagc.errors import InvalidInput, unknown
+from dagc.errors import InvalidInput, shown, unknown
 from dagc.policies.policy import POLICIES, Method, Policy
-from dagc.policies.rate import Account, make_rate
+from dagc.policies.rate import MOST_BYTES, Account, make_rate
 from dagc.wire import VALUE_CODECS
 
 __all__ = ["Plan", "Settings"]
 
 FRAMES = ("plain", "compact")
 FIRST_MODEL = ("sent", "drawn")
-MOST_BYTES = 1 << 48
 SIGNS_BELOW = 0.1
 """With "auto", signs are sent below this ratio of entries: `docs/beyond.md` has what was measured, up to 7 %."""
 
@@ -219,7 +218,7 @@ class Plan:
         if self.exponent is not None and not (_is_number(self.exponent) and 0 <= self.exponent <= 4):
             raise InvalidInput(f"exponent is {_shown(self.exponent)}: it must be a number from 0 (uniform) to 4")
         if not isinstance(self.seed, Integral) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 63:
-            raise InvalidInput(f"seed is {self.seed!r:.100}: it must be an integer from 0 to 2^63 - 1")
+            raise InvalidInput(f"seed is {shown(self.seed)}: it must be an integer from 0 to 2^63 - 1")
         if self.rate is not None:
             make_rate(self.rate)
         for name in ("caps", "options"):
@@ -227,7 +226,7 @@ class Plan:
             if not isinstance(given, Mapping) or not all(
                 isinstance(key, str) and _is_number(given[key]) and abs(given[key]) < math.inf for key in given
             ):
-                raise InvalidInput(f"{name} is {given!r:.100}: it must give finite numbers by name")
+                raise InvalidInput(f"{name} is {shown(given)}: it must give finite numbers by name")
         for name, cap in self.caps.items():
             if not 0 < cap <= 1:
                 raise InvalidInput(f"caps: the cap of {name!r} is {cap:g}: it must be above 0 and at most 1")
@@ -238,7 +237,7 @@ class Plan:
         if self.first_model not in FIRST_MODEL:
             raise unknown("way to get the first_model", self.first_model, FIRST_MODEL)
         if not isinstance(self.per_tensor, bool):
-            raise InvalidInput(f"per_tensor is {self.per_tensor!r:.100}: it must be true or false")
+            raise InvalidInput(f"per_tensor is {shown(self.per_tensor)}: it must be true or false")
 
     def _check_budget(self) -> None:
         takes = self._kind.budgets
@@ -257,11 +256,11 @@ class Plan:
         if self.down not in (None, "lossless", "same"):
             try:
                 right = not isinstance(self.down, bool) and 0 < float(self.down) <= MOST_BYTES
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 right = False
             if not right:
                 raise InvalidInput(
-                    f"down is {self.down!r:.100}: it must be lossless, same, or a number of bytes above 0"
+                    f"down is {shown(self.down)}: it must be lossless, same, or a number of bytes above 0"
                 )
         if self.down == "same" and not {"ratio", "bytes", "rate"} & set(given):
             raise InvalidInput("down is 'same', but clients have no budget of entries or bytes: give bytes for down")
@@ -310,11 +309,16 @@ def _plain(value: Any, text: bool = False) -> Any:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else f"{value!r:.100}"
+    return f"{value:g}" if isinstance(value, float) else shown(value)
 
 
 def _words(names: tuple[str, ...] | list[str], last: str = "and") -> str:

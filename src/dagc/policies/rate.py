@@ -3,10 +3,12 @@
 import re
 from typing import Any, Literal, NamedTuple
 
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, shown
 
-__all__ = ["Account", "Rate", "make_rate"]
+__all__ = ["MOST_BYTES", "Account", "Rate", "make_rate"]
 
+MOST_BYTES = 1 << 48
+"""The largest budget in bytes: far above any, and low enough that sums of budgets stay exact."""
 _UNITS = {"": 1, "B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9}
 
 
@@ -24,18 +26,18 @@ def make_rate(text: str) -> Rate:
         >>> make_rate("1.5 MB/hour")
         Rate(bytes=1500000.0, per='hour')
     """
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([kMG]?B)?\s*/\s*(training|hour)\s*", str(text))
     try:
+        found = re.fullmatch(r"\s*([0-9.]+)\s*([kMG]?B)?\s*/\s*(training|hour)\s*", str(text))
         if found is None:
             raise ValueError
         rate = Rate(float(found[1]) * _UNITS[found[2] or ""], found[3])  # type: ignore[arg-type]
     except ValueError:
         raise InvalidInput(
-            f"rate is {text!r:.100}: write bytes per client, like 200 kB/training or 1.5 MB/hour "
+            f"rate is {shown(text)}: write bytes per client, like 200 kB/training or 1.5 MB/hour "
             "(bytes per round are the setting bytes)"
         ) from None
-    if not rate.bytes >= 1:
-        raise InvalidInput(f"rate is {text!r:.100}: it must allow at least 1 byte")
+    if not 1 <= rate.bytes <= MOST_BYTES:
+        raise InvalidInput(f"rate is {shown(text)}: it must allow at least 1 byte, and at most 2^48")
     return rate
 
 

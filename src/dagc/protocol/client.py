@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from dagc.compressors import COMPRESSORS, Compressor, Gradient, per_tensor
-from dagc.errors import InvalidInput, OutOfSync, unknown
+from dagc.errors import InvalidInput, MalformedPayload, OutOfSync, unknown
 from dagc.feedback import ErrorFeedback
 from dagc.protocol.downlink import checksum, read_steps
 from dagc.protocol.messages import Download, Order, Upload
@@ -65,6 +65,10 @@ class Client:
             OutOfSync: If the download does not build on what this client has: it needs the full model.
             MalformedPayload: If it is damaged.
         """
+        if download.since < -1 or download.version < 0 or download.steps < 0:
+            raise MalformedPayload(
+                f"{download.steps} steps from version {download.since} to {download.version} are none"
+            )
         if download.since >= 0 and (self.model is None or self.version < download.since):
             has = "no model" if self.model is None else f"version {self.version}"
             raise OutOfSync(f"the download builds on version {download.since} of the model, but this client has {has}")

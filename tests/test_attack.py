@@ -1,0 +1,278 @@
+"""What an attacker tried, item by item: each held up the program once, or was near to it."""
+
+import gzip
+import io
+import tarfile
+import threading
+import tracemalloc
+import zipfile
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dagc
+from dagc import DagcError, InvalidInput, MalformedPayload, Plan, Sparse, aggregate, aggregate_sparse
+from dagc._numba import compiled
+from dagc.cli import app
+from dagc.data.download import fetch, unpack
+from dagc.data.idx import read_idx
+from dagc.data.own import read_npz
+from dagc.errors import DataError
+from dagc.folder import read_settings
+from dagc.training import Config, train
+from dagc.wire.indices import INDEX_CODECS
+
+# 12. Settings, files and addresses that are no such thing are refused with words
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"skew_ratio": 1e308},
+        {"partition": "skewed:workers=10,skew_ratio=1e308,label_alpha=0.5"},
+        {"partition": "from-sizes:sizes=" + "9" * 5000},
+        {"learning_rate": 1e308},
+        {"learning_rate": float("inf")},
+        {"device": "meta"},
+        {"compute_seconds": 1e308},
+        {"network": "constant:up=1e308,down=1e-308"},
+        {"network": "constant:latency=1e308"},
+        {"task": "logistic@" + "a" * 5000},
+        {"ratio": None, "rate": "1" + "0" * 400 + " B/training"},
+        {"ratio": 10**400},
+        {"caps": {"0": 10**5000}},
+        {"seed": 10**5000},
+        {"rounds": -(10**5000)},
+    ],
+    ids=lambda fields: str(list(fields)),
+)
+def test_settings_beyond_any_training_are_refused_with_words(fields):
+    with pytest.raises(DagcError) as refused:
+        train(Config(**{"task": "logistic@digits", "ratio": 0.1, "rounds": 2, **fields})).run()
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ratio": 10**5000},
+        {"bytes": -(10**5000)},
+        {"ratio": 0.1, "seed": 10**5000},
+        {"ratio": 0.1, "caps": {"a": 10**5000}},
+        {"ratio": 0.1, "options": {"a": 10**5000}},
+        {"ratio": 0.1, "down": 10**5000},
+        {"rate": 10**5000},
+        {"method": 10**5000},
+        {"method": "x" * 10**6},
+        {"method": "power", "ratio": 0.1, "exponent": 10**5000},
+    ],
+    ids=lambda settings: str(list(settings)),
+)
+def test_a_plan_of_monstrous_numbers_is_refused_in_a_few_words(settings):
+    with pytest.raises(InvalidInput) as refused:
+        Plan(**settings)
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "caps = " + "[" * 5000 + "]" * 5000,
+        "caps" + ".a" * 5000 + " = 1",
+        "version" + ".a" * 5000 + " = 1",
+        "rounds = " + "9" * 5000,
+        "ratio = 0.1\nrounds = -" + "9" * 4000,
+    ],
+    ids=["lists", "tables", "version", "digits", "fewer digits"],
+)
+def test_toml_nested_5000_deep_or_with_5000_digits_is_refused(tmp_path, text):
+    (tmp_path / "it.toml").write_text(text)
+    with pytest.raises(InvalidInput):
+        Config(**read_settings(tmp_path / "it.toml"))
+
+
+@pytest.mark.parametrize("caps", ["[" * 100_000, '{"a":' * 5000, '{"0":' + "9" * 5000 + "}"])
+def test_monstrous_json_on_the_command_line_is_one_line(caps):
+    for command in (["run", "logistic@digits", "--ratio", "0.1"], ["allocate", "1,2", "--ratio", "0.1"]):
+        done = CliRunner().invoke(app, [*command, "--caps", caps])
+        assert done.exit_code
+        assert isinstance(done.exception, SystemExit | DagcError), done.exception
+
+
+def npz(path, shape, descr="<f4"):
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": descr, "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(path, "w") as file:
+        for name in ("x.npy", "y.npy"):
+            file.writestr(name, head.getvalue() + b"1234")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "descr"),
+    [((10**12,), "<f4"), ((10**9, 10**9), "<f4"), ((10**40,), "<f4"), ((10**9,), "<U1000000"), ((10**10,), "<f4")],
+)
+def test_arrays_that_claim_to_be_huge_cost_nothing(tmp_path, shape, descr):
+    path = npz(tmp_path / "x.npz", shape, descr)
+    with pytest.raises(DataError, match=r"x\.npz"):
+        read_npz(path)
+
+
+def test_an_array_that_is_no_archive_is_refused(tmp_path):
+    with (tmp_path / "x.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DataError, match=r"x\.npz"):
+        read_npz(tmp_path / "x.npz")
+
+
+@contextmanager
+def little_memory(most):
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+BOMB = 200_000_000
+
+
+def test_archives_do_not_unpack_to_hundreds_of_times_their_size(tmp_path):
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": (BOMB,)})
+    zeros = bytes(1_000_000)
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for name in ("x.npy", "y.npy"):
+            with file.open(name, "w") as member:
+                member.write(head.getvalue())
+                for _ in range(BOMB // len(zeros)):
+                    member.write(zeros)
+    with gzip.open(tmp_path / "x.gz", "wb", compresslevel=1) as file:
+        file.write(b"\0\0\x08\x01" + BOMB.to_bytes(4, "big"))
+        for _ in range(BOMB // len(zeros)):
+            file.write(zeros)
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz", compresslevel=1) as tar:
+        for number in range(BOMB // len(zeros)):
+            member = tarfile.TarInfo(f"set/{number}")
+            member.size = len(zeros)
+            tar.addfile(member, io.BytesIO(zeros))
+    with little_memory(150_000_000):
+        for path, use in (
+            ("x.npz", read_npz),
+            ("x.gz", read_idx),
+            ("x.tar.gz", lambda path: unpack(path, tmp_path / "set")),
+        ):
+            with pytest.raises(DataError, match="would unpack to"):
+                use(tmp_path / path)
+    assert not (tmp_path / "set").exists()
+    assert not list(tmp_path.glob(".set*"))
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """Answers with whatever header the path says."""
+
+    def do_GET(self):
+        kind = self.path.strip("/")
+        self.send_response(302 if kind.startswith("to") else 200)
+        length = {"words": "many", "digits": "9" * 5000, "negative": "-5"}.get(kind)
+        if length:
+            self.send_header("Content-Length", length)
+        if kind == "to-nowhere":
+            self.send_header("Location", "http://[bad/x")
+        if kind == "to-long":
+            self.send_header("Location", f"http://{'a' * 200}/x")
+        if kind == "to-file":
+            self.send_header("Location", "file:///etc/hostname")
+        self.end_headers()
+        self.wfile.write(b"x")
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hostile():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["words", "digits", "negative"])
+def test_a_length_that_is_none_is_not_believed(hostile, tmp_path, kind):
+    fetch(f"{hostile}/{kind}", tmp_path / "f", None, pause=0, attempts=1)
+    assert (tmp_path / "f").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("kind", ["to-nowhere", "to-long", "to-file"])
+def test_a_redirect_to_what_is_no_address_is_refused(hostile, tmp_path, kind):
+    with pytest.raises(DataError):
+        fetch(f"{hostile}/{kind}", tmp_path / "f", None, pause=0, attempts=1)
+    assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://[::1", f"http://{'a' * 70_000}/f", "http://./f", "http://\n/f"])
+def test_what_is_no_address_is_refused(tmp_path, url):
+    with pytest.raises(DataError):
+        fetch(url, tmp_path / "f", None, pause=0, attempts=1)
+
+
+# 13. Entries that nobody has checked do not reach memory
+
+
+def unchecked(size, indices, values=None):
+    indices = np.asarray(indices, np.int64)
+    return Sparse.trusted(size, indices, np.ones(len(indices), np.float32) if values is None else values)
+
+
+@pytest.fixture(params=["auto", "torch"])
+def kernels(request, monkeypatch):
+    monkeypatch.setenv("DAGC_KERNELS", request.param)
+    compiled.cache_clear()
+    yield request.param
+    compiled.cache_clear()
+
+
+@pytest.mark.parametrize("indices", [[-1], [100_000], [5, -(2**62)], [2**62], [-5, 5], [5, 7, 100_001]], ids=str)
+def test_a_sum_of_entries_outside_of_the_vector_is_refused(kernels, indices):
+    good, bad = Sparse(100_000, [0, 99_999], [1.0, 1.0]), unchecked(100_000, indices)
+    for add_up in (aggregate, aggregate_sparse):
+        for these in ([good, bad], [bad]):
+            with pytest.raises(InvalidInput, match=f"client {len(these) - 1} do not ascend"):
+                add_up(these, np.ones(len(these)))
+
+
+def test_a_sum_of_entries_in_disorder_stays_within_its_memory(kernels):
+    """In kernels, those of `aggregate` may be added up all the same; there is no room for them in a sparse sum."""
+    bad = unchecked(100_000, np.tile([0, 99_999], 100_000))
+    with pytest.raises(InvalidInput, match="client 0 do not ascend"):
+        aggregate_sparse([bad], [1])
+    if kernels == "torch":
+        with pytest.raises(InvalidInput, match="client 0 do not ascend"):
+            aggregate([bad], [1])
+    with pytest.raises(InvalidInput, match="one for each"):
+        aggregate([unchecked(10, [1, 2, 3], np.ones(2, np.float32))], [1])
+
+
+def test_what_a_compressor_of_somebody_else_selects_is_looked_at():
+    for wrong in ([-1], [10], [3, 2], [4, 4]):
+        feedback = dagc.ErrorFeedback(lambda vector, parameter, *, seed=0, w=wrong: unchecked(10, w), 10)
+        with pytest.raises(InvalidInput, match="selected what is not in"):
+            feedback.step(torch.ones(10), 1)
+        assert not feedback.residual.any()
+
+
+def test_what_a_codec_of_somebody_else_reads_is_looked_at(monkeypatch):
+    frame = dagc.encode(Sparse(10, [1, 2], [1.0, 2.0]), indices="rice")
+    for wrong in ([-1, 3], [2, 10], [2, 1], [1]):
+        codec = INDEX_CODECS["rice"]._replace(read=lambda *_, w=wrong: np.array(w))
+        monkeypatch.setitem(INDEX_CODECS, "rice", codec)
+        with pytest.raises(MalformedPayload, match="rice"):
+            dagc.decode(frame)
