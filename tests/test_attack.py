@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import tarfile
 import threading
 import tracemalloc
@@ -21,9 +22,10 @@ from dagc.cli import app
 from dagc.data.download import fetch, unpack
 from dagc.data.idx import read_idx
 from dagc.data.own import read_npz
-from dagc.errors import DataError
-from dagc.folder import read_settings
-from dagc.training import Config, train
+from dagc.errors import CheckpointError, DataError, OutsideBound
+from dagc.folder import finished, read_settings
+from dagc.protocol import Client, Server
+from dagc.training import Config, Federation, train
 from dagc.wire.indices import INDEX_CODECS
 
 # 12. Settings, files and addresses that are no such thing are refused with words
@@ -276,3 +278,152 @@ def test_what_a_codec_of_somebody_else_reads_is_looked_at(monkeypatch):
         monkeypatch.setitem(INDEX_CODECS, "rice", codec)
         with pytest.raises(MalformedPayload, match="rice"):
             dagc.decode(frame)
+
+
+# 6. Files that have changed since they were written are noticed
+
+RUN = {"task": "logistic@digits", "ratio": 0.1, "rounds": 4, "workers": 3, "skew_ratio": 2, "checkpoint_every": 2}
+
+
+@pytest.fixture
+def half_done(tmp_path):
+    """A run that was stopped after two of four rounds."""
+    training = train(Config(**RUN), tmp_path / "run")
+    next(training)
+    next(training)
+    training.close()
+    return tmp_path / "run"
+
+
+def test_every_bit_of_the_metrics_matters_to_a_resumed_run(half_done):
+    lines = half_done / "metrics.jsonl"
+    good = lines.read_bytes()
+    for at in range(0, len(good), 7):
+        lines.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        with pytest.raises(CheckpointError, match=r"metrics\.jsonl was changed or damaged"):
+            next(train(Config(**RUN), half_done))
+    lines.write_bytes(bytes(range(128, 256)) * (len(good) // 128 + 1))
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl was changed or damaged"):
+        next(train(Config(**RUN), half_done))
+    lines.write_bytes(good)
+    assert train(Config(**RUN), half_done).run().round == 4
+
+
+def test_settings_that_were_changed_under_a_half_done_run_are_refused(half_done):
+    config = half_done / "config.toml"
+    config.write_text(config.read_text().replace("ratio = 0.1", "ratio = 0.2"))
+    done = CliRunner().invoke(app, ["resume", str(half_done)])
+    assert isinstance(done.exception, InvalidInput)
+    assert "config.toml was changed since the checkpoint" in str(done.exception)
+
+
+@pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
+def test_a_finished_run_whose_model_is_damaged_is_not_finished(half_done, damage):
+    train(Config(**RUN), half_done).run()
+    model = half_done / "model.safetensors"
+    good = model.read_bytes()
+    assert finished(half_done)
+    if damage == "gone":
+        model.unlink()
+    else:
+        model.write_bytes(good[:-1] if damage == "cut" else good[:-1] + bytes([good[-1] ^ 1]))
+    assert not finished(half_done)
+    train(Config(**RUN), half_done).run()
+    assert model.read_bytes() == good
+    assert finished(half_done)
+
+
+# 3. Uploads far larger than most, claims of more examples than anybody holds
+
+
+def bounded(**plan):
+    server = Server(Plan(ratio=0.1, **plan), torch.zeros(100))
+    for name in "abcd":
+        server.join(name, 10)
+    return server, {name: Client([100]) for name in "abcd"}
+
+
+def one_round(server, clients, size=None):
+    """Everybody uploads ones, but for those in `size`; returned are those who were left out."""
+    uploads, left_out = [], []
+    for name, order in server.orders(clients).items():
+        clients[name].settle(order.taken)
+        clients[name].receive(server.download(name))
+        frame = clients[name].upload(torch.full((100,), (size or {}).get(name, 1.0)), order).frame
+        try:
+            uploads.append(server.read(name, frame))
+        except OutsideBound:
+            left_out.append(name)
+    server.close(uploads, server.model - server.total(uploads) if uploads else None)
+    return left_out
+
+
+def test_an_upload_far_larger_than_most_is_not_taken_and_goes_back_into_the_residual():
+    server, clients = bounded(norm_bound=10)
+    assert one_round(server, clients) == []
+    assert one_round(server, clients, {"c": 1e6, "d": 20.0}) == ["c", "d"]
+    before = server.model.clone()
+    assert before.abs().max() < 10
+    assert [server.members[name].taken for name in "abcd"] == [2, 2, 1, 1]
+    assert clients["c"].pending is not None
+    clients["c"].settle(server.members["c"].taken)
+    assert clients["c"].feedback.residual.sum() > 99e6, "nothing is lost"
+    again, _ = bounded(norm_bound=10)
+    again.load({k: np.array(v) for k, v in server.arrays().items()}, json.loads(json.dumps(server.numbers())))
+    assert one_round(again, clients) == ["c", "d"], "the norms are in the state"
+
+
+def test_a_change_that_all_go_through_is_followed():
+    server, clients = bounded(norm_bound=10)
+    for _ in range(5):
+        assert one_round(server, clients) == []
+    refused = [len(one_round(server, clients, dict.fromkeys("abcd", 1000.0))) for _ in range(12)]
+    assert refused[0] == 4
+    assert refused[-1] == 0
+
+
+def test_a_minority_does_not_move_the_bound():
+    server, clients = bounded(norm_bound=10)
+    one_round(server, clients)
+    for t in range(60):
+        assert one_round(server, clients, {"d": 1000.0 * 1.5 ** min(t, 20)}) == ["d"]
+    assert server.model.abs().max() < 1000
+
+
+def test_without_a_bound_nothing_is_refused_or_kept():
+    server, clients = bounded()
+    one_round(server, clients)
+    assert one_round(server, clients, {"c": 1e6}) == []
+    assert server.numbers()["norms"] == []
+
+
+def test_claims_count_up_to_a_limit():
+    server = Server(Plan(ratio=0.1, most_examples=500), torch.zeros(100))
+    for name, examples in (("a", 1e9), ("b", 499), ("c", 500)):
+        server.join(name, examples)
+    assert [member.examples for member in server.members.values()] == [500, 499, 500]
+    server.join("b", 1e15)
+    assert server.members["b"].examples == 500
+
+
+@pytest.mark.parametrize("wrong", [{"norm_bound": 1}, {"norm_bound": float("inf")}, {"most_examples": 0}])
+def test_bounds_that_bound_nothing_are_refused(wrong):
+    with pytest.raises(InvalidInput, match=next(iter(wrong))):
+        Plan(ratio=0.1, **wrong)
+
+
+def test_the_local_engine_leaves_a_client_out_and_names_it(monkeypatch, caplog):
+    fields = {**RUN, "workers": 5, "rounds": 8, "norm_bound": 10, "most_examples": 300}
+    usual = Federation._upload
+
+    def spoilt(self, i, order, gradient):
+        return usual(self, i, order, [g * 1e5 for g in gradient] if (i, order.round) == (2, 5) else gradient)
+
+    monkeypatch.setattr(Federation, "_upload", spoilt)
+    federation = Federation(Config(**fields))
+    rounds = [federation.step() for _ in range(8)]
+    assert "round 5: client 2 is left out: its upload has the norm" in caplog.text
+    assert federation.server.members["2"].taken == 4
+    assert federation.vector.abs().max() < 10
+    assert max(member.examples for member in federation.server.members.values()) == 300
+    assert all(one.loss < 10 for one in rounds)

@@ -16,6 +16,7 @@ __all__ = [
     "MissingExtra",
     "NonFiniteGradient",
     "OutOfSync",
+    "OutsideBound",
     "needs_extra",
     "shown",
     "unknown",
@@ -40,6 +41,10 @@ class NonFiniteGradient(InvalidInput):
 
 class MalformedPayload(DagcError, ValueError):
     """Bytes that are not a valid frame; the message says what is wrong with them."""
+
+
+class OutsideBound(MalformedPayload):
+    """An upload that is well formed, but larger than the plan's `norm_bound` allows; it is not taken."""
 
 
 class DataError(DagcError):

@@ -17,6 +17,7 @@ from dagc.protocol import Upload
 
 __all__ = ["Introduction", "Received", "Sent", "introductions", "replies_to", "uploads"]
 
+Metrics = tuple[str, ...]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,109}")
 log = getLogger("flwr.dagc")
 
@@ -99,14 +100,27 @@ def uploads(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun, ex
             good.append((one, _received(one, reply, run, examples)))
         except DagcError as error:
             log.warning("dagc: %s: %s is left out: %s", doing, one, error)
-    usual, alike = Counter(_metrics(received.reply) for _, received in good).most_common(1), []
+    good.sort(key=lambda pair: run.server.members[pair[1].upload.client].number)
+    usual, alike = _usual([_metrics(received.reply) for _, received in good], run), []
     for one, received in good:
-        if _metrics(received.reply) != usual[0][0]:  # strategies add metrics up and stop at a name that is missing
+        if _metrics(received.reply) != usual:  # strategies add metrics up and stop at a name that is missing
             log.warning("dagc: %s: %s is left out: its metrics differ from most", doing, one)
             continue
         run.server.join(received.upload.client, received.examples)
+        counted = run.server.members[received.upload.client].examples
+        if counted != received.examples:
+            next(iter(received.reply.content.metric_records.values()))[examples] = counted
         alike.append(received)
-    return sorted(alike, key=lambda received: run.server.members[received.upload.client].number)
+    return alike
+
+
+def _usual(metrics: list[Metrics], run: FlowerRun) -> Metrics:
+    """The metrics that most have; of equally many, those of the last round, else those of the first in the roster."""
+    counts = Counter(metrics)
+    usual = max(counts, key=lambda one: (counts[one], one == tuple(run.metrics)), default=())
+    if metrics:
+        run.metrics = list(usual)
+    return usual
 
 
 def _received(sent: Sent, reply: Message, run: FlowerRun, examples: str) -> Received:
@@ -140,7 +154,7 @@ def _answer(reply: Message, instruction: Instruction, kind: str) -> Answer:
     return answer
 
 
-def _metrics(reply: Message) -> tuple[tuple[str, int], ...]:
+def _metrics(reply: Message) -> Metrics:
     """The names of a reply's metrics, and how many numbers each is."""
     record: MetricRecord = next(iter(reply.content.metric_records.values()))
-    return tuple(sorted((name, len(value) if isinstance(value, list) else -1) for name, value in record.items()))
+    return tuple(sorted(f"{name} {len(value)}" if isinstance(value, list) else name for name, value in record.items()))

@@ -89,7 +89,7 @@ class DataAware(Strategy):
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """As any strategy's; rounds that a run of the same name has behind it count."""
-        run = self._run = FlowerRun(initial_arrays, self.plan, self.whole, num_rounds)
+        run = self._run = FlowerRun(initial_arrays, self.plan, self.whole, num_rounds, self.strategy)
         self._timeout, self._evaluates, self._keep = timeout, evaluate_fn is not None, None
         if self.name is not None:
             settings = {"strategy": type(self.strategy).__name__, "rounds": num_rounds, **run.server.plan.settings()}
@@ -107,7 +107,7 @@ class DataAware(Strategy):
             result = super().start(
                 grid, run.layout.join(run.model), left, timeout, train_config, evaluate_config, evaluate
             )
-            if self._keep is not None and left:
+            if self._keep is not None and run.round and (left or not self._keep.finished):
                 self._keep.finish()
         result.arrays = run.layout.join(run.served)
         for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
@@ -168,7 +168,7 @@ class DataAware(Strategy):
             return self.strategy.aggregate_train(number, [*(one.reply for one in good), *errors])
 
         update = run.server.total([one.upload for one in good])
-        weights = np.array([one.examples for one in good])
+        weights = np.array([run.server.members[one.upload.client].examples for one in good])
         whole = [
             sum(w * array.astype(np.float64) for w, array in zip(weights / weights.sum(), arrays, strict=True))
             for arrays in zip(*(one.whole for one in good), strict=True)

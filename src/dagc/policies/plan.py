@@ -37,6 +37,8 @@ class Settings(TypedDict, total=False):
     first_model: str
     per_tensor: bool
     options: Mapping[str, float]
+    norm_bound: float | None
+    most_examples: float | None
     seed: int
 
 
@@ -64,6 +66,9 @@ class Plan:
             with themselves, e.g. from a seed, and download only what has changed since.
         per_tensor: Select within each tensor of the model instead of over all of them.
         options: What else the method takes, by name.
+        norm_bound: An upload whose norm is more than this many times the median of recent ones is not taken, whoever
+            sent it is named, and its entries come again later. From the second round on.
+        most_examples: Whoever claims more examples counts as one who holds this many.
         seed: For methods that draw.
 
     Example:
@@ -93,6 +98,8 @@ class Plan:
     first_model: str = "sent"
     per_tensor: bool = False
     options: Mapping[str, float] = field(default_factory=dict)
+    norm_bound: float | None = None
+    most_examples: float | None = None
     seed: int = 0
 
     def __init__(self, **settings: Unpack[Settings]) -> None:
@@ -210,6 +217,8 @@ class Plan:
             "threshold": (0.0, math.inf, "above 0 and finite"),
             "bytes": (0.0, MOST_BYTES, "above 0 and at most 2^48"),
             "overhead": (0.0, 1.0, "above 0 and at most 1"),
+            "norm_bound": (1.0, math.inf, "above 1 and finite"),
+            "most_examples": (0.0, 1 << 53, "above 0 and at most 2^53"),
         }
         for name, (low, high, words) in limits.items():
             value = getattr(self, name)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dagc._memory import pool
 from dagc.draws import scramble
-from dagc.errors import DagcError, InvalidInput, MalformedPayload, unknown
+from dagc.errors import DagcError, InvalidInput, MalformedPayload, OutsideBound, unknown
 from dagc.policies import Plan, Report, Situation
 from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
@@ -23,6 +23,8 @@ __all__ = ["Member", "Server"]
 
 SMOOTHING = 0.1
 """The weight of one round in the mean number of rounds between visits."""
+RECENT = 100
+"""Norms of uploads that `Plan.norm_bound` looks back at."""
 LARGEST = 2.0**100
 """No value of an honest upload is larger, and no sum of smaller ones overflows."""
 
@@ -97,20 +99,25 @@ class Server:
         self.members: dict[str, Member] = {}
         self.reports: list[Report] = []
         self._orders: dict[str, Order] = {}
+        self._norms: list[float] = []  # of recent uploads, those that were too large included
+        self._read: dict[str, float] = {}  # the norms of this round's
         self._seconds = 0.0
         self._gap = 1.0
 
     def join(self, name: str, examples: float) -> None:
-        """A client is there, or holds another number of examples than before."""
+        """A client is there, or holds another number of examples than before; at most `Plan.most_examples` count."""
         if not isinstance(examples, Real) or not 0 <= examples < 1 << 53:
             raise InvalidInput(
                 f"client {name!r:.120} claims {examples!r:.50} examples: it must be a number from 0 to 2^53"
             )
+        counted = float(examples)
+        if self.plan.most_examples is not None:
+            counted = min(counted, float(self.plan.most_examples))
         known = self.members.get(name)
         if known is None:
-            self.members[name] = Member(name, len(self.members), float(examples), self._newcomer)
+            self.members[name] = Member(name, len(self.members), counted, self._newcomer)
         else:
-            known.examples = float(examples)
+            known.examples = counted
 
     def orders(self, present: Iterable[str], seconds: float = 0.0) -> dict[str, Order]:
         """What each of these members is to do in the round that begins now, in the order of the roster.
@@ -126,7 +133,7 @@ class Server:
         here = sorted((self.members[name] for name in names), key=lambda member: member.number)
         self._seconds = seconds
         decided = self._decide([member.name for member in here if member.examples > 0], seconds)
-        plan, self._orders = self.plan, {}
+        plan, self._orders, self._read = self.plan, {}, {}
         for member in here:
             self._orders[member.name] = Order(
                 self.round + 1,
@@ -191,6 +198,7 @@ class Server:
 
         Raises:
             MalformedPayload: If it is damaged, of another round, or more than was allowed.
+            OutsideBound: If it is well formed and its norm is above the plan's `norm_bound`.
         """
         order = self._orders.get(name)
         if order is None:
@@ -205,7 +213,24 @@ class Server:
         if self.account is not None:
             self.account.spend(len(frame) - self._most(order))
         self.arrived(name)
+        self._bound(name, sparse)
         return Upload(name, sparse, bytes(frame), norm)
+
+    def _bound(self, name: str, sparse: Sparse) -> None:
+        """Refuse what is far larger than most uploads are.
+
+        What is refused counts among the recent ones, too: so a change that all clients go through is followed, and a
+        minority cannot move the median beyond what the others send.
+        """
+        if self.plan.norm_bound is None or not len(sparse):
+            return
+        self._read[name] = own = float(np.linalg.norm(sparse.values.astype(np.float64)))
+        usual = float(np.median(self._norms)) if self._norms else 0.0
+        if usual and own > self.plan.norm_bound * usual:
+            raise OutsideBound(
+                f"its upload has the norm {own:.3g}, more than norm_bound = {self.plan.norm_bound:g} times the usual "
+                f"{usual:.3g}"
+            )
 
     def total(self, uploads: Sequence[Upload]) -> torch.Tensor:
         """Σ p_i · upload_i, always added up in the order of the roster."""
@@ -228,7 +253,9 @@ class Server:
         self.reports = [Report(up.client, up.norm, len(up.sparse), len(up.frame)) for up in uploads]
         if self.downlink is not None:
             self.downlink.advance(made, self.round, 1 / self._gap, self._seconds)
-        self._orders = {}
+        self._norms += [self._read[name] for name in self.members if name in self._read]
+        del self._norms[:-RECENT]
+        self._orders, self._read = {}, {}
 
     def _visit(self, here: list[Member]) -> None:
         """Keep the mean number of rounds between two visits of a client; a newcomer counts up to twice that."""
@@ -277,6 +304,7 @@ class Server:
             "policy": self.policy.state_dict(),
             "account": None if self.account is None else self.account.state_dict(),
             "gap": self._gap,
+            "norms": list(self._norms),
             "downlink": None if self.downlink is None else self.downlink.numbers(),
         }
 
@@ -288,6 +316,7 @@ class Server:
             self.reports = [Report(*report) for report in numbers["reports"]]
             self.policy.load_state_dict(numbers["policy"])
             self._gap = float(numbers["gap"])
+            self._norms, self._read = [float(norm) for norm in numbers.get("norms", [])], {}
             if self.account is not None:
                 self.account.load_state_dict(numbers["account"])
             if self.downlink is not None:

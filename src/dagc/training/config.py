@@ -57,6 +57,11 @@ class Config(BaseModel):
     per_tensor: bool = Field(False, description="select within each tensor of the model")
     options: dict[str, float] = Field(default_factory=dict, description='what else the method takes: {"interval": 5}')
 
+    norm_bound: float | None = Field(
+        None, description="an upload this many times larger than the median of recent ones is not taken"
+    )
+    most_examples: float | None = Field(None, description="whoever holds more examples counts as one with this many")
+
     workers: int = Field(10, ge=1, description="number of clients")
     skew_ratio: float = Field(100.0, ge=1, description="largest / smallest client")
     label_alpha: float = Field(0.5, gt=0, description="Dirichlet parameter of the labels per client")

@@ -38,6 +38,10 @@ class RunFolder(Folder):
                 raise OSError(str(error)) from error
         self.conclude({**summary(read_metrics(self.path)), "config": self.federation.config.key(), "model": MODEL})
 
+    def _key(self) -> str:
+        """The configuration's."""
+        return self.federation.config.key()
+
     def _claim(self, settings: dict[str, Any] | None) -> None:
         """Refuse a folder with another run's configuration; write ours to a new one."""
         config = self.federation.config
