@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import dagc
 from dagc import DagcError, InvalidInput, MalformedPayload, Plan, Sparse, aggregate, aggregate_sparse
 from dagc._numba import compiled
+from dagc.checkpoint import checkpoints
 from dagc.cli import app
 from dagc.data.download import fetch, unpack
 from dagc.data.idx import read_idx
@@ -427,3 +428,19 @@ def test_the_local_engine_leaves_a_client_out_and_names_it(monkeypatch, caplog):
     assert federation.vector.abs().max() < 10
     assert max(member.examples for member in federation.server.members.values()) == 300
     assert all(one.loss < 10 for one in rounds)
+
+
+def test_a_damaged_checkpoint_does_not_push_the_good_one_out(half_done):
+    """A run goes back behind a damaged checkpoint and saves at another round."""
+    config = Config(**{**RUN, "checkpoint_every": 3})
+    training = train(config, half_done)
+    next(training)
+    training.close()
+    newest, older = checkpoints(half_done / "checkpoints")
+    newest.write_bytes(newest.read_bytes()[:-1])
+    training = train(Config(**{**RUN, "checkpoint_every": 9}), half_done)
+    with pytest.warns(UserWarning, match="is damaged"):
+        next(training)
+    next(training)
+    training.close()
+    assert [path.name for path in checkpoints(half_done / "checkpoints")] == ["round-00000004.state", older.name]

@@ -19,6 +19,9 @@ from dagc.policies import Plan
 
 __all__ = ["Config"]
 
+IRRELEVANT = ("threads", "data_dir", "checkpoint_every")
+"""Settings that cannot change a result."""
+
 
 class Config(BaseModel):
     """What to train, how, and under which budget.
@@ -139,7 +142,7 @@ class Config(BaseModel):
 
     def key(self) -> str:
         """A short name for exactly this result: what cannot change it (threads, folders) is left out."""
-        deciding = self.model_dump(exclude={"threads", "data_dir", "checkpoint_every"})
+        deciding = self.model_dump(exclude=set(IRRELEVANT))
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:12]
 
     @classmethod
