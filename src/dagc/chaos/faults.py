@@ -87,7 +87,7 @@ class Faults:
             if left == -1:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-        os.fsync = sync
+        os.fsync = sync  # type: ignore[assignment]
         try:
             yield
         finally:
