@@ -106,6 +106,23 @@ def test_monstrous_json_on_the_command_line_is_one_line(caps):
         assert isinstance(done.exception, SystemExit | DagcError), done.exception
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["allocate", "--sizes", "1,2", "--bytes", "1e400", "--parameters", "100"],
+        ["allocate", "--sizes", "9" * 5000, "--ratio", "0.1", "--parameters", "100"],
+        ["allocate", "--sizes", "1,2", "--ratio", "0.1", "--parameters", "1e308"],
+        ["plan", "--sizes", "1,2", "--ratio", "0.1", "--parameters", "1e308"],
+        ["compare", "logistic@digits", "--ratio", "0.1", "--seeds", "9" * 4000],
+        ["compare", "logistic@digits", "--ratio", "0.1", "--methods", "x" * 10_000],
+    ],
+)
+def test_monstrous_numbers_on_the_command_line_are_one_line(arguments):
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code
+    assert isinstance(done.exception, SystemExit | DagcError), done.exception
+
+
 def npz(path, shape, descr="<f4"):
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": descr, "fortran_order": False, "shape": shape})
@@ -444,3 +461,41 @@ def test_a_damaged_checkpoint_does_not_push_the_good_one_out(half_done):
     next(training)
     training.close()
     assert [path.name for path in checkpoints(half_done / "checkpoints")] == ["round-00000004.state", older.name]
+
+
+# 1. No gradient passes a budget in bytes: zeros are left out, and all entries need no indices
+
+
+@pytest.mark.parametrize("frames", ["plain", "compact"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "int8", "sign"])
+@pytest.mark.parametrize("method", ["dagc-r", "power", "top-k", "random-k"])
+def test_no_gradient_passes_a_budget_in_bytes(method, values, frames):
+    rng = np.random.default_rng(7)
+    for size in (3, 40, 1000):
+        for budget in (15, 80, 200, 700, 4000):
+            server = Server(Plan(method=method, bytes=budget, values=values, frames=frames), torch.zeros(size))
+            clients = {name: Client([size]) for name in "abc"}
+            for name, examples in zip("abc", (5000, 200, 200), strict=True):
+                server.join(name, examples)
+            sent = 0
+            for t in range(4):
+                uploads = []
+                for name, order in server.orders(clients).items():
+                    clients[name].settle(order.taken)
+                    clients[name].receive(server.download(name))
+                    change = rng.standard_normal(size).astype(np.float32) ** 3
+                    change[rng.random(size) < rng.choice([0, 0.1, 0.9])] = 0
+                    frame = clients[name].upload(torch.from_numpy(change), order).frame
+                    sent += len(frame)
+                    uploads.append(server.read(name, frame))
+                server.close(uploads, server.model - server.total(uploads))
+                assert sent <= 3 * budget * (t + 1), (size, budget, t)
+
+
+# 7. What holds residuals is for its owner alone
+
+
+def test_only_its_owner_can_read_the_checkpoints_of_a_run(half_done):
+    kept = half_done / "checkpoints"
+    assert kept.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in kept.iterdir()} == {0o600}

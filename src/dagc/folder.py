@@ -147,7 +147,7 @@ class Folder:
     def _enter(self) -> None:
         remove_partial(self.path)
         self._claim(read_settings(self.path) if (self.path / "config.toml").exists() else None)
-        make_folder(self.path / "checkpoints")
+        make_folder(self.path / "checkpoints", private=True)  # they hold the residuals
         loaded = checkpoint.load(self.path / "checkpoints")
         lines, kept = self.path / "metrics.jsonl", 0
         self._metrics = lines.open("r+b" if lines.exists() else "x+b")

@@ -82,7 +82,7 @@ def resume(
 def compare(
     task: Annotated[str | None, typer.Argument(help="MODEL@DATA, e.g. cnn@cifar-10 (default: mlp@digits).")] = None,
     methods: Annotated[str, typer.Option(help="With commas between them.")] = "dagc-r,top-k,accordion,none",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2, …")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Number of seeds: 0, 1, 2, …")] = 3,
     target: Annotated[float | None, typer.Option(help="Accuracy to be reached, e.g. 0.75.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the cores).")] = None,
     config: ConfigFile = None,
