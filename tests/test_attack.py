@@ -1,5 +1,6 @@
 """What an attacker tried, item by item: each held up the program once, or was near to it."""
 
+import copy
 import gzip
 import io
 import json
@@ -15,7 +16,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import dagc
+import dagc.ddp
 from dagc import DagcError, InvalidInput, MalformedPayload, Plan, Sparse, aggregate, aggregate_sparse
 from dagc._numba import compiled
 from dagc.checkpoint import checkpoints
@@ -499,3 +500,50 @@ def test_only_its_owner_can_read_the_checkpoints_of_a_run(half_done):
     kept = half_done / "checkpoints"
     assert kept.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in kept.iterdir()} == {0o600}
+
+
+# 9. What is no state is not loaded
+
+
+@pytest.fixture
+def hook():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 10))
+    hook = dagc.ddp.register(model, examples=50, bytes=40, overhead=0.25, values="sign", norm_bound=5)
+    for _ in range(3):
+        model(torch.ones(4, 20)).sum().backward()
+    yield hook
+    torch.distributed.destroy_process_group()
+
+
+def places(state, before=()):
+    """Every place in a state."""
+    found = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    for key, value in found:
+        yield (*before, key)
+        yield from places(value, (*before, key))
+
+
+def as_text(state):
+    arrays = {name: array.tolist() for name, array in state["arrays"].items()}
+    return json.dumps({**state, "arrays": arrays}, sort_keys=True)
+
+
+def test_junk_at_any_place_of_a_state_is_refused_or_fits_and_a_refused_one_leaves_no_trace(hook):
+    good, refused = hook.state_dict(), 0
+    before = as_text(good)
+    for place in places(good):
+        for junk in (None, "x", [], {"a": 1}, float("nan"), -5, torch.zeros(3)):
+            state = copy.deepcopy(good)
+            at = state
+            for key in place[:-1]:
+                at = at[key]
+            at[place[-1]] = junk
+            try:
+                hook.load_state_dict(state)
+            except InvalidInput:
+                refused += 1
+            else:
+                hook.load_state_dict(good)
+            assert as_text(hook.state_dict()) == before, place
+    assert refused > 100

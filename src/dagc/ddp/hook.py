@@ -305,7 +305,7 @@ class Hook:
             "about": "register the model that was saved, with the same settings",
         }
         for key, remedy in remedies.items():
-            if state[key] != own[key]:
+            if not _same(state[key], own[key]):
                 raise InvalidInput(f"the state has {key} {state[key]!r:.200}, here it is {own[key]!r:.200}: {remedy}")
         before = self.client.arrays(), self.client.numbers(), self.server.numbers()
         before = {name: array.copy() for name, array in before[0].items()}, *before[1:]
@@ -313,7 +313,7 @@ class Hook:
             arrays = {name: np.asarray(array.cpu()) for name, array in state["arrays"].items()}
             self.client.load(arrays, state["client"])
             self.server.load({}, state["server"])
-        except (InvalidInput, AttributeError, TypeError, ValueError) as error:
+        except (InvalidInput, AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
             self.client.load(before[0], before[1])
             self.server.load({}, before[2])
             raise InvalidInput(f"the state is damaged: {error}") from error
@@ -322,6 +322,14 @@ class Hook:
 def on_bucket(hook: Hook, bucket: GradBucket) -> Future[Tensor]:
     """What DDP calls, with the hook as its state."""
     return hook.take(bucket)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two things are equal; those that cannot be compared, tensors for example, are not."""
+    try:
+        return bool(one == other)
+    except (RuntimeError, TypeError, ValueError):
+        return False
 
 
 def _same_step(packets: Sequence[Packet]) -> None:

@@ -14,6 +14,7 @@ from dagc._memory import pool
 from dagc.draws import scramble
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, OutsideBound, unknown
 from dagc.policies import Plan, Report, Situation
+from dagc.policies.rate import finite
 from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.sparse import Sparse, aggregate
@@ -311,18 +312,38 @@ class Server:
     def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
         """Continue from `arrays` and `numbers`."""
         try:
-            self.round = int(numbers["round"])
-            self.members = {member["name"]: Member(**member) for member in numbers["members"]}
-            self.reports = [Report(*report) for report in numbers["reports"]]
+            self.round = _whole(numbers["round"])
+            self.members = {member["name"]: _member(**member) for member in numbers["members"]}
+            self.reports = [_report(*report) for report in numbers["reports"]]
             self.policy.load_state_dict(numbers["policy"])
-            self._gap = float(numbers["gap"])
-            self._norms, self._read = [float(norm) for norm in numbers.get("norms", [])], {}
+            self._gap = finite(numbers["gap"])
+            self._norms, self._read = [finite(norm) for norm in numbers.get("norms", [])], {}
             if self.account is not None:
                 self.account.load_state_dict(numbers["account"])
             if self.downlink is not None:
                 self.downlink.load(arrays, numbers["downlink"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
             raise InvalidInput(f"the state does not fit this plan or model: {error!r}") from error
+
+
+def _member(name: str, number: int, examples: float, has: int = -1, taken: int = 0, seen: int = 0) -> Member:
+    """A member, if these are the fields of one."""
+    if not isinstance(name, str):
+        raise TypeError(f"a member is called {name!r:.50}")
+    return Member(name, _whole(number), finite(examples), _whole(has, -1), _whole(taken), _whole(seen))
+
+
+def _report(client: str, norm: float | None, entries: int, bytes: int) -> Report:
+    """A report, if these are the fields of one."""
+    if not isinstance(client, str):
+        raise TypeError(f"a report is of {client!r:.50}")
+    return Report(client, None if norm is None else finite(norm), _whole(entries), _whole(bytes))
+
+
+def _whole(number: Any, least: int = 0) -> int:
+    if type(number) is not int or number < least:
+        raise ValueError(f"{number!r:.50} is no whole number from {least} up")
+    return number
 
 
 @lru_cache(maxsize=1024)
