@@ -1140,3 +1140,50 @@ def test_a_node_that_sends_or_claims_far_more_than_most_is_left_out_or_counts_as
     assert strategy._run.server.members["partition-1"].examples == 300
     sizes = [min(300, task().sizes[part]) if part != 1 else 300 for part in range(NODES)]
     assert [member.examples for member in strategy._run.server.members.values()] == sizes
+
+
+def without_metric(name):
+    def spoil(reply):
+        del reply.content["metrics"][name]
+        return [reply]
+
+    return spoil
+
+
+MEASURED = {
+    "an odd metric": with_metrics(surprise=1.0),
+    "no metrics": without("metrics"),
+    "no examples": without_metric("num-examples"),
+    "a list for a number": with_metrics(eval_acc=[1.0, 2.0]),
+    "NaN examples": with_metrics(**{"num-examples": float("nan")}),
+    "negative examples": with_metrics(**{"num-examples": -40}),
+    "0 examples": with_metrics(**{"num-examples": 0}),
+}
+
+
+@pytest.mark.parametrize("kind", MEASURED)
+def test_a_node_cannot_stop_the_server_when_it_evaluates_either(states, caplog, kind):
+    grid = LocalGrid(client_app(), NODES)
+
+    def spoil(reply):
+        evaluated = "eval_acc" in reply.content.metric_records.get("metrics", {})
+        return MEASURED[kind](reply) if evaluated and reply.metadata.src_node_id == 3 else [reply]
+
+    grid.on_reply = spoil
+    result = start(DataAware(FedAvg(), ratio=0.02, run="measured"), grid, 2)
+    assert [dict(metrics) for metrics in result.evaluate_metrics_clientapp.values()] == [{"eval_acc": 0.5}] * 2
+    for number in (1, 2):
+        assert f"evaluating round {number}: partition-2 (node 3) is left out: its metrics" in caplog.text
+
+
+def test_an_error_of_a_node_is_one_line_of_the_log(caplog):
+    app = ClientApp(mods=[compress])
+
+    @app.train()
+    def train(message, context):
+        raise RuntimeError("first\nWARNING : all is well" + "x" * 5000)
+
+    start(DataAware(fed_avg(), ratio=0.02), LocalGrid(app, NODES), 1)
+    lines = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
+    assert len(lines) == NODES
+    assert all("\n" not in line and len(line) < 600 for line in lines)

@@ -34,6 +34,7 @@ class FlowerRun:
         full: Nodes without a name yet that could not make the first model themselves, and must download it.
         strategy: The inner one, whose memory (FedAdam's moments, FedAvgM's momentum) is kept, too.
         metrics: What the metrics of the last round's good replies were called; it decides where nodes disagree.
+        evaluated: The same of those who evaluated.
         lineage: Drawn when the run began; nodes drop what they kept of another one.
     """
 
@@ -48,6 +49,7 @@ class FlowerRun:
         self.full: set[int] = set()
         self.strategy = strategy
         self.metrics: list[str] = []
+        self.evaluated: list[str] = []
         self.lineage = secrets.token_hex(8)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
 
@@ -127,7 +129,8 @@ class FlowerRun:
             "bytes_down": self.bytes_down,
             "seconds": self.seconds,
             "nodes": [[node, name] for node, name in self.names.items()],
-            "metrics": self.metrics,
+            "metrics": list(self.metrics),
+            "evaluated": list(self.evaluated),
             "strategy": {name: list(kept) for name, kept in self._memory().items()},
             "server": self.server.numbers(),
         }
@@ -144,6 +147,7 @@ class FlowerRun:
             self.lineage, self.seconds = str(numbers["lineage"]), float(numbers["seconds"])
             self.bytes_up, self.bytes_down = int(numbers["bytes_up"]), int(numbers["bytes_down"])
             self.metrics = list(numbers.get("metrics", []))
+            self.evaluated = list(numbers.get("evaluated", []))
             self._remember(numbers.get("strategy", {}), arrays)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InvalidInput(f"the checkpoint is not of this run: {error}; choose another run name") from error

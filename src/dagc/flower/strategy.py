@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Result, Strategy
 
 from dagc.errors import InvalidInput
-from dagc.flower.intake import Received, Sent, introductions, replies_to, uploads
+from dagc.flower.intake import Received, Sent, evaluations, introductions, uploads
 from dagc.flower.layout import AppModel
 from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Instruction, record_of
 from dagc.flower.node import FILE_NAME, state_folder
@@ -227,12 +227,11 @@ class DataAware(Strategy):
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the inner strategy does it."""
+        """As the inner strategy does it, of those replies that it can add up."""
         run, replies = self._started(), list(replies)
-        for sent, _ in replies_to(self._asked, replies, run, f"evaluating round {run.round}"):
-            if sent.client is not None:
-                run.server.arrived(sent.client)
-        metrics = self.strategy.aggregate_evaluate(run.round, replies)
+        errors = [reply for reply in replies if reply.has_error()]
+        good = evaluations(self._asked, replies, run, self._examples)
+        metrics = self.strategy.aggregate_evaluate(run.round, [*good, *errors])
         self._close(metrics, done=not self._evaluates)
         return metrics
 
