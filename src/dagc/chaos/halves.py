@@ -119,7 +119,7 @@ class Halves:
         change = self._gradient(name)
         before = client.sent, client.feedback.steps
         upload = client.upload(change, order)
-        if faults.happens("killed client, nothing saved", 0.05):
+        if faults.happens("client killed before it saved", 0.05):
             return None
         try:
             with faults.disk(0.05):
@@ -131,7 +131,7 @@ class Halves:
             self._count(name, change)
             return None
         self._count(name, change)
-        if faults.happens("killed client, saved", 0.05):
+        if faults.happens("client killed after it saved", 0.05):
             return None
         return upload.frame
 
