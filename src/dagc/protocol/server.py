@@ -204,7 +204,7 @@ class Server:
         order = self._orders.get(name)
         if order is None:
             raise MalformedPayload(f"{name!r:.120} has no order in round {self.round + 1}, or has answered it")
-        if norm is not None and not 0 <= norm < float("inf"):
+        if norm is not None and not 0 <= norm <= LARGEST * self.size:
             raise MalformedPayload(f"the norm of its gradient is {norm}")
         sparse = self._sparse(order, frame)
         largest = float(np.abs(sparse.values).max(initial=0.0))
