@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow test-flower bench bench-ddp lint clean
+.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp lint clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -23,6 +23,16 @@ test-slow: $(READY)
 test-flower: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'flwr[simulation]'
 	$(BIN)/python -m pytest -m slow tests/test_flower_processes.py
+
+# Faults of every kind, from a seed: make chaos SEED=1 MINUTES=30
+SEED ?= 0
+MINUTES ?= 5
+chaos: $(READY)
+	$(BIN)/python -m dagc.chaos --seed $(SEED) --minutes $(MINUTES)
+
+# The server's half with 1,000 clients for 10,000 rounds, 5 % of which fail.
+soak: $(READY)
+	$(BIN)/python -m benchmarks.soak
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import dagc.ddp
 from _ranks import PATIENCE, Ranks
-from dagc import DagcError, InvalidInput, NonFiniteGradient
+from dagc import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.data import Batches, load, make_partition
 from dagc.models import build
 from dagc.training import Config, Federation
@@ -452,6 +452,63 @@ def test_a_nan_on_one_rank_raises_the_same_error_on_all_and_changes_nothing(four
     assert len({message for message, *_ in answers}) == 1
     assert answers[0][0].startswith("rank 2: entry 0 of 785 is nan: the gradient is refused")
     assert [rest for _, *rest in answers] == [[True, True, True]] * 4
+
+
+def damaged_on(rank):
+    """That rank's payload is damaged on its way to everybody, once."""
+    model = wrapped()
+    hook = hooked(model)
+    backward(model, 0)
+    before = plain(hook.state_dict())
+    usual = hook._exchange.all_gather
+
+    def damaging(packet):
+        flipped = bytes([*packet.body[:-1], packet.body[-1] ^ 1])
+        return usual(packet._replace(body=flipped) if dist.get_rank() == rank else packet)
+
+    hook._exchange.all_gather = damaging
+    model.zero_grad()
+    with pytest.raises(MalformedPayload, match=f"rank {rank}: the checksum does not match"):
+        backward(model, 1)
+    same = plain(hook.state_dict()) == before
+    hook._exchange.all_gather = usual
+    model.zero_grad()
+    backward(model, 1)
+    straight = wrapped()
+    hooked(straight)
+    for step in range(2):
+        straight.zero_grad()
+        backward(straight, step)
+    return same, torch.equal(gradient(model), gradient(straight))
+
+
+def test_a_damaged_payload_raises_the_same_error_on_all_and_changes_nothing(four):
+    assert good(four.run(damaged_on, 2)) == [(True, True)] * 4
+
+
+def too_large_on(rank, at):
+    """That rank's loss is ten thousand times as large in one step."""
+    model = wrapped()
+    hook = hooked(model, norm_bound=20)
+    computed, left_out = [], []
+    feedback = hook.client.feedback
+    for step in range(6):
+        model.zero_grad()
+        kept = feedback.residual.clone()
+        large = dist.get_rank() == rank and step == at
+        backward(model, step, spoil=1e4 if large else None)
+        left_out.append([name for name, member in hook.server.members.items() if member.taken != step + 1])
+        computed.append((kept, feedback.residual.clone(), gradient(model)))
+    return computed, left_out
+
+
+def test_an_upload_far_larger_than_most_is_left_out_and_stays_with_its_rank(four):
+    answers = good(four.run(too_large_on, 2, 3))
+    assert [left_out for _, left_out in answers] == [[[], [], [], ["2"], ["2"], ["2"]]] * 4, "it tries again"
+    assert alike([steps[3][2] for steps, _ in answers])
+    _, kept, _ = answers[2][0][3]
+    assert kept.abs().max() > 100 * answers[1][0][3][1].abs().max(), "it has all of its gradient still"
+    assert all(steps[3][2].abs().max() < 10 for steps, _ in answers)
 
 
 def registering(cases):

@@ -150,6 +150,24 @@ def test_flower_and_the_local_engine_are_bit_identical_while_clients_come_and_go
     assert [lines[t]["down"] for t in later] == [rounds[t].down for t in later]
 
 
+BOUNDED = {"ratio": 0.02, "norm_bound": 1.2, "most_examples": 200}
+
+
+def test_who_is_left_out_for_the_norm_of_an_upload_is_the_same_in_flower_and_in_the_local_engine(states, digits):
+    model = flower(BOUNDED, digits, "bounded")
+    engine = Federation(Config(task="logistic@digits", rounds=ROUNDS, local_steps=2, threads=1, **SPLIT, **BOUNDED))
+    for asked in PRESENT:
+        engine.step(asked)
+    assert torch.equal(model, engine.vector)
+    assert {member.examples for member in engine.server.members.values()} >= {200}
+    for name, client in engine.clients.items():
+        node = read(states / "nodes" / "bounded" / f"partition-{name}.state")
+        node.client.settle(engine.server.members[name].taken)
+        assert torch.equal(node.client.feedback.residual, client.feedback.residual), name
+    lines = read_metrics(states / "runs" / "bounded")
+    assert sum(line["present"] for line in lines) < sum(map(len, PRESENT)), "somebody was left out"
+
+
 # DDP: nobody joins or leaves; all ranks take every step
 
 
@@ -183,7 +201,7 @@ def as_engine(settings, fields):
     return weights, hook.client.feedback.residual, sent
 
 
-@pytest.mark.parametrize("settings", list(plans()))
+@pytest.mark.parametrize("settings", [*plans(), pytest.param(BOUNDED, id="bounded")])
 def test_ddp_and_the_local_engine_are_bit_identical(two, settings):
     caps = {"caps": {"0": 0.01}} if settings.get("caps") else {}
     settings = {**settings, **caps}

@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 import tomllib
+import tracemalloc
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedMedian, FedYogi
 
 import dagc
 from dagc.cli import main
@@ -953,3 +954,238 @@ def test_records_are_complete_or_refused():
     with pytest.raises(MalformedPayload, match="another version"):
         Answer.read({})
     assert issubclass(MalformedPayload, DagcError)
+
+
+# What else an attacker tried
+
+
+@pytest.mark.parametrize("make", [FedAdam, FedAvgM, FedYogi, FedAdagrad])
+def test_the_memory_of_a_strategy_is_in_the_checkpoint(make):
+    def run(name, rounds):
+        options = {"server_momentum": 0.9} if make is FedAvgM else {}
+        strategy = DataAware(make(fraction_evaluate=0.0, **options), ratio=0.05, run=name)
+        return flat(start(strategy, LocalGrid(client_app(), NODES), rounds).arrays)
+
+    straight = run("straight", 6)
+    run("parts", 2)
+    run("parts", 5)
+    assert torch.equal(run("parts", 6), straight)
+
+
+def test_a_finished_run_whose_model_is_gone_writes_it_again(states):
+    for _ in range(2):
+        start(DataAware(fed_avg(), ratio=0.02, run="done"), LocalGrid(client_app(), NODES), 2)
+        model = states / "runs" / "done" / "model.npz"
+        model.unlink()  # there again after the second start
+    start(DataAware(fed_avg(), ratio=0.02, run="done"), LocalGrid(client_app(), NODES), 2)
+    assert model.exists()
+
+
+def test_of_two_nodes_with_different_metrics_the_one_that_did_not_change_stays(states, caplog):
+    grid = LocalGrid(client_app(), 2)
+
+    def odd(reply):
+        about = reply.content[RECORD]
+        changed = about["name"] == "partition-0" and about["kind"] == "train" and about["round"] > 1
+        return with_metrics(surprise=1.0)(reply) if changed else [reply]
+
+    grid.on_reply = odd
+    for rounds in (2, 4):  # the second is resumed: what was usual is in the checkpoint
+        strategy = DataAware(fed_avg(), ratio=0.02, run="odd")
+        start(strategy, grid, rounds)
+    assert [line["present"] for line in read_metrics(states / "runs" / "odd")] == [2, 1, 1, 1]
+    assert caplog.text.count("partition-0 (node 1) is left out: its metrics differ from most") == 3
+
+
+@pytest.mark.parametrize("claims", [[5e-324], [5e-324, 5e-324], [5e-324, 2.0**52], [1e-300, 1.0]])
+@pytest.mark.parametrize("inner", [FedAvg, FedMedian])
+def test_claims_of_next_to_no_examples_do_not_stop_the_server(states, claims, inner):
+    plain = client_app(mods=())
+    app = ClientApp(mods=[compress])
+
+    @app.train()
+    def train(message, context):
+        reply = plain(message, context)
+        reply.content["metrics"]["num-examples"] = claims[context.node_config["partition-id"]]
+        return reply
+
+    alone = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
+    result = start(DataAware(inner(**alone), ratio=0.02, run="tiny"), LocalGrid(app, len(claims)), 3)
+    assert [line["present"] for line in read_metrics(states / "runs" / "tiny")] == [len(claims)] * 3
+    assert flat(result.arrays).isfinite().all()
+
+
+def test_arrays_that_go_whole_cannot_overflow_either(states, caplog):
+    plain = client_app(mods=(), model=WithBatchNorm)
+    app = ClientApp(mods=[compress])
+
+    @app.train()
+    def train(message, context):
+        reply = plain(message, context)
+        if context.node_config["partition-id"] == 1:
+            reply.content["arrays"]["precise"] = Array(np.full(2, 1.7e308))
+        return reply
+
+    strategy = DataAware(fed_avg(), ratio=0.02, run="huge")
+    result = start(strategy, LocalGrid(app, NODES), 2, model=WithBatchNorm)
+    assert caplog.text.count("partition-1 (node 2) is left out: array 'precise' holds NaN, infinity or a value") == 2
+    assert result.arrays["precise"].numpy().tolist() == [1.0, 1.0]
+
+
+LAYOUTS = {
+    "huge": '[["a",[1000000000000],"float32",false]]',
+    "huger": '[["a",[281474976710656,281474976710656],"float32",false]]',
+    "digits": '[["a",[' + "9" * 5000 + '],"float32",false]]',
+    "negative": '[["a",[-1],"float32",false]]',
+    "huge whole": '[["a",[1000000000000],"float64",true],["b",[650],"float32",false]]',
+    "twice": '[["a",[325],"float32",false],["a",[325],"float32",false]]',
+    "deep": "[" * 5000,
+    "objects": '[["a",[650],"object",true],["b",[650],"float32",false]]',
+    "fields": '[["a",[650],"f4,f4",true],["b",[650],"float32",false]]',
+    "no type": '[["a",[650],null,true],["b",[650],"float32",false]]',
+    "axes": '[["a",[' + "1," * 100 + '650],"float32",false]]',
+    "words": '"abcd"',
+    "number": "7",
+}
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("since", [-1, 0, 5])
+def test_a_layout_that_a_server_makes_up_costs_a_node_nothing(states, kind, since):
+    """The bytes that come with it are those of 650 entries."""
+
+    def first_model(context):
+        return ArrayRecord(task().build().state_dict())
+
+    for mod in (compress, compress_from(first_model)):
+        grid = LocalGrid(client_app(mods=(mod,)), 1)
+        usual, reasons = grid._answer, []
+
+        def answer(message, usual=usual, reasons=reasons):
+            message.content[RECORD]["layout"] = LAYOUTS[kind]
+            message.content[RECORD]["since"] = since
+            tracemalloc.start()
+            reply = usual(message)
+            assert tracemalloc.get_traced_memory()[1] < 20_000_000
+            tracemalloc.stop()
+            reasons.append(reply.error.reason)
+            return reply
+
+        grid._answer = answer
+        start(DataAware(fed_avg(min_train_nodes=1, min_available_nodes=1), ratio=0.02), grid, 1)
+        assert len(reasons) == 1
+        assert reasons[0].startswith(("MalformedPayload", "partition-0 is out of sync"))
+
+
+ORDERS = {
+    "since": (-5, -(2**62), 2**62),
+    "model": (-1, -(2**62)),
+    "checksum": (-1, 2**62),
+    "steps": (-1, 5, 2**62),
+    "parameter": (-1, 2**62, -(2**62), float("nan"), float("inf"), -1.0, 1e308),
+    "compressor": ("", "x"),
+    "values": ("", "x"),
+    "seed": ("", "x", "-1", "f" * 1_000_000),
+    "run": ("../x", "x" * 5000),
+    "lineage": ("x",),
+    "arrays": ("", "x"),
+    "examples": ("", "x"),
+    "kind": ("", "x"),
+    "round": (-1, 0),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ORDERS.items() for value in values])
+def test_an_order_that_no_server_gives_is_refused_with_words_and_changes_nothing(states, name, value):
+    grid = LocalGrid(client_app(), NODES)
+    usual, reasons, path = grid._answer, [], states / "nodes" / "orders" / "partition-1.state"
+
+    def answer(message):
+        about = message.content[RECORD]
+        if (about["kind"], about["round"], message.metadata.dst_node_id) != ("train", 2, 2):
+            return usual(message)
+        about[name] = value
+        before = path.read_bytes()
+        reply = usual(message)
+        assert path.read_bytes() == before
+        reasons.append(reply.error.reason)
+        return reply
+
+    grid._answer = answer
+    result = start(DataAware(fed_avg(), ratio=0.02, run="orders"), grid, 3)
+    ours = ("InvalidInput", "MalformedPayload", "DagcError", "partition-1 is out of sync")
+    assert len(reasons) == 1
+    assert reasons[0].startswith(ours)
+    assert [line["present"] for line in read_metrics(states / "runs" / "orders")] == [4, 3, 4]
+    assert flat(result.arrays).isfinite().all()
+
+
+def test_a_node_that_sends_or_claims_far_more_than_most_is_left_out_or_counts_as_less(states, caplog):
+    plain = client_app(mods=())
+    app = ClientApp(mods=[compress])
+
+    @app.train()
+    def train(message, context):
+        reply = plain(message, context)
+        if context.node_config["partition-id"] == 1:
+            reply.content["metrics"]["num-examples"] = 9e9
+        if context.node_config["partition-id"] == 2 and message.content["config"]["server-round"] > 2:
+            for name, array in list(reply.content["arrays"].items()):
+                reply.content["arrays"][name] = Array(array.numpy() + np.float32(1e6))
+        return reply
+
+    strategy = DataAware(fed_avg(), ratio=0.02, run="bound", norm_bound=10, most_examples=300)
+    result = start(strategy, LocalGrid(app, NODES), 6)
+    assert [line["present"] for line in read_metrics(states / "runs" / "bound")] == [4, 4, 3, 3, 3, 3]
+    assert caplog.text.count("partition-2 (node 3) is left out: its upload has the norm") == 4
+    assert flat(result.arrays).abs().max() < 10
+    assert strategy._run.server.members["partition-1"].examples == 300
+    sizes = [min(300, task().sizes[part]) if part != 1 else 300 for part in range(NODES)]
+    assert [member.examples for member in strategy._run.server.members.values()] == sizes
+
+
+def without_metric(name):
+    def spoil(reply):
+        del reply.content["metrics"][name]
+        return [reply]
+
+    return spoil
+
+
+MEASURED = {
+    "an odd metric": with_metrics(surprise=1.0),
+    "no metrics": without("metrics"),
+    "no examples": without_metric("num-examples"),
+    "a list for a number": with_metrics(eval_acc=[1.0, 2.0]),
+    "NaN examples": with_metrics(**{"num-examples": float("nan")}),
+    "negative examples": with_metrics(**{"num-examples": -40}),
+    "0 examples": with_metrics(**{"num-examples": 0}),
+}
+
+
+@pytest.mark.parametrize("kind", MEASURED)
+def test_a_node_cannot_stop_the_server_when_it_evaluates_either(states, caplog, kind):
+    grid = LocalGrid(client_app(), NODES)
+
+    def spoil(reply):
+        evaluated = "eval_acc" in reply.content.metric_records.get("metrics", {})
+        return MEASURED[kind](reply) if evaluated and reply.metadata.src_node_id == 3 else [reply]
+
+    grid.on_reply = spoil
+    result = start(DataAware(FedAvg(), ratio=0.02, run="measured"), grid, 2)
+    assert [dict(metrics) for metrics in result.evaluate_metrics_clientapp.values()] == [{"eval_acc": 0.5}] * 2
+    for number in (1, 2):
+        assert f"evaluating round {number}: partition-2 (node 3) is left out: its metrics" in caplog.text
+
+
+def test_an_error_of_a_node_is_one_line_of_the_log(caplog):
+    app = ClientApp(mods=[compress])
+
+    @app.train()
+    def train(message, context):
+        raise RuntimeError("first\nWARNING : all is well" + "x" * 5000)
+
+    start(DataAware(fed_avg(), ratio=0.02), LocalGrid(app, NODES), 1)
+    lines = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
+    assert len(lines) == NODES
+    assert all("\n" not in line and len(line) < 600 for line in lines)

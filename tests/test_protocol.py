@@ -252,7 +252,7 @@ class TestReading:
         server, _ = self.server(method="accordion")
         with pytest.raises(MalformedPayload):
             server.read("0", b"")
-        for norm in (float("nan"), float("inf"), -1.0):
+        for norm in (float("nan"), float("inf"), -1.0, 1e300):
             with pytest.raises(MalformedPayload, match="norm"):
                 server.read("0", self.frame(4), norm)
 

@@ -21,6 +21,7 @@ from dagc.errors import (
     MissingExtra,
     NonFiniteGradient,
     OutOfSync,
+    OutsideBound,
     needs_extra,
 )
 from dagc.feedback import ErrorFeedback
@@ -53,6 +54,7 @@ __all__ = [
     "MissingExtra",
     "NonFiniteGradient",
     "OutOfSync",
+    "OutsideBound",
     "Plan",
     "Sparse",
     "aggregate",

@@ -44,7 +44,8 @@ def _value(typing: Any, address: Any, i: Any) -> Any:
 def add_up(clients, shares, out):
     """Out = Σ share · client, for clients given as rows (address of indices, address of values, length).
 
-    Invariant: before each block, a client's cursor is at its first entry in the block or beyond.
+    Invariant: before each block, a client's cursor is at its first entry in the block or beyond. An index below 0 or
+    beyond the vector is never reached; returned is the first client that has one, or -1.
     """
     cursors = np.zeros(len(clients), np.int64)
     for start in range(0, len(out), BLOCK):
@@ -54,41 +55,48 @@ def add_up(clients, shares, out):
             indices, values, length = clients[c, 0], clients[c, 1], clients[c, 2]
             share, i = shares[c], cursors[c]
             while i < length:
-                at = _index(indices, i)
-                if at >= stop:
+                at = np.uint64(_index(indices, i))  # below 0 is beyond every vector
+                if at >= np.uint64(stop):
                     break
-                out[np.uint64(at)] += share * _value(values, i)
+                out[at] += share * _value(values, i)
                 i += 1
             cursors[c] = i
+    for c in range(len(clients)):
+        if cursors[c] < clients[c, 2]:
+            return c
+    return -1
 
 
 @kernel
-def add_up_sparse(clients, shares, out_indices, out_values):
+def add_up_sparse(clients, shares, size, out_indices, out_values):
     """The same for only those coordinates that some client has; returns how many those are.
 
-    There must be room for one more.
+    There must be room for one more. -1 is returned if some client's indices do not ascend from 0 to `size` - 1.
     Invariant as above; between blocks, `total` is zero and `seen` empty.
     """
     cursors = np.zeros(len(clients), np.int64)
     total = np.zeros(BLOCK, np.float32)
     seen = np.zeros(BLOCK, np.uint8)
-    found = 0
+    found, stop = 0, np.int64(0)
     while True:
         nearest = np.int64(-1)  # the next block that holds anything
         for c in range(len(clients)):
             if cursors[c] < clients[c, 2]:
                 at = _index(clients[c, 0], cursors[c])
+                if at < stop or at >= size:
+                    return -1
                 if nearest < 0 or at < nearest:
                     nearest = at
         if nearest < 0:
             return found
         start = nearest // BLOCK * BLOCK
+        stop = min(size, start + BLOCK)
         for c in range(len(clients)):
             indices, values, length = clients[c, 0], clients[c, 1], clients[c, 2]
             share, i = shares[c], cursors[c]
             while i < length:
                 at = np.uint64(_index(indices, i) - start)
-                if at >= np.uint64(BLOCK):
+                if at >= np.uint64(stop - start):
                     break
                 total[at] += share * _value(values, i)
                 seen[at] = 1

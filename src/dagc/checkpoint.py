@@ -49,25 +49,31 @@ def save(folder: Path, arrays: dict[str, NDArray[Any]], numbers: dict[str, Any])
 
 
 def load(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
-    """The newest good checkpoint, or None if there is none at all; a damaged one is ignored with a warning."""
+    """The newest good checkpoint, or None if there is none at all; damaged ones are removed, with a warning.
+
+    Else `save` would keep one of those in the place of the good one. If none is good, all stay.
+    """
     if any(path.is_dir() for path in folder.glob("round-*")):
         raise CheckpointError(
             f"{folder} was made by dagc 0.1, which this version cannot resume: start the run again in another folder"
         )
-    damaged = []
+    damaged: dict[Path, str] = {}
     for path in checkpoints(folder):
         try:
             _, numbers, arrays = load_state(path, "run", VERSION)
-            return arrays, numbers
         except NewerVersion:
             raise
         except CheckpointError as error:
-            damaged.append(str(error))
+            damaged[path] = str(error)
             warnings.warn(f"the checkpoint {error}; using the one before", stacklevel=2)
+        else:
+            for wrong in damaged:
+                with suppress(OSError):
+                    wrong.unlink()
+            return arrays, numbers
     if damaged:
-        raise CheckpointError(
-            f"no checkpoint in {folder} can be used ({'; '.join(damaged)}): start the run again in another folder"
-        )
+        why = "; ".join(damaged.values())
+        raise CheckpointError(f"no checkpoint in {folder} can be used ({why}): start the run again in another folder")
     return None
 
 

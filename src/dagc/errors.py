@@ -17,7 +17,9 @@ __all__ = [
     "MissingExtra",
     "NonFiniteGradient",
     "OutOfSync",
+    "OutsideBound",
     "needs_extra",
+    "shown",
     "unknown",
 ]
 
@@ -40,6 +42,10 @@ class NonFiniteGradient(InvalidInput):
 
 class MalformedPayload(DagcError, ValueError):
     """Bytes that are not a valid frame; the message says what is wrong with them."""
+
+
+class OutsideBound(MalformedPayload):
+    """An upload that is well formed, but larger than the plan's `norm_bound` allows; it is not taken."""
 
 
 class Diverged(DagcError):
@@ -70,6 +76,21 @@ class OutOfSync(DagcError):
     """A client's model is not the one that the server builds on; it needs the full model."""
 
 
+def shown(value: object, most: int = 100) -> str:
+    """A value as an error shows it: whatever it is, this neither fails nor gets long.
+
+    Example:
+        >>> shown("x" * 200, most=10), shown(10**5000)
+        ("'xxxxxxxx…", 'an int that is too large to show')
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of 5,000 digits, a table nested 5,000 deep
+        name = type(value).__name__
+        return f"{'an' if name[0] in 'aeiou' else 'a'} {name} that is too large to show"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def unknown(kind: str, name: object, names: Iterable[str]) -> InvalidInput:
     """The error for a name that does not exist, with the nearest one that does.
 
@@ -78,9 +99,9 @@ def unknown(kind: str, name: object, names: Iterable[str]) -> InvalidInput:
         there is no method 'dagcr': did you mean 'dagc-r'? Choose one of none, top-k, dagc-r
     """
     known = list(names)
-    near = get_close_matches(str(name), known, n=1)
+    near = get_close_matches(name[:100], known, n=1) if isinstance(name, str) else []
     guess = f"did you mean {near[0]!r}? Choose" if near else "choose"
-    return InvalidInput(f"there is no {kind} {name!r:.100}: {guess} one of {', '.join(known)}")
+    return InvalidInput(f"there is no {kind} {shown(name)}: {guess} one of {', '.join(known)}")
 
 
 @contextmanager

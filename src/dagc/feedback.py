@@ -131,6 +131,8 @@ class ErrorFeedback:
         if self.compressor not in FUSED:  # those look themselves
             refuse_non_finite(out)
         sparse = self.compressor(out, parameter, seed=seed)
+        if sparse.size != self.size or len(sparse.values) != len(sparse) or not sparse.ascends:
+            raise InvalidInput(f"the compressor selected what is not in a vector of {self.size} entries, or one twice")
         if out.is_cpu:
             out.numpy()[sparse.indices] = 0.0
         else:

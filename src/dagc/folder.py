@@ -3,6 +3,7 @@
 import json
 import os
 import tomllib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import IO, Any, Protocol, Self
 from numpy.typing import NDArray
 
 from dagc import checkpoint
-from dagc.errors import CheckpointError, InvalidInput
+from dagc.errors import CheckpointError, InvalidInput, shown
 from dagc.files import failure, locked, make_folder, remove_partial, sync_folder, write_atomically
 
 __all__ = ["Folder", "Saved", "finished", "read_metrics", "read_settings", "summary", "to_toml"]
@@ -60,6 +61,7 @@ class Folder:
         self._saved = saved
         self._open = ExitStack()
         self._metrics: IO[bytes] | None = None
+        self._checksum = 0  # of the lines so far
 
     def __enter__(self) -> Self:
         """Make or find the folder, lock it, go back to the newest checkpoint."""
@@ -94,16 +96,19 @@ class Folder:
         """Write a round's line; fields that are None are left out."""
         assert self._metrics is not None
         present = {name: value for name, value in fields.items() if value is not None}
+        line = json.dumps(present).encode() + b"\n"
         with self.writing():
-            self._metrics.write(json.dumps(present).encode() + b"\n")
+            self._metrics.write(line)
             self._metrics.flush()
+        self._checksum = zlib.crc32(line, self._checksum)
 
     def save(self) -> None:
         """Write a checkpoint."""
         assert self._metrics is not None
         with self.writing():
             os.fsync(self._metrics.fileno())
-        numbers = {**self._saved.numbers(), "metrics_bytes": self._metrics.tell()}
+        metrics = {"metrics_bytes": self._metrics.tell(), "metrics_checksum": self._checksum}
+        numbers = {**self._saved.numbers(), **metrics, "settings": self._key()}
         checkpoint.save(self.path / "checkpoints", self._saved.arrays(), numbers)
 
     def describe(self, settings: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
@@ -116,7 +121,9 @@ class Folder:
 
         Its field `model` names the file of the model in this folder, which must have been written before.
         """
-        self._write("result.json", json.dumps(result, indent=1))
+        with self.writing():
+            model = {"model_checksum": zlib.crc32((self.path / result["model"]).read_bytes())}
+        self._write("result.json", json.dumps({**result, **model}, indent=1))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -133,10 +140,14 @@ class Folder:
             settings: What the folder's `config.toml` says; None if there is none.
         """
 
+    def _key(self) -> str:
+        """A short name for the settings that a checkpoint belongs to; for subclasses."""
+        return ""
+
     def _enter(self) -> None:
         remove_partial(self.path)
         self._claim(read_settings(self.path) if (self.path / "config.toml").exists() else None)
-        make_folder(self.path / "checkpoints")
+        make_folder(self.path / "checkpoints", private=True)  # they hold the residuals
         loaded = checkpoint.load(self.path / "checkpoints")
         lines, kept = self.path / "metrics.jsonl", 0
         self._metrics = lines.open("r+b" if lines.exists() else "x+b")
@@ -144,9 +155,20 @@ class Folder:
         if loaded is not None:
             arrays, numbers = loaded
             kept = numbers.pop("metrics_bytes")
-            if lines.stat().st_size < kept:
+            content = self._metrics.read(kept)
+            if len(content) < kept:
                 raise CheckpointError(
                     f"{lines} has lost lines since the checkpoint: start the run again in another folder"
+                )
+            self._checksum = zlib.crc32(content)
+            if numbers.pop("metrics_checksum", self._checksum) != self._checksum:
+                raise CheckpointError(
+                    f"{lines} was changed or damaged since the checkpoint: start the run again in another folder"
+                )
+            if numbers.pop("settings", self._key()) != self._key():
+                raise InvalidInput(
+                    f"{self.path / 'config.toml'} was changed since the checkpoint: change it back, or start another "
+                    "run in another folder"
                 )
             self._saved.restore(arrays, numbers)
         self._metrics.truncate(kept)
@@ -163,13 +185,13 @@ class Folder:
 
 
 def finished(path: str | Path) -> bool:
-    """Whether a run's folder holds its result, and the model that the result names."""
+    """Whether a run's folder holds its result, and the model that the result names, undamaged."""
     try:
         result = json.loads((Path(path) / "result.json").read_bytes())
-        model = Path(path) / str(result["model"])
-    except (OSError, ValueError, TypeError, KeyError):  # not there, or not as `conclude` wrote it
-        return False
-    return model.is_file()
+        model = (Path(path) / str(result["model"])).read_bytes()
+        return bool(result.get("model_checksum", zlib.crc32(model)) == zlib.crc32(model))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False  # not there, or not as `conclude` wrote it
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
@@ -247,7 +269,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             f"{file} was written by dagc 0.1, which this version cannot read: start the run again in another folder"
         )
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise InvalidInput(f"{file} has the version {version!r:.100}: write version = {VERSION}")
+        raise InvalidInput(f"{file} has the version {shown(version)}: write version = {VERSION}")
     if version > VERSION:
         raise InvalidInput(f"{file} was written by a newer version of dagc: update dagc to read it")
     return settings

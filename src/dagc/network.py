@@ -102,8 +102,8 @@ def trace(file: str, latency: float = 0.0) -> Network:
                     raise InvalidInput(
                         f"{file}, line {number}: needs numbers in the columns up and down, has {row}"
                     ) from None
-                if not all(0 < value < math.inf for value in rates.values()):
-                    raise InvalidInput(f"{file}, line {number}: rates must be above 0, not {row}")
+                if not all(1e-3 <= value <= 1e18 for value in rates.values()):
+                    raise InvalidInput(f"{file}, line {number}: rates must be from 1e-9 to 1e12, not {row}")
                 rows.setdefault(client, []).append(rates)
     except OSError as error:
         raise InvalidInput(f"the trace {file} cannot be read: {error.strerror}") from error
@@ -151,11 +151,11 @@ def make_network(spec: str) -> Network:
 
 def _positive(**rates: float) -> None:
     for name, rate in rates.items():
-        if not 0 < rate < math.inf:
-            raise InvalidInput(f"{name} must be above 0 and finite, not {rate}")
+        if not 1e-9 <= rate <= 1e12:
+            raise InvalidInput(f"{name} must be above 0, from 1e-9 to 1e12, not {rate}")
 
 
 def _latency(latency: float) -> float:
-    if not 0 <= latency < math.inf:
-        raise InvalidInput(f"latency must be a number of seconds, not {latency}")
+    if not 0 <= latency <= 1e9:
+        raise InvalidInput(f"latency must be from 0 to 1e9 seconds, not {latency}")
     return latency

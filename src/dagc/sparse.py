@@ -54,11 +54,11 @@ class Sparse:
             )
         with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
             index, value = index.astype(np.int64), value.astype(np.float32)
-        if len(index) and (index[0] < 0 or index[-1] >= size or np.any(index[1:] <= index[:-1])):
+        self._hold(size, index, value, None)
+        if not self.ascends:
             raise InvalidInput(f"indices must ascend, each once, from 0 to {size - 1}")
         if not np.isfinite(value).all():
             raise InvalidInput("values must be finite: NaN or infinity would stay in the model for ever")
-        self._hold(size, index, value, None)
 
     def _hold(self, size: int, indices: NDArray[np.int64], values: NDArray[np.float32], seed: int | None) -> None:
         hold = object.__setattr__
@@ -71,10 +71,19 @@ class Sparse:
     def trusted(
         cls, size: int, indices: NDArray[np.int64], values: NDArray[np.float32], seed: int | None = None
     ) -> Self:
-        """Hold entries (and their seed) that are known to be right, unchecked: from kernels or from `decode`."""
+        """Hold entries (and their seed) that are known to be right, unchecked: from kernels or from `decode`.
+
+        Whoever calls this answers for them. `aggregate` looks again, so that a wrong index is an error there.
+        """
         sparse = cls.__new__(cls)
         sparse._hold(size, indices, values, seed)
         return sparse
+
+    @property
+    def ascends(self) -> bool:
+        """Whether the indices are within the vector and ascend, each once: always, but for what was only `trusted`."""
+        index = self.indices
+        return not len(index) or bool(index[0] >= 0 and index[-1] < self.size and (index[1:] > index[:-1]).all())
 
     def __len__(self) -> int:
         """The number of entries held."""
@@ -122,8 +131,11 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
         from dagc import _sum_kernels
 
         clients, _held = _addresses(sparses)
-        _sum_kernels.add_up(clients, shares, total)
+        wrong = _sum_kernels.add_up(clients, shares, total)
+        if wrong >= 0:
+            raise InvalidInput(f"the indices of client {wrong} do not ascend from 0 to {size - 1}")
         return out
+    _refuse_wrong(sparses)
     total[:] = 0
     for sparse, share in zip(sparses, shares, strict=True):
         total[sparse.indices] += share * sparse.values
@@ -139,13 +151,25 @@ def aggregate_sparse(sparses: Sequence[Sparse], weights: ArrayLike) -> Sparse:
         clients, _held = _addresses(sparses)
         most = min(sparses[0].size, sum(map(len, sparses)))
         indices, values = np.empty(most + 1, dtype=np.int64), np.empty(most + 1, dtype=np.float32)
-        found = _sum_kernels.add_up_sparse(clients, shares, indices, values)
+        found = _sum_kernels.add_up_sparse(clients, shares, sparses[0].size, indices, values)
+        if found < 0:
+            _refuse_wrong(sparses)
         return Sparse.trusted(sparses[0].size, indices[:found], values[:found])
+    _refuse_wrong(sparses)
     indices = np.unique(np.concatenate([sparse.indices for sparse in sparses]))
     values = np.zeros(len(indices), dtype=np.float32)
     for sparse, share in zip(sparses, shares, strict=True):
         values[np.searchsorted(indices, sparse.indices)] += share * sparse.values
     return Sparse.trusted(sparses[0].size, indices, values)
+
+
+def _refuse_wrong(sparses: Sequence[Sparse]) -> None:
+    """Entries that came through `Sparse.trusted` and are not what it wants."""
+    for number, sparse in enumerate(sparses):
+        if len(sparse.values) != len(sparse):
+            raise InvalidInput(f"{len(sparse)} indices have {len(sparse.values)} values: give one for each")
+        if not sparse.ascends:
+            raise InvalidInput(f"the indices of client {number} do not ascend from 0 to {sparse.size - 1}")
 
 
 def _addresses(sparses: Sequence[Sparse]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
@@ -155,6 +179,8 @@ def _addresses(sparses: Sequence[Sparse]) -> tuple[NDArray[np.int64], list[NDArr
     for sparse in sparses:
         indices = np.ascontiguousarray(sparse.indices, dtype=np.int64)
         values = np.ascontiguousarray(sparse.values, dtype=np.float32)
+        if indices.ndim != 1 or values.shape != indices.shape:
+            raise InvalidInput(f"{indices.shape} indices have {values.shape} values: give one for each")
         held += indices, values
         rows.append((_address(indices), _address(values), len(indices)))
     return np.array(rows, dtype=np.int64).reshape(-1, 3), held

@@ -15,6 +15,7 @@ from dagc.cli.parse import client_sizes, quantity
 from dagc.cli.terminal import say
 from dagc.errors import BudgetWarning, InvalidInput, unknown
 from dagc.policies.plan import FRAMES
+from dagc.policies.rate import MOST_BYTES
 
 __all__ = ["allocate"]
 
@@ -52,6 +53,8 @@ def allocate(
         raise unknown("kind of frames", frames, FRAMES)
     if method not in dagc.ALLOCATORS and method not in SAME:
         raise unknown("method", method, [*dagc.ALLOCATORS, *SAME])
+    if bytes is not None and not 0 < bytes <= MOST_BYTES:
+        raise InvalidInput(f"--bytes is {bytes:g}: it must be above 0 and at most 2^48")
     if ratio is None and threshold is None and bytes is None:
         ratio = 0.001
     compact, raw = frames != "plain", frames == "raw"

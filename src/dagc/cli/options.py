@@ -70,7 +70,7 @@ def from_json(text: str, name: str) -> Any:
     """Names and values as they are written on the command line."""
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise InvalidInput(f"{name} is {text!r:.100}: write JSON, e.g. '{OBJECTS[name]}'") from None
 
 

@@ -26,7 +26,7 @@ def reproduce(
     cells: Annotated[
         str | None, typer.Option(help="Beginnings of cells' names, e.g. logistic/sr100,cnn/*/0.001.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2, …")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Number of seeds: 0, 1, 2, …")] = 3,
     iterations: Annotated[int | None, typer.Option(min=1, help="Fewer than the paper's, to be done sooner.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the cores).")] = None,
     device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",

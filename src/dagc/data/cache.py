@@ -15,8 +15,11 @@ from dagc.files import write_atomically
 __all__ = ["UNREADABLE", "Arrays", "cached", "fingerprint"]
 
 Arrays = dict[str, NDArray[Any]]
-UNREADABLE = (OSError, ValueError, KeyError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile)
-"""What reading an `.npz` file raises that is damaged."""
+UNREADABLE = (
+    OSError, ValueError, KeyError, EOFError, NotImplementedError, OverflowError, MemoryError, RecursionError, TypeError,
+    zlib.error, zipfile.BadZipFile,
+)  # fmt: skip
+"""What reading an `.npz` file raises that is damaged, or claims more entries than any memory holds."""
 
 
 def fingerprint(path: Path, base: Path) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import http.client
+import re
 import shutil
 import tarfile
 import tempfile
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dagc.data.archives import refuse_bomb
 from dagc.errors import DataError
 
 __all__ = ["Source", "fetch", "fetch_all", "unpack"]
@@ -96,6 +98,8 @@ def fetch(
                 problem = f"{error.code} {error.reason}"
             except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
                 problem = str(error)
+            except ValueError as error:  # urllib's, for what is no address, be it ours or one that we are sent to
+                raise DataError(f"{url!r:.200} leads to no address that can be used: {error}") from None
         else:
             size = part.stat().st_size if part.exists() else 0
             raise DataError(
@@ -127,8 +131,8 @@ def _receive(url: str, part: Path, name: str, report: Report | None) -> None:
     with response:
         resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         have = have if resumed else 0
-        length = response.headers.get("Content-Length")
-        total_bytes = have + int(length) if length else None
+        length = response.headers.get("Content-Length") or ""
+        total_bytes = have + int(length) if re.fullmatch("[0-9]{1,18}", length) else None
         with part.open("ab" if resumed else "wb") as file:
             while chunk := response.read(_CHUNK):
                 file.write(chunk)
@@ -161,7 +165,7 @@ def unpack(archive: Path, target: Path, inner: str = "") -> None:
         inner: The folder inside of the archive that is wanted; empty for all of it.
 
     Raises:
-        DataError: Where the archive is corrupt, or would write outside of its folder.
+        DataError: Where the archive is corrupt, would write outside of its folder, or would fill the disk.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -170,8 +174,11 @@ def unpack(archive: Path, target: Path, inner: str = "") -> None:
         raise DataError(f"{target} cannot be written ({error})") from None
     try:
         with tarfile.open(archive) as tar:
+            unpacked = 0
             for member in tar:
                 _refuse_escape(archive, member)
+                unpacked += member.size
+                refuse_bomb(archive, unpacked)
                 tar.extract(member, workplace / "new", filter="data")
         fresh = workplace / "new" / inner
         if not fresh.is_dir():

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dagc.data.archives import most_unpacked, refuse_bomb
 from dagc.errors import DataError
 
 __all__ = ["read_idx"]
@@ -23,7 +24,9 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     try:
         raw = path.read_bytes()
         if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
+            with gzip.open(path) as packed:
+                raw = packed.read(most_unpacked(path) + 1)
+            refuse_bomb(path, len(raw))
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); delete it and get the data set again") from None
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != _UNSIGNED_BYTE:

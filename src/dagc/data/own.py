@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dagc.data.archives import refuse_bomb
 from dagc.data.cache import UNREADABLE
 from dagc.data.dataset import Dataset, hold_out, statistics
 from dagc.data.images import SUFFIXES, read_image
@@ -64,6 +65,7 @@ def read_csv(path: Path, label: str = "label", client: str = "client") -> Datase
 def _open_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
+            refuse_bomb(path, sum(member.file_size for member in kept.zip.infolist()))
             arrays = {name: kept[name] for name in kept.files}
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as .npz of plain arrays ({error})") from None

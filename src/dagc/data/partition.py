@@ -13,6 +13,7 @@ from dagc.errors import InvalidInput
 __all__ = ["Partition", "by_client", "from_sizes", "iid", "one_large", "skewed", "skewed_sizes"]
 
 _EVEN = 0.5  # of each step of the skewed series is the arithmetic series' own, the rest is Dirichlet's
+_MOST_SKEWED = 1e15  # more samples no data set has
 _STRETCH = 1.25  # the inner terms may be scaled by this much to use the last samples
 
 
@@ -213,8 +214,8 @@ def skewed_sizes(samples: int, workers: int, skew_ratio: float, rng: np.random.G
     SR·u; the inner terms are scaled, by a quarter at most, so that all samples are used.
     """
     _check_workers(workers, samples)
-    if not 1 <= skew_ratio < np.inf:
-        raise InvalidInput(f"skew_ratio is {skew_ratio}; largest over smallest worker is a number from 1 up")
+    if not 1 <= skew_ratio <= _MOST_SKEWED:
+        raise InvalidInput(f"skew_ratio is {skew_ratio}; largest over smallest worker is a number from 1 to 1e15")
     if workers == 1:
         if skew_ratio != 1:
             raise InvalidInput(f"skew_ratio is {skew_ratio} with one worker; use skew_ratio=1 or more workers")

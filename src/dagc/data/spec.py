@@ -7,7 +7,7 @@ from typing import Any
 
 from dagc.data.dataset import Dataset
 from dagc.data.partition import Partition, by_client, from_sizes, iid, one_large, skewed
-from dagc.errors import InvalidInput, unknown
+from dagc.errors import InvalidInput, shown, unknown
 
 __all__ = ["PARTITIONS", "make_partition"]
 
@@ -40,7 +40,7 @@ def make_partition(spec: str, dataset: Dataset, seed: int = 0) -> Partition:
     if function is by_client:
         return by_client(None if dataset.client is None else dataset.client.numpy(), names=dataset.clients, **options)
     if function is from_sizes and "sizes" not in options:
-        raise InvalidInput(f"{spec!r} has no sizes; write for example from-sizes:sizes=300/200/10")
+        raise InvalidInput(f"{shown(spec, 200)} has no sizes; write for example from-sizes:sizes=300/200/10")
     return function(dataset.train_y.numpy(), seed=seed, **options)
 
 
@@ -53,9 +53,11 @@ def _options(spec: str, text: str, function: Callable[..., Partition]) -> dict[s
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or key not in kinds:
-            raise InvalidInput(f"{spec!r}: {item!r} is not an option; write option=value with {', '.join(kinds)}")
+            raise InvalidInput(
+                f"{shown(spec, 200)}: {shown(item)} is not an option; write option=value with {', '.join(kinds)}"
+            )
         if key in options:
-            raise InvalidInput(f"{spec!r}: {key} is given twice")
+            raise InvalidInput(f"{shown(spec, 200)}: {key} is given twice")
         options[key] = _value(spec, key, value, kinds[key])
     return options
 
@@ -69,16 +71,18 @@ def _value(spec: str, key: str, value: str, kind: str) -> Any:
         return int(value) if "int" in kind else float(value)
     except InvalidInput:
         raise
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         wanted = "whole numbers separated by /" if "Sequence" in kind else "true or false" if "bool" in kind else ""
         wanted = wanted or ("a whole number" if "int" in kind else "a number")
-        raise InvalidInput(f"{spec!r}: {key} is {value!r}; it must be {wanted}") from None
+        raise InvalidInput(f"{shown(spec, 200)}: {key} is {shown(value)}; it must be {wanted}") from None
 
 
 def _sizes(value: str) -> list[int]:
     if not value.replace("/", "").strip().isdigit():
         try:
             value = Path(value).expanduser().read_text(encoding="utf-8")
-        except OSError as error:
-            raise InvalidInput(f"sizes are {value!r}: neither numbers separated by / nor a file ({error})") from None
+        except (OSError, ValueError) as error:
+            raise InvalidInput(
+                f"sizes are {shown(value)}: neither numbers separated by / nor a file ({error})"
+            ) from None
     return [int(part) for part in value.replace("/", " ").replace(",", " ").split()]

@@ -6,6 +6,7 @@ puts the gradients in the order of the model's parameters; so selection, residua
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from logging import getLogger
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -20,13 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 from dagc.compressors import Compressor, Gradient
 from dagc.ddp.agreement import agree, make_plan, same_step
 from dagc.ddp.exchange import Exchange, Packet
-from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
+from dagc.errors import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient, OutsideBound
 from dagc.protocol import Client, Order, Server, Settings, Upload
 from dagc.sparse import Sparse
 from dagc.state import below
 
 __all__ = ["Hook", "Step", "on_bucket"]
 
+log = getLogger("dagc")
 VERSION = 1
 """Of what `Hook.state_dict` returns."""
 
@@ -179,29 +181,44 @@ class Hook:
 
         same_step(packets)
         refused = next((rank for rank, packet in enumerate(packets) if packet.refused), None)
-        if refused is None:
-            norms = self.server.policy.wants_norms
-            uploads = [
-                self.server.read(name, packets[int(name)].body, packets[int(name)].norm if norms else None)
-                for name in self.server.members
-            ]
-            update = self.server.total(uploads)
+        try:
+            if refused is not None:
+                raise NonFiniteGradient(f"rank {refused}: {bytes(packets[refused].body).decode()}")
+            uploads = self._read(packets)
+        except (NonFiniteGradient, MalformedPayload) as error:
+            feedback = client.feedback
+            feedback.residual, feedback.steps, client.sent, server = before
+            client.pending = None
+            self.server.load(self.server.arrays(), server)
+            self._refuse(gradients, error)
+        else:
+            update = self.server.total(uploads) if uploads else torch.zeros(self.server.size)
             update = (update if scale == 1.0 else update * scale).to(self._device)
             for gradient, part in zip(gradients, self._parts, strict=True):
                 gradient.copy_(update[part].view(gradient.shape))
             self.server.close(uploads)
-            client.settle(self.steps)
-        else:
-            client.feedback.residual, client.feedback.steps, client.sent, server = before
-            client.pending = None
-            self.server.load(self.server.arrays(), server)
-            self._refuse(gradients, f"rank {refused}: {bytes(packets[refused].body).decode()}")
+            if upload is not None:  # what was left out goes back into the residual
+                client.settle(self.server.members[str(self._exchange.rank)].taken)
         clock.append(perf_counter())
         compress, exchange, decoding = (after - earlier for earlier, after in pairwise(clock))
         entries = 0 if upload is None else len(upload.sparse)
         traffic = self._exchange.traffic
         spent = (compress, exchange, decoding)
         self.last = Step(own.step, entries, len(own.body), *traffic, refused is not None, *spent)
+
+    def _read(self, packets: Sequence[Packet]) -> list[Upload]:
+        """Everybody's upload. One that is too large is left out, on all ranks alike: they look at the same bytes."""
+        uploads = []
+        for name in self.server.members:
+            packet = packets[int(name)]
+            try:
+                norm = packet.norm if self.server.policy.wants_norms else None
+                uploads.append(self.server.read(name, packet.body, norm))
+            except OutsideBound as error:
+                log.warning("step %d: rank %s is left out: %s", packet.step, name, error)
+            except MalformedPayload as error:
+                raise MalformedPayload(f"rank {name}: {error}") from error
+        return uploads
 
     def _gradients(self) -> list[Tensor]:
         """Views of the buckets, one for each parameter, in the model's order."""
@@ -219,12 +236,13 @@ class Hook:
             self.client.unused = [part for gradient, part in parts if not gradient.any()]
         return self.client.upload(gradients, order)
 
-    def _refuse(self, gradients: list[Tensor], why: str) -> None:
-        """A rank's gradient is not finite: nobody's is used, and nobody's residual has changed."""
+    def _refuse(self, gradients: list[Tensor], error: DagcError) -> None:
+        """A rank's gradient is not finite, or arrived damaged: nobody's is used, and nobody's residual has changed."""
+        skipped = self._scaler is not None and isinstance(error, NonFiniteGradient)
         for gradient in gradients:
-            gradient.fill_(torch.nan if self._scaler is None else torch.inf)
-        if self._scaler is None:
-            _raise_after_backward(NonFiniteGradient(why))
+            gradient.fill_(torch.inf if skipped else torch.nan)
+        if not skipped:
+            _raise_after_backward(error)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that this rank continues from; every rank saves its own, beside the model and the optimiser."""
@@ -262,14 +280,14 @@ class Hook:
             "about": "register the model that was saved, with the same settings",
         }
         for key, remedy in remedies.items():
-            if state[key] != own[key]:
+            if not _same(state[key], own[key]):
                 raise InvalidInput(f"the state has {key} {state[key]!r:.200}, here it is {own[key]!r:.200}: {remedy}")
         before = {name: np.asarray(array) for name, array in own["arrays"].items()}
         try:
             arrays = {name: np.asarray(array.cpu()) for name, array in state["arrays"].items()}
             self.client.load(arrays, state["client"])
             self.server.load(below(arrays, "server."), state["server"])
-        except (InvalidInput, AttributeError, TypeError, ValueError) as error:
+        except (InvalidInput, AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
             self.client.load(before, own["client"])
             self.server.load(below(before, "server."), own["server"])
             raise InvalidInput(f"the state is damaged: {error}") from error
@@ -278,6 +296,14 @@ class Hook:
 def on_bucket(hook: Hook, bucket: GradBucket) -> Future[Tensor]:
     """What DDP calls, with the hook as its state."""
     return hook.take(bucket)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two things are equal; those that cannot be compared, tensors for example, are not."""
+    try:
+        return bool(one == other)
+    except (RuntimeError, TypeError, ValueError):
+        return False
 
 
 def _raise_after_backward(error: DagcError) -> None:

@@ -15,8 +15,9 @@ from dagc.flower.messages import ASK, RECORD, TRAIN, Answer, Instruction, payloa
 from dagc.flower.run import FlowerRun
 from dagc.protocol import Upload
 
-__all__ = ["Introduction", "Received", "Sent", "introductions", "replies_to", "uploads"]
+__all__ = ["Introduction", "Received", "Sent", "evaluations", "introductions", "replies_to", "uploads"]
 
+Metrics = tuple[str, ...]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,109}")
 log = getLogger("flwr.dagc")
 
@@ -64,7 +65,8 @@ def replies_to(
         elif reply.has_error():
             if reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION:
                 run.out_of_sync(one.client, one.message.metadata.dst_node_id)
-            log.warning("dagc: %s: %s is left out: %s", doing, one, reply.error.reason or f"error {reply.error.code}")
+            why = " ".join((reply.error.reason or f"error {reply.error.code}").split())  # one line, whoever wrote it
+            log.warning("dagc: %s: %s is left out: %.500s", doing, one, why)
         else:
             yield one, reply
     for one in waiting.values():
@@ -99,14 +101,50 @@ def uploads(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun, ex
             good.append((one, _received(one, reply, run, examples)))
         except DagcError as error:
             log.warning("dagc: %s: %s is left out: %s", doing, one, error)
-    usual, alike = Counter(_metrics(received.reply) for _, received in good).most_common(1), []
-    for one, received in good:
-        if _metrics(received.reply) != usual[0][0]:  # strategies add metrics up and stop at a name that is missing
-            log.warning("dagc: %s: %s is left out: its metrics differ from most", doing, one)
-            continue
+    good.sort(key=lambda pair: run.server.members[pair[1].upload.client].number)
+    alike = set(_alike([(one, received.reply) for one, received in good], run.metrics, doing))
+    taken = [received for one, received in good if one in alike]
+    for received in taken:
         run.server.join(received.upload.client, received.examples)
-        alike.append(received)
-    return sorted(alike, key=lambda received: run.server.members[received.upload.client].number)
+        counted = run.server.members[received.upload.client].examples
+        if counted != received.examples:
+            _record(received.reply)[examples] = counted
+    return taken
+
+
+def evaluations(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun, examples: str) -> list[Message]:
+    """Every good reply to those who were to evaluate; they have the newest model."""
+    doing, good = f"evaluating round {run.round}", []
+    most = run.server.plan.most_examples
+    for one, reply in replies_to(sent, replies, run, doing):
+        if one.client is not None:
+            run.server.arrived(one.client)
+        records = list(reply.content.metric_records.values())
+        claimed = records[0].get(examples) if len(records) == 1 else None
+        if not isinstance(claimed, int | float) or not 0 < claimed < 1 << 53:
+            log.warning("dagc: %s: %s is left out: its metrics have no number of %s", doing, one, examples)
+            continue
+        if most is not None and claimed > most:
+            records[0][examples] = most
+        good.append((one, reply))
+    good.sort(key=lambda pair: pair[0].message.metadata.dst_node_id)
+    alike = set(_alike(good, run.evaluated, doing))
+    return [reply for one, reply in good if one in alike]
+
+
+def _alike(good: Sequence[tuple[Sent, Message]], before: list[str], doing: str) -> Iterator[Sent]:
+    """Those with the metrics that most have; of equally many, those as `before`, else those of the first.
+
+    Strategies add metrics up and stop at a name that is missing. `before` becomes what is usual now.
+    """
+    counts = Counter(_metrics(reply) for _, reply in good)
+    usual = max(counts, key=lambda one: (counts[one], one == tuple(before)), default=tuple(before))
+    before[:] = usual
+    for one, reply in good:
+        if _metrics(reply) == usual:
+            yield one
+        else:
+            log.warning("dagc: %s: %s is left out: its metrics differ from most", doing, one)
 
 
 def _received(sent: Sent, reply: Message, run: FlowerRun, examples: str) -> Received:
@@ -140,7 +178,11 @@ def _answer(reply: Message, instruction: Instruction, kind: str) -> Answer:
     return answer
 
 
-def _metrics(reply: Message) -> tuple[tuple[str, int], ...]:
+def _record(reply: Message) -> MetricRecord:
+    return next(iter(reply.content.metric_records.values()))
+
+
+def _metrics(reply: Message) -> Metrics:
     """The names of a reply's metrics, and how many numbers each is."""
-    record: MetricRecord = next(iter(reply.content.metric_records.values()))
-    return tuple(sorted((name, len(value) if isinstance(value, list) else -1) for name, value in record.items()))
+    record = _record(reply)
+    return tuple(sorted(f"{name} {len(value)}" if isinstance(value, list) else name for name, value in record.items()))

@@ -16,6 +16,9 @@ from flwr.common.constant import SType
 from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload
+from dagc.protocol.server import LARGEST
+from dagc.sparse import MAX_SIZE
+from dagc.state import DIMENSIONS, TYPES
 
 __all__ = ["BUFFERS", "AppModel", "Layout", "Piece"]
 
@@ -77,8 +80,8 @@ class Layout:
         pieces = []
         for name, array in arrays.items():
             dtype = np.dtype(array.dtype)
-            if dtype.kind not in "fiub":
-                raise InvalidInput(f"array {name!r} is of type {array.dtype}: use floats, integers or booleans")
+            if dtype.name not in TYPES:
+                raise InvalidInput(f"array {name!r} is of type {array.dtype}: use {', '.join(TYPES)}")
             kept = any(fnmatch(name, pattern) for pattern in (*BUFFERS, *whole))
             pieces.append(Piece(name, tuple(map(int, array.shape)), dtype.name, kept or dtype != np.float32))
         return cls(pieces)
@@ -90,12 +93,15 @@ class Layout:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From `text`."""
+        """From `text`, which a server may have made up; nothing is allocated for what it claims."""
         try:
-            return cls(
-                [Piece(str(n), tuple(map(int, s)), np.dtype(d).name, bool(w)) for n, s, d, w in json.loads(text)]
-            )
-        except (ValueError, TypeError) as error:
+            pieces = [_piece(*each) for each in json.loads(text)]
+            if len({piece.name for piece in pieces}) < len(pieces):
+                raise ValueError("two arrays have one name")
+            if sum(prod(piece.shape) for piece in pieces) > MAX_SIZE:
+                raise ValueError("it has more than 2^48 entries")
+            return cls(pieces)
+        except (ValueError, TypeError, RecursionError) as error:
             raise MalformedPayload(f"this is no layout of a model: {text!r:.100} ({error})") from error
 
     def split(self, arrays: ArrayRecord) -> AppModel:
@@ -103,11 +109,15 @@ class Layout:
         if set(arrays) != {piece.name for piece in self.pieces}:
             odd = sorted(set(arrays) ^ {piece.name for piece in self.pieces})
             raise InvalidInput(f"the model's arrays have changed: {', '.join(odd):.300} is missing or new")
+        found = {piece.name: _numbers(arrays[piece.name]) for piece in self.pieces}
+        for piece in self.pieces:
+            if found[piece.name].shape != piece.shape:
+                raise InvalidInput(
+                    f"array {piece.name!r} has the shape {found[piece.name].shape}, it had {piece.shape}"
+                )
         vector, whole, start = torch.empty(self.size), [], 0
         for piece in self.pieces:
-            array = _numbers(arrays[piece.name])
-            if array.shape != piece.shape:
-                raise InvalidInput(f"array {piece.name!r} has the shape {array.shape}, it had {piece.shape}")
+            array = found[piece.name]
             if piece.whole:
                 dtype = np.dtype(piece.dtype)
                 fraction = array.dtype.kind == "f" and dtype.kind != "f"  # integers that a strategy took the mean of
@@ -152,11 +162,21 @@ class Layout:
         for piece in self.whole:
             dtype = np.dtype(piece.dtype).newbyteorder("<")
             array = np.frombuffer(rest, dtype, prod(piece.shape), at).reshape(piece.shape).astype(piece.dtype)
-            if dtype.kind == "f" and not np.isfinite(array).all():
-                raise MalformedPayload(f"array {piece.name!r} holds NaN or infinity")
+            if dtype.kind == "f" and not (np.abs(array) <= LARGEST).all():
+                raise MalformedPayload(f"array {piece.name!r} holds NaN, infinity or a value above {LARGEST:g}")
             whole.append(array)
             at += array.nbytes
         return view[:start], whole
+
+
+def _piece(name: Any, shape: Any, dtype: Any, whole: Any) -> Piece:
+    """A piece of a layout, if these are one's fields."""
+    sizes = isinstance(shape, list) and len(shape) <= DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
+    if not isinstance(name, str) or not sizes or not isinstance(whole, bool):
+        raise ValueError("an array has a name, a shape and whether it goes whole")
+    if dtype not in TYPES or not (whole or dtype == "float32"):
+        raise ValueError(f"{dtype!r:.50} is no type of an array here")
+    return Piece(name, tuple(shape), dtype, whole)
 
 
 def _array(numbers: NDArray[Any]) -> Array:

@@ -1,5 +1,6 @@
 """What server and nodes write to each other: a few named numbers beside the app's records, and one payload."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
@@ -98,13 +99,11 @@ class Instruction(_Record):
     @property
     def order(self) -> Order:
         """The order in it."""
-        try:
-            seed = int(self.seed, 16)
-        except ValueError:
-            raise MalformedPayload(f"the seed is {self.seed!r:.50}") from None
+        if not re.fullmatch("[0-9a-f]{1,16}", self.seed):
+            raise MalformedPayload(f"the seed is {self.seed!r:.50}")
         return Order(
-            self.round, self.parameter, self.compressor, self.values, self.frames, self.per_tensor, self.norm, seed,
-            self.taken, self.step_ahead, self.clocks, self.counted,
+            self.round, self.parameter, self.compressor, self.values, self.frames, self.per_tensor, self.norm,
+            int(self.seed, 16), self.taken, self.step_ahead, self.clocks, self.counted,
         )  # fmt: skip
 
     def download(self, frame: bytes) -> Download:

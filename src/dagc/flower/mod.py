@@ -11,7 +11,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 from numpy.typing import NDArray
 
-from dagc.errors import DagcError, InvalidInput, OutOfSync
+from dagc.errors import DagcError, InvalidInput, MalformedPayload, OutOfSync
 from dagc.flower.layout import AppModel, Layout
 from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Answer, Instruction, payload_of, record_of
 from dagc.flower.node import Node, node_name, read, state_path, write
@@ -101,9 +101,19 @@ def _up_to_date(
         log.info("dagc: run %r has started over: what was kept of the one before is dropped", instruction.run)
         node = None
     layout = Layout.read(instruction.layout) if instruction.layout else None
+    name, payload = payload_of(message.content)
+    if name != instruction.arrays:
+        raise MalformedPayload(f"the model is in {name!r:.50}, not in {instruction.arrays!r:.50}")
     if layout is not None and (node is None or node.layout.text != layout.text):
         first = None
-        if instruction.since == 0 and first_model is not None:
+        if instruction.since < 0:
+            if len(payload) < layout.size:  # else a layout of 40 bytes could fill this node's memory
+                raise MalformedPayload(
+                    f"the layout is of {layout.size} entries, but {len(payload)} bytes came with it, not a whole model"
+                )
+        elif first_model is None:
+            raise OutOfSync("this node cannot make the first model itself")
+        else:
             try:
                 first = layout.split(first_model(context)).vector
             except InvalidInput as error:
@@ -111,7 +121,7 @@ def _up_to_date(
         node = Node(instruction.lineage, layout, Client(layout.shapes, first_model=first))
     if node is None:
         raise OutOfSync("this node has nothing of this run")
-    frame, whole = node.layout.unpack(payload_of(message.content)[1])
+    frame, whole = node.layout.unpack(payload)
     node.client.receive(instruction.download(bytes(frame)))
     node.whole = whole
     return node

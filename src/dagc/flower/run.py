@@ -1,5 +1,7 @@
 """The server's state of a run: the server's half of the protocol, the app's arrays beside it, and its folder."""
 
+import hashlib
+import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,16 +32,24 @@ class FlowerRun:
         server: The server's half of the protocol.
         names: Who is at which of Flower's nodes. A name may be at another node after a restart.
         full: Nodes without a name yet that could not make the first model themselves, and must download it.
+        strategy: The inner one, whose memory (FedAdam's moments, FedAvgM's momentum) is kept, too.
+        metrics: What the metrics of the last round's good replies were called; it decides where nodes disagree.
+        evaluated: The same of those who evaluated.
         lineage: Drawn when the run began; nodes drop what they kept of another one.
     """
 
-    def __init__(self, arrays: ArrayRecord, plan: Plan, whole: tuple[str, ...], rounds: int) -> None:
+    def __init__(
+        self, arrays: ArrayRecord, plan: Plan, whole: tuple[str, ...], rounds: int, strategy: object = None
+    ) -> None:
         """Begin; what cannot work is refused here."""
         self.layout = Layout.of(arrays, whole)
         self.model = self.layout.split(arrays)
         self.server = Server(plan, self.model.vector, rounds, self.layout.shapes)
         self.names: dict[int, str] = {}
         self.full: set[int] = set()
+        self.strategy = strategy
+        self.metrics: list[str] = []
+        self.evaluated: list[str] = []
         self.lineage = secrets.token_hex(8)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
 
@@ -85,7 +95,29 @@ class FlowerRun:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All arrays of the state."""
         whole = {f"whole.{number}": array for number, array in enumerate(self.model.whole)}
-        return {**self.server.arrays(), **whole}
+        memory = {
+            f"strategy.{name}.{key}": array for name, kept in self._memory().items() for key, array in kept.items()
+        }
+        return {**self.server.arrays(), **whole, **memory}
+
+    def _memory(self) -> dict[str, dict[str | int, NDArray[Any]]]:
+        """The arrays that the inner strategy keeps between rounds, by attribute; not its copy of the model."""
+        found: dict[str, dict[str | int, NDArray[Any]]] = {}
+        for name, value in (vars(self.strategy) if self.strategy is not None else {}).items():
+            kept = dict(enumerate(value)) if isinstance(value, list) else value
+            if name == "current_arrays" or not isinstance(kept, dict) or not kept:
+                continue
+            if all(isinstance(array, np.ndarray) for array in kept.values()):
+                found[name] = kept
+        return found
+
+    def _remember(self, memory: Mapping[str, list[str | int]], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Give the inner strategy its arrays back."""
+        for name, keys in memory.items():
+            if not hasattr(self.strategy, name):
+                raise ValueError(f"the strategy has no {name!r:.50}")
+            kept = {key: arrays[f"strategy.{name}.{key}"] for key in keys}
+            setattr(self.strategy, name, list(kept.values()) if isinstance(keys[0], int) else kept)
 
     def numbers(self) -> dict[str, Any]:
         """The rest of the state, as JSON can hold it."""
@@ -97,6 +129,9 @@ class FlowerRun:
             "bytes_down": self.bytes_down,
             "seconds": self.seconds,
             "nodes": [[node, name] for node, name in self.names.items()],
+            "metrics": list(self.metrics),
+            "evaluated": list(self.evaluated),
+            "strategy": {name: list(kept) for name, kept in self._memory().items()},
             "server": self.server.numbers(),
         }
 
@@ -111,6 +146,9 @@ class FlowerRun:
             self.names = {int(node): str(name) for node, name in numbers["nodes"]}
             self.lineage, self.seconds = str(numbers["lineage"]), float(numbers["seconds"])
             self.bytes_up, self.bytes_down = int(numbers["bytes_up"]), int(numbers["bytes_down"])
+            self.metrics = list(numbers.get("metrics", []))
+            self.evaluated = list(numbers.get("evaluated", []))
+            self._remember(numbers.get("strategy", {}), arrays)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InvalidInput(f"the checkpoint is not of this run: {error}; choose another run name") from error
 
@@ -141,6 +179,11 @@ class FlowerFolder(Folder):
         ]
         if other:
             raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another run name")
+
+    def _key(self) -> str:
+        """Of all settings but the number of rounds, which may grow."""
+        same = {name: value for name, value in self._settings.items() if name != "rounds"}
+        return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:12]
 
     def close_round(self, fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
         """Write a round's line and a checkpoint."""

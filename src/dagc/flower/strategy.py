@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Result, Strategy
 
 from dagc.errors import InvalidInput
-from dagc.flower.intake import Received, Sent, introductions, replies_to, uploads
+from dagc.flower.intake import Received, Sent, evaluations, introductions, uploads
 from dagc.flower.layout import AppModel
 from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Instruction, record_of
 from dagc.flower.node import FILE_NAME, state_folder
@@ -89,7 +89,7 @@ class DataAware(Strategy):
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """As any strategy's; rounds that a run of the same name has behind it count."""
-        run = self._run = FlowerRun(initial_arrays, self.plan, self.whole, num_rounds)
+        run = self._run = FlowerRun(initial_arrays, self.plan, self.whole, num_rounds, self.strategy)
         self._timeout, self._evaluates, self._keep = timeout, evaluate_fn is not None, None
         if self.name is not None:
             settings = {"strategy": type(self.strategy).__name__, "rounds": num_rounds, **run.server.plan.settings()}
@@ -107,7 +107,7 @@ class DataAware(Strategy):
             result = super().start(
                 grid, run.layout.join(run.model), left, timeout, train_config, evaluate_config, evaluate
             )
-            if self._keep is not None and left:
+            if self._keep is not None and run.round and (left or not self._keep.finished):
                 self._keep.finish()
         result.arrays = run.layout.join(run.served)
         for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
@@ -168,7 +168,7 @@ class DataAware(Strategy):
             return self.strategy.aggregate_train(number, [*(one.reply for one in good), *errors])
 
         update = run.server.total([one.upload for one in good])
-        weights = np.array([one.examples for one in good])
+        weights = np.array([run.server.members[one.upload.client].examples for one in good])
         whole = [
             sum(w * array.astype(np.float64) for w, array in zip(weights / weights.sum(), arrays, strict=True))
             for arrays in zip(*(one.whole for one in good), strict=True)
@@ -227,12 +227,11 @@ class DataAware(Strategy):
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the inner strategy does it."""
+        """As the inner strategy does it, of those replies that it can add up."""
         run, replies = self._started(), list(replies)
-        for sent, _ in replies_to(self._asked, replies, run, f"evaluating round {run.round}"):
-            if sent.client is not None:
-                run.server.arrived(sent.client)
-        metrics = self.strategy.aggregate_evaluate(run.round, replies)
+        errors = [reply for reply in replies if reply.has_error()]
+        good = evaluations(self._asked, replies, run, self._examples)
+        metrics = self.strategy.aggregate_evaluate(run.round, [*good, *errors])
         self._close(metrics, done=not self._evaluates)
         return metrics
 

@@ -7,6 +7,7 @@ from dagc.allocation import allocate, most_entries
 from dagc.errors import InvalidInput
 from dagc.policies.plan import Plan
 from dagc.policies.policy import Situation
+from dagc.policies.rate import finite
 
 __all__ = ["Accordion"]
 
@@ -88,6 +89,6 @@ class Accordion:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from there."""
-        self._sum, self._rounds = float(state["sum"]), int(state["rounds"])
-        self._before = None if state["before"] is None else float(state["before"])
+        self._sum, self._rounds = finite(state["sum"]), int(finite(state["rounds"]))
+        self._before = None if state["before"] is None else finite(state["before"])
         self._critical = bool(state["critical"])

@@ -10,6 +10,7 @@ from dagc.allocation import allocate, apportion, apportion_bytes, entries, most_
 from dagc.errors import BudgetTooSmall
 from dagc.policies.plan import Plan
 from dagc.policies.policy import Situation
+from dagc.policies.rate import finite
 from dagc.wire import payload_size
 
 __all__ = ["Allocated", "worth_a_frame"]
@@ -139,8 +140,8 @@ class Allocated:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from there."""
-        self._saved = {str(name): float(saved) for name, saved in state["saved"].items()}
-        self._carry = float(state["carry"])
+        self._saved = {str(name): finite(saved) for name, saved in state["saved"].items()}
+        self._carry = finite(state["carry"])
 
 
 def worth_a_frame(plan: Plan, size: int) -> int:

@@ -7,9 +7,9 @@ from numbers import Integral, Real
 from typing import Any, Self, TypedDict, Unpack
 
 from dagc.allocation import most_entries
-from dagc.errors import InvalidInput, unknown
+from dagc.errors import InvalidInput, shown, unknown
 from dagc.policies.policy import POLICIES, Method, Policy
-from dagc.policies.rate import Account, make_rate
+from dagc.policies.rate import MOST_BYTES, Account, make_rate
 from dagc.wire import VALUE_CODECS
 from dagc.wire.coder import MOST_SIZE
 from dagc.wire.indices import RAW_SIZE
@@ -18,7 +18,6 @@ __all__ = ["Plan", "Settings", "with_defaults"]
 
 FRAMES = ("plain", "compact", "coded", "auto", "raw")
 FIRST_MODEL = ("sent", "drawn")
-MOST_BYTES = 1 << 48
 CODED_BELOW = 1 << 20
 """With "auto", models of up to this many entries have coded frames: `docs/studies/coder.md` has the reason."""
 SIGNS_BELOW = 0.1
@@ -43,6 +42,8 @@ class Settings(TypedDict, total=False):
     step_ahead: float
     per_tensor: bool
     options: Mapping[str, float]
+    norm_bound: float | None
+    most_examples: float | None
     seed: int
 
 
@@ -86,6 +87,9 @@ class Plan:
             learn it again; but no farther than their last update went.
         per_tensor: Select within each tensor of the model instead of over all of them.
         options: What else the method takes, by name.
+        norm_bound: An upload whose norm is more than this many times the median of recent ones is not taken, whoever
+            sent it is named, and its entries come again later. From the second round on.
+        most_examples: Whoever claims more examples counts as one who holds this many.
         seed: For methods that draw.
 
     Example:
@@ -116,6 +120,8 @@ class Plan:
     step_ahead: float = 0.0
     per_tensor: bool = False
     options: Mapping[str, float] = field(default_factory=dict)
+    norm_bound: float | None = None
+    most_examples: float | None = None
     seed: int = 0
 
     def __init__(self, **settings: Unpack[Settings]) -> None:
@@ -254,6 +260,8 @@ class Plan:
             "threshold": (0.0, math.inf, "above 0 and finite"),
             "bytes": (0.0, MOST_BYTES, "above 0 and at most 2^48"),
             "overhead": (0.0, 1.0, "above 0 and at most 1"),
+            "norm_bound": (1.0, math.inf, "above 1 and finite"),
+            "most_examples": (0.0, 1 << 53, "above 0 and at most 2^53"),
         }
         for name, (low, high, words) in limits.items():
             value = getattr(self, name)
@@ -264,7 +272,7 @@ class Plan:
         if not _is_number(self.step_ahead) or not 0 <= self.step_ahead <= 1:
             raise InvalidInput(f"step_ahead is {_shown(self.step_ahead)}: it must be a number from 0 (off) to 1")
         if not isinstance(self.seed, Integral) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 63:
-            raise InvalidInput(f"seed is {self.seed!r:.100}: it must be an integer from 0 to 2^63 - 1")
+            raise InvalidInput(f"seed is {shown(self.seed)}: it must be an integer from 0 to 2^63 - 1")
         if self.rate is not None:
             make_rate(self.rate)
         for name in ("caps", "options"):
@@ -272,7 +280,7 @@ class Plan:
             if not isinstance(given, Mapping) or not all(
                 isinstance(key, str) and _is_number(given[key]) and abs(given[key]) < math.inf for key in given
             ):
-                raise InvalidInput(f"{name} is {given!r:.100}: it must give finite numbers by name")
+                raise InvalidInput(f"{name} is {shown(given)}: it must give finite numbers by name")
         for name, cap in self.caps.items():
             if not 0 < cap <= 1:
                 raise InvalidInput(f"caps: the cap of {name!r} is {cap:g}: it must be above 0 and at most 1")
@@ -283,7 +291,7 @@ class Plan:
         if self.first_model not in FIRST_MODEL:
             raise unknown("way to get the first_model", self.first_model, FIRST_MODEL)
         if not isinstance(self.per_tensor, bool):
-            raise InvalidInput(f"per_tensor is {self.per_tensor!r:.100}: it must be true or false")
+            raise InvalidInput(f"per_tensor is {shown(self.per_tensor)}: it must be true or false")
 
     def _check_budget(self) -> None:
         takes = self._kind.budgets
@@ -302,11 +310,11 @@ class Plan:
         if self.down not in (None, "lossless", "same"):
             try:
                 right = not isinstance(self.down, bool) and 0 < float(self.down) <= MOST_BYTES
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 right = False
             if not right:
                 raise InvalidInput(
-                    f"down is {self.down!r:.100}: it must be lossless, same, or a number of bytes above 0"
+                    f"down is {shown(self.down)}: it must be lossless, same, or a number of bytes above 0"
                 )
         if self.down == "same" and not self.in_bytes and self.ratio is None:
             raise InvalidInput("down is 'same', but clients have no budget of entries or bytes: give bytes for down")
@@ -355,11 +363,16 @@ def _plain(value: Any, text: bool = False) -> Any:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else f"{value!r:.100}"
+    return f"{value:g}" if isinstance(value, float) else shown(value)
 
 
 def _words(names: tuple[str, ...] | list[str], last: str = "and") -> str:

@@ -1,12 +1,15 @@
 """Budgets over time: what may have been sent by now. What a round leaves, later rounds may use."""
 
+import math
 import re
 from typing import Any, Literal, NamedTuple
 
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, shown
 
-__all__ = ["Account", "Rate", "make_rate"]
+__all__ = ["MOST_BYTES", "Account", "Rate", "finite", "make_rate"]
 
+MOST_BYTES = 1 << 48
+"""The largest budget in bytes: far above any, and low enough that sums of budgets stay exact."""
 _UNITS = {"": 1, "B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9}
 
 
@@ -24,19 +27,26 @@ def make_rate(text: str) -> Rate:
         >>> make_rate("1.5 MB/hour")
         Rate(bytes=1500000.0, per='hour')
     """
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([kMG]?B)?\s*/\s*(training|hour)\s*", str(text))
     try:
+        found = re.fullmatch(r"\s*([0-9.]+)\s*([kMG]?B)?\s*/\s*(training|hour)\s*", str(text))
         if found is None:
             raise ValueError
         rate = Rate(float(found[1]) * _UNITS[found[2] or ""], found[3])  # type: ignore[arg-type]
     except ValueError:
         raise InvalidInput(
-            f"rate is {text!r:.100}: write bytes per client, like 200 kB/training or 1.5 MB/hour "
+            f"rate is {shown(text)}: write bytes per client, like 200 kB/training or 1.5 MB/hour "
             "(bytes per round are the setting bytes)"
         ) from None
-    if not rate.bytes >= 1:
-        raise InvalidInput(f"rate is {text!r:.100}: it must allow at least 1 byte")
+    if not 1 <= rate.bytes <= MOST_BYTES:
+        raise InvalidInput(f"rate is {shown(text)}: it must allow at least 1 byte, and at most 2^48")
     return rate
+
+
+def finite(number: Any) -> float:
+    """A number of a state; a ValueError or TypeError if it is none."""
+    if isinstance(number, bool) or not isinstance(number, int | float) or not -math.inf < number < math.inf:
+        raise ValueError(f"{shown(number)} is no number")
+    return float(number)
 
 
 class Account:
@@ -113,6 +123,6 @@ class Account:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from where `state_dict` was taken."""
-        self._by_round, self._by_rate = float(state["by_round"]), float(state["by_rate"])
-        self._seconds = float(state["seconds"])
-        self._begun, self._earned = int(state["begun"]), float(state["earned"])
+        self._by_round, self._by_rate = finite(state["by_round"]), finite(state["by_rate"])
+        self._seconds = finite(state["seconds"])
+        self._begun, self._earned = int(finite(state["begun"])), finite(state["earned"])

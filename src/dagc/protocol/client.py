@@ -75,6 +75,10 @@ class Client:
             OutOfSync: If the download does not build on what this client has: it needs the full model.
             MalformedPayload: If it is damaged.
         """
+        if download.since < -1 or download.version < 0 or download.steps < 0:
+            raise MalformedPayload(
+                f"{download.steps} steps from version {download.since} to {download.version} are none"
+            )
         if download.since >= 0 and (self.model is None or self.version < download.since):
             has = "no model" if self.model is None else f"version {self.version}"
             raise OutOfSync(f"the download builds on version {download.since} of the model, but this client has {has}")

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from dagc._memory import pool
 from dagc.draws import scramble
-from dagc.errors import Diverged, InvalidInput, MalformedPayload, unknown
+from dagc.errors import Diverged, InvalidInput, MalformedPayload, OutsideBound, unknown
 from dagc.policies import Plan, Report, Situation
+from dagc.policies.rate import finite
 from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.sparse import Sparse, aggregate
@@ -28,6 +29,8 @@ SMOOTHING = 0.5
 """The weight of one round in the number of rounds between visits."""
 CLOCKS = 1 << 26
 """Bytes that the clocks of all members' memories may take; whoever joins after that has a memory without."""
+RECENT = 100
+"""Norms of uploads that `Plan.norm_bound` looks back at."""
 LARGEST = 2.0**100
 """No value of an honest upload is larger, and no sum of smaller ones overflows."""
 
@@ -104,20 +107,25 @@ class Server:
         self.members: dict[str, Member] = {}
         self.reports: list[Report] = []
         self._orders: dict[str, Order] = {}
+        self._norms: list[float] = []  # of recent uploads, those that were too large included
+        self._read: dict[str, float] = {}  # the norms of this round's
         self._seconds = 0.0
         self._gap = 1.0
 
     def join(self, name: str, examples: float) -> None:
-        """A client is there, or holds another number of examples than before."""
+        """A client is there, or holds another number of examples than before; at most `Plan.most_examples` count."""
         if not isinstance(examples, Real) or not 0 <= examples < 1 << 53:
             raise InvalidInput(
                 f"client {name!r:.120} claims {examples!r:.50} examples: it must be a number from 0 to 2^53"
             )
+        counted = float(examples)
+        if self.plan.most_examples is not None:
+            counted = min(counted, float(self.plan.most_examples))
         known = self.members.get(name)
         if known is None:
-            self.members[name] = Member(name, len(self.members), float(examples), self._newcomer)
+            self.members[name] = Member(name, len(self.members), counted, self._newcomer)
         else:
-            known.examples = float(examples)
+            known.examples = counted
 
     def orders(self, present: Iterable[str], seconds: float = 0.0) -> dict[str, Order]:
         """What each of these members is to do in the round that begins now, in the order of the roster.
@@ -133,7 +141,7 @@ class Server:
         here = sorted((self.members[name] for name in names), key=lambda member: member.number)
         self._seconds = seconds
         decided = self._decide([member.name for member in here if member.examples > 0], seconds)
-        plan, self._orders = self.plan, {}
+        plan, self._orders, self._read = self.plan, {}, {}
         for member in here:
             self._orders[member.name] = Order(
                 self.round + 1,
@@ -211,11 +219,12 @@ class Server:
 
         Raises:
             MalformedPayload: If it is damaged, of another round, or more than was allowed.
+            OutsideBound: If it is well formed and its norm is above the plan's `norm_bound`.
         """
         order = self._orders.get(name)
         if order is None:
             raise MalformedPayload(f"{name!r:.120} has no order in round {self.round + 1}, or has answered it")
-        if norm is not None and not 0 <= norm < float("inf"):
+        if norm is not None and not 0 <= norm <= LARGEST * self.size:
             raise MalformedPayload(f"the norm of its gradient is {norm}")
         sparse = self._sparse(name, order, frame)
         largest = float(np.abs(sparse.values).max(initial=0.0))
@@ -225,7 +234,24 @@ class Server:
         if self.account is not None:
             self.account.spend(len(frame) - self._most(order))
         self.arrived(name)
+        self._bound(name, sparse)
         return Upload(name, sparse, bytes(frame), norm)
+
+    def _bound(self, name: str, sparse: Sparse) -> None:
+        """Refuse what is far larger than most uploads are.
+
+        What is refused counts among the recent ones, too: so a change that all clients go through is followed, and a
+        minority cannot move the median beyond what the others send.
+        """
+        if self.plan.norm_bound is None or not len(sparse):
+            return
+        self._read[name] = own = float(np.linalg.norm(sparse.values.astype(np.float64)))
+        usual = float(np.median(self._norms)) if self._norms else 0.0
+        if usual and own > self.plan.norm_bound * usual:
+            raise OutsideBound(
+                f"its upload has the norm {own:.3g}, more than norm_bound = {self.plan.norm_bound:g} times the usual "
+                f"{usual:.3g}"
+            )
 
     def total(self, uploads: Sequence[Upload]) -> torch.Tensor:
         """Σ p_i · upload_i, always added up in the order of the roster."""
@@ -250,7 +276,9 @@ class Server:
         self.reports = [Report(up.client, up.norm, len(up.sparse), len(up.frame)) for up in uploads]
         if self.downlink is not None:
             self.downlink.advance(made, self.round, 1 / self._gap, self._seconds)
-        self._orders = {}
+        self._norms += [self._read[name] for name in self.members if name in self._read]
+        del self._norms[:-RECENT]
+        self._orders, self._read = {}, {}
 
     def _visit(self, here: list[Member]) -> None:
         """Keep the usual number of rounds between two visits of a client: a median, so a few newcomers change little.
@@ -321,6 +349,7 @@ class Server:
             "policy": self.policy.state_dict(),
             "account": None if self.account is None else self.account.state_dict(),
             "gap": self._gap,
+            "norms": list(self._norms),
             "downlink": None if self.downlink is None else self.downlink.numbers(),
             "coders": {name: memory.numbers() for name, memory in self._memories.items()},
         }
@@ -328,11 +357,12 @@ class Server:
     def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
         """Continue from `arrays` and `numbers`."""
         try:
-            self.round = int(numbers["round"])
-            self.members = {member["name"]: Member(**member) for member in numbers["members"]}
-            self.reports = [Report(*report) for report in numbers["reports"]]
+            self.round = _whole(numbers["round"])
+            self.members = {member["name"]: _member(**member) for member in numbers["members"]}
+            self.reports = [_report(*report) for report in numbers["reports"]]
             self.policy.load_state_dict(numbers["policy"])
-            self._gap = float(numbers["gap"])
+            self._gap = finite(numbers["gap"])
+            self._norms, self._read = [finite(norm) for norm in numbers.get("norms", [])], {}
             self._memories = {
                 name: Memory.restored(self._shapes, below(arrays, f"coder.{self.members[name].number}."), own)
                 for name, own in numbers["coders"].items()
@@ -341,8 +371,28 @@ class Server:
                 self.account.load_state_dict(numbers["account"])
             if self.downlink is not None:
                 self.downlink.load(arrays, numbers["downlink"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
             raise InvalidInput(f"the state does not fit this plan or model: {error!r}") from error
+
+
+def _member(name: str, number: int, examples: float, has: int = -1, taken: int = 0, seen: int = 0) -> Member:
+    """A member, if these are the fields of one."""
+    if not isinstance(name, str):
+        raise TypeError(f"a member is called {name!r:.50}")
+    return Member(name, _whole(number), finite(examples), _whole(has, -1), _whole(taken), _whole(seen))
+
+
+def _report(client: str, norm: float | None, entries: int, bytes: int) -> Report:
+    """A report, if these are the fields of one."""
+    if not isinstance(client, str):
+        raise TypeError(f"a report is of {client!r:.50}")
+    return Report(client, None if norm is None else finite(norm), _whole(entries), _whole(bytes))
+
+
+def _whole(number: Any, least: int = 0) -> int:
+    if type(number) is not int or number < least:
+        raise ValueError(f"{number!r:.50} is no whole number from {least} up")
+    return number
 
 
 @lru_cache(maxsize=1024)

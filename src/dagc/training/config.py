@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -10,7 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dagc.data import CATALOGUE
-from dagc.errors import InvalidInput, unknown
+from dagc.errors import InvalidInput, shown, unknown
 from dagc.folder import read_settings
 from dagc.models import MODELS
 from dagc.network import make_network
@@ -36,6 +37,9 @@ SOLUTION = (
     "server_schedule",
 )
 """The settings that are a way to solve a problem; all others, but for the seed, say which problem it is."""
+
+IRRELEVANT = ("threads", "data_dir", "checkpoint_every")
+"""Settings that cannot change a result."""
 
 
 class Config(BaseModel):
@@ -80,6 +84,11 @@ class Config(BaseModel):
     per_tensor: bool = Field(False, description="select within each tensor of the model")
     options: dict[str, float] = Field(default_factory=dict, description='what else the method takes: {"interval": 5}')
 
+    norm_bound: float | None = Field(
+        None, description="an upload this many times larger than the median of recent ones is not taken"
+    )
+    most_examples: float | None = Field(None, description="whoever holds more examples counts as one with this many")
+
     workers: int = Field(10, ge=1, description="number of clients")
     skew_ratio: float = Field(100.0, ge=1, description="largest / smallest client")
     label_alpha: float = Field(0.5, gt=0, description="Dirichlet parameter of the labels per client")
@@ -91,7 +100,9 @@ class Config(BaseModel):
     augment: bool = Field(False, description="crop and flip images")
 
     rounds: int = Field(1000, ge=1, description="number of rounds")
-    learning_rate: float = Field(0.1, gt=0, description="step size, of the clients' own steps if they take several")
+    learning_rate: float = Field(
+        0.1, gt=0, le=1e30, description="step size, of the clients' own steps if they take several"
+    )
     schedule: Schedule = Field("constant", description="of the learning rate: constant, or to 0: linear, cosine")
     batch_size: int = Field(32, ge=1, description="examples per client and step")
     local_steps: int = Field(1, ge=1, description="steps per round; above 1 the model difference is sent")
@@ -172,7 +183,7 @@ class Config(BaseModel):
 
     def key(self) -> str:
         """A short name for exactly this result: what cannot change it (threads, folders) is left out."""
-        deciding = self.model_dump(exclude={"threads", "data_dir", "checkpoint_every"})
+        deciding = self.model_dump(exclude=set(IRRELEVANT))
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:12]
 
     @classmethod
@@ -194,7 +205,7 @@ class Config(BaseModel):
             raise ValueError(f"write MODEL@DATA with a model of {', '.join(MODELS)}")
         if model not in MODELS:
             raise unknown("model", model, MODELS)
-        if data not in CATALOGUE and not Path(data).exists():
+        if data not in CATALOGUE and not os.path.exists(data):  # pathlib's own fails on a text longer than a name
             raise unknown("data set or path", data, CATALOGUE)
         return task
 
@@ -220,16 +231,16 @@ class Config(BaseModel):
     @classmethod
     def _device(cls, device: str) -> str:
         try:
-            torch.zeros(1, device=device)
-        except (RuntimeError, AssertionError) as error:
+            torch.zeros(1, device=device).cpu()  # "meta" has no numbers to bring back
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise ValueError(f"torch cannot use it: {str(error).splitlines()[0]}") from None
         return device
 
     @field_validator("compute_seconds")
     @classmethod
     def _compute(cls, seconds: float | str) -> float | str:
-        if not isinstance(seconds, str) and not 0 <= seconds < float("inf"):
-            raise ValueError("give seconds, or 'measured'")
+        if not isinstance(seconds, str) and not 0 <= seconds <= 1e9:
+            raise ValueError("give seconds, from 0 to 1e9, or 'measured'")
         return seconds
 
     @model_validator(mode="after")
@@ -285,4 +296,4 @@ def _in_words(problem: Any) -> str:
     if not field:
         return str(message)
     message = message[:1].lower() + message[1:]
-    return f"{field} is {problem['input']!r}: {message}"
+    return f"{field} is {shown(problem['input'])}: {message}"

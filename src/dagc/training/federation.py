@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from logging import getLogger
 from os import cpu_count
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from dagc import data, models
 from dagc.draws import scramble
-from dagc.errors import InvalidInput, NonFiniteGradient, unknown
+from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
 from dagc.protocol import Client, Order, Server, Upload
 from dagc.state import below
@@ -28,6 +29,7 @@ from dagc.training.schedule import rate_at
 __all__ = ["Federation", "Round"]
 
 T = TypeVar("T")
+log = getLogger("dagc")
 TESTED = 50
 """Test samples that go through the model at a time."""
 WAVE = 16
@@ -146,8 +148,15 @@ class Federation:
         with _one_thread():
             uploads, losses, took = self._work(t, [(i, orders[self.names[i]]) for i in answering])
 
-        read = [self.server.read(self.names[i], up.frame, up.norm) for i, up in zip(answering, uploads, strict=True)]
-        taken = [one for i, one in zip(answering, read, strict=True) if self._chance(t, i, "late") >= self.config.late]
+        taken = []
+        for i, upload in zip(answering, uploads, strict=True):
+            try:
+                one = self.server.read(self.names[i], upload.frame, upload.norm)
+            except OutsideBound as error:
+                log.warning("round %d: client %s is left out: %s", t + 1, self.names[i], error)
+                continue
+            if self._chance(t, i, "late") >= self.config.late:
+                taken.append(one)
         if taken:
             self.optimizer.step(self.server.total(taken), self._rates(t)[1])
         self.server.close(taken, self.optimizer.vector if taken else None)

@@ -1,5 +1,7 @@
 """The folder of a run of the local engine."""
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from safetensors.torch import save_file
 from dagc.errors import InvalidInput
 from dagc.files import write_atomically
 from dagc.folder import Folder, read_metrics, summary
-from dagc.training.config import Config
+from dagc.training.config import IRRELEVANT, Config
 from dagc.training.federation import Federation
 
 __all__ = ["RunFolder"]
@@ -37,6 +39,11 @@ class RunFolder(Folder):
             except SafetensorError as error:
                 raise OSError(str(error)) from error
         self.conclude({**summary(read_metrics(self.path)), "config": self.federation.config.key(), "model": MODEL})
+
+    def _key(self) -> str:
+        """Of what was chosen, so that settings which a later version of dagc adds change nothing."""
+        chosen = self.federation.config.model_dump(exclude=set(IRRELEVANT), exclude_defaults=True)
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
     def _claim(self, settings: dict[str, Any] | None) -> None:
         """Refuse a folder with another run's configuration; write ours to a new one."""

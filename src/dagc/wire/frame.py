@@ -43,6 +43,8 @@ CODED, CODED_FIRST = 8, 9
 _SMALLEST = len(MAGIC) + 1 + 1 + 4 + CHECKSUM
 _INDEX_NAMES = {codec.id: name for name, codec in INDEX_CODECS.items()}
 _VALUE_NAMES = {codec.id: name for name, codec in VALUE_CODECS.items()}
+_OURS = {*INDEX_CODECS.values(), *VALUE_CODECS.values()}
+"""What other codecs read is looked at again."""
 
 
 class Header(NamedTuple):
@@ -178,6 +180,11 @@ def decode(
     values = VALUE_CODECS[header.value_codec].read(value_section, header.entries)
     if not np.isfinite(values).all():
         raise MalformedPayload("a value is NaN or infinite")
+    if {INDEX_CODECS[header.index_codec], VALUE_CODECS[header.value_codec]} - _OURS:
+        try:
+            return Sparse(header.size, indices, values)
+        except InvalidInput as error:
+            raise MalformedPayload(f"the codecs {header.index_codec} and {header.value_codec} read {error}") from error
     seed = int.from_bytes(index_section, "little") if header.index_codec == "seed" else None
     return Sparse.trusted(header.size, indices, values, seed)
 

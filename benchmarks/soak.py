@@ -1,0 +1,168 @@
+"""A soak: the server's half with many clients for many rounds; memory, state and time per round must stay flat.
+
+    python -m benchmarks.soak                              # 1,000 clients, 10,000 rounds, 5 % failures
+    python -m benchmarks.soak --clients 200 --rounds 2000  # a shorter one
+
+All clients are asked in every round; an order or an upload in twenty is lost. Gradients are whole multiples of 1/64, so
+that sums are exact: at the end, what was delivered and what a client keeps must be everything it computed, to the bit.
+After every tenth of the rounds the server is made again from its state, as after a restart.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from dagc.draws import scramble
+from dagc.policies import Plan
+from dagc.protocol import Client, Server
+
+SIZE = 500
+PLAN = Plan(bytes=16, frames="compact", overhead=0.25)
+GRADIENTS = 64
+FAILURES = 0.05
+
+
+class Part(NamedTuple):
+    """What a tenth of the rounds took."""
+
+    rounds: int
+    milliseconds: float
+    megabytes: float
+    state: int
+    sent: int
+
+
+def gradients() -> torch.Tensor:
+    """Some gradients, one after the other for each client; small whole multiples of 1/64."""
+    drawn = np.random.default_rng(0).integers(-3, 4, (GRADIENTS, SIZE)) ** 3
+    return torch.from_numpy(drawn.astype(np.float32) / 64)
+
+
+def megabytes() -> float:
+    """What this process holds now; where the system does not say, the most that it ever held."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return pages * resource.getpagesize() / 1e6
+
+
+class Soak:
+    """A federation in this process, without a model to train."""
+
+    def __init__(self, clients: int) -> None:
+        self.server = Server(PLAN, torch.zeros(SIZE))
+        self.clients = {str(number): Client([SIZE]) for number in range(clients)}
+        for number, name in enumerate(self.clients):
+            self.server.join(name, 1 + number)
+        self.gradients = gradients()
+        self.computed = np.zeros((clients, SIZE))
+        self.delivered = np.zeros((clients, SIZE))
+        self.sent = self.lost = 0
+        self.seconds = 0.0
+
+    def fails(self, what: int, number: int) -> bool:
+        """Whether a message of this round is lost."""
+        key = scramble(scramble(scramble(1, self.server.round), number), what)
+        return key < FAILURES / 2 * 2.0**64
+
+    def round(self) -> None:
+        """One round; only the server's own work is timed."""
+        began = time.perf_counter()
+        orders = self.server.orders(self.clients)
+        self.seconds += time.perf_counter() - began
+        frames = []
+        for number, (name, order) in enumerate(orders.items()):
+            if self.fails(0, number):
+                self.lost += 1
+                continue
+            client, drawn = self.clients[name], (self.server.round + 7 * number) % GRADIENTS
+            client.settle(order.taken)
+            frame = client.upload(self.gradients[drawn], order).frame
+            self.computed[number] += self.gradients[drawn].numpy()
+            self.sent += len(frame)
+            if self.fails(1, number):
+                self.lost += 1
+            else:
+                frames.append((name, frame))
+        began = time.perf_counter()
+        uploads = [self.server.read(name, frame) for name, frame in frames]
+        self.server.close(uploads, self.server.model - self.server.total(uploads))
+        self.server.download(None)
+        self.seconds += time.perf_counter() - began
+        for upload in uploads:
+            self.delivered[int(upload.client), upload.sparse.indices] += upload.sparse.values
+
+    def restart(self) -> int:
+        """Make the server again from its state; returns how many bytes that has."""
+        arrays = {name: array.copy() for name, array in self.server.arrays().items()}
+        text = json.dumps(self.server.numbers())
+        self.server = Server(PLAN, torch.zeros(SIZE))
+        self.server.load(arrays, json.loads(text))
+        return len(text) + sum(array.nbytes for array in arrays.values())
+
+    def unbalanced(self) -> int:
+        """How many clients' books do not balance, to the bit."""
+        wrong = 0
+        for number, (name, client) in enumerate(self.clients.items()):
+            client.settle(self.server.members[name].taken)
+            kept = client.feedback.residual.numpy().astype(np.float64)
+            wrong += not np.array_equal(self.delivered[number] + kept, self.computed[number])
+        return wrong
+
+
+def main() -> int:
+    """Run it, print a line for every tenth, and say what did not stay flat."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=10_000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    soak, parts = Soak(options.clients), list[Part]()
+    for tenth in range(10):
+        rounds = options.rounds * (tenth + 1) // 10 - soak.server.round
+        soak.seconds, sent = 0.0, soak.sent
+        for _ in range(rounds):
+            soak.round()
+        spent = 1000 * soak.seconds / max(1, rounds)
+        parts.append(Part(soak.server.round, spent, megabytes(), soak.restart(), soak.sent - sent))
+        print(f"{soak.server.round:,} of {options.rounds:,} rounds", file=sys.stderr, flush=True)
+    table = Table(title=f"{options.clients:,} clients, {soak.lost:,} messages lost", title_justify="left")
+    for name in ("rounds", "server, ms per round", "memory, MB", "state, bytes", "sent, bytes per client and round"):
+        table.add_column(name, justify="right")
+    for before, part in zip([0, *(part.rounds for part in parts)], parts, strict=False):
+        each = part.sent / max(1, part.rounds - before) / options.clients
+        numbers = f"{part.milliseconds:.2f}", f"{part.megabytes:.1f}", f"{part.state:,}", f"{each:.2f}"
+        table.add_row(f"{part.rounds:,}", *numbers)
+    Console().print(table)
+    wrong, first, last = soak.unbalanced(), parts[1], parts[-1]
+    allowed = PLAN.bytes * options.clients * options.rounds if PLAN.bytes is not None else 0
+    promises = {
+        f"the books of {wrong} clients do not balance": wrong == 0,
+        f"{soak.sent:,} bytes were sent and {allowed:,.0f} allowed": soak.sent <= allowed,
+        f"memory has grown from {first.megabytes:.1f} to {last.megabytes:.1f} MB": (
+            last.megabytes < 1.05 * first.megabytes + 2
+        ),
+        f"the state has grown from {first.state:,} to {last.state:,} bytes": last.state < 1.1 * first.state,
+        f"a round took {first.milliseconds:.2f} ms and takes {last.milliseconds:.2f} ms": (
+            last.milliseconds < 1.5 * first.milliseconds
+        ),
+    }
+    for words, held in promises.items():
+        if not held:
+            print(words)
+    print("all promises held" if all(promises.values()) else "not all promises held")
+    return 0 if all(promises.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""A schedule of faults: drawn from a seed, so that the same seed breaks the same things at the same moments."""
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from dagc.draws import scramble
+from dagc.errors import DagcError
+
+__all__ = ["Broken", "Faults", "Killed"]
+
+T = TypeVar("T")
+
+
+class Killed(Exception):
+    """As a process dies: nobody may catch it but who starts the process again."""
+
+
+class Broken(Exception):
+    """A promise that did not hold; the message says which."""
+
+
+class Faults:
+    """What goes wrong in one run.
+
+    Args:
+        seed: Decides everything.
+        rate: How often things go wrong, as a factor of the usual chances.
+
+    Attributes:
+        happened: How often each kind of fault has happened.
+
+    Example:
+        >>> faults = Faults(seed=7)
+        >>> [faults.happens("lost upload", 0.5) for _ in range(4)]
+        [False, False, True, True]
+        >>> faults.happened["lost upload"]
+        2
+    """
+
+    def __init__(self, seed: int, rate: float = 1.0) -> None:
+        self.seed = seed
+        self.rate = rate
+        self.happened: Counter[str] = Counter()
+        self._drawn = 0
+
+    def number(self, below: int) -> int:
+        """A whole number from 0 to `below` - 1."""
+        self._drawn += 1
+        return scramble(self.seed, self._drawn) % below
+
+    def pick(self, of: Sequence[T]) -> T:
+        """One of these."""
+        return of[self.number(len(of))]
+
+    def happens(self, kind: str, chance: float) -> bool:
+        """Whether something goes wrong now; if so, it is counted."""
+        if self.number(1 << 32) >= chance * self.rate * (1 << 32):
+            return False
+        self.happened[kind] += 1
+        return True
+
+    def damaged(self, content: bytes) -> bytes:
+        """These bytes with one bit flipped, an end that is missing or one that is too long."""
+        how = self.number(4) if content else 3
+        if how == 2:
+            return content[: self.number(len(content))]
+        if how == 3:
+            return content + bytes([self.number(256)])
+        at = self.number(len(content))
+        return content[:at] + bytes([content[at] ^ 1 << self.number(8)]) + content[at + 1 :]
+
+    @contextmanager
+    def disk(self, chance: float) -> Iterator[None]:
+        """In this block the disk may be full: one of the first calls that bring bytes to it fails.
+
+        Where it is not, no call waits for the disk: nobody pulls the plug here.
+        """
+        usual, left = os.fsync, self.number(4) if self.happens("full disk", chance) else -1
+
+        def sync(handle: int) -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        os.fsync = sync  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            os.fsync = usual
+
+
+def refused(doing: str, function: Callable[[], object]) -> None:
+    """Whatever this function does must be refused, and by an error of ours."""
+    try:
+        function()
+    except DagcError:
+        return
+    raise Broken(f"{doing} was not refused")

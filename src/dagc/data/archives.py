@@ -1,0 +1,26 @@
+"""How much an archive may unpack to, so that a small file does not fill the disk or the memory."""
+
+from pathlib import Path
+
+from dagc.errors import DataError
+
+__all__ = ["most_unpacked", "refuse_bomb"]
+
+TIMES = 100
+"""No data that anything can be learnt from is packed more tightly than that."""
+ALWAYS = 1 << 26
+"""As many bytes do no harm, however small the archive is."""
+
+
+def most_unpacked(archive: Path) -> int:
+    """The most bytes that an archive may hold."""
+    return max(ALWAYS, TIMES * archive.stat().st_size)
+
+
+def refuse_bomb(archive: Path, unpacked: int) -> None:
+    """Refuse an archive that holds, or claims to hold, more bytes than its size is good for."""
+    if unpacked > most_unpacked(archive):
+        raise DataError(
+            f"{archive} has {archive.stat().st_size:,} bytes and would unpack to {unpacked:,} or more, over {TIMES} "
+            "times as many: if it is yours and you trust it, store it uncompressed"
+        )
