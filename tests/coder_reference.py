@@ -115,7 +115,7 @@ class Reader:
     def finished(self):
         """How many bytes the coded part has."""
         end = ending(self.low, self.high)
-        if self.data[self.at : self.at + len(end)] != end:
+        if self.at > len(self.data) or self.data[self.at : self.at + len(end)] != end:
             raise Refused("the end")
         return self.at + len(end)
 
@@ -160,6 +160,8 @@ class ReferenceMemory:
         rows = columns = 0
         for shape in shapes:
             entries = math.prod(shape)
+            if not entries:
+                continue
             height = shape[0] if len(shape) > 1 and entries > shape[0] else 1
             width = entries // height
             for place in range(entries):
@@ -169,7 +171,9 @@ class ReferenceMemory:
         self.size = len(self.row)
         self.now, self.fingerprint, self.mean = 1, 0, 0
         self.weights = {
-            (kind, context): first * 4096 for kind, table in FIRST_WEIGHTS.items() for context, first in enumerate(table)
+            (kind, context): first * 4096
+            for kind, table in FIRST_WEIGHTS.items()
+            for context, first in enumerate(table)
         } | {("row", row): 0 for row in range(rows)}
         self.seen = dict.fromkeys(self.weights, 4 * 65536)
         self.chances = [[first_chance(lean, last) for last in range(3)] for lean in range(-8, 9)]

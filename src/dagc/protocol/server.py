@@ -334,7 +334,7 @@ class Server:
             self._gap = float(numbers["gap"])
             self._memories = {
                 name: Memory.restored(self._shapes, below(arrays, f"coder.{self.members[name].number}."), own)
-                for name, own in numbers["coders"].items()
+                for name, own in numbers.get("coders", {}).items()  # as in states from before there were any
             }
             if self.account is not None:
                 self.account.load_state_dict(numbers["account"])

@@ -92,6 +92,11 @@ def encode(
     codec = value_codec(values)
     if not 0 <= round < MAX_SIZE:
         raise InvalidInput(f"round must be from 0 to 2^48 - 1, not {round}")
+    if memory is not None and (memory.size, memory.signs) != (sparse.size, values == "sign"):
+        raise InvalidInput(
+            f"the memory is for {memory.size} entries {'with' if memory.signs else 'without'} signs, "
+            f"not for {sparse.size} as {values}"
+        )
     frame = _without_memory(sparse, codec, round, indices, compact)
     if memory is not None:
         return _coded(sparse, codec, round, memory, most, len(frame) - 1) or frame
