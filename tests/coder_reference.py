@@ -115,7 +115,7 @@ class Reader:
     def finished(self):
         """How many bytes the coded part has."""
         end = ending(self.low, self.high)
-        if self.data[self.at : self.at + len(end)] != end:
+        if self.at > len(self.data) or self.data[self.at : self.at + len(end)] != end:
             raise Refused("the end")
         return self.at + len(end)
 
@@ -158,14 +158,19 @@ class ReferenceMemory:
         self.shapes, self.clocks = shapes, clocks
         self.row, self.col = [], []  # of each coordinate
         rows = columns = 0
+        lines = []  # of each row: its first position, its length, its first column
         for shape in shapes:
             entries = math.prod(shape)
+            if not entries:
+                continue
             height = shape[0] if len(shape) > 1 and entries > shape[0] else 1
             width = entries // height
             for place in range(entries):
                 self.row.append(rows + place // width)
                 self.col.append(columns + place % width)
+            lines += [(len(self.row) - entries + width * row, width, columns) for row in range(height)]
             rows, columns = rows + height, columns + width
+        self.lines = b"".join(number.to_bytes(4, "little") for line in lines for number in line)
         self.size = len(self.row)
         self.now, self.fingerprint, self.mean = 1, 0, 0
         self.weights = {
@@ -240,7 +245,8 @@ class ReferenceMemory:
         self.now += 1
 
     def _checksum(self, body, round_number, most, short):
-        known = [1, round_number, self.size, 0 if most is None else 1 + most, self.fingerprint]
+        layout = zlib.crc32(self.lines + bytes([self.clocks, body[0] & 15 == SIGN]))
+        known = [1, round_number, self.size, layout, 0 if most is None else 1 + most, self.fingerprint]
         data = b"".join(varint(number) for number in known) + body
         return crc16(data).to_bytes(2, "little") if short else zlib.crc32(data).to_bytes(4, "little")
 

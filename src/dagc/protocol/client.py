@@ -199,8 +199,9 @@ class Client:
     def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
         """Continue from `arrays` and `numbers`; what does not fit is refused, and nothing has changed then."""
         try:
-            steps, sent, version, coded = (int(numbers[name]) for name in ("steps", "sent", "version", "coded"))
-            residual, last = arrays["residual"], float(numbers["last"])
+            steps, sent, version = (int(numbers[name]) for name in ("steps", "sent", "version"))
+            coded, last = bool(numbers.get("coded", False)), float(numbers.get("last", 0.0))  # older states have none
+            residual = arrays["residual"]
             memories = {
                 name: Memory.restored(self.shapes, below(arrays, f"{name}."), numbers[name])
                 for name in ("memory", "heard")
@@ -213,10 +214,11 @@ class Client:
             raise InvalidInput(f"the model must be {self.size} float32 numbers, not {model.dtype} {model.shape}")
         if "pending.indices" in arrays:
             pending = Sparse(self.size, arrays["pending.indices"], arrays["pending.values"])
+        if pending is not None and coded and "memory" not in memories:
+            raise InvalidInput("this is not a client's state: its pending upload is coded, and the memory is missing")
         self.feedback.load_state_dict({"residual": residual, "steps": np.array(steps)})
         self.model = None if model is None else torch.from_numpy(model)
-        self.last = last
-        self.version, self.sent, self.pending, self._coded = version, sent, pending, bool(coded)
+        self.version, self.sent, self.pending, self._coded, self.last = version, sent, pending, coded, last
         self.memory, self.heard = memories.get("memory"), memories.get("heard")
 
 

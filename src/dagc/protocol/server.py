@@ -167,8 +167,8 @@ class Server:
             return False, 0
         memory = self._memories.get(name)
         if memory is None:
-            taken = sum(4 * self.size for other in self._memories.values() if other.clocks)
-            memory = Memory(self._shapes, taken + 4 * self.size <= CLOCKS, self.plan.values == "sign")
+            clocks = 4 * self.size * (len(self._memories) + 1) <= CLOCKS
+            memory = Memory(self._shapes, clocks, self.plan.values == "sign")
             self._memories[name] = memory
         return memory.clocks, memory.frames
 
@@ -365,7 +365,7 @@ class Server:
             self._norms, self._read = [finite(norm) for norm in numbers.get("norms", [])], {}
             self._memories = {
                 name: Memory.restored(self._shapes, below(arrays, f"coder.{self.members[name].number}."), own)
-                for name, own in numbers["coders"].items()
+                for name, own in numbers.get("coders", {}).items()  # as in states from before there were any
             }
             if self.account is not None:
                 self.account.load_state_dict(numbers["account"])

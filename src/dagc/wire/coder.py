@@ -79,6 +79,7 @@ class Memory:
         signs: Whether frames hold signs and one magnitude, which the coder writes, too; else it writes indices only.
 
     Attributes:
+        layout: CRC-32 of the rows, and of whether there are clocks and signs: it is the same on both sides.
         frames: How many frames were counted.
         fingerprint: CRC-32 of their entries: two memories with the same are the same.
 
@@ -103,6 +104,7 @@ class Memory:
         if self.size > MOST_SIZE:
             raise InvalidInput(f"the coder is for models of at most {MOST_SIZE:,} entries, not {self.size:,}")
         self.clocks, self.signs = clocks, signs
+        self.layout = zlib.crc32(bytes((clocks, signs)), zlib.crc32(self._rows.astype("<u4").data))
         self.reset()
 
     def reset(self) -> None:

@@ -24,7 +24,7 @@ from dagc.sparse import MAX_SIZE, Sparse
 from dagc.wire import rice
 from dagc.wire.coder import Memory
 from dagc.wire.indices import INDEX_CODECS, largest_section, smallest
-from dagc.wire.values import RETIRED, VALUE_CODECS, ValueCodec, value_codec
+from dagc.wire.values import RETIRED, VALUE_CODECS, ValueCodec, quantise, value_codec
 
 __all__ = ["Header", "decode", "encode", "has_signs", "is_coded", "payload_size", "read_header"]
 
@@ -98,6 +98,11 @@ def encode(
         raise InvalidInput(f"round must be from 0 to 2^48 - 1, not {round}")
     if raw and len(sparse) < sparse.size:
         indices = "raw"
+    if memory is not None and (memory.size, memory.signs) != (sparse.size, values == "sign"):
+        raise InvalidInput(
+            f"the memory is for {memory.size} entries {'with' if memory.signs else 'without'} signs, "
+            f"not for {sparse.size} as {values}"
+        )
     frame = _without_memory(sparse, codec, round, indices, compact)
     if memory is not None:
         return _coded(sparse, codec, round, memory, most, len(frame) - 1) or frame
@@ -120,6 +125,8 @@ def _without_memory(sparse: Sparse, codec: ValueCodec, round: int, indices: str 
 
 def _coded(sparse: Sparse, codec: ValueCodec, round: int, memory: Memory, most: int | None, limit: int) -> bytes | None:
     """A frame that uses the memory; None if it would be longer than the limit."""
+    if memory.signs:
+        sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, "sign"))
     rest = b"" if memory.signs else codec.write(sparse.values)
     room = limit - 1 - len(rest) - SHORT_CHECKSUM
     section = memory.write(sparse, most, room) if room > 0 else None
@@ -292,9 +299,10 @@ def _short_checksum(body: bytes | memoryview, size: int, round: int) -> bytes:
 
 
 def _coded_checksum(body: bytes | memoryview, round: int, memory: Memory, most: int | None, first: bool) -> bytes:
-    """Of what both sides know, too: version, round, size, the most entries, and what was counted so far."""
+    """Of what both sides know, too: version, round, the memory's kind, the most entries, what was counted so far."""
     fingerprint = 0 if first else memory.fingerprint
-    known = b"".join(map(varint, (CODED_VERSION, round, memory.size, 0 if most is None else 1 + most, fingerprint)))
+    expected = 0 if most is None else 1 + most
+    known = b"".join(map(varint, (CODED_VERSION, round, memory.size, memory.layout, expected, fingerprint)))
     if 1 + len(body) + SHORT_CHECKSUM <= COMPACT_BELOW:
         return crc_hqx(body, crc_hqx(known, 0xFFFF)).to_bytes(SHORT_CHECKSUM, "little")
     return zlib.crc32(body, zlib.crc32(known)).to_bytes(CHECKSUM, "little")
