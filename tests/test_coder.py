@@ -270,7 +270,7 @@ def test_a_frame_of_an_empty_memory_empties_the_receivers_when_it_is_counted(sha
         receiver.learn(decode(frame, memory=receiver, most=most))
         sender.learn(sparse)
         assert state(receiver) == state(sender)
-        assert frame[0] >> 4 == (7 if first else 6)
+        assert frame[0] >> 4 == (9 if first else 8)
 
 
 @given(shapes(), st.booleans(), st.booleans(), st.data())
@@ -476,7 +476,7 @@ def test_coded_vectors(connection):
         payload = bytes.fromhex(frame)
         sparse = Sparse(size, [int(index) for index in indices.split()], [float(value) for value in numbers.split()])
         assert decode(payload, size=size, round=number, memory=receiver, most=most) == sparse
-        if payload[0] >> 4 == 7:  # the sender starts with an empty memory, for the first time or again
+        if payload[0] >> 4 == 9:  # the sender starts with an empty memory, for the first time or again
             sender, reference = Memory(shapes, clocks, values == "sign"), reference_for(shapes, clocks)
         assert encode(sparse, values, round=number, compact=True, memory=sender, most=most) == payload
         entries = entries_of(sparse, values)
