@@ -29,6 +29,7 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"bytes": 40, "values": "sign", "frames": "compact", "overhead": 0.25},
     {"method": "random-k", "ratio": 0.05, "values": "int8"},
     {"method": "accordion", "ratio": 0.05, "options": {"interval": 1}, "norm_bound": 100},
+    {"bytes": 40, "values": "sign", "frames": "coded", "overhead": 0.25},
 )
 
 

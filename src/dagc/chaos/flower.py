@@ -36,6 +36,8 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"method": "random-k", "bytes": 60, "values": "fp16"},
     {"method": "dagc-a", "threshold": 1.0},
     {"method": "accordion", "ratio": 0.05, "options": {"interval": 1}},
+    {"bytes": 30, "values": "sign", "frames": "coded", "overhead": 0.25, "down": "same"},
+    {"method": "dagc"},
 )
 
 

@@ -26,6 +26,9 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"method": "power", "rate": "900 B/training", "values": "int8", "norm_bound": 30},
     {"method": "dagc-a", "threshold": 1.0},
     {"method": "accordion", "ratio": 0.05, "options": {"interval": 1}},
+    {"bytes": 30, "values": "sign", "frames": "coded", "overhead": 0.25, "down": "same"},
+    {"ratio": 0.05, "values": "fp16", "frames": "coded", "down": 60},
+    {"method": "dagc"},
 )
 
 
