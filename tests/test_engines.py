@@ -43,7 +43,10 @@ FEW = ("coded fp16", "raw")
 
 
 def plans(downlink=False):
-    """Every method with every kind of frames and everything else it takes; or with a budget for the downlink."""
+    """Every method with every kind of frames and everything else it takes; or with a budget for the downlink.
+
+    All of them are tried by the slow tests. The others take turns: one kind of frames with each of the rarer ways.
+    """
     for method, kind in POLICIES.items():
         budget = BUDGETS[kind.budgets[0]] if kind.budgets else {}
         ways = {"": budget}
@@ -64,12 +67,15 @@ def plans(downlink=False):
             ways = {"down": {**some, "down": "same" if kind.waits else 40}, "down bytes": {**budget, "down": 30}}
             ways["down per tensor"] = {**budget, "down": 30, "per_tensor": True}
             ways["ahead"] = {**some, "down": 40, "step_ahead": 0.5}
-        for name, settings in ways.items():
+        for turn, (name, settings) in enumerate(ways.items(), start=len(method)):
             wires = {**FRAMES, "its own": {}} if "down" in kind.defaults else FRAMES
+            usual = [frames for frames in wires if frames not in FEW]
             for frames, wire in wires.items():
                 if frames in FEW and name not in ("", "down"):
                     continue
-                yield pytest.param({"method": method, **settings, **wire}, id=f"{method} {name} {frames}")
+                quick = name in ("", "down") or frames == usual[turn % len(usual)]
+                marks = () if quick else (pytest.mark.slow,)
+                yield pytest.param({"method": method, **settings, **wire}, id=f"{method} {name} {frames}", marks=marks)
 
 
 @pytest.fixture

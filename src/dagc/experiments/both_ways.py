@@ -10,7 +10,11 @@ _WIRE: dict[str, Any] = {"values": "sign", "frames": "compact", "overhead": 0.12
 
 
 def _variants(
-    bytes: int, rates: tuple[float, float, float, float], down: int | str = "same", **more: Any
+    bytes: int,
+    rates: tuple[float, float, float, float],
+    down: int | str = "same",
+    coded: int | None = None,
+    **more: Any,
 ) -> tuple[Variant, ...]:
     """The same uplink with and without a budget for the downlink, uniform Top-k both ways, and no compression.
 
@@ -18,11 +22,18 @@ def _variants(
         bytes: Per client and round, up.
         rates: The learning rate of each, the best of a grid on seeds 10 and 11.
         down: The downlink's budget.
+        coded: Bytes per client and round with coded frames; if given, those and `dagc` are compared, too.
         more: What else they share.
     """
     ours, top_k, lossless, dense = rates
     up = {"bytes": bytes, **_WIRE, **more}
+    fewer = {**up, "bytes": coded, "frames": "coded", "learning_rate": ours}
+    newer = (
+        Variant("dagc", {**fewer, "method": "dagc", "step_ahead": 0.5, "down": down}),
+        Variant("DAGC-R, both ways, coded", {**fewer, "method": "dagc-r", "down": down}),
+    )
     return (
+        *(newer if coded else ()),
         Variant("DAGC-R, both ways", {"method": "dagc-r", **up, "down": down, "learning_rate": ours}),
         Variant("Top-k, both ways", {"method": "top-k", **up, "down": down, "learning_rate": top_k}),
         Variant("DAGC-R, lossless downlink", {"method": "dagc-r", **up, "learning_rate": lossless}),
@@ -71,7 +82,7 @@ BOTH_WAYS = (
         "logistic/1",
         "Logistic@FMNIST, SR 100, ten clients, one local step, 30 bytes per client and round",
         800,
-        _variants(30, (0.2, 0.2, 0.2, 0.5)),
+        _variants(30, (0.2, 0.2, 0.2, 0.5), coded=20),
         (0.75, 0.78, 0.80),
         5,
     ),
@@ -79,7 +90,7 @@ BOTH_WAYS = (
         "logistic/20",
         "Logistic@FMNIST, SR 100, ten clients, 20 local steps, 64 bytes per client and round",
         200,
-        _variants(64, (0.3, 0.3, 0.3, 0.2), local_steps=20),
+        _variants(64, (0.3, 0.3, 0.3, 0.2), coded=45, local_steps=20),
         (0.78, 0.80, 0.82),
         2,
     ),
