@@ -48,10 +48,10 @@ class Config(BaseModel):
     Example:
         >>> Config(task="mlp@digits", method="dagc-r", ratio=0.01).model
         'mlp'
-        >>> Config(task="mlp@digits", method="magic", ratio=0.01)
+        >>> Config(task="mlp@digits", method="quickest", ratio=0.01)
         Traceback (most recent call last):
         ...
-        dagc.errors.InvalidInput: there is no method 'magic': choose one of none, top-k, ...
+        dagc.errors.InvalidInput: there is no method 'quickest': choose one of none, top-k, ...
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
