@@ -11,7 +11,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/dagc compare mlp@digits --ratio 0.001 --rounds 300 --seeds 3 --output runs/demo
+	$(BIN)/dagc compare mlp@digits --methods dagc,dagc-r,top-k:frames=raw,stc,none --ratio 0.001 --first-model drawn --rounds 300 --seeds 3 --output runs/demo
 
 test: $(READY)
 	$(BIN)/python -m pytest
