@@ -410,7 +410,7 @@ WRONG = [
     ({"rate": "1 MB/hour"}, "a rate per hour needs bytes, too"),
     ({"ratio": 0.1, "values": "fp8"}, "there is no value codec 'fp8': choose one of fp32"),
     ({"ratio": 0.1, "frames": "compct"}, "there is no kind of frames 'compct': did you mean 'compact'?"),
-    ({"ratio": 0.1, "overhead": 0}, "overhead is 0: it must be a number above 0 and at most 1"),
+    ({"ratio": 0.1, "overhead": 2}, "overhead is 2: it must be a number from 0 (nobody waits) to 1"),
     ({"method": "dagc-a", "threshold": 0.1, "overhead": 0.1}, "clients of method 'dagc-a' cannot wait"),
     ({"method": "power", "threshold": 0.1, "overhead": 0.1}, "cannot wait"),
     ({"ratio": 0.1, "exponent": 1}, "exponent belongs to the method 'power', not to 'dagc-r'"),

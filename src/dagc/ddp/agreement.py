@@ -2,17 +2,20 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from logging import getLogger
 from typing import Any
 
 import numpy as np
 
 from dagc.ddp.exchange import Exchange, Packet
-from dagc.errors import DagcError, InvalidInput, unknown
-from dagc.protocol import Plan, Settings
+from dagc.errors import DagcError, InvalidInput, MalformedPayload, OutsideBound, unknown
+from dagc.protocol import Plan, Server, Settings, Upload
 
-__all__ = ["agree", "make_plan", "same_step"]
+__all__ = ["agree", "make_plan", "read_all", "same_step"]
+
+log = getLogger("dagc")
 
 
 def agree(exchange: Exchange, examples: Any, arguments: dict[str, Any]) -> list[int]:
@@ -35,11 +38,11 @@ def agree(exchange: Exchange, examples: Any, arguments: dict[str, Any]) -> list[
 def make_plan(settings: Settings, world: int, clock: bool) -> Plan:
     """The plan, with what ranks cannot do refused; `clock` says whether the ranks share one."""
     plan = Plan(**settings)
-    if settings.get("down") is None and plan.downward() is not None:  # the method's own
+    if settings.get("down") is None and not plan.lossless:  # the method's own
         plan = replace(plan, down="lossless")
     if settings.get("step_ahead") is None and plan.step_ahead:
         plan = replace(plan, step_ahead=0.0)
-    if plan.downward() is not None:
+    if not plan.lossless:
         raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")
     if plan.step_ahead:
         raise InvalidInput(
@@ -63,3 +66,25 @@ def same_step(packets: Sequence[Packet], what: str = "step") -> None:
     steps = [packet.step for packet in packets]
     if len(set(steps)) > 1:
         raise DagcError(f"the ranks are at different {what}s, {steps} in rank order: load checkpoints of one {what}")
+
+
+def read_all(server: Server, ranks: Iterable[str], packets: Sequence[Packet], head: int = 0) -> list[Upload]:
+    """The uploads of these ranks. One that is too large is left out, on all ranks alike: they look at the same bytes.
+
+    Args:
+        server: This rank's half.
+        ranks: Those that hold data.
+        packets: Of all ranks.
+        head: How many bytes of a message come before its frame.
+    """
+    uploads = []
+    for name in ranks:
+        packet = packets[int(name)]
+        try:
+            norm = packet.norm if server.policy.wants_norms else None
+            uploads.append(server.read(name, packet.body[head:], norm))
+        except OutsideBound as error:
+            log.warning("step %d: rank %s is left out: %s", packet.step, name, error)
+        except MalformedPayload as error:
+            raise MalformedPayload(f"rank {name}: {error}") from error
+    return uploads

@@ -6,7 +6,6 @@ puts the gradients in the order of the model's parameters; so selection, residua
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from logging import getLogger
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -19,16 +18,15 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dagc.compressors import Compressor, Gradient
-from dagc.ddp.agreement import agree, make_plan, same_step
+from dagc.ddp.agreement import agree, make_plan, read_all, same_step
 from dagc.ddp.exchange import Exchange, Packet
-from dagc.errors import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient, OutsideBound
+from dagc.errors import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.protocol import Client, Order, Server, Settings, Upload
 from dagc.sparse import Sparse
 from dagc.state import below
 
 __all__ = ["Hook", "Step", "on_bucket"]
 
-log = getLogger("dagc")
 VERSION = 1
 """Of what `Hook.state_dict` returns."""
 
@@ -184,7 +182,7 @@ class Hook:
         try:
             if refused is not None:
                 raise NonFiniteGradient(f"rank {refused}: {bytes(packets[refused].body).decode()}")
-            uploads = self._read(packets)
+            uploads = read_all(self.server, self.server.members, packets)
         except (NonFiniteGradient, MalformedPayload) as error:
             feedback = client.feedback
             feedback.residual, feedback.steps, client.sent, server = before
@@ -205,20 +203,6 @@ class Hook:
         traffic = self._exchange.traffic
         spent = (compress, exchange, decoding)
         self.last = Step(own.step, entries, len(own.body), *traffic, refused is not None, *spent)
-
-    def _read(self, packets: Sequence[Packet]) -> list[Upload]:
-        """Everybody's upload. One that is too large is left out, on all ranks alike: they look at the same bytes."""
-        uploads = []
-        for name in self.server.members:
-            packet = packets[int(name)]
-            try:
-                norm = packet.norm if self.server.policy.wants_norms else None
-                uploads.append(self.server.read(name, packet.body, norm))
-            except OutsideBound as error:
-                log.warning("step %d: rank %s is left out: %s", packet.step, name, error)
-            except MalformedPayload as error:
-                raise MalformedPayload(f"rank {name}: {error}") from error
-        return uploads
 
     def _gradients(self) -> list[Tensor]:
         """Views of the buckets, one for each parameter, in the model's order."""

@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dagc.ddp.agreement import agree, make_plan, same_step
+from dagc.ddp.agreement import agree, make_plan, read_all, same_step
 from dagc.ddp.exchange import Exchange, Packet
 from dagc.ddp.resume import SHARED, VERSION, Choice, choose, spread
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
-from dagc.protocol import Client, Server, Settings, Upload
+from dagc.protocol import Client, Server, Settings
 from dagc.state import below, checksum
 
 __all__ = ["Exchanged", "LocalSteps"]
@@ -334,7 +334,7 @@ class LocalSteps:
             packets = answers()
             landed = perf_counter()
             heads = self._check(packets)
-            uploads = self._read(packets)
+            uploads = read_all(self.server, self._present, packets, _HEAD.size)
         except BaseException:
             feedback = self.client.feedback
             feedback.residual, feedback.steps, self.client.sent, server = flight.before
@@ -342,9 +342,12 @@ class LocalSteps:
             self.server.load(self.server.arrays(), server)
             self._back()
             raise
-        self._move(self.server.total(uploads).to(self._device))
+        if uploads:
+            self._move(self.server.total(uploads).to(self._device))
         self.server.close(uploads)
-        self.client.settle(self.round)
+        own = self.server.members.get(str(self._exchange.rank))
+        if own is not None:  # what was left out goes back into the residual
+            self.client.settle(own.taken)
         self._checksum = checksum(self.shared.cpu().numpy())
         self._seconds = heads[0][1]
         self._next = self._steps_until_next(max(pace for _, _, pace in heads))
@@ -365,14 +368,6 @@ class LocalSteps:
             raise MalformedPayload(f"a rank's clock or pace is no time: {heads!r:.200}")
         _same_checksums([head[0] for head in heads], self.round)
         return heads
-
-    def _read(self, packets: list[Packet]) -> list[Upload]:
-        """The uploads of all ranks that hold data."""
-        norms = self.server.policy.wants_norms
-        return [
-            self.server.read(name, packets[int(name)].body[_HEAD.size :], packets[int(name)].norm if norms else None)
-            for name in self._present
-        ]
 
     def _move(self, total: Tensor) -> None:
         """The outer optimiser: plain, or with Nesterov's momentum; the same operations as those of torch's SGD."""

@@ -65,7 +65,7 @@ POLICIES |= {
         ("ratio", "bytes", "rate"),
         _power,
         waits=True,
-        about="the best there is: entries by data, signs, coded frames, waiting, a budget both ways",
+        about="all that saves bytes: entries by data, signs, coded frames, waiting, both ways",
         defaults={"values": "auto", "frames": "auto", "overhead": 0.125, "down": "same", "step_ahead": 0.5},
         bytes=_usual_bytes,
     ),

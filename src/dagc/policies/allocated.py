@@ -42,7 +42,7 @@ class Allocated:
         self.size = size
         self.allocator = allocator
         self.compressor = compressor
-        self.least = 1 if plan.overhead is None else worth_a_frame(plan, size)
+        self.least = worth_a_frame(plan, size) if plan.overhead else 1
         self._saved: dict[str, float] = {}
         self._carry = 0.0
         self._last: tuple[Any, list[Any]] = (None, [])
@@ -50,7 +50,7 @@ class Allocated:
     def decide(self, now: Situation) -> list[Any]:
         """As `Policy.decide`."""
         weights = np.array([now.examples[name] for name in now.present])
-        if self.plan.overhead is not None:
+        if self.plan.overhead:
             return self._share(now, weights)
         key = (list(now.present), weights.tolist(), now.allowance)
         if key != self._last[0]:

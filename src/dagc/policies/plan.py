@@ -77,7 +77,7 @@ class Plan:
         frames: "plain"; "compact": small frames leave out what the receiver knows; "coded": both sides remember what
             was sent before, and frames take about a third less; "auto": coded up to a million entries, else compact; or
             "raw": as compact ones, but with int32 indices, as others send them.
-        overhead: Clients wait until at most this fraction of a frame is something else than entries.
+        overhead: Clients wait until overhead is at most this fraction of a frame; 0 or None: nobody waits.
         down: What the server sends each client: "lossless", every change of the model; "same", as much as a client may
             send, with the same error feedback, codec, frames and waiting; or as many bytes per round as a number says.
             If not given, lossless.
@@ -142,6 +142,7 @@ class Plan:
         self._check_method()
         for name in known:
             object.__setattr__(self, name, _plain(getattr(self, name), name == "down"))
+        object.__setattr__(self, "step_ahead", float(self.step_ahead))
 
     def settings(self) -> dict[str, Any]:
         """The settings that differ from their defaults, and from the method's own, as plain values.
@@ -201,19 +202,24 @@ class Plan:
             >>> Plan(bytes=64, values="sign", down="same").downward().settings()
             {'method': 'top-k', 'bytes': 64, 'values': 'sign'}
         """
-        if self.down is None or self.down == "lossless":
+        if self.lossless:
             return None
         same = self.down == "same"
         return type(self)(
             method="top-k",
             ratio=self.ratio if same else None,
-            bytes=self.bytes if same else float(self.down),
+            bytes=self.bytes if same else float(self.down or 0),
             rate=self.rate if same else None,
             values=self.values,
             frames=self.frames,
             overhead=self.overhead,
             per_tensor=self.per_tensor,
         )
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the server sends every change of the model."""
+        return self.down in (None, "lossless")
 
     def account(self, rounds: int | None = None) -> Account | None:
         """What is earned and spent of a budget in bytes; None if it is not one of bytes.
@@ -259,7 +265,6 @@ class Plan:
             "ratio": (0.0, 1.0, "above 0 and at most 1"),
             "threshold": (0.0, math.inf, "above 0 and finite"),
             "bytes": (0.0, MOST_BYTES, "above 0 and at most 2^48"),
-            "overhead": (0.0, 1.0, "above 0 and at most 1"),
             "norm_bound": (1.0, math.inf, "above 1 and finite"),
             "most_examples": (0.0, 1 << 53, "above 0 and at most 2^53"),
         }
@@ -267,6 +272,8 @@ class Plan:
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and low < value <= high and value < math.inf):
                 raise InvalidInput(f"{name} is {_shown(value)}: it must be a number {words}")
+        if self.overhead is not None and not (_is_number(self.overhead) and 0 <= self.overhead <= 1):
+            raise InvalidInput(f"overhead is {_shown(self.overhead)}: it must be a number from 0 (nobody waits) to 1")
         if self.exponent is not None and not (_is_number(self.exponent) and 0 <= self.exponent <= 4):
             raise InvalidInput(f"exponent is {_shown(self.exponent)}: it must be a number from 0 (uniform) to 4")
         if not _is_number(self.step_ahead) or not 0 <= self.step_ahead <= 1:
@@ -334,7 +341,7 @@ class Plan:
                 raise unknown(f"option of {self.method}", name, kind.options)
         if self.exponent is not None and self.method != "power":
             raise InvalidInput(f"exponent belongs to the method 'power', not to {self.method!r}: leave it out")
-        if self.overhead is not None and (not kind.waits or self.threshold is not None):
+        if self.overhead and (not kind.waits or self.threshold is not None):
             raise InvalidInput(f"clients of method {self.method!r} cannot wait: leave overhead out")
         if self.caps and (self.threshold is not None or not kind.budgets):
             raise InvalidInput(

@@ -66,7 +66,7 @@ class Client:
         self.pending: Sparse | None = None
         self.memory: Memory | None = None
         self.heard: Memory | None = None
-        self._coded = False  # whether the pending upload is
+        self._counts = False  # whether the memory counts the pending upload if it is taken
 
     def receive(self, download: Download) -> torch.Tensor:
         """Bring the model up to date.
@@ -89,9 +89,7 @@ class Client:
             for stamp, frame in islice(broadcasts(download), known, None):
                 if is_coded(frame):
                     heard = heard or Memory(self.shapes, signs=has_signs(frame))
-                    sparse = self._hear(frame, stamp, heard)
-                else:
-                    sparse = decode(frame, size=self.size, round=stamp)
+                sparse = self._hear(frame, stamp, heard)
                 model.numpy()[sparse.indices] += sparse.values
         elif download.frame:
             sparse = decode(download.frame, size=self.size)
@@ -102,13 +100,16 @@ class Client:
         self.model, self.version, self.heard = model, download.version, heard
         return model
 
-    def _hear(self, frame: memoryview, stamp: int, heard: Memory) -> Sparse:
-        """A coded broadcast, and count it."""
+    def _hear(self, frame: memoryview, stamp: int, heard: Memory | None) -> Sparse:
+        """A broadcast, counted as the server counts it."""
         try:
             sparse = decode(frame, size=self.size, round=stamp, memory=heard)
         except MalformedPayload as error:
+            if not is_coded(frame):
+                raise
             raise OutOfSync(f"broadcast {stamp} cannot be read with what this client remembers: {error}") from error
-        heard.learn(sparse)
+        if heard is not None and (is_coded(frame) or heard.frames):
+            heard.learn(sparse)
         return sparse
 
     def start(self, model: torch.Tensor, order: Order, unit: float = 1.0) -> torch.Tensor:
@@ -138,17 +139,25 @@ class Client:
         frame = b"" if order.silent else self._encode(sparse, order)
         if order.step_ahead:
             self.last = _length([change] if isinstance(change, torch.Tensor) else change)
-        self.sent, self.pending, self._coded = order.round, sparse, is_coded(frame)
+        self.sent, self.pending, self._counts = order.round, sparse, self._to_be_counted(frame, order)
         return Upload("", sparse, frame, _norm(change) if order.norm else None)
 
     def settle(self, taken: int) -> None:
         """Forget the pending upload if the server has taken it or a later one; else keep its entries for later."""
         if self.pending is not None and self.sent > taken:
             self.feedback.unsend(self.pending)
-        elif self.pending is not None and self._coded:
-            assert self.memory is not None
+        elif self.pending is not None and self._counts and self.memory is not None:
             self.memory.learn(self.pending)
         self.pending = None
+
+    def _to_be_counted(self, frame: bytes, order: Order) -> bool:
+        """Whether this client's memory counts a frame: the server's counts it, too, if it is taken.
+
+        If the two have counted different numbers so far, they come together with a coded frame only.
+        """
+        if order.frames != "coded" or not frame or self.memory is None:
+            return False
+        return is_coded(frame) or self.memory.frames == order.counted
 
     def _encode(self, sparse: Sparse, order: Order) -> bytes:
         memory = None
@@ -189,7 +198,7 @@ class Client:
     def numbers(self) -> dict[str, Any]:
         """The rest of the state, as JSON can hold it."""
         found: dict[str, Any] = {"steps": self.feedback.steps, "sent": self.sent, "version": self.version}
-        found |= {"last": self.last, "coded": self._coded}
+        found |= {"last": self.last, "counts": self._counts}
         return {**found, **{name: memory.numbers() for name, memory in self._memories().items()}}
 
     def _memories(self) -> dict[str, Memory]:
@@ -200,7 +209,7 @@ class Client:
         """Continue from `arrays` and `numbers`; what does not fit is refused, and nothing has changed then."""
         try:
             steps, sent, version = (int(numbers[name]) for name in ("steps", "sent", "version"))
-            coded, last = bool(numbers.get("coded", False)), float(numbers.get("last", 0.0))  # older states have none
+            counts, last = bool(numbers.get("counts", False)), float(numbers.get("last", 0.0))  # older states have none
             residual = arrays["residual"]
             memories = {
                 name: Memory.restored(self.shapes, below(arrays, f"{name}."), numbers[name])
@@ -214,11 +223,13 @@ class Client:
             raise InvalidInput(f"the model must be {self.size} float32 numbers, not {model.dtype} {model.shape}")
         if "pending.indices" in arrays:
             pending = Sparse(self.size, arrays["pending.indices"], arrays["pending.values"])
-        if pending is not None and coded and "memory" not in memories:
-            raise InvalidInput("this is not a client's state: its pending upload is coded, and the memory is missing")
+        if pending is not None and counts and "memory" not in memories:
+            raise InvalidInput("this is not a client's state: its pending upload counts, and the memory is missing")
+        if not 0 <= last < float("inf"):
+            raise InvalidInput(f"this is not a client's state: the last change has norm {last}")
         self.feedback.load_state_dict({"residual": residual, "steps": np.array(steps)})
         self.model = None if model is None else torch.from_numpy(model)
-        self.version, self.sent, self.pending, self._coded, self.last = version, sent, pending, coded, last
+        self.version, self.sent, self.pending, self._counts, self.last = version, sent, pending, counts, last
         self.memory, self.heard = memories.get("memory"), memories.get("heard")
 
 

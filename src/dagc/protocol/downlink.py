@@ -137,7 +137,7 @@ class Downlink:
         self._restart = False
         stamp = (self.version + 1) % STAMPS
         frame = encode(sparse, plan.values, round=stamp, compact=plan.compact, raw=self.raw, memory=memory)
-        if memory is not None and is_coded(frame):
+        if memory is not None and (is_coded(frame) or memory.frames):
             memory.learn(sparse)
         return frame
 

@@ -20,7 +20,7 @@ from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.sparse import Sparse, aggregate
 from dagc.state import below
-from dagc.wire import Memory, decode, is_coded, payload_size, read_header
+from dagc.wire import VALUE_CODECS, Memory, decode, is_coded, payload_size, read_header
 from dagc.wire.coder import Shapes
 
 __all__ = ["Member", "Server"]
@@ -67,7 +67,7 @@ class Server:
         plan: What both sides agree on.
         model: The first model, as a float32 vector; or the number of its entries, where there is no downlink.
         rounds: How many rounds the training has, for a rate per training.
-        shapes: Of the model's tensors; if not given, it is one vector.
+        shapes: Of the model's tensors, the same as the clients'; if not given, it is one vector.
 
     Attributes:
         round: How many rounds are done.
@@ -103,6 +103,7 @@ class Server:
             self.downlink = Downlink(self.plan.downward(), _array(model), shapes, rounds, self.plan.raw)
         self._shapes = [self.size] if shapes is None else shapes
         self._memories: dict[str, Memory] = {}
+        self._strange: set[str] = set()  # whose coded frames could not be read in this round
         self.round = 0
         self.members: dict[str, Member] = {}
         self.reports: list[Report] = []
@@ -166,10 +167,8 @@ class Server:
         if self.plan.frames != "coded":
             return False, 0
         memory = self._memories.get(name)
-        if memory is None:
-            clocks = 4 * self.size * (len(self._memories) + 1) <= CLOCKS
-            memory = Memory(self._shapes, clocks, self.plan.values == "sign")
-            self._memories[name] = memory
+        if memory is None:  # it is made when the first frame is here
+            return 4 * self.size * (len(self._memories) + 1) <= CLOCKS, 0
         return memory.clocks, memory.frames
 
     def _decide(self, holding: list[str], seconds: float) -> dict[str, Any]:
@@ -271,8 +270,11 @@ class Server:
         self.round += 1
         for upload in uploads:
             self.members[upload.client].taken = self.round
-            if is_coded(upload.frame):
+            if upload.frame and upload.client in self._memories:
                 self._memories[upload.client].learn(upload.sparse)
+        for name in self._strange.difference(upload.client for upload in uploads):
+            self._memories.pop(name, None)
+        self._strange = set()
         self.reports = [Report(up.client, up.norm, len(up.sparse), len(up.frame)) for up in uploads]
         if self.downlink is not None:
             self.downlink.advance(made, self.round, 1 / self._gap, self._seconds)
@@ -303,15 +305,16 @@ class Server:
             )
 
     def _coded(self, name: str, order: Order, frame: bytes | memoryview) -> Sparse:
-        """The same of a coded frame. If it does not fit what is remembered, both sides forget it."""
+        """The same of a coded frame. If it does not fit what is remembered, both sides forget that after the round."""
         memory = self._memories.get(name)
+        if memory is None:
+            raise MalformedPayload(f"its frame is coded, and {order.frames} ones were asked for")
+        if frame[0] & 15 != VALUE_CODECS[order.values].id:
+            raise MalformedPayload(f"its values are by codec {frame[0] & 15}, not {order.values}")
         try:
-            if memory is None:
-                raise MalformedPayload(f"its frame is coded, and {order.frames} ones were asked for")
             return decode(frame, size=self.size, round=order.stamp, memory=memory, most=order.most)
         except MalformedPayload:
-            if memory is not None:
-                memory.reset()
+            self._strange.add(name)
             raise
 
     def _sparse(self, name: str, order: Order, frame: bytes | memoryview) -> Sparse:
@@ -319,6 +322,8 @@ class Server:
             if len(frame):
                 raise MalformedPayload(f"it sends {len(frame)} bytes and was to send nothing")
             return Sparse(self.size, [], [])
+        if order.frames == "coded" and name not in self._memories:
+            self._memories[name] = Memory(self._shapes, order.clocks, order.values == "sign")
         if is_coded(frame):
             self._check_length(order, frame)
             return self._coded(name, order, frame)
@@ -362,6 +367,8 @@ class Server:
             self.reports = [_report(*report) for report in numbers["reports"]]
             self.policy.load_state_dict(numbers["policy"])
             self._gap = finite(numbers["gap"])
+            if self._gap <= 0:
+                raise ValueError(f"the rounds between visits are {self._gap}")
             self._norms, self._read = [finite(norm) for norm in numbers.get("norms", [])], {}
             self._memories = {
                 name: Memory.restored(self._shapes, below(arrays, f"coder.{self.members[name].number}."), own)

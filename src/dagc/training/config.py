@@ -74,7 +74,7 @@ class Config(BaseModel):
         "ones; auto: coded up to a million entries; raw: int32 indices",
     )
     overhead: float | None = Field(
-        None, description="clients wait until at most this fraction of a frame is something else than entries"
+        None, description="clients wait until overhead is at most this fraction of a frame; 0: nobody waits"
     )
     down: float | str | None = Field(
         None, description="what the server sends: lossless, same (as much as a client may send), or bytes per round"
