@@ -31,7 +31,7 @@ def now(present=NAMES, reports=(), allowance=None, examples=EXAMPLES):
 def test_a_plan_is_the_same_from_its_settings():
     plan = Plan(method="power", bytes=64, caps={"a": 0.1}, values="sign", exponent=0.5, overhead=0.25, seed=3)
     assert Plan(**json.loads(json.dumps(plan.settings()))) == plan
-    assert Plan(ratio=0.1).settings() == {"method": "dagc-r", "ratio": 0.1}
+    assert Plan(ratio=0.1).settings() == {"method": "dagc", "ratio": 0.1}
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class Plan:
         dagc.errors.InvalidInput: there is no setting 'ration': did you mean 'ratio'? Choose one of method, ...
     """
 
-    method: str = "dagc-r"
+    method: str = "dagc"
     ratio: float | None = None
     threshold: float | None = None
     bytes: float | None = None
@@ -149,7 +149,7 @@ class Plan:
 
         Example:
             >>> Plan(ratio=0.01, values="sign").settings()
-            {'method': 'dagc-r', 'ratio': 0.01, 'values': 'sign'}
+            {'method': 'dagc', 'ratio': 0.01, 'values': 'sign'}
         """
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
@@ -199,7 +199,7 @@ class Plan:
         """The server's own plan for what it sends: that of one client; None if the downlink is lossless.
 
         Example:
-            >>> Plan(bytes=64, values="sign", down="same").downward().settings()
+            >>> Plan(method="dagc-r", bytes=64, values="sign", down="same").downward().settings()
             {'method': 'top-k', 'bytes': 64, 'values': 'sign'}
         """
         if self.lossless:
