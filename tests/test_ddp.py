@@ -535,7 +535,7 @@ def sparse_gradient():
         (({"method": "magic"},) * 2, "there is no method 'magic'"),
         (({"values": "fp8"},) * 2, "there is no value codec 'fp8'"),
         (({"ratio": 1.5},) * 2, "ratio is 1.5: it must be a number above 0 and at most 1"),
-        (({"ratio": None, "method": "dagc-r"},) * 2, "method 'dagc-r' needs a budget"),
+        (({"ratio": None, "method": "dagc-a"},) * 2, "method 'dagc-a' needs a budget"),
         (({"ration": 0.05},) * 2, "there is no setting 'ration': did you mean 'ratio'"),
         (({"ratio": None, "bytes": 20, "rate": "1 MB/hour"},) * 2, "DDP keeps no rate per hour"),
         (({"ratio": None, "rate": "1 MB/training"},) * 2, "a rate per training needs rounds"),

@@ -909,7 +909,7 @@ def test_the_example_learns(states, monkeypatch, kind):
     ("options", "words"),
     [
         ({"method": "magic", "ratio": 0.1}, "there is no method 'magic'"),
-        ({"method": "dagc-r"}, "method 'dagc-r' needs a budget: give ratio, bytes or rate"),
+        ({"method": "dagc-a"}, "method 'dagc-a' needs a budget: give threshold"),
         ({"ratio": 0.1, "bytes": 20}, "give one budget, not ratio and bytes"),
         ({"ratio": 0.1, "threshold": 0.1}, "method 'dagc' takes no threshold"),
         ({"ration": 0.1}, "there is no setting 'ration': did you mean 'ratio'"),

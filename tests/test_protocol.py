@@ -398,7 +398,7 @@ class TestSettling:
 
 WRONG = [
     ({"method": "dagcr", "ratio": 0.1}, "there is no method 'dagcr': did you mean 'dagc-r'?"),
-    ({"method": "dagc-r"}, "method 'dagc-r' needs a budget: give ratio, bytes or rate, e.g. ratio 0.001"),
+    ({"method": "dagc-a"}, "method 'dagc-a' needs a budget: give threshold, e.g. threshold 0.05"),
     (
         {"method": "dagc-r", "threshold": 0.1},
         "method 'dagc-r' takes no threshold: give its budget as ratio, bytes or rate",

@@ -568,7 +568,7 @@ def test_steps_that_cannot_be_are_refused(fields, says):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"method": "dagc-r", "ratio": None}, "'dagc-r' needs a budget: give ratio, bytes or rate"),
+        ({"method": "dagc-a", "threshold": None}, "'dagc-a' needs a budget: give threshold"),
         ({"method": "dagc-a", "threshold": None, "ratio": 0.1}, "takes no ratio: give its budget as threshold"),
         ({"caps": {"3": 1e-6}}, "the cap 1e-06 of '3' is below one entry of 650"),
         ({"workers": 100_000}, "100,000 workers"),
