@@ -336,6 +336,16 @@ def test_settings_that_were_changed_under_a_half_done_run_are_refused(half_done)
     assert "config.toml was changed since the checkpoint" in str(done.exception)
 
 
+def test_numbers_that_are_written_in_another_way_do_not_change_settings(half_done):
+    config = half_done / "config.toml"
+    for one, other in (("skew_ratio = 2.0", "skew_ratio = 2"), ("ratio = 0.1", "ratio = 1e-1")):
+        assert one in config.read_text()
+        config.write_text(config.read_text().replace(one, other))
+    assert CliRunner().invoke(app, ["resume", str(half_done)]).exception is None
+    assert finished(half_done)
+    assert Config(ratio=0.1, down="64").key() == Config(ratio=0.1, down=64).key()
+
+
 @pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
 def test_a_finished_run_whose_model_is_damaged_is_not_finished(half_done, damage):
     train(Config(**RUN), half_done).run()

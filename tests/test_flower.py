@@ -426,6 +426,21 @@ def test_a_run_that_starts_over_uses_nothing_of_the_one_before(states, tmp_path)
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize(
+    ("settings", "same"),
+    [
+        ({"bytes": 225}, {"bytes": 225.0}),
+        ({"bytes": np.float32(225), "down": "60"}, {"bytes": 225, "down": 60}),
+        ({"ratio": 1, "caps": {"partition-0": 1.0}}, {"ratio": 1.0, "caps": {"partition-0": 1}}),
+        ({"ratio": 0.02, "norm_bound": 1e300}, {"ratio": np.float64(0.02), "norm_bound": 1e300}),
+    ],
+)
+def test_numbers_that_are_written_in_another_way_are_the_same_run(states, settings, same):
+    for given, rounds in ((settings, 1), (same, 2), (settings, 3)):
+        start(DataAware(fed_avg(), run="numbers", **given), LocalGrid(client_app(), NODES), rounds)
+    assert len(read_metrics(states / "runs" / "numbers")) == 3
+
+
 def test_a_checkpoint_of_another_model_is_refused(states):
     start(DataAware(fed_avg(), ratio=0.02, run="mine"), LocalGrid(client_app(), NODES), 1)
     other = DataAware(fed_avg(), ratio=0.02, run="mine")

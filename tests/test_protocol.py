@@ -170,8 +170,9 @@ def test_caps_limit_who_has_them_and_nobody_else():
 
 def test_numbers_of_numpy_are_pythons_own():
     plan = Plan(ratio=np.float32(0.5), caps={"0": np.float64(0.5)}, seed=np.int64(3), down="64")
-    assert [type(value) for value in (plan.ratio, plan.caps["0"], plan.seed, plan.down)] == [float, float, int, float]
+    assert [type(value) for value in (plan.ratio, plan.caps["0"], plan.seed, plan.down)] == [float, float, int, int]
     assert Plan(ratio=0.5, down="64") == Plan(ratio=0.5, down=64)
+    assert repr(Plan(bytes=64.0, norm_bound=1e300)) == repr(Plan(bytes=np.int32(64), norm_bound=np.float64(1e300)))
 
 
 def test_a_ratio_that_is_less_than_an_entry_each_makes_clients_wait():

@@ -359,14 +359,14 @@ EXAMPLES = {
 
 
 def _plain(value: Any, text: bool = False) -> Any:
-    """Numbers of numpy, and numbers that are written out, as Python's own."""
+    """Numbers of numpy, and numbers that are written out, as Python's own; 64.0 is 64, so both are one run's setting."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if text and isinstance(value, str) and value not in ("lossless", "same"):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
-    return int(value) if isinstance(value, Integral) else float(value)
+    return int(value) if abs(value) < 1 << 53 and value == int(value) else float(value)
 
 
 def _is_number(value: object) -> bool:

@@ -209,6 +209,14 @@ class Config(BaseModel):
             raise unknown("data set or path", data, CATALOGUE)
         return task
 
+    @field_validator("down", mode="before")
+    @classmethod
+    def _down(cls, down: Any) -> Any:
+        try:
+            return float(down) if isinstance(down, str) else down  # as the command line gives it
+        except ValueError:
+            return down
+
     @field_validator("optimizer")
     @classmethod
     def _optimizer(cls, name: str) -> str:
