@@ -414,6 +414,34 @@ def test_a_client_that_joins_late_hears_what_the_others_hear():
     assert agree(network, "2")
 
 
+def test_a_download_for_somebody_who_is_not_known_costs_the_others_nothing():
+    alone, watched = Network("same"), Network("same")
+    for _ in range(8):
+        alone.round()
+        onlooker = Client(SHAPES)
+        for full in (True, False):
+            assert torch.equal(onlooker.receive(watched.server.download(None, full)), watched.server.model)
+        watched.round()
+    assert alone.server.downlink._memory.frames > 3
+    assert alone.downloads == watched.downloads
+
+
+def test_who_was_not_known_when_it_downloaded_hears_what_the_others_hear():
+    network = Network("same")
+    for _ in range(5):
+        network.round({"2": "absent"})
+    download = network.server.download(None)
+    network.clients["2"].receive(download)
+    network.server.arrived("2", download)
+    since = len(network.log)
+    for _ in range(3):
+        network.round()
+    assert "full model" not in network.outcomes("2", since)
+    for name in NAMES:
+        network._download(name, None)
+        assert state(network.clients[name].heard) == state(network.server.downlink._memory)
+
+
 def test_a_client_that_was_away_for_long_still_agrees():
     network = warm()
     for _ in range(5):

@@ -198,12 +198,16 @@ class Server:
         """What brings a member up to date.
 
         Args:
-            name: Whom; None stands for somebody who is not known yet.
+            name: Whom; None stands for somebody who is not known yet, and may never be. If it is later, `arrived` needs
+                what this returned.
             full: Whether it needs the whole model.
         """
         assert self.downlink is not None, "this server was made without a model"
-        has = self._newcomer if name is None else self.members[name].has
-        return self.downlink.since(-1 if full else has)
+        if name is None:
+            return self.downlink.since(-1 if full else self._newcomer)
+        download = self.downlink.since(-1 if full else self.members[name].has)
+        self.downlink.follows(download)
+        return download
 
     @property
     def _newcomer(self) -> int:
@@ -216,9 +220,16 @@ class Server:
         assert self.downlink is not None, "this server was made without a model"
         return torch.from_numpy(self.downlink.model)
 
-    def arrived(self, name: str) -> None:
-        """A member has the newest model."""
+    def arrived(self, name: str, download: Download | None = None) -> None:
+        """A member has the newest model.
+
+        Args:
+            name: Who.
+            download: What brought it there, if it was not known by its name then.
+        """
         self.members[name].has = 0 if self.downlink is None else self.downlink.version
+        if self.downlink is not None and download is not None:
+            self.downlink.follows(download)
 
     def out_of_sync(self, name: str) -> None:
         """A member does not have the model that was thought: it is sent the full one next time."""
