@@ -51,6 +51,15 @@ from dagc.wire.indices import INDEX_CODECS
         {"caps": {"0": 10**5000}},
         {"seed": 10**5000},
         {"rounds": -(10**5000)},
+        {"epochs": float("inf")},
+        {"epochs": 1e300},
+        {"local_steps": 2, "client_weight_decay": 1e308},
+        {"local_steps": 2, "server_rate": 1e308},
+        {"optimizer_options": {"weight_decay": 1e308}},
+        {"optimizer_options": {"x" * 5000: 1}},
+        {"optimizer": "Adam", "optimizer_options": {"betas": [0.9, 0.9, 0.9]}},
+        {"device": "x" * 5000},
+        {"workers": 3, "partition": "x" * 5000},
     ],
     ids=lambda fields: str(list(fields)),
 )
@@ -477,7 +486,7 @@ def test_a_damaged_checkpoint_does_not_push_the_good_one_out(half_done):
 # 1. No gradient passes a budget in bytes: zeros are left out, and all entries need no indices
 
 
-@pytest.mark.parametrize("frames", ["plain", "compact"])
+@pytest.mark.parametrize("frames", ["plain", "compact", "coded", "raw"])
 @pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "int8", "sign"])
 @pytest.mark.parametrize("method", ["dagc-r", "power", "top-k", "random-k"])
 def test_no_gradient_passes_a_budget_in_bytes(method, values, frames):

@@ -172,6 +172,7 @@ def test_numbers_of_numpy_are_pythons_own():
     plan = Plan(ratio=np.float32(0.5), caps={"0": np.float64(0.5)}, seed=np.int64(3), down="64")
     assert [type(value) for value in (plan.ratio, plan.caps["0"], plan.seed, plan.down)] == [float, float, int, int]
     assert Plan(ratio=0.5, down="64") == Plan(ratio=0.5, down=64)
+    assert Plan(ratio=0.5, seed=2**63 - 1).seed == 2**63 - 1
     assert repr(Plan(bytes=64.0, norm_bound=1e300)) == repr(Plan(bytes=np.int32(64), norm_bound=np.float64(1e300)))
 
 

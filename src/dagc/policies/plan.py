@@ -366,7 +366,8 @@ def _plain(value: Any, text: bool = False) -> Any:
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
-    return int(value) if abs(value) < 1 << 53 and value == int(value) else float(value)
+    whole = isinstance(value, Integral) or (abs(value) < 1 << 53 and value == int(value))
+    return int(value) if whole else float(value)
 
 
 def _is_number(value: object) -> bool:
