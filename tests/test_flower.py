@@ -1143,6 +1143,10 @@ ORDERS = {
     "examples": ("", "x"),
     "kind": ("", "x"),
     "round": (-1, 0),
+    "taken": (-1, -(2**62)),
+    "frames": ("", "x", "auto"),
+    "step_ahead": (float("nan"), float("inf"), -1.0, 1.5),
+    "counted": (-1, -(2**62)),
 }
 
 
