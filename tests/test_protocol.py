@@ -371,6 +371,36 @@ class TestSettling:
         client.settle(taken)
         assert float(client.feedback.residual.abs().sum()) == kept
 
+    @pytest.mark.parametrize("later", [True, False], ids=["a later one was taken", "none was taken since"])
+    def test_a_backup_with_an_upload_that_was_lost(self, later):
+        """Its entries were in the residual when the next was selected: they come again only if that was lost, too."""
+        server, client = Server(Plan(ratio=0.1), torch.zeros(50)), Client([50])
+        server.join("a", 10)
+        rng, delivered = np.random.default_rng(5), np.zeros(50)
+
+        def one_round(arrives):
+            order = server.orders(["a"])["a"]
+            client.settle(order.taken)
+            client.receive(server.download("a"))
+            frame = client.upload(torch.from_numpy(rng.integers(-9, 9, 50).astype(np.float32)), order).frame
+            uploads = [server.read("a", frame)] if arrives else []
+            server.close(uploads, server.model - server.total(uploads) if uploads else None)
+            return sum(upload.sparse.dense().numpy() for upload in uploads)
+
+        delivered += one_round(True)
+        one_round(False)
+        kept, pending, backup = client.feedback.residual.numpy().copy(), client.pending, copied(client)
+        delivered += one_round(later)
+        client.load(*backup)
+        server.out_of_sync("a")
+        expected = delivered + kept + (0 if later else pending.dense().numpy())
+        before = rng.bit_generator.state
+        computed = rng.integers(-9, 9, 50) + rng.integers(-9, 9, 50)
+        rng.bit_generator.state = before
+        delivered += one_round(True) + one_round(True)
+        assert len(pending) == 5
+        assert np.array_equal(delivered + client.feedback.residual.numpy(), expected + computed)
+
     def test_damaged_states_are_refused_and_change_nothing(self):
         client = self.pending()
         good = copied(client)
