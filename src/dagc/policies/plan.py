@@ -359,15 +359,17 @@ EXAMPLES = {
 
 
 def _plain(value: Any, text: bool = False) -> Any:
-    """Numbers of numpy, and numbers that are written out, as Python's own; 64.0 is 64, so both are one run's setting."""
+    """Numbers of numpy, and numbers that are written out, as Python's own; 64.0 is 64, so that both are one setting."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if text and isinstance(value, str) and value not in ("lossless", "same"):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
-    whole = isinstance(value, Integral) or (abs(value) < 1 << 53 and value == int(value))
-    return int(value) if whole else float(value)
+    if isinstance(value, Integral):
+        return int(value)
+    number = float(value)
+    return int(number) if number.is_integer() and abs(number) < 1 << 53 else number
 
 
 def _is_number(value: object) -> bool:

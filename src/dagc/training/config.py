@@ -260,8 +260,8 @@ class Config(BaseModel):
         ]
         if ignored:
             raise ValueError(
-                f"partition is {shown(self.partition)} and takes the place of {', '.join(ignored)}: leave those out and "
-                "say it in the partition, e.g. iid:workers=20"
+                f"partition is {shown(self.partition)} and takes the place of {', '.join(ignored)}: leave those out "
+                "and say it in the partition, e.g. iid:workers=20"
             )
         self._check_steps()
         try:
