@@ -524,11 +524,12 @@ def test_only_its_owner_can_read_the_checkpoints_of_a_run(half_done):
 # 9. What is no state is not loaded
 
 
-@pytest.fixture
-def hook():
+@pytest.fixture(params=["plain", "coded"])
+def hook(request):
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 10))
-    hook = dagc.ddp.register(model, examples=50, bytes=40, overhead=0.25, values="sign", norm_bound=5)
+    settings = {"bytes": 40, "overhead": 0.25, "values": "sign", "norm_bound": 5, "frames": request.param}
+    hook = dagc.ddp.register(model, examples=50, **settings)
     for _ in range(3):
         model(torch.ones(4, 20)).sum().backward()
     yield hook
