@@ -51,6 +51,15 @@ from dagc.wire.indices import INDEX_CODECS
         {"caps": {"0": 10**5000}},
         {"seed": 10**5000},
         {"rounds": -(10**5000)},
+        {"epochs": float("inf")},
+        {"epochs": 1e300},
+        {"local_steps": 2, "client_weight_decay": 1e308},
+        {"local_steps": 2, "server_rate": 1e308},
+        {"optimizer_options": {"weight_decay": 1e308}},
+        {"optimizer_options": {"x" * 5000: 1}},
+        {"optimizer": "Adam", "optimizer_options": {"betas": [0.9, 0.9, 0.9]}},
+        {"device": "x" * 5000},
+        {"workers": 3, "partition": "x" * 5000},
     ],
     ids=lambda fields: str(list(fields)),
 )
@@ -336,6 +345,16 @@ def test_settings_that_were_changed_under_a_half_done_run_are_refused(half_done)
     assert "config.toml was changed since the checkpoint" in str(done.exception)
 
 
+def test_numbers_that_are_written_in_another_way_do_not_change_settings(half_done):
+    config = half_done / "config.toml"
+    for one, other in (("skew_ratio = 2.0", "skew_ratio = 2"), ("ratio = 0.1", "ratio = 1e-1")):
+        assert one in config.read_text()
+        config.write_text(config.read_text().replace(one, other))
+    assert CliRunner().invoke(app, ["resume", str(half_done)]).exception is None
+    assert finished(half_done)
+    assert Config(ratio=0.1, down="64").key() == Config(ratio=0.1, down=64).key()
+
+
 @pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
 def test_a_finished_run_whose_model_is_damaged_is_not_finished(half_done, damage):
     train(Config(**RUN), half_done).run()
@@ -467,7 +486,7 @@ def test_a_damaged_checkpoint_does_not_push_the_good_one_out(half_done):
 # 1. No gradient passes a budget in bytes: zeros are left out, and all entries need no indices
 
 
-@pytest.mark.parametrize("frames", ["plain", "compact"])
+@pytest.mark.parametrize("frames", ["plain", "compact", "coded", "raw"])
 @pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "int8", "sign"])
 @pytest.mark.parametrize("method", ["dagc-r", "power", "top-k", "random-k"])
 def test_no_gradient_passes_a_budget_in_bytes(method, values, frames):
@@ -505,11 +524,12 @@ def test_only_its_owner_can_read_the_checkpoints_of_a_run(half_done):
 # 9. What is no state is not loaded
 
 
-@pytest.fixture
-def hook():
+@pytest.fixture(params=["plain", "coded"])
+def hook(request):
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 10))
-    hook = dagc.ddp.register(model, examples=50, bytes=40, overhead=0.25, values="sign", norm_bound=5)
+    settings = {"bytes": 40, "overhead": 0.25, "values": "sign", "norm_bound": 5, "frames": request.param}
+    hook = dagc.ddp.register(model, examples=50, **settings)
     for _ in range(3):
         model(torch.ones(4, 20)).sum().backward()
     yield hook

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dagc import InvalidInput, MalformedPayload, OutOfSync
 from dagc.policies import Plan
 from dagc.protocol import Client, Server
-from dagc.wire import is_coded
+from dagc.protocol import server as server_module
+from dagc.wire import Memory, is_coded
 from test_coder import state
 from test_protocol import copied
 
@@ -417,6 +418,34 @@ def test_a_client_that_joins_late_hears_what_the_others_hear():
     assert agree(network, "2")
 
 
+def test_a_download_for_somebody_who_is_not_known_costs_the_others_nothing():
+    alone, watched = Network("same"), Network("same")
+    for _ in range(8):
+        alone.round()
+        onlooker = Client(SHAPES)
+        for full in (True, False):
+            assert torch.equal(onlooker.receive(watched.server.download(None, full)), watched.server.model)
+        watched.round()
+    assert alone.server.downlink._memory.frames > 3
+    assert alone.downloads == watched.downloads
+
+
+def test_who_was_not_known_when_it_downloaded_hears_what_the_others_hear():
+    network = Network("same")
+    for _ in range(5):
+        network.round({"2": "absent"})
+    download = network.server.download(None)
+    network.clients["2"].receive(download)
+    network.server.arrived("2", download)
+    since = len(network.log)
+    for _ in range(3):
+        network.round()
+    assert "full model" not in network.outcomes("2", since)
+    for name in NAMES:
+        network._download(name, None)
+        assert state(network.clients[name].heard) == state(network.server.downlink._memory)
+
+
 def test_a_client_that_was_away_for_long_still_agrees():
     network = warm()
     for _ in range(5):
@@ -437,3 +466,94 @@ def test_a_state_with_a_coded_upload_but_without_its_memory_is_refused():
     with pytest.raises(InvalidInput, match="the memory is missing"):
         client.load(arrays, numbers)
     assert client.sent == 0
+
+
+def visit(server, name, client=None):
+    """One client trains in a round of its own."""
+    if client is None:
+        client = Client(SHAPES)
+        server.out_of_sync(name)
+    ((_, order),) = server.orders([name]).items()
+    client.settle(order.taken)
+    client.receive(server.download(name))
+    change = gradient([server.round, len(name)]).astype(np.float32)
+    upload = server.read(name, client.upload(torch.from_numpy(change), order).frame)
+    server.close([upload], server.model - server.total([upload]))
+    return order
+
+
+def crowd(monkeypatch, memories, clients=0):
+    """A server with room for that many memories, and clients that it knows."""
+    with_clocks, without = (Memory(SHAPES, clocks=clocks) for clocks in (True, False))
+    monkeypatch.setattr(server_module, "MEMORIES", memories * without.nbytes)
+    monkeypatch.setattr(server_module, "CLOCKS", 2 * 4 * SIZE)
+    assert with_clocks.nbytes == without.nbytes + 4 * SIZE
+    server = Server(Plan(frames="coded", **PLANS["lossless"]), torch.zeros(SIZE), shapes=SHAPES)
+    for number in range(clients):
+        server.join(str(number), 100)
+    return server
+
+
+def test_clients_that_were_seen_once_do_not_fill_the_servers_memory(monkeypatch):
+    server, clients = crowd(monkeypatch, memories=5, clients=40), {}
+    regular = "39"
+    clients[regular] = Client(SHAPES)
+    for number in range(39):
+        visit(server, str(number))
+        assert visit(server, regular, clients[regular]).counted == number, "who comes often is not forgotten"
+        assert len(server._memories) <= 5
+    assert list(server._memories) == ["35", "36", "37", "38", regular], "those who were not here for longest are gone"
+    again = Server(server.plan, torch.zeros(SIZE), shapes=SHAPES)
+    again.load(*copied(server))
+    for one in (server, again):
+        visit(one, "0")
+        visit(one, "36")
+        assert list(one._memories) == ["37", "38", regular, "0", "36"], "a restart changes nothing"
+
+
+def test_a_client_that_was_forgotten_starts_again_and_nothing_is_lost(monkeypatch):
+    server = crowd(monkeypatch, memories=2, clients=4)
+    client, before = Client(SHAPES), server.model.double()
+    for _ in range(4):
+        assert not visit(server, "0", client).silent
+    for name in "123":
+        visit(server, name)
+    assert "0" not in server._memories
+    assert client.memory.frames
+    assert visit(server, "0", client).counted == 0
+    assert visit(server, "0", client).counted == 1
+    assert client.pending is not None
+    client.settle(server.members["0"].taken)
+    assert state(client.memory) == state(server._memories["0"])
+    assert server.model.double().sub(before).abs().sum() > 0
+
+
+def test_with_more_clients_in_every_round_than_memories_some_have_one_and_no_upload_is_refused(monkeypatch):
+    server = crowd(monkeypatch, memories=3, clients=8)
+    clients = {name: Client(SHAPES) for name in server.members}
+    for t in range(6):
+        orders, uploads = server.orders(clients), []
+        assert sum(order.clocks for order in orders.values()) == 2, "also in the first round"
+        for name, order in orders.items():
+            clients[name].settle(order.taken)
+            clients[name].receive(server.download(name))
+            change = gradient([t, int(name)]).astype(np.float32)
+            uploads.append(server.read(name, clients[name].upload(torch.from_numpy(change), order).frame))
+            assert uploads[-1].sparse == clients[name].pending
+        server.close(uploads, server.model - server.total(uploads))
+        assert list(server._memories) == ["0", "1", "2"]
+        assert [order.counted for order in orders.values()] == [t, t, t, 0, 0, 0, 0, 0]
+
+
+def test_100_000_clients_seen_once_cost_no_more_than_the_bound():
+    """What they send is rubbish, so that reading it takes no time: a memory is made for it all the same."""
+    shapes = [(10, 784), 10]
+    server = Server(Plan(bytes=20, values="sign", frames="coded"), torch.zeros(7850), shapes=shapes)
+    for number in range(100_000):
+        server.join(str(number), 1)
+    for name in server.orders(server.members):
+        with pytest.raises(MalformedPayload):
+            server.read(name, b"?")
+    most = server_module.CLOCKS + server_module.MEMORIES
+    assert most / 2 < sum(memory.nbytes for memory in server._memories.values()) <= most < 400e6
+    assert 100_000 * Memory(shapes).nbytes > 3e9, "what all of them would take"

@@ -426,6 +426,57 @@ def test_a_run_that_starts_over_uses_nothing_of_the_one_before(states, tmp_path)
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize(
+    ("settings", "same"),
+    [
+        ({"bytes": 225}, {"bytes": 225.0}),
+        ({"bytes": np.float32(225), "down": "60"}, {"bytes": 225, "down": 60}),
+        ({"ratio": 1, "caps": {"partition-0": 1.0}}, {"ratio": 1.0, "caps": {"partition-0": 1}}),
+        ({"ratio": 0.02, "norm_bound": 1e300}, {"ratio": np.float64(0.02), "norm_bound": 1e300}),
+    ],
+)
+def test_numbers_that_are_written_in_another_way_are_the_same_run(states, settings, same):
+    for given, rounds in ((settings, 1), (same, 2), (settings, 3)):
+        start(DataAware(fed_avg(), run="numbers", **given), LocalGrid(client_app(), NODES), rounds)
+    assert len(read_metrics(states / "runs" / "numbers")) == 3
+
+
+class Apart(FedAvg):
+    """Nodes 1 and 2 train, in the last rounds node 3, too; node 4 only evaluates, if anybody does."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = super().configure_train(server_round, arrays, config, grid)
+        return [one for one in messages if one.metadata.dst_node_id < (4 if server_round > 8 else 3)]
+
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        messages = super().configure_evaluate(server_round, arrays, config, grid)
+        return [one for one in messages if one.metadata.dst_node_id == 4]
+
+
+def test_who_only_evaluates_costs_nobody_else_a_byte_and_who_comes_later_hears_what_the_others_hear(states, caplog):
+    def down(name, evaluated):
+        grid, sent = LocalGrid(client_app(), NODES), []
+        usual = grid.send_and_receive
+
+        def watch(messages, **options):
+            messages = list(messages)
+            sent.extend(
+                (one.metadata.dst_node_id, one.content["arrays"][RECORD].data)
+                for one in messages
+                if one.metadata.dst_node_id < 4
+            )
+            return usual(messages, **options)
+
+        grid.send_and_receive = watch
+        inner = Apart(fraction_evaluate=evaluated, min_train_nodes=1, min_evaluate_nodes=1)
+        start(DataAware(inner, bytes=40, values="sign", frames="coded", down="same", run=name), grid, 14)
+        assert [line["present"] for line in read_metrics(states / "runs" / name)] == [2] * 8 + [3] * 6
+        return sorted(sent)  # nodes are asked in any order
+
+    assert down("alone", 0.0) == down("watched", 1.0)
+    assert "is left out" not in caplog.text
+
+
 def test_a_checkpoint_of_another_model_is_refused(states):
     start(DataAware(fed_avg(), ratio=0.02, run="mine"), LocalGrid(client_app(), NODES), 1)
     other = DataAware(fed_avg(), ratio=0.02, run="mine")
@@ -1093,6 +1144,10 @@ ORDERS = {
     "examples": ("", "x"),
     "kind": ("", "x"),
     "round": (-1, 0),
+    "taken": (-1, -(2**62)),
+    "frames": ("", "x", "auto"),
+    "step_ahead": (float("nan"), float("inf"), -1.0, 1.5),
+    "counted": (-1, -(2**62)),
 }
 
 

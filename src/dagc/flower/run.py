@@ -70,7 +70,7 @@ class FlowerRun:
     def meet(self, name: str, node: int, examples: float) -> None:
         """A client is at this node now, and has the newest model."""
         self.server.join(name, examples)
-        self.server.arrived(name)
+        self.server.arrived(name, self.download(None, node))
         self.names = {**{other: known for other, known in self.names.items() if known != name}, node: name}
 
     def download(self, name: str | None, node: int) -> Download:

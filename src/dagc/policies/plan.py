@@ -365,14 +365,17 @@ EXAMPLES = {"ratio": "ratio 0.001", "threshold": "threshold 0.05"}
 
 
 def _plain(value: Any, text: bool = False) -> Any:
-    """Numbers of numpy, and numbers that are written out, as Python's own."""
+    """Numbers of numpy, and numbers that are written out, as Python's own; 64.0 is 64, so that both are one setting."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if text and isinstance(value, str) and value not in ("lossless", "same"):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
-    return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Integral):
+        return int(value)
+    number = float(value)
+    return int(number) if number.is_integer() and abs(number) < 1 << 53 else number
 
 
 def _is_number(value: object) -> bool:

@@ -89,7 +89,7 @@ class Downlink:
         self.account: Account | None = None
         self._shapes = [len(model)] if shapes is None else shapes
         self._memory: Memory | None = None
-        self._restart = False  # whether somebody has this version who did not hear all broadcasts
+        self._restart = False  # whether a member has this version who did not hear all broadcasts
         if plan is not None:
             self._policy = plan.policy(len(model))
             self._select = per_tensor(top_k, sizes_of(self._shapes)) if plan.per_tensor else top_k
@@ -147,12 +147,14 @@ class Downlink:
             if self._checksum is None:
                 self._checksum = checksum(self.model)
             self._kept[version] = Download(version, self.version, self._checksum, *self._cheapest(version))
-            if version != self.version and not self._kept[version].steps:
-                self._restart = True
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(version)
         return self._kept[version]
+
+    def follows(self, download: Download) -> None:
+        """Whoever takes this download is to read the next broadcasts, too: if it skips some, they begin afresh."""
+        self._restart |= download.since != download.version and not download.steps
 
     def _allowed(self, round: int, share: float, seconds: float) -> int:
         """How many entries the server may send now: it is its own only client."""

@@ -29,6 +29,8 @@ SMOOTHING = 0.5
 """The weight of one round in the number of rounds between visits."""
 CLOCKS = 1 << 26
 """Bytes that the clocks of all members' memories may take; whoever joins after that has a memory without."""
+MEMORIES = 1 << 28
+"""Bytes that these memories may take without their clocks; those of members who were away for longest are dropped."""
 RECENT = 100
 """Norms of uploads that `Plan.norm_bound` looks back at."""
 LARGEST = 2.0**100
@@ -103,7 +105,10 @@ class Server:
         if not isinstance(model, int):
             self.downlink = Downlink(self.plan.downward(), _array(model), shapes, rounds, self.plan.raw)
         self._shapes = [self.size] if shapes is None else shapes
-        self._memories: dict[str, Memory] = {}
+        self._memories: dict[str, Memory] = {}  # whoever was here last comes last
+        self._room = 0  # for how many
+        if self.plan.frames == "coded":
+            self._room = max(1, MEMORIES // Memory(self._shapes, clocks=False).nbytes)
         self._strange: set[str] = set()  # whose coded frames could not be read in this round
         self.round = 0
         self.members: dict[str, Member] = {}
@@ -144,6 +149,7 @@ class Server:
         self._seconds = seconds
         decided = self._decide([member.name for member in here if member.examples > 0], seconds)
         plan, self._orders, self._read = self.plan, {}, {}
+        remembered = self._remembered([member.name for member in here])
         for member in here:
             self._orders[member.name] = Order(
                 self.round + 1,
@@ -156,21 +162,26 @@ class Server:
                 scramble(plan.seed, member.number),
                 member.taken,
                 plan.step_ahead,
-                *self._remembered(member.name),
+                *remembered[member.name],
             )
         self._visit(here)
         if self.account is not None:
             self.account.spend(sum(map(self._most, self._orders.values())))
         return dict(self._orders)
 
-    def _remembered(self, name: str) -> tuple[bool, int]:
-        """Whether a member's memory has clocks, and how many frames it has counted."""
+    def _remembered(self, names: list[str]) -> dict[str, tuple[bool, int]]:
+        """Whether each member's memory has clocks, and how many frames it has counted."""
         if self.plan.frames != "coded":
-            return False, 0
-        memory = self._memories.get(name)
-        if memory is None:  # it is made when the first frame is here
-            return 4 * self.size * (len(self._memories) + 1) <= CLOCKS, 0
-        return memory.clocks, memory.frames
+            return dict.fromkeys(names, (False, 0))
+        found, clocks = {}, CLOCKS // (4 * self.size) - len(self._memories)
+        for name in names:
+            memory = self._memories.pop(name, None)
+            if memory is None:  # it is made when the first frame is here
+                found[name], clocks = (clocks > 0, 0), clocks - 1
+            else:
+                self._memories[name] = memory
+                found[name] = memory.clocks, memory.frames
+        return found
 
     def _decide(self, holding: list[str], seconds: float) -> dict[str, Any]:
         """The parameters of those who hold data."""
@@ -188,12 +199,16 @@ class Server:
         """What brings a member up to date.
 
         Args:
-            name: Whom; None stands for somebody who is not known yet.
+            name: Whom; None stands for somebody who is not known yet, and may never be. If it is later, `arrived` needs
+                what this returned.
             full: Whether it needs the whole model.
         """
         assert self.downlink is not None, "this server was made without a model"
-        has = self._newcomer if name is None else self.members[name].has
-        return self.downlink.since(-1 if full else has)
+        if name is None:
+            return self.downlink.since(-1 if full else self._newcomer)
+        download = self.downlink.since(-1 if full else self.members[name].has)
+        self.downlink.follows(download)
+        return download
 
     @property
     def _newcomer(self) -> int:
@@ -206,9 +221,16 @@ class Server:
         assert self.downlink is not None, "this server was made without a model"
         return torch.from_numpy(self.downlink.model)
 
-    def arrived(self, name: str) -> None:
-        """A member has the newest model."""
+    def arrived(self, name: str, download: Download | None = None) -> None:
+        """A member has the newest model.
+
+        Args:
+            name: Who.
+            download: What brought it there, if it was not known by its name then.
+        """
         self.members[name].has = 0 if self.downlink is None else self.downlink.version
+        if self.downlink is not None and download is not None:
+            self.downlink.follows(download)
 
     def out_of_sync(self, name: str) -> None:
         """A member does not have the model that was thought: it is sent the full one next time."""
@@ -307,24 +329,38 @@ class Server:
 
     def _coded(self, name: str, order: Order, frame: bytes | memoryview) -> Sparse:
         """The same of a coded frame. If it does not fit what is remembered, both sides forget that after the round."""
-        memory = self._memories.get(name)
-        if memory is None:
+        if order.frames != "coded":
             raise MalformedPayload(f"its frame is coded, and {order.frames} ones were asked for")
         if frame[0] & 15 != VALUE_CODECS[order.values].id:
             raise MalformedPayload(f"its values are by codec {frame[0] & 15}, not {order.values}")
         try:
-            return decode(frame, size=self.size, round=order.stamp, memory=memory, most=order.most)
+            return decode(frame, size=self.size, round=order.stamp, memory=self._memory(name, order), most=order.most)
         except MalformedPayload:
             self._strange.add(name)
             raise
+
+    def _memory(self, name: str, order: Order) -> Memory:
+        """What is remembered of a member; if nothing is, an empty memory, which is kept if there is room.
+
+        There is if somebody is remembered who is not here. Else whoever is here would drive each other out, and the
+        frames that they send would be refused.
+        """
+        if name in self._memories:
+            return self._memories[name]
+        while len(self._memories) >= self._room:
+            longest = next(iter(self._memories))
+            if self.members[longest].seen > self.round:
+                return Memory(self._shapes, order.clocks, order.values == "sign")
+            del self._memories[longest]
+        return self._memories.setdefault(name, Memory(self._shapes, order.clocks, order.values == "sign"))
 
     def _sparse(self, name: str, order: Order, frame: bytes | memoryview) -> Sparse:
         if order.silent:
             if len(frame):
                 raise MalformedPayload(f"it sends {len(frame)} bytes and was to send nothing")
             return Sparse(self.size, [], [])
-        if order.frames == "coded" and name not in self._memories:
-            self._memories[name] = Memory(self._shapes, order.clocks, order.values == "sign")
+        if order.frames == "coded":
+            self._memory(name, order)  # a frame counts even if it was smaller without the coder
         if is_coded(frame):
             self._check_length(order, frame)
             return self._coded(name, order, frame)
@@ -370,7 +406,8 @@ class Server:
             self._gap = finite(numbers["gap"])
             if self._gap <= 0:
                 raise ValueError(f"the rounds between visits are {self._gap}")
-            self._norms, self._read = [finite(norm) for norm in numbers.get("norms", [])], {}
+            self._norms = [finite(norm) for norm in numbers.get("norms", [])]
+            self._orders, self._read, self._strange = {}, {}, set()
             self._memories = {
                 name: Memory.restored(self._shapes, below(arrays, f"coder.{self.members[name].number}."), own)
                 for name, own in numbers.get("coders", {}).items()  # as in states from before there were any

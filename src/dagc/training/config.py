@@ -107,16 +107,16 @@ class Config(BaseModel):
     batch_size: int = Field(32, ge=1, description="examples per client and step")
     local_steps: int = Field(1, ge=1, description="steps per round; above 1 the model difference is sent")
     epochs: float | None = Field(
-        None, gt=0, description="passes of every client over its own data per round, instead of local steps"
+        None, gt=0, le=1e6, description="passes of every client over its own data per round, instead of local steps"
     )
     client_momentum: float = Field(0.0, ge=0, lt=1, description="of the clients' own steps, from 0 in every round")
-    client_weight_decay: float = Field(0.0, ge=0, description="of the clients' own steps")
+    client_weight_decay: float = Field(0.0, ge=0, le=1e30, description="of the clients' own steps")
     participation: float = Field(1.0, gt=0, le=1, description="part of the clients asked in a round")
     failures: float = Field(0.0, ge=0, lt=1, description="chance that a client asked does not answer")
     late: float = Field(0.0, ge=0, lt=1, description="chance that an upload arrives too late to be taken")
     optimizer: str = Field("SGD", description="the server's: any class of torch.optim")
     server_rate: float | None = Field(
-        None, gt=0, description="step size of the server on the clients' model differences; 1 if not given"
+        None, gt=0, le=1e30, description="step size of the server on the clients' model differences; 1 if not given"
     )
     server_schedule: Schedule = Field("constant", description="of the server rate: constant, or to 0: linear, cosine")
     optimizer_options: dict[str, bool | float | list[float]] = Field(
@@ -209,6 +209,14 @@ class Config(BaseModel):
             raise unknown("data set or path", data, CATALOGUE)
         return task
 
+    @field_validator("down", mode="before")
+    @classmethod
+    def _down(cls, down: Any) -> Any:
+        try:
+            return float(down) if isinstance(down, str) else down  # as the command line gives it
+        except ValueError:
+            return down
+
     @field_validator("optimizer")
     @classmethod
     def _optimizer(cls, name: str) -> str:
@@ -233,7 +241,7 @@ class Config(BaseModel):
         try:
             torch.zeros(1, device=device).cpu()  # "meta" has no numbers to bring back
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise ValueError(f"torch cannot use it: {str(error).splitlines()[0]}") from None
+            raise ValueError(f"torch cannot use it: {str(error).splitlines()[0]:.300}") from None
         return device
 
     @field_validator("compute_seconds")
@@ -252,8 +260,8 @@ class Config(BaseModel):
         ]
         if ignored:
             raise ValueError(
-                f"partition is {self.partition!r} and takes the place of {', '.join(ignored)}: leave those out and "
-                "say it in the partition, e.g. iid:workers=20"
+                f"partition is {shown(self.partition)} and takes the place of {', '.join(ignored)}: leave those out "
+                "and say it in the partition, e.g. iid:workers=20"
             )
         self._check_steps()
         try:
@@ -263,10 +271,12 @@ class Config(BaseModel):
         if self.optimizer == "SGD" and not self.optimizer_options:
             return self  # nothing to try out, and trying it out would import a lot
         try:
-            getattr(torch.optim, self.optimizer)([torch.nn.Parameter(torch.zeros(1))], lr=1.0, **self.optimizer_options)
-        except (TypeError, ValueError, RuntimeError) as error:
+            tried = torch.nn.Parameter(torch.zeros(1))
+            tried.grad = torch.zeros(1)
+            getattr(torch.optim, self.optimizer)([tried], lr=1.0, **self.optimizer_options).step()
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError(
-                f"optimizer_options is {self.optimizer_options}: torch.optim.{self.optimizer}: {error}"
+                f"optimizer_options is {shown(self.optimizer_options)}: torch.optim.{self.optimizer}: {error!s:.300}"
             ) from None
         return self
 

@@ -118,6 +118,11 @@ class Memory:
         self._interval = np.zeros(clocked, dtype=np.uint16)
         self._lesson: _Lesson | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes: the tables twice, since a frame that was read and is not counted yet has its own."""
+        return self._tables.nbytes + sum(array.nbytes for array in self.arrays().values())
+
     def write(self, sparse: Sparse, most: int | None = None, limit: int | None = None) -> bytes | None:
         """The section for these entries; None if there are too many, or if it would take more than `limit` bytes.
 
