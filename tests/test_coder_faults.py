@@ -56,7 +56,7 @@ class Network:
     """
 
     def __init__(self, plan):
-        self.plan = Plan(frames="coded", **PLANS[plan])
+        self.plan = Plan(method="dagc-r", frames="coded", **PLANS[plan])
         self.server = Server(self.plan, torch.zeros(SIZE), shapes=SHAPES)
         self.clients = {name: Client(SHAPES) for name in NAMES}
         self.computed, self.delivered, self.gone = ({name: np.zeros(SIZE) for name in NAMES} for _ in range(3))
@@ -488,7 +488,7 @@ def crowd(monkeypatch, memories, clients=0):
     monkeypatch.setattr(server_module, "MEMORIES", memories * without.nbytes)
     monkeypatch.setattr(server_module, "CLOCKS", 2 * 4 * SIZE)
     assert with_clocks.nbytes == without.nbytes + 4 * SIZE
-    server = Server(Plan(frames="coded", **PLANS["lossless"]), torch.zeros(SIZE), shapes=SHAPES)
+    server = Server(Plan(method="dagc-r", frames="coded", **PLANS["lossless"]), torch.zeros(SIZE), shapes=SHAPES)
     for number in range(clients):
         server.join(str(number), 100)
     return server
@@ -548,7 +548,7 @@ def test_with_more_clients_in_every_round_than_memories_some_have_one_and_no_upl
 def test_100_000_clients_seen_once_cost_no_more_than_the_bound():
     """What they send is rubbish, so that reading it takes no time: a memory is made for it all the same."""
     shapes = [(10, 784), 10]
-    server = Server(Plan(bytes=20, values="sign", frames="coded"), torch.zeros(7850), shapes=shapes)
+    server = Server(Plan(method="dagc-r", bytes=20, values="sign", frames="coded"), torch.zeros(7850), shapes=shapes)
     for number in range(100_000):
         server.join(str(number), 1)
     for name in server.orders(server.members):

@@ -86,6 +86,7 @@ def made_newer(path, kind):
 ENGINE_SAVED = 7
 ENGINE = {
     "task": "logistic@digits",
+    "method": "dagc-r",
     "rate": "480 B/training",
     "values": "sign",
     "frames": "compact",
@@ -155,7 +156,7 @@ def test_the_local_engine_continues(version, tmp_path):
 # Flower
 
 FLOWER_SAVED, FLOWER_ROUNDS, NODES = 6, 12, 3
-FLOWER = {"ratio": 0.06, "values": "sign", "frames": "compact", "overhead": 0.35, "down": "same"}
+FLOWER = {"method": "dagc-r", "ratio": 0.06, "values": "sign", "frames": "compact", "overhead": 0.35, "down": "same"}
 
 
 def wanted(number, count):
@@ -319,7 +320,7 @@ LOCAL_SAVED, LOCAL_ROUNDS = 5, 9
 def local_run(rounds, states=()):
     """The module and its exchange after steps of a quarter of the way, two between exchanges, with momentum."""
     model = Nearer()
-    plan = {"bytes": 60, "values": "two-bit", "frames": "compact", "overhead": 0.25}
+    plan = {"method": "dagc-r", "bytes": 60, "values": "two-bit", "frames": "compact", "overhead": 0.25}
     local = dagc.ddp.LocalSteps(model, examples=100, steps=2, momentum=0.5, resume=states, **plan)
     for step in range(2 * local.round, 2 * rounds):
         model.zero_grad()

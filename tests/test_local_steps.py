@@ -63,7 +63,8 @@ def weights(model):
 
 
 def around(model, ratio=0.05, **options):
-    return LocalSteps(model, **{"examples": EXAMPLES[dist.get_rank()], "steps": 3, "ratio": ratio, **options})
+    usual = {"examples": EXAMPLES[dist.get_rank()], "steps": 3, "method": "dagc-r", "ratio": ratio}
+    return LocalSteps(model, **{**usual, **options})
 
 
 def one_step(model, optimiser, step):
@@ -138,6 +139,7 @@ def as_engine(config, options):
         (4, {"method": "accordion", "ratio": 0.01}, {}),
         (4, {"method": "random-k", "ratio": 0.05, "values": "bf16"}, {}),
         (4, {"method": "dagc-a", "threshold": 0.01, "values": "fp16"}, {}),
+        (4, {"method": "dagc", "down": "lossless", "step_ahead": 0.0}, {"momentum": 0.9}),
         (2, {"method": "none"}, {"momentum": 0.9}),
     ],
 )
@@ -145,7 +147,7 @@ def test_after_every_exchange_replicas_and_the_local_engine_are_bit_identical(tw
     outer = {"momentum": options["momentum"], "nesterov": True} if options else {}
     config = Config(
         task="mlp@digits", workers=world, skew_ratio=10, rounds=12, local_steps=4, learning_rate=0.1, seed=3,
-        optimizer_options=outer, threads=1, **settings,
+        optimizer_options=outer, threads=1, **{"method": "dagc-r", **settings},
     )  # fmt: skip
     answers = good({2: two, 4: four}[world].run(as_engine, config, options))
     engine = Federation(config)

@@ -171,17 +171,11 @@ def test_caps_limit_who_has_them_and_nobody_else():
 
 
 def test_numbers_of_numpy_are_pythons_own():
-<<<<<<< HEAD
-    plan = Plan(method="dagc-r", ratio=np.float32(0.5), caps={"0": np.float64(0.5)}, seed=np.int64(3), down="64")
-    assert [type(value) for value in (plan.ratio, plan.caps["0"], plan.seed, plan.down)] == [float, float, int, float]
-    assert Plan(method="dagc-r", ratio=0.5, down="64") == Plan(method="dagc-r", ratio=0.5, down=64)
-=======
     plan = Plan(ratio=np.float32(0.5), caps={"0": np.float64(0.5)}, seed=np.int64(3), down="64")
     assert [type(value) for value in (plan.ratio, plan.caps["0"], plan.seed, plan.down)] == [float, float, int, int]
     assert Plan(ratio=0.5, down="64") == Plan(ratio=0.5, down=64)
     assert Plan(ratio=0.5, seed=2**63 - 1).seed == 2**63 - 1
     assert repr(Plan(bytes=64.0, norm_bound=1e300)) == repr(Plan(bytes=np.int32(64), norm_bound=np.float64(1e300)))
->>>>>>> 34ba17fbab824ff1e9b89e473c59506aea57d774
 
 
 def test_a_ratio_that_is_less_than_an_entry_each_makes_clients_wait():
@@ -382,7 +376,7 @@ class TestSettling:
     @pytest.mark.parametrize("later", [True, False], ids=["a later one was taken", "none was taken since"])
     def test_a_backup_with_an_upload_that_was_lost(self, later):
         """Its entries were in the residual when the next was selected: they come again only if that was lost, too."""
-        server, client = Server(Plan(ratio=0.1), torch.zeros(50)), Client([50])
+        server, client = Server(Plan(method="dagc-r", ratio=0.1), torch.zeros(50)), Client([50])
         server.join("a", 10)
         rng, delivered = np.random.default_rng(5), np.zeros(50)
 

@@ -68,9 +68,7 @@ def csv_table(panels: Sequence[Panel]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
     for row in rows(panels):
-        head = [
-            row[name] for name in ("panel", "series", "seeds", "unfinished", "rounds", "paper", "entries")
-        ]
+        head = [row[name] for name in ("panel", "series", "seeds", "unfinished", "rounds", "paper", "entries")]
         for name in numbers:
             head += _cells(row[name])
         for goal in row["reached"]:

@@ -29,6 +29,7 @@ class RunFolder(Folder):
         """The folder at `path` for a federation, which is brought to where the last run was."""
         super().__init__(path, federation)
         self.federation = federation
+        self._written: set[str] = set()  # the settings in config.toml
 
     def finish(self) -> None:
         """Write the model by its parameters' names, then the result."""
@@ -41,16 +42,17 @@ class RunFolder(Folder):
         self.conclude({**summary(read_metrics(self.path)), "config": self.federation.config.key(), "model": MODEL})
 
     def _key(self) -> str:
-        """Of what was chosen, so that settings which a later version of dagc adds change nothing."""
-        chosen = self.federation.config.model_dump(exclude=set(IRRELEVANT), exclude_defaults=True)
+        """Of what is written down, so that a later version's new settings and other defaults change nothing."""
+        chosen = self.federation.config.model_dump(include=self._written - set(IRRELEVANT))
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
     def _claim(self, settings: dict[str, Any] | None) -> None:
         """Refuse a folder with another run's configuration; write ours to a new one."""
         config = self.federation.config
         if settings is None:
-            self.describe(config.model_dump(exclude_none=True), _clients(self.federation))
-            return
+            settings = config.model_dump(exclude_none=True)
+            self.describe(settings, _clients(self.federation))
+        self._written = set(settings)
         there = Config(**settings)
         if there.key() != config.key():
             ours, theirs = config.model_dump(), there.model_dump()
