@@ -105,7 +105,7 @@ class Plan:
         dagc.errors.InvalidInput: there is no setting 'ration': did you mean 'ratio'? Choose one of method, ...
     """
 
-    method: str = "dagc-r"
+    method: str = "dagc"
     ratio: float | None = None
     threshold: float | None = None
     bytes: float | None = None

@@ -57,7 +57,7 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: str = Field("mlp@digits", description="MODEL@DATA, e.g. cnn@cifar-10; DATA may be a path to your own")
-    method: str = Field("dagc-r", description="how each client's compression is chosen")
+    method: str = Field("dagc", description="how each client's compression is chosen")
     ratio: float | None = Field(None, description="budget: the mean ratio of entries sent")
     threshold: float | None = Field(None, description="budget: the mean threshold")
     bytes: float | None = Field(None, description="budget: uploaded bytes per client and round, on average")
