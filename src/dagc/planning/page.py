@@ -1,0 +1,2 @@
+def plan_page(*a):
+    return ""
