@@ -1,7 +1,7 @@
 """`dagc plan`: what a federation would send, how long it would take and what it would cost, before it is trained."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -108,9 +108,7 @@ def plan(
     why = [] if chosen is None else choices(chosen, fleet)
     words = _words(ways, accuracy)
     if page is not None:
-        _write(
-            page, plan_page([(way.label, way.plan, way.rounds) for way in ways if way.rounds], fleet, per_byte or 0.0)
-        )
+        _write(page, plan_page(_for_page(ways), fleet, per_byte or 0.0))
     if as_json:
         shown = {**asdict(fleet), "clients": len(fleet.examples), "asked": fleet.asked}
         found = [_plain(way, fleet, per_byte) for way in ways]
@@ -169,8 +167,7 @@ def _assumed(fleet: Fleet, settings: dict[str, Any], methods: str) -> tuple[Flee
         plan = config.plan()
         expected = forecast(plan, fleet, config.rounds)
         own = plan.settings()
-        words = [in_words(name, own[name]) for name in own if name != "method" and not _same(own, settings, name)]
-        label = ", ".join([plan.method, *words])
+        label = _label(plan, [name for name in own if _same(own, settings, name)])
         ways.append(_Way(label, plan, expected, config.rounds, expected.bytes_up, expected.bytes_down))
     return fleet, ways
 
@@ -183,6 +180,13 @@ def _with_budget(text: str) -> str:
     if kind is None or kind.bytes is not None or "ratio" not in kind.budgets or own & {*COUNTED, "threshold"}:
         return text
     return f"{text}{',' if colon else ':'}ratio={RATIO:g}"
+
+
+def _label(plan: Plan, left_out: Collection[str]) -> str:
+    """The method and its settings in words."""
+    settings = plan.settings()
+    words = [in_words(name, settings[name]) for name in settings if name not in ("method", *left_out)]
+    return ", ".join([plan.method, *words])
 
 
 def _same(own: dict[str, Any], settings: dict[str, Any], name: str) -> bool:
@@ -288,9 +292,10 @@ def _print(ways: Sequence[_Way], fleet: Fleet, per_byte: float | None, currency:
     who = f"{len(fleet.examples):,} clients" + ("" if fleet.participation == 1 else f", {fleet.asked:,} in a round")
     links = "" if fleet.up == fleet.down else f" up, {_rate(fleet.down)} down"
     different = accuracy is not None or len({way.rounds for way in ways}) > 1
-    until = f"in {ways[0].rounds:,.0f} rounds, at most:"
-    if different:
-        until = "at most:" if accuracy is None else f"until {100 * accuracy:g} %, measured:"
+    if accuracy is not None:
+        until = f"until {100 * accuracy:g} %, measured:"
+    else:
+        until = "at most:" if different else f"in {ways[0].rounds:,.0f} rounds, at most:"
     title = f"{fleet.parameters:,} parameters, {who}, {_rate(fleet.up)}{links or ' both ways'};\n{until}"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("method", overflow="fold")
@@ -342,6 +347,23 @@ def _print_choices(method: str, why: Sequence[Choice]) -> None:
     console = Console(highlight=False, markup=False)
     console.print(table)
     console.print()
+
+
+def _for_page(ways: Sequence[_Way]) -> list[tuple[str, Plan, float]]:
+    """What the page shows: there, the budget is a slider, so methods that differ in nothing else are one."""
+    found: dict[str, tuple[str, Plan, float]] = {}
+    for way in ways:
+        everywhere = [
+            name
+            for name, value in way.plan.settings().items()
+            if len(ways) > 1 and all(other.plan.settings().get(name) == value for other in ways)
+        ]
+        label = _label(way.plan, [*COUNTED, *everywhere])
+        if way.rounds is not None:
+            found.setdefault(label, (label, way.plan, way.rounds))
+    if not found:
+        raise InvalidInput("there is nothing for the page: no method reached the accuracy with all seeds")
+    return list(found.values())
 
 
 def _write(path: Path, text: str) -> None:

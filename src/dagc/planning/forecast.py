@@ -62,6 +62,8 @@ class Forecast:
         seconds: Of the network's clock, rounds one after the other.
         round_seconds: A usual round.
         exchange_seconds: The part of a usual round that the slowest client's transfers take.
+        largest_upload: Bytes of the largest upload of a usual round.
+        entries: How many entries a client uploads in a usual round that it takes part in.
     """
 
     plan: Plan
@@ -72,6 +74,8 @@ class Forecast:
     seconds: float
     round_seconds: float
     exchange_seconds: float
+    largest_upload: float
+    entries: float
 
     @property
     def bytes_up(self) -> float:
@@ -93,6 +97,7 @@ class _Round(NamedTuple):
     here: NDArray[np.int64]
     up: Array
     down: Array
+    entries: int
     new: NDArray[np.bool_]  # who downloads the model for the first time
     seconds: float
     usual: float | None  # the same without newcomers; None if there is nobody else
@@ -146,7 +151,18 @@ def forecast(plan: Plan, fleet: Fleet, rounds: int) -> Forecast:
         up *= 1 + more * _mean([one.up.sum() for one in later]) / max(1.0, up.sum())
         down *= 1 + (coming * model + (asked * more - coming) * each) / max(1.0, down.sum())
         seconds += more * usual + min(more, coming) * 8 * model / fleet.down
-    return Forecast(plan.for_size(fleet.parameters), rounds, up, down, sent_first, seconds, usual, max(0.0, exchange))
+    return Forecast(
+        plan.for_size(fleet.parameters),
+        rounds,
+        up,
+        down,
+        sent_first,
+        seconds,
+        usual,
+        max(0.0, exchange),
+        _mean([one.up.max() for one in later]),
+        _mean([one.entries / len(one.here) for one in later]),
+    )
 
 
 def _mean(numbers: list[Any]) -> float:
@@ -188,7 +204,16 @@ def _rounds(plan: Plan, fleet: Fleet, rounds: int, gone: int) -> Iterator[_Round
         before = wait + fleet.compute_seconds
         took = before + float(transfer.max())
         clock += took
-        yield _Round(here, up, down, new, took, None if new.all() else before + float(transfer[~new].max()), wait)
+        yield _Round(
+            here,
+            up,
+            down,
+            int(entries.sum()),
+            new,
+            took,
+            None if new.all() else before + float(transfer[~new].max()),
+            wait,
+        )
         has[here] = number
         broadcasts.advance(int(entries.sum()), len(here) / len(names), clock)
 

@@ -30,11 +30,14 @@ def verdict(name: str, method: Forecast, dense: Forecast) -> list[str]:
     faster = dense.round_seconds / method.round_seconds if method.round_seconds else 1.0
     fewer = (dense.changes / dense.rounds) / (method.changes / method.rounds) if method.changes else 1.0
     whole, part = dense.round_seconds, dense.exchange_seconds
+    longer = f"may take {brief(faster)} times the rounds of no compression before it takes longer, and"
+    if faster < 1.05:
+        longer = "takes longer with any more rounds than no compression, and may take"
     found = [
         f"A round takes {duration(whole)} without compression, {duration(part)} of it ({_percent(part, whole)}) for "
         f"the slowest client's transfers; {duration(method.round_seconds)} with {name}.",
-        f"{name} may take {brief(faster)} times the rounds of no compression before it takes longer, and "
-        f"{brief(fewer)} times before it sends more. In docs/studies/downlink.md it took {low} to {high} times.",
+        f"{name} {longer} {brief(fewer)} times before it sends more. In docs/studies/downlink.md it took {low} to "
+        f"{high} times.",
     ]
     time, bytes = (_worth(gain, low, high) for gain in (faster, fewer))
     why = f"dense frames take {duration(part)} of a round of {duration(whole)}"
@@ -57,12 +60,12 @@ def duration(seconds: float) -> str:
     """As people write it.
 
     Example:
-        >>> [duration(seconds) for seconds in (0.00012, 0.5, 90, 5400, 1e6)]
-        ['0.12 ms', '0.50 s', '90.0 s', '1.50 h', '11.6 days']
+        >>> [duration(seconds) for seconds in (0.00012, 0.5, 90, 600, 5400, 1e6)]
+        ['0.12 ms', '0.50 s', '90.0 s', '10.0 min', '1.50 h', '11.6 days']
     """
-    for unit, size in (("days", 172_800.0), ("h", 3600.0), ("s", 0.1)):
-        if seconds >= size:
-            return f"{_three(seconds / {'days': 86_400, 'h': 3600, 's': 1}[unit])} {unit}"
+    for unit, size, least in (("days", 86_400, 172_800), ("h", 3600, 3600), ("min", 60, 120), ("s", 1, 0.1)):
+        if seconds >= least:
+            return f"{_three(seconds / size)} {unit}"
     return f"{_three(1000 * seconds)} ms" if seconds else "0 s"
 
 
