@@ -190,8 +190,13 @@ def _label(plan: Plan, left_out: Collection[str]) -> str:
 
 
 def _same(own: dict[str, Any], settings: dict[str, Any], name: str) -> bool:
-    """Whether a setting is the one for all."""
-    return name in settings and str(own[name]) == str(settings[name])
+    """Whether a setting is the one for all; numbers may be written in several ways."""
+    if name not in settings or isinstance(settings[name], list):
+        return False
+    try:
+        return float(own[name]) == float(settings[name])
+    except (TypeError, ValueError):
+        return bool(own[name] == settings[name])
 
 
 def _measured(

@@ -108,7 +108,8 @@ def forecast(plan: Plan, fleet: Fleet, rounds: int) -> Forecast:
     """What these rounds come to.
 
     The orders are those that the server would give. A lossless download is at most what all clients have sent since
-    the client's last visit, if the server's optimiser moves nothing else (SGD without momentum).
+    the client's last visit, if the server's optimiser moves nothing else (SGD without momentum). With a budget in bytes
+    real frames hold more entries than the orders' bound, so that a lossless download may be larger by about a quarter.
 
     Args:
         plan: What clients and server agree on.

@@ -32,12 +32,12 @@ def verdict(name: str, method: Forecast, dense: Forecast) -> list[str]:
     whole, part = dense.round_seconds, dense.exchange_seconds
     longer = f"may take {brief(faster)} times the rounds of no compression before it takes longer, and"
     if faster < 1.05:
-        longer = "takes longer with any more rounds than no compression, and may take"
+        longer = "takes longer with any more rounds than no compression; it may take"
     found = [
         f"A round takes {duration(whole)} without compression, {duration(part)} of it ({_percent(part, whole)}) for "
         f"the slowest client's transfers; {duration(method.round_seconds)} with {name}.",
-        f"{name} {longer} {brief(fewer)} times before it sends more. In docs/studies/downlink.md it took {low} to "
-        f"{high} times.",
+        f"{name} {longer} {brief(fewer)} times as many before it sends more. In docs/studies/downlink.md it took "
+        f"{low} to {high} times.",
     ]
     time, bytes = (_worth(gain, low, high) for gain in (faster, fewer))
     why = f"dense frames take {duration(part)} of a round of {duration(whole)}"
