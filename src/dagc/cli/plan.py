@@ -33,6 +33,7 @@ RATIO = 0.001
 """The budget of methods that need one, if none is given."""
 METHODS = "dagc,dagc-r,top-k:frames=raw,stc,none"
 COUNTED = ("ratio", "bytes", "rate")
+MOST_CLIENTS = 100_000
 SHOWN = 24
 """Clients in a list."""
 
@@ -64,7 +65,9 @@ class _Way:
 )
 def plan(
     parameters: Annotated[str | None, typer.Option(help="Entries in the model, e.g. 11.2M (default: 1M).")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="Clients that hold as much data (default: 10).")] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, max=MOST_CLIENTS, help="How many, alike in data and links (default: 10).")
+    ] = None,
     sizes: Annotated[
         str | None, typer.Option(help="Examples per client: 5000,3000,200, or a CSV file with a column 'size'.")
     ] = None,
@@ -216,18 +219,18 @@ def _measured(
     first = panel.series[0].runs[0]
     sizes = first.clients["sizes"]
     names = [str(name) for name in first.clients.get("names") or range(len(sizes))]
-    taken = (
-        first.settings.get("compute_seconds", 0.0)
-        if compute is None
-        else Config(compute_seconds=compute).compute_seconds
-    )
+    taken = first.settings.get("compute_seconds", 0.0)
+    if compute is not None:
+        taken = Config(compute_seconds=compute).compute_seconds
+    if isinstance(taken, str):
+        raise InvalidInput(f"compute_seconds is {taken!r}: give the seconds that a round takes with --compute-seconds")
     fleet = Fleet(
         int(first.clients["parameters"]),
         dict(zip(names, map(float, sizes), strict=True)),
         float(first.settings.get("participation", 1.0)),
         up,
         down,
-        0.0 if isinstance(taken, str) else float(taken),
+        float(taken),
     )
     return fleet, [_of_runs(series, accuracy, fleet) for series in panel.series]
 

@@ -18,8 +18,8 @@ from dagc.wire.frame import varint
 __all__ = ["Fleet", "Forecast", "dense_bytes", "forecast"]
 
 Array = NDArray[np.float64]
-FEWEST, MOST = 100, 1000
-"""Rounds that are gone through one by one; those after them are like the second half of these."""
+FEWEST, MOST, VISITS = 100, 1000, 1_000_000
+"""Rounds that are gone through one by one, and clients in them; later ones are like the second half of these."""
 SERVER = "server"
 
 
@@ -129,7 +129,7 @@ def forecast(plan: Plan, fleet: Fleet, rounds: int) -> Forecast:
         True
     """
     count, asked = len(fleet.examples), fleet.asked
-    gone = min(rounds, MOST, max(FEWEST, math.ceil(4 * count / asked)))
+    gone = min(rounds, MOST, max(FEWEST, math.ceil(10 * count / asked)), max(10, VISITS // asked))
     up, down, first, seconds = np.zeros(count), np.zeros(count), np.zeros(count), 0.0
     seen = np.zeros(count, dtype=bool)
     later: list[_Round] = []

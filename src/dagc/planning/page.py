@@ -57,7 +57,7 @@ def tables(ways: Sequence[Way], fleet: Fleet, price: float = 0.0) -> dict[str, A
             )
     sizes = _stops(3, 8, fleet.parameters)
     given = {name: [getattr(plan, name) for _, plan, _ in ways if getattr(plan, name)] for name in ("ratio", "bytes")}
-    budgets: dict[str, list[Any]] = {"ratio": _stops(-5, -2, *given["ratio"]), "bytes": _stops(1, 4, *given["bytes"])}
+    budgets: dict[str, list[Any]] = {"ratio": _stops(-5, -1, *given["ratio"]), "bytes": _stops(1, 4, *given["bytes"])}
     usual = any(_kind(plan) == "bytes" and plan.bytes is None for _, plan, _ in ways)
     budgets["bytes"] = [None] * usual + budgets["bytes"]
     rounds = ways[0][2]
