@@ -136,6 +136,15 @@ def test_every_setting_can_be_given_for_all_and_for_one():
     assert swept[1]["bytes_up"] > 1.5 * swept[0]["bytes_up"]
 
 
+def test_caps_and_switches():
+    arguments = ("--sizes", "50,50,10", "--ratio", 0.1, "--parameters", 1000, "--rounds", 10, "--per-tensor")
+    free, capped = (planned(*arguments, *more)["methods"] for more in ([], ["--caps", '{"0": 0.01, "1": 0.02}']))
+    assert [way["settings"].get("caps") for way in capped[:2]] == [{"0": 0.01, "1": 0.02}] * 2
+    assert free[0]["settings"]["per_tensor"] is True
+    for before, after in zip(free[1]["clients"][:2], capped[1]["clients"][:2], strict=True):
+        assert after["bytes_up"] < before["bytes_up"] / 2
+
+
 def test_what_was_chosen_and_why():
     small, large = (Fleet(size, {"a": 1000.0, "b": 10.0}) for size in (7850, CODED_BELOW + 1))
     why = {choice.setting: choice for choice in choices(Plan(method="dagc"), small)}

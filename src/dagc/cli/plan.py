@@ -18,7 +18,7 @@ from dagc.experiments import SWEPT, comparison_fields, register, split_methods
 from dagc.files import failure, write_atomically
 from dagc.planning import MORE_ROUNDS, Choice, Fleet, Forecast, choices, duration, forecast, plan_page, verdict
 from dagc.policies import POLICIES, Plan
-from dagc.report import Series, panels_of, read_runs
+from dagc.report import Series, notes, panels_of, read_runs
 from dagc.report.numbers import in_bytes, reached
 from dagc.report.panels import in_words
 from dagc.sparse import MAX_SIZE
@@ -29,6 +29,7 @@ __all__ = ["plan"]
 OF_A_PLAN = tuple(each.name for each in fields(Plan) if each.name not in ("method", "seed"))
 ASKED = (*OF_A_PLAN, "rounds", "participation", "compute_seconds")
 """The settings of a training that decide what is sent, and how long it takes."""
+LISTS = tuple(name for name in ASKED if name in SWEPT)
 RATIO = 0.001
 """The budget of methods that need one, if none is given."""
 METHODS = "dagc,dagc-r,top-k:frames=raw,stc,none"
@@ -61,7 +62,7 @@ class _Way:
 
 @with_config_flags(
     *(name for name in Config.model_fields if name not in ASKED),
-    lists=tuple(name for name in (*OF_A_PLAN, "rounds") if name in SWEPT),
+    lists=LISTS,
 )
 def plan(
     parameters: Annotated[str | None, typer.Option(help="Entries in the model, e.g. 11.2M (default: 1M).")] = None,
@@ -94,13 +95,14 @@ def plan(
 
     Example: dagc plan --parameters 11.2M --clients 50 --participation 0.2 --uplink 2Mb/s --price 5/GB
     """
-    settings = given_fields(given, (*OF_A_PLAN, "rounds"))
+    settings = given_fields(given, LISTS)
     up = _positive(link_rate(uplink, "--uplink"), uplink, "--uplink")
     down = up if downlink is None else _positive(link_rate(downlink, "--downlink"), downlink, "--downlink")
     per_byte, currency = (None, "") if cost is None else price(cost, "--price")
+    said_of_runs: list[str] = []
     if runs is not None:
         said = {"parameters": parameters, "clients": clients, "sizes": sizes, "methods": methods, **settings}
-        fleet, ways = _measured(runs, accuracy, said, up, down)
+        fleet, ways, said_of_runs = _measured(runs, accuracy, said, up, down)
     else:
         if accuracy is not None:
             raise InvalidInput(
@@ -109,7 +111,7 @@ def plan(
         fleet, ways = _assumed(_fleet(parameters, clients, sizes, up, down), settings, methods or METHODS)
     chosen = next((way.plan for way in ways if POLICIES[way.plan.method].bytes is not None), None)
     why = [] if chosen is None else choices(chosen, fleet)
-    words = _words(ways, accuracy)
+    words = [*_words(ways, accuracy), *(f"note: {note}" for note in said_of_runs)]
     if page is not None:
         _write(page, plan_page(_for_page(ways), fleet, per_byte or 0.0))
     if as_json:
@@ -204,8 +206,8 @@ def _same(own: dict[str, Any], settings: dict[str, Any], name: str) -> bool:
 
 def _measured(
     folder: Path, accuracy: float | None, said: dict[str, Any], up: float, down: float
-) -> tuple[Fleet, list[_Way]]:
-    """What each method took in runs until they reached an accuracy; over these links, if they had others."""
+) -> tuple[Fleet, list[_Way], list[str]]:
+    """What each method took in runs until they reached an accuracy, and what to know about the runs."""
     compute = said.pop("compute_seconds", None)
     too_much = [name for name, value in said.items() if value is not None]
     if too_much:
@@ -216,6 +218,8 @@ def _measured(
     if len(panels) > 1:
         raise InvalidInput(f"{folder} holds runs of {len(panels)} problems: give the folder of one comparison")
     (panel,) = panels
+    for series in panel.series:
+        register(series.runs[0].settings["method"])
     first = panel.series[0].runs[0]
     sizes = first.clients["sizes"]
     names = [str(name) for name in first.clients.get("names") or range(len(sizes))]
@@ -232,12 +236,12 @@ def _measured(
         down,
         float(taken),
     )
-    return fleet, [_of_runs(series, accuracy, fleet) for series in panel.series]
+    ours_first = sorted(panel.series, key=lambda series: POLICIES[series.runs[0].settings["method"]].bytes is None)
+    return fleet, [_of_runs(series, accuracy, fleet) for series in ours_first], notes(panels)
 
 
 def _of_runs(series: Series, accuracy: float, fleet: Fleet) -> _Way:
     settings, goal = series.runs[0].settings, reached(series, accuracy)
-    register(settings["method"])
     plan = Plan(**{name: settings[name] for name in ("method", *OF_A_PLAN) if name in settings})
     if goal.rounds is None or goal.bytes_up is None or goal.bytes_down is None:
         return _Way(series.label, plan, None, None, None, None, f"{goal.seeds} of {goal.of} seeds got there")
@@ -263,7 +267,6 @@ def _plain(way: _Way, fleet: Fleet, per_byte: float | None) -> dict[str, Any]:
 
 def _words(ways: Sequence[_Way], accuracy: float | None) -> list[str]:
     """What the figures say."""
-    first = max((way.forecast.first_download for way in ways if way.forecast), default=0.0)
     if accuracy is not None:
         there = [way for way in ways if way.total is not None]
         if not there:
@@ -276,9 +279,11 @@ def _words(ways: Sequence[_Way], accuracy: float | None) -> list[str]:
             words.append(f"{quick.label} takes the least time, {duration(quick.seconds or 0.0)} on these links.")
         return [*words, "Rounds and bytes are means of the runs; times are those of the same orders on these links."]
     words = []
+    first = [way.forecast.first_download for way in ways if way.forecast and way.forecast.first_download]
     if first:
+        rows = "every row" if len(first) == len(ways) else f"{len(first)} of {len(ways)} rows"
         words.append(
-            f"{in_bytes(first)} of every row are the first download of the model by every client; "
+            f"{in_bytes(max(first))} of {rows} are the first download of the model by every client; "
             "--first-model drawn saves them where clients can make it themselves."
         )
     dense = next((way for way in ways if way.plan.method == "none"), None)
@@ -319,9 +324,13 @@ def _print(ways: Sequence[_Way], fleet: Fleet, per_byte: float | None, currency:
         figures = [in_bytes(way.bytes_up / clients), in_bytes(way.bytes_down / clients)]
         figures += [in_bytes(way.bytes_up), in_bytes(way.bytes_down), in_bytes(way.total)]
         figures.append("–" if way.seconds is None else duration(way.seconds))
-        figures += [] if per_byte is None else [f"{way.total * per_byte:,.2f}"]
+        figures += [] if per_byte is None else [_amount(way.total * per_byte)]
         table.add_row(f"{way.label}, {way.rounds:,.0f} rounds" if different else way.label, *figures)
     Console(highlight=False, markup=False).print(table)
+
+
+def _amount(money: float) -> str:
+    return f"{money:,.2f}" if money >= 1 else f"{money:.2g}"
 
 
 def _rate(bits: float) -> str:
