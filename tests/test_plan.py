@@ -82,6 +82,14 @@ def test_rounds_after_those_gone_through_are_like_them():
         assert long.round_seconds == pytest.approx(short.round_seconds, rel=0.2)
 
 
+@pytest.mark.parametrize("size", [1, 3, 20, 10_000])
+def test_a_budget_in_bytes_is_never_passed(size):
+    fleet = Fleet(size, {"a": 9.0, "b": 1.0})
+    found = forecast(Plan(method="dagc", bytes=12, first_model="drawn"), fleet, 50)
+    assert 0 < found.bytes_up <= 50 * 2 * 12
+    assert found.bytes_down <= 50 * 2 * 12
+
+
 def test_the_slowest_client_and_the_links_make_the_time():
     fleet = Fleet(1000, {"a": 1.0, "b": 1.0}, up=8e3, down=8e4, compute_seconds=5.0)
     found = forecast(Plan(method="none"), fleet, 3)

@@ -231,8 +231,8 @@ def _entries(order: Order, plan: Plan, size: int) -> int:
 def _frames(size: int, entries: NDArray[Any], plan: Plan) -> Array:
     """The most bytes of each frame; who sends no entries sends nothing."""
     most = payload_size(size, entries, plan.values, compact=plan.compact, raw=plan.raw)
-    found = np.where(entries == size, dense_bytes(size, plan.values), most)
-    return np.where(entries > 0, found, 0).astype(np.float64)
+    most = np.where(entries == size, np.minimum(most, dense_bytes(size, plan.values)), most)
+    return np.where(entries > 0, most, 0).astype(np.float64)
 
 
 class _Broadcasts:
