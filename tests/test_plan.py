@@ -66,8 +66,8 @@ def test_a_training_sends_what_was_foreseen_and_no_more(settings):
     if expected.plan.in_bytes and expected.plan.lossless:  # real frames hold more entries in the same bytes
         slack = 1.3
     assert 0.4 * expected.changes < sent + received - expected.first_download <= slack * expected.changes + 11 * left
-    if not others:
-        assert federation.seconds <= slack * expected.seconds
+    if not others:  # bytes that were left may all be spent by one client
+        assert federation.seconds <= (1.05 if expected.plan.in_bytes else slack) * expected.seconds
 
 
 def test_rounds_after_those_gone_through_are_like_them():
@@ -192,10 +192,10 @@ def test_where_compression_is_not_worth_it():
     assert words(up=1e5, down=1e5, compute_seconds=1.0)[-1].startswith("May be worth it for time")
 
 
-def test_a_tiny_model_is_not_worth_it_at_all():
-    fleet = Fleet(8, {"a": 1.0, "b": 1.0}, compute_seconds=1.0)
-    both = (forecast(Plan(method=name), fleet, 100) for name in ("dagc", "none"))
-    assert verdict("dagc", *both)[-1].startswith("Not worth it for time and bytes: ")
+def test_a_large_budget_is_not_worth_it_at_all():
+    fleet = Fleet(7850, {"a": 1.0, "b": 1.0}, compute_seconds=1.0)
+    both = (forecast(plan, fleet, 100) for plan in (Plan(method="dagc-r", ratio=0.9), Plan(method="none")))
+    assert verdict("dagc-r", *both)[-1].startswith("Not worth it for time and bytes: ")
 
 
 def test_the_first_download_is_named_and_can_be_saved():

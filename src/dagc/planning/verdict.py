@@ -1,5 +1,7 @@
 """Whether compression is worth it, in words: by how many more rounds it may take before it loses what it saves."""
 
+import math
+
 from dagc.planning.forecast import Forecast
 from dagc.report.words import brief
 
@@ -28,7 +30,7 @@ def verdict(name: str, method: Forecast, dense: Forecast) -> list[str]:
     """
     low, high = MORE_ROUNDS
     faster = dense.round_seconds / method.round_seconds if method.round_seconds else 1.0
-    fewer = (dense.changes / dense.rounds) / (method.changes / method.rounds) if method.changes else 1.0
+    fewer = dense.changes / dense.rounds * method.rounds / method.changes if method.changes else math.inf
     whole, part = dense.round_seconds, dense.exchange_seconds
     longer = f"may take {brief(faster)} times the rounds of no compression before it takes longer, and"
     if faster < 1.05:
