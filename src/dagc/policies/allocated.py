@@ -120,6 +120,8 @@ class Allocated:
         one = apportion_bytes(
             np.ones(1), now.allowance, limit, self.size, plan.values, compact=plan.compact, raw=plan.raw
         )
+        if one[0] >= self.size:  # a tenth less would never be enough where a frame is worth it only with everything
+            return float(self.size)
         return max(0.9 * float(one[0]), min(1.0, float(one[0])))  # of one frame; several take more
 
     def _divided(self, quota: Array, most: Ints, allowance: int | None, total: float) -> Ints:
