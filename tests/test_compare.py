@@ -1,4 +1,4 @@
-"""compare: the same for all, what is finished is not done again, JSON as promised; plan: before training."""
+"""compare: the same for all, what is finished is not done again, JSON as promised."""
 
 import contextlib
 import json
@@ -378,57 +378,3 @@ def test_compare_takes_the_task_of_its_configuration_and_a_flag_replaces_its_bud
     found = json.loads(run("compare", "--config", tmp_path / "run.toml", *arguments, "--json").stdout)
     assert found["task"] == "logistic@digits"
     assert found["methods"][0]["bytes_up"] <= 2 * 2 * 150
-
-
-def test_plan_takes_many_sizes_any_name_and_rounds_parameters(tmp_path):
-    assert len(json.loads(run("plan", "--sizes", ",".join(["5000"] * 80), "--json").stdout)["clients"]) == 80
-    (tmp_path / "clients.csv").write_text("client,size\n[/x],5\n[red]b,3\n", encoding="utf-8-sig")
-    printed = run("plan", "--sizes", tmp_path / "clients.csv", "--parameters", "4.1M").stdout
-    assert "[/x]" in printed
-    assert "[red]b" in printed
-    assert "4,100,000 parameters" in printed
-
-
-def test_plan(tmp_path):
-    (tmp_path / "clients.csv").write_text("client,size\nharbour,5000\nvillage,200\nbuoy,10\n")
-    arguments = (
-        "plan",
-        "--sizes",
-        tmp_path / "clients.csv",
-        "--parameters",
-        "11.2M",
-        "--uplink",
-        "8.4Mb/s",
-        "--ratio",
-        0.001,
-    )
-    found = json.loads(run(*arguments, "--json").stdout)
-    assert [client["client"] for client in found["clients"]] == ["harbour", "village", "buoy"]
-    assert sum(client["entries"] for client in found["clients"]) == 33_600
-    assert found["worth_it"] is True
-    dense = found["methods"]["none"]
-    assert dense["seconds_a_round"] == pytest.approx(11.2e6 * 32 / 8.4e6, rel=0.001)
-    assert found["methods"]["dagc-r"]["bytes_a_round"] < dense["bytes_a_round"] / 500
-    assert "worth it" in run(*arguments).stdout
-    equal = run("plan", "--sizes", "10,10,10")
-    assert "hardly worth it" in equal.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--sizes", "5,x"], "size 'x'"),
-        (["--sizes", "5,-3"], "weight -3"),
-        (["--sizes", "missing.csv"], r"missing\.csv cannot be read"),
-        (["--sizes", "5,3", "--parameters", "many"], "'many': write a number"),
-        (["--sizes", "5,3", "--uplink", "fast"], "'fast': write a number"),
-        (["--sizes", "5,3", "--uplink", "0"], "--uplink is 0: it must be above 0"),
-        (["--sizes", "5,3", "--seconds", "-5"], "--seconds is -5.0: it must be 0 or more"),
-        (["--sizes", "5,3", "--parameters", "1e30"], r"at most 2\^48"),
-        (["--sizes", "5,3", "--ratio", "3"], "not 3"),
-        (["--sizes", "5,3", "--method", "dagc-a"], "no method that can be planned 'dagc-a': did you mean 'dagc-r'"),
-    ],
-)
-def test_plan_refuses_bad_input(arguments, says):
-    with pytest.raises(InvalidInput, match=says):
-        run("plan", *arguments)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dagc import BudgetWarning, InvalidInput
+from dagc import BudgetWarning, InvalidInput, payload_size
 from dagc.experiments import register
 from dagc.policies import POLICIES, Allocated, Method, Plan, Report, Situation
 from dagc.training import Config, Federation, train
@@ -109,6 +109,20 @@ def test_caps_are_kept_by_name_and_what_they_cut_off_goes_to_the_others(method, 
     waits = "overhead" in POLICIES[method].defaults  # what cannot be spent now is saved up
     with nullcontext() if waits else pytest.warns(BudgetWarning):
         assert sum(policy(method, ratio=0.01, caps=dict.fromkeys(NAMES, 0.001)).decide(now())) == 1_000
+
+
+@pytest.mark.parametrize("size", [1, 3, 20, 36, 100])
+def test_clients_of_a_tiny_model_do_not_wait_forever(size):
+    """Where a frame is worth it only with everything, everything has to be enough."""
+    plan = Plan(method="dagc", bytes=12).for_size(size)
+    waiting, account, sent = plan.policy(size), plan.account(), set()
+    for _ in range(200):
+        account.earn(len(NAMES))
+        counts = waiting.decide(now(allowance=account.balance))
+        account.spend(int(payload_size(size, [c for c in counts if c], plan.values, compact=True).sum()))
+        assert account.balance >= 0
+        sent |= {name for name, count in zip(NAMES, counts, strict=True) if count}
+    assert sent == set(NAMES)
 
 
 def test_schemes_are_the_papers():

@@ -1,4 +1,4 @@
-"""Sizes of clients and quantities, as people write them on the command line."""
+"""Sizes of clients, quantities, rates and prices, as people write them on the command line."""
 
 import csv
 import math
@@ -12,7 +12,7 @@ import numpy as np
 import dagc
 from dagc.errors import InvalidInput
 
-__all__ = ["client_sizes", "quantity"]
+__all__ = ["client_sizes", "link_rate", "price", "quantity"]
 
 
 def client_sizes(text: str) -> tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]:
@@ -40,16 +40,44 @@ def client_sizes(text: str) -> tuple[list[str], np.ndarray[Any, np.dtype[np.floa
 
 
 def quantity(text: str, option: str) -> float:
-    """11.2M, 8.4Mb/s, 500k: a number with k, M or G."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kKMG]?)(?:b/s|bit/s|bps)?\s*", text)
-    try:
-        number = (
-            float(match.group(1)) * {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}[match.group(2)]
-            if match
-            else math.nan
-        )
-    except ValueError:
-        number = math.nan
+    """11.2M, 500k: a number with k, M or G."""
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kKMG]?)\s*", text)
+    number = math.nan if found is None else _number(found[1]) * _PREFIXES[found[2]]
     if not math.isfinite(number):
-        raise InvalidInput(f"{option} is {text!r}: write a number with k, M or G, e.g. 11.2M or 8.4Mb/s")
+        raise InvalidInput(f"{option} is {text!r:.100}: write a number with k, M or G, e.g. 11.2M")
     return number
+
+
+def link_rate(text: str, option: str) -> float:
+    """8.4Mb/s, 500 kbit/s, 1MB/s: bits per second of a link. Without a unit it is refused."""
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kKMG]?)(bit/s|b/s|bps|B/s|)\s*", text)
+    number = math.nan if found is None else _number(found[1]) * _PREFIXES[found[2]]
+    if found is None or not math.isfinite(number):
+        raise InvalidInput(f"{option} is {text!r:.100}: write a rate with its unit, e.g. 8.4Mb/s, 200kb/s or 1MB/s")
+    if not found[3]:
+        bare = f"{found[1]}{found[2]}"
+        full = f"{found[1]}{found[2] or 'M'}"
+        raise InvalidInput(f"{option} is {text!r:.100}: {bare} of what? Write {full}b/s for bits, {full}B/s for bytes")
+    return number * (8 if found[3] == "B/s" else 1)
+
+
+def price(text: str, option: str) -> tuple[float, str]:
+    """10/GB, $0.10/MB, 5 EUR/GB: the price of a byte, and the currency if there is one."""
+    found = re.fullmatch(r"\s*([^\d\s./]{0,4})\s*([0-9.]+)\s*([^\d\s./]{0,4})\s*(?:/\s*([kMG])B)?\s*", text)
+    number = math.nan if found is None else _number(found[2])
+    if found is None or not math.isfinite(number):
+        raise InvalidInput(f"{option} is {text!r:.100}: write a price and what it is for, e.g. 10/GB or 0.1/MB")
+    if not found[4]:
+        amount = text.strip()
+        raise InvalidInput(f"{option} is {text!r:.100}: {amount} for what? Write {amount}/GB or {amount}/MB")
+    return number / _PREFIXES[found[4]], found[1] or found[3]
+
+
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -1,143 +1,391 @@
-"""`dagc plan`: what a federation would send and how long it would take, before anything is trained."""
+"""`dagc plan`: what a federation would send, how long it would take and what it would cost, before it is trained."""
 
 import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-import dagc
-from dagc import theory
-from dagc.allocation import ALLOCATORS
-from dagc.cli.parse import client_sizes, quantity
+from dagc.cli.options import given_fields, with_config_flags
+from dagc.cli.parse import client_sizes, link_rate, price, quantity
 from dagc.errors import InvalidInput, unknown
+from dagc.experiments import SWEPT, comparison_fields, register, split_methods
+from dagc.files import failure, write_atomically
+from dagc.planning import MORE_ROUNDS, Choice, Fleet, Forecast, choices, duration, forecast, plan_page, verdict
+from dagc.policies import POLICIES, Plan
+from dagc.report import Series, notes, panels_of, read_runs
+from dagc.report.numbers import in_bytes, reached
+from dagc.report.panels import in_words
+from dagc.sparse import MAX_SIZE
+from dagc.training import Config
 
 __all__ = ["plan"]
 
-METHODS = ("dagc-r", "power", "uniform")
-WORTH = 0.9
-"""The residuals' factor, relative to uniform, below which an allocation by data is worth it."""
+OF_A_PLAN = tuple(each.name for each in fields(Plan) if each.name not in ("method", "seed"))
+ASKED = (*OF_A_PLAN, "rounds", "participation", "compute_seconds")
+"""The settings of a training that decide what is sent, and how long it takes."""
+LISTS = tuple(name for name in ASKED if name in SWEPT)
+RATIO = 0.001
+"""The budget of methods that need one, if none is given."""
+METHODS = "dagc,dagc-r,top-k:frames=raw,stc,none"
+COUNTED = ("ratio", "bytes", "rate")
+MOST_CLIENTS = 100_000
+SHOWN = 24
+"""Clients in a list."""
 
 
+@dataclass(frozen=True)
+class _Way:
+    """What one method comes to, for all clients together; None is not known."""
+
+    label: str
+    plan: Plan
+    forecast: Forecast | None
+    rounds: float | None
+    bytes_up: float | None
+    bytes_down: float | None
+    note: str = ""
+
+    @property
+    def total(self) -> float | None:
+        return None if self.bytes_up is None or self.bytes_down is None else self.bytes_up + self.bytes_down
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.forecast is None else self.forecast.seconds
+
+
+@with_config_flags(
+    *(name for name in Config.model_fields if name not in ASKED),
+    lists=LISTS,
+)
 def plan(
-    sizes: Annotated[str, typer.Option(help="Examples per client: 5000,3000,200, or a CSV file with a column 'size'.")],
-    parameters: Annotated[str, typer.Option(help="Entries in the model, e.g. 11.2M.")] = "1M",
-    uplink: Annotated[str, typer.Option(help="Of each client, e.g. 8.4Mb/s.")] = "8.4Mb/s",
-    ratio: Annotated[float, typer.Option(help="The mean part of entries sent.")] = 0.001,
-    method: Annotated[str, typer.Option(help="The method whose clients are listed.")] = "dagc-r",
-    values: Annotated[str, typer.Option(help=f"Value codec: {', '.join(dagc.VALUE_CODECS)}.")] = "fp32",
-    seconds: Annotated[float, typer.Option(help="Seconds per round besides the upload, for the bytes per day.")] = 0.0,
+    parameters: Annotated[str | None, typer.Option(help="Entries in the model, e.g. 11.2M (default: 1M).")] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, max=MOST_CLIENTS, help="How many, alike in data and links (default: 10).")
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Examples per client: 5000,3000,200, or a CSV file with a column 'size'.")
+    ] = None,
+    uplink: Annotated[str, typer.Option(help="Of each client, with its unit.")] = "8.4Mb/s",
+    downlink: Annotated[str | None, typer.Option(help="The same; as the uplink if not given.")] = None,
+    cost: Annotated[
+        str | None, typer.Option("--price", help="Of what a client sends and receives, e.g. 10/GB or 0.1/MB.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help=f"As in compare: NAME or NAME:key=value,… (default: {METHODS}).")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Take rounds and bytes from these runs instead: a folder of a comparison.")
+    ] = None,
+    accuracy: Annotated[float | None, typer.Option(help="With --runs: the accuracy to be reached, e.g. 0.9.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Also write a page with sliders, e.g. plan.html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    **given: Any,
 ) -> None:
-    """Before training: who sends how much, bytes and seconds per round and per day, by each method; is it worth it?
+    """Before training: bytes, hours and cost by method; what was chosen and why; whether compression is worth it.
 
-    Example: dagc plan --sizes 5000,3000,200,10 --parameters 11.2M --uplink 8.4Mb/s --ratio 0.001
+    Bytes are at most these: frames are counted with the most that they can take. The rounds are those that you give,
+    the same for all; NAME:rounds=… gives a method its own, --runs takes them from runs.
+
+    Example: dagc plan --parameters 11.2M --clients 50 --participation 0.2 --uplink 2Mb/s --price 5/GB
     """
-    names, weights = client_sizes(sizes)
-    size, rate = round(quantity(parameters, "--parameters")), quantity(uplink, "--uplink")
-    allocator = ALLOCATORS.get(method)
-    for option, text, right in (
-        ("--parameters", parameters, size >= 1),
-        ("--uplink", uplink, rate > 0),
-        ("--seconds", seconds, seconds >= 0),
-    ):
-        if not right:
-            raise InvalidInput(f"{option} is {text}: it must be {'0 or more' if option == '--seconds' else 'above 0'}")
-    if allocator is None or allocator.ratios is None:
-        known = [name for name, each in ALLOCATORS.items() if each.ratios is not None]
-        raise unknown("method that can be planned", method, known)
-    costs = {
-        name: _cost(weights, ratio, name, size, values, rate, seconds) for name in dict.fromkeys((method, *METHODS))
-    }
-    dense = np.where(weights > 0, 4 * size, 0)  # fp32 without indices; a header of twenty bytes does not matter
-    costs["none"] = _totals(dense, np.where(weights > 0, size, 0), rate, seconds)
-    factor = {
-        name: theory.residual_factor(weights, dagc.allocate(weights, ratio=ratio, method=name))
-        / theory.residual_factor(weights, dagc.allocate(weights, ratio=ratio, method="uniform"))
-        for name in (method, *METHODS)
-    }
-    if as_json:
-        found = {"clients": _rows(names, weights, costs[method]), "methods": {n: _sums(c) for n, c in costs.items()}}
-        print(json.dumps({**found, "residual_factor": factor, "worth_it": factor[method] < WORTH}))
-        return
-    _print(names, weights, costs, factor, method, size, rate)
-
-
-def _cost(
-    weights: np.ndarray[Any, Any], ratio: float, method: str, size: int, values: str, rate: float, seconds: float
-) -> dict[str, Any]:
-    counts = dagc.entries(dagc.allocate(weights, ratio=ratio, method=method), size)
-    sent = np.where(counts > 0, dagc.payload_size(size, counts, values), 0)
-    return _totals(sent, counts, rate, seconds)
-
-
-def _totals(sent: np.ndarray[Any, Any], counts: np.ndarray[Any, Any], rate: float, seconds: float) -> dict[str, Any]:
-    slowest = float(sent.max()) * 8 / rate
-    return {"counts": counts, "sent": sent, "seconds": slowest, "rounds_a_day": 86_400 / (slowest + seconds)}
-
-
-def _sums(cost: dict[str, Any]) -> dict[str, float]:
-    """A method's figures for a round and for a day of rounds one after the other."""
-    total = int(cost["sent"].sum())
-    day = cost["rounds_a_day"]
-    return {"bytes_a_round": total, "seconds_a_round": cost["seconds"], "rounds_a_day": day, "bytes_a_day": total * day}
-
-
-def _rows(names: list[str], weights: np.ndarray[Any, Any], cost: dict[str, Any]) -> list[dict[str, Any]]:
-    shares = weights / weights.sum()
-    return [
-        {"client": name, "size": float(w), "share": float(s), "entries": int(k), "bytes": int(b)}
-        for name, w, s, k, b in zip(names, weights, shares, cost["counts"], cost["sent"], strict=True)
-    ]
-
-
-def _print(
-    names: list[str],
-    weights: np.ndarray[Any, Any],
-    costs: dict[str, dict[str, Any]],
-    factor: dict[str, float],
-    method: str,
-    size: int,
-    rate: float,
-) -> None:
-    console = Console(highlight=False, markup=False)
-    table = Table(title=f"{method}, {size:,} parameters: at most, per round", title_justify="left")
-    for column in ("client", "examples", "share", "entries", "bytes", "seconds"):
-        table.add_column(column, justify="right")
-    rows = _rows(names, weights, costs[method])
-    shown = rows if len(rows) <= 24 else [*rows[:12], *rows[-12:]]
-    for row in shown:
-        if len(shown) < len(rows) and row is rows[-12]:
-            table.add_row("…", f"{len(rows) - 24:,} more", "", "", "", "")
-        took = row["bytes"] * 8 / rate
-        table.add_row(
-            row["client"],
-            f"{row['size']:,.10g}",
-            f"{row['share']:.2%}",
-            f"{row['entries']:,}",
-            f"{row['bytes']:,}",
-            f"{took:.3g}",
-        )
-    console.print(table)
-    table = Table(title="what each method would cost, rounds one right after the other", title_justify="left")
-    for column in ("method", "bytes a round", "seconds a round", "rounds a day", "GB a day"):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    for name, cost in costs.items():
-        sums = _sums(cost)
-        figures = [f"{sums['bytes_a_round']:,}", f"{sums['seconds_a_round']:.3g}", f"{sums['rounds_a_day']:,.0f}"]
-        table.add_row(name, *figures, f"{sums['bytes_a_day'] / 1e9:,.2f}")
-    console.print(table)
-    skew = weights.max() / weights[weights > 0].min()
-    if factor[method] < WORTH:
-        saved = f"{method} leaves {1 - factor[method]:.0%} less behind than uniform at the same budget"
-        verdict = f"worth it: sizes differ {skew:,.0f}:1, and {saved} (Σ p²/δ², see docs/theory.md)"
+    settings = given_fields(given, LISTS)
+    up = _positive(link_rate(uplink, "--uplink"), uplink, "--uplink")
+    down = up if downlink is None else _positive(link_rate(downlink, "--downlink"), downlink, "--downlink")
+    per_byte, currency = (None, "") if cost is None else price(cost, "--price")
+    said_of_runs: list[str] = []
+    if runs is not None:
+        said = {"parameters": parameters, "clients": clients, "sizes": sizes, "methods": methods, **settings}
+        fleet, ways, said_of_runs = _measured(runs, accuracy, said, up, down)
     else:
-        verdict = (
-            f"hardly worth it: sizes differ only {skew:,.1f}:1, uniform does as well; the wire still saves its bytes"
+        if accuracy is not None:
+            raise InvalidInput(
+                f"--accuracy is {accuracy:g}: only runs say when it is reached; add --runs, or leave it out"
+            )
+        fleet, ways = _assumed(_fleet(parameters, clients, sizes, up, down), settings, methods or METHODS)
+    chosen = next((way.plan for way in ways if POLICIES[way.plan.method].bytes is not None), None)
+    why = [] if chosen is None else choices(chosen, fleet)
+    words = [*_words(ways, accuracy), *(f"note: {note}" for note in said_of_runs)]
+    if page is not None:
+        _write(page, plan_page(_for_page(ways), fleet, per_byte or 0.0))
+    if as_json:
+        shown = {**asdict(fleet), "clients": len(fleet.examples), "asked": fleet.asked}
+        found = [_plain(way, fleet, per_byte) for way in ways]
+        print(json.dumps({**shown, "methods": found, "choices": [one._asdict() for one in why], "verdict": words}))
+        return
+    _print(ways, fleet, per_byte, currency, accuracy)
+    if sizes is not None and ways[0].forecast is not None:
+        _print_clients(ways[0].label, ways[0].forecast, fleet)
+    if chosen is not None:
+        _print_choices(chosen.method, why)
+    console = Console(highlight=False, markup=False)
+    for line in words:
+        console.print(line)
+    if page is not None:
+        console.print(f"page: {page}", soft_wrap=True)
+
+
+def _fleet(parameters: str | None, clients: int | None, sizes: str | None, up: float, down: float) -> Fleet:
+    if clients is not None and sizes is not None:
+        raise InvalidInput(f"--clients is {clients}, and --sizes says who they are: leave one of them out")
+    size = round(quantity(parameters or "1M", "--parameters"))
+    if not 1 <= size <= MAX_SIZE:
+        raise InvalidInput(f"--parameters is {parameters:.100}: it must be at least 1, and at most 2^48")
+    if sizes is None:
+        return Fleet(size, {str(number): 1.0 for number in range(clients or 10)}, up=up, down=down)
+    names, weights = client_sizes(sizes)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(f"--sizes: there are two clients {twice!r:.100}: give each its own name")
+    return Fleet(size, dict(zip(names, weights.tolist(), strict=True)), up=up, down=down)
+
+
+def _positive(number: float, text: str, option: str) -> float:
+    if not number > 0:
+        raise InvalidInput(f"{option} is {text}: it must be above 0")
+    return number
+
+
+def _assumed(fleet: Fleet, settings: dict[str, Any], methods: str) -> tuple[Fleet, list[_Way]]:
+    """What each method would come to in the rounds that are given."""
+    named = split_methods(methods)
+    if not settings.keys() & {*COUNTED, "threshold"}:
+        named = [_with_budget(text) for text in named]
+    ways = []
+    for (fields_of,) in comparison_fields(settings, named):
+        idle = fields_of.keys() - {*ASKED, "method"}
+        if idle:
+            raise InvalidInput(f"{min(idle)} changes nothing about the bytes and seconds of a round: leave it out")
+        config = Config(**fields_of)
+        if isinstance(config.compute_seconds, str):
+            raise InvalidInput(f"compute_seconds is {config.compute_seconds!r}: before training, give seconds")
+        fleet = replace(fleet, participation=config.participation, compute_seconds=config.compute_seconds)
+        for name in config.caps:
+            if name not in fleet.examples:
+                raise unknown("client with the cap", name, list(fleet.examples))
+        plan = config.plan()
+        expected = forecast(plan, fleet, config.rounds)
+        own = plan.settings()
+        label = _label(plan, [name for name in own if _same(own, settings, name)])
+        ways.append(_Way(label, plan, expected, config.rounds, expected.bytes_up, expected.bytes_down))
+    return fleet, ways
+
+
+def _with_budget(text: str) -> str:
+    """A method that needs a budget, with one; a variant may have its own."""
+    name, colon, rest = text.partition(":")
+    kind = POLICIES.get(name)
+    own = {part.partition("=")[0].strip() for part in rest.split(",")}
+    if kind is None or kind.bytes is not None or "ratio" not in kind.budgets or own & {*COUNTED, "threshold"}:
+        return text
+    return f"{text}{',' if colon else ':'}ratio={RATIO:g}"
+
+
+def _label(plan: Plan, left_out: Collection[str]) -> str:
+    """The method and its settings in words."""
+    settings = plan.settings()
+    words = [in_words(name, settings[name]) for name in settings if name not in ("method", *left_out)]
+    return ", ".join([plan.method, *words])
+
+
+def _same(own: dict[str, Any], settings: dict[str, Any], name: str) -> bool:
+    """Whether a setting is the one for all; numbers may be written in several ways."""
+    if name not in settings or isinstance(settings[name], list):
+        return False
+    try:
+        return float(own[name]) == float(settings[name])
+    except (TypeError, ValueError):
+        return bool(own[name] == settings[name])
+
+
+def _measured(
+    folder: Path, accuracy: float | None, said: dict[str, Any], up: float, down: float
+) -> tuple[Fleet, list[_Way], list[str]]:
+    """What each method took in runs until they reached an accuracy, and what to know about the runs."""
+    compute = said.pop("compute_seconds", None)
+    too_much = [name for name, value in said.items() if value is not None]
+    if too_much:
+        raise InvalidInput(f"--{too_much[0].replace('_', '-')} and --runs: the runs say that themselves, leave it out")
+    if accuracy is None or not 0 < accuracy <= 1:
+        raise InvalidInput(f"--accuracy is {accuracy}: with --runs, give the accuracy to be reached, e.g. 0.9")
+    panels = panels_of(read_runs([folder]), (accuracy,))
+    if len(panels) > 1:
+        raise InvalidInput(f"{folder} holds runs of {len(panels)} problems: give the folder of one comparison")
+    (panel,) = panels
+    for series in panel.series:
+        register(series.runs[0].settings["method"])
+    first = panel.series[0].runs[0]
+    sizes = first.clients["sizes"]
+    names = [str(name) for name in first.clients.get("names") or range(len(sizes))]
+    taken = first.settings.get("compute_seconds", 0.0)
+    if compute is not None:
+        taken = Config(compute_seconds=compute).compute_seconds
+    if isinstance(taken, str):
+        raise InvalidInput(f"compute_seconds is {taken!r}: give the seconds that a round takes with --compute-seconds")
+    fleet = Fleet(
+        int(first.clients["parameters"]),
+        dict(zip(names, map(float, sizes), strict=True)),
+        float(first.settings.get("participation", 1.0)),
+        up,
+        down,
+        float(taken),
+    )
+    ours_first = sorted(panel.series, key=lambda series: POLICIES[series.runs[0].settings["method"]].bytes is None)
+    return fleet, [_of_runs(series, accuracy, fleet) for series in ours_first], notes(panels)
+
+
+def _of_runs(series: Series, accuracy: float, fleet: Fleet) -> _Way:
+    settings, goal = series.runs[0].settings, reached(series, accuracy)
+    plan = Plan(**{name: settings[name] for name in ("method", *OF_A_PLAN) if name in settings})
+    if goal.rounds is None or goal.bytes_up is None or goal.bytes_down is None:
+        return _Way(series.label, plan, None, None, None, None, f"{goal.seeds} of {goal.of} seeds got there")
+    expected = None if plan.threshold is not None else forecast(plan, fleet, max(1, round(goal.rounds.mean)))
+    return _Way(series.label, plan, expected, goal.rounds.mean, goal.bytes_up.mean, goal.bytes_down.mean)
+
+
+def _plain(way: _Way, fleet: Fleet, per_byte: float | None) -> dict[str, Any]:
+    """A method's figures for machines."""
+    clients, expected = len(fleet.examples), way.forecast
+    found: dict[str, Any] = {"method": way.plan.method, "label": way.label, "settings": way.plan.settings()}
+    found |= {"rounds": way.rounds, "bytes_up": way.bytes_up, "bytes_down": way.bytes_down, "bytes_total": way.total}
+    for name in ("bytes_up", "bytes_down"):
+        found[f"{name}_per_client"] = None if found[name] is None else found[name] / clients
+    found |= {"seconds": way.seconds, "cost": None if per_byte is None or way.total is None else way.total * per_byte}
+    if expected is not None:
+        found |= {"first_download": expected.first_download, "seconds_a_round": expected.round_seconds}
+        found["exchange_seconds_a_round"] = expected.exchange_seconds
+        both = zip(fleet.examples.items(), expected.up.tolist(), expected.down.tolist(), strict=True)
+        found["clients"] = [{"client": n, "size": w, "bytes_up": u, "bytes_down": d} for (n, w), u, d in both]
+    return found
+
+
+def _words(ways: Sequence[_Way], accuracy: float | None) -> list[str]:
+    """What the figures say."""
+    if accuracy is not None:
+        there = [way for way in ways if way.total is not None]
+        if not there:
+            return [f"No method reached {100 * accuracy:g} % with all seeds."]
+        best = min(there, key=lambda way: way.total or 0.0)
+        words = [f"{best.label} takes the fewest bytes to {100 * accuracy:g} %, {in_bytes(best.total or 0.0)}."]
+        timed = [way for way in there if way.seconds is not None]
+        if timed:
+            quick = min(timed, key=lambda way: way.seconds or 0.0)
+            words.append(f"{quick.label} takes the least time, {duration(quick.seconds or 0.0)} on these links.")
+        return [*words, "Rounds and bytes are means of the runs; times are those of the same orders on these links."]
+    words = []
+    first = [way.forecast.first_download for way in ways if way.forecast and way.forecast.first_download]
+    if first:
+        rows = "every row" if len(first) == len(ways) else f"{len(first)} of {len(ways)} rows"
+        words.append(
+            f"{in_bytes(max(first))} of {rows} are the first download of the model by every client; "
+            "--first-model drawn saves them where clients can make it themselves."
         )
-    slower = costs[method]["seconds"] / costs["uniform"]["seconds"]
-    if slower > 1.1:
-        verdict += f"; a round waits for its largest sender, {slower:.1f} times as long as with uniform"
-    console.print(verdict, soft_wrap=True)
+    dense = next((way for way in ways if way.plan.method == "none"), None)
+    if dense is None or dense.forecast is None:
+        return words
+    if all(way.rounds == dense.rounds for way in ways):
+        low, high = MORE_ROUNDS
+        words.append(
+            f"The same rounds are assumed for all, but compressed methods need more ({low} to {high} times in "
+            "docs/studies/downlink.md): give each its own with NAME:rounds=…, or take those of runs with --runs."
+        )
+    ours = next((way for way in ways if way.forecast and POLICIES[way.plan.method].budgets), None)
+    if ours is not None and ours.forecast is not None:
+        words += verdict(ours.label, ours.forecast, dense.forecast)
+    return words
+
+
+def _print(ways: Sequence[_Way], fleet: Fleet, per_byte: float | None, currency: str, accuracy: float | None) -> None:
+    who = f"{len(fleet.examples):,} clients" + ("" if fleet.participation == 1 else f", {fleet.asked:,} in a round")
+    links = "" if fleet.up == fleet.down else f" up, {_rate(fleet.down)} down"
+    different = accuracy is not None or len({way.rounds for way in ways}) > 1
+    if accuracy is not None:
+        until = f"until {100 * accuracy:g} %, measured:"
+    else:
+        until = "at most:" if different else f"in {ways[0].rounds:,.0f} rounds, at most:"
+    title = f"{fleet.parameters:,} parameters, {who}, {_rate(fleet.up)}{links or ' both ways'};\n{until}"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("method", overflow="fold")
+    heads = ["a client\nup", "a client\ndown", "all\nup", "all\ndown", "total", "time"]
+    heads += [f"cost{', ' + currency if currency else ''}"] * (per_byte is not None)
+    for name in heads:
+        table.add_column(name, justify="right", no_wrap=True)
+    for way in ways:
+        if way.total is None or way.bytes_up is None or way.bytes_down is None:
+            table.add_row(f"{way.label}: {way.note}", *[""] * len(heads))
+            continue
+        clients = len(fleet.examples)
+        figures = [in_bytes(way.bytes_up / clients), in_bytes(way.bytes_down / clients)]
+        figures += [in_bytes(way.bytes_up), in_bytes(way.bytes_down), in_bytes(way.total)]
+        figures.append("–" if way.seconds is None else duration(way.seconds))
+        figures += [] if per_byte is None else [_amount(way.total * per_byte)]
+        table.add_row(f"{way.label}, {way.rounds:,.0f} rounds" if different else way.label, *figures)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _amount(money: float) -> str:
+    return f"{money:,.2f}" if money >= 1 else f"{money:.2g}"
+
+
+def _rate(bits: float) -> str:
+    for unit, size in (("Gb/s", 1e9), ("Mb/s", 1e6), ("kb/s", 1e3)):
+        if bits >= size:
+            return f"{bits / size:g} {unit}"
+    return f"{bits:g} b/s"
+
+
+def _print_clients(label: str, expected: Forecast, fleet: Fleet) -> None:
+    """Who sends what."""
+    table = Table(title=f"{label}: each client", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("client", "examples", "share", "up", "down"):
+        table.add_column(column, justify="left" if column == "client" else "right")
+    rows = list(zip(fleet.examples.items(), expected.up, expected.down, strict=True))
+    largest = max(fleet.examples.values())
+    scaled = sum(size / largest for size in fleet.examples.values())  # the sum of huge ones would overflow
+    for place, ((name, size), up, down) in enumerate(rows):
+        if len(rows) > SHOWN and SHOWN // 2 <= place < len(rows) - SHOWN // 2:
+            if place == SHOWN // 2:
+                table.add_row("…", f"{len(rows) - SHOWN:,} more")
+            continue
+        table.add_row(name, f"{size:,.10g}", f"{size / largest / scaled:.2%}", in_bytes(up), in_bytes(down))
+    Console(highlight=False, markup=False).print(table)
+
+
+def _print_choices(method: str, why: Sequence[Choice]) -> None:
+    table = Table(title=f"{method}: what was chosen and why", title_justify="left", box=None, show_header=False)
+    for choice in why:
+        table.add_row(choice.setting, f"{choice.chosen}: {choice.why}")
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    console.print()
+
+
+def _for_page(ways: Sequence[_Way]) -> list[tuple[str, Plan, float]]:
+    """What the page shows: there, the budget is a slider, so methods that differ in nothing else are one."""
+    found: dict[str, tuple[str, Plan, float]] = {}
+    for way in ways:
+        everywhere = [
+            name
+            for name, value in way.plan.settings().items()
+            if len(ways) > 1 and all(other.plan.settings().get(name) == value for other in ways)
+        ]
+        label = _label(way.plan, [*COUNTED, *everywhere])
+        if way.rounds is not None:
+            found.setdefault(label, (label, way.plan, way.rounds))
+    if not found:
+        raise InvalidInput("there is nothing for the page: no method reached the accuracy with all seeds")
+    return list(found.values())
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with write_atomically(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise InvalidInput(f"the page cannot be written to {path}: {failure(error)}") from error

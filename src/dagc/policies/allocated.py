@@ -120,7 +120,8 @@ class Allocated:
         one = apportion_bytes(
             np.ones(1), now.allowance, limit, self.size, plan.values, compact=plan.compact, raw=plan.raw
         )
-        return max(0.9 * float(one[0]), min(1.0, float(one[0])))  # of one frame; several take more
+        enough = self.least if one[0] >= self.size else 1.0  # with everything, a tenth less may never be enough
+        return max(0.9 * float(one[0]), min(float(enough), float(one[0])))  # of one frame; several take more
 
     def _divided(self, quota: Array, most: Ints, allowance: int | None, total: float) -> Ints:
         """Integers in proportion to the quota, none above its `most`, that meet the round's budget."""

@@ -7,7 +7,7 @@ from typing import Any
 from dagc.report.runs import Run
 from dagc.training import SOLUTION
 
-__all__ = ["Panel", "Series", "panels_of"]
+__all__ = ["Panel", "Series", "in_words", "panels_of"]
 
 NEITHER = {"seed", "threads", "data_dir", "device", "evaluate_every", "checkpoint_every"}
 
@@ -113,7 +113,7 @@ def _label(settings: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
         value = settings.get(name)
         absent = value is None or value is False or value == {}
         if not absent and any(other.get(name) != value for other in same):
-            words.append(_in_words(name, value))
+            words.append(in_words(name, value))
     return ", ".join(words)
 
 
@@ -130,11 +130,17 @@ def _title(run: Run, solutions: Sequence[dict[str, Any]], others: Sequence[Run])
     known = {*SOLUTION, *NEITHER, "task", "engine", "workers", "skew_ratio", "partition"}
     for name, value in settings.items():
         if name not in known and any(other.settings.get(name) != value for other in others):
-            words.append(_in_words(name, value))
+            words.append(in_words(name, value))
     return ", ".join(words)
 
 
-def _in_words(name: str, value: Any) -> str:
+def in_words(name: str, value: Any) -> str:
+    """A setting as people say it.
+
+    Example:
+        >>> in_words("ratio", 0.001), in_words("frames", "raw"), in_words("step_ahead", 0.5)
+        ('ratio 0.1 %', 'raw frames', 'step ahead 0.5')
+    """
     plain = name.replace("_", " ")
     if name == "ratio":
         return f"ratio {100 * value:g} %"

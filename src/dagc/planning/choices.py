@@ -1,0 +1,132 @@
+"""What a plan comes to for a model and its clients, and why: from the rules and constants that the code itself uses."""
+
+import inspect
+from typing import NamedTuple
+
+import numpy as np
+
+from dagc import theory
+from dagc.allocation import allocate
+from dagc.planning.forecast import Fleet
+from dagc.policies import POLICIES, Allocated, Plan
+from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW
+from dagc.protocol.server import CLOCKS
+from dagc.report.numbers import in_bytes
+from dagc.wire import payload_size
+
+__all__ = ["Choice", "choices"]
+
+
+class Choice(NamedTuple):
+    """A setting of a plan, in words.
+
+    Attributes:
+        setting: Its name in `Plan`, or what the method does by itself.
+        chosen: What it is.
+        why: The reason, or that it was given.
+    """
+
+    setting: str
+    chosen: str
+    why: str
+
+
+def choices(plan: Plan, fleet: Fleet) -> list[Choice]:
+    """What was chosen and why.
+
+    Args:
+        plan: The plan as it was given.
+        fleet: The model and the clients.
+
+    Example:
+        >>> fleet = Fleet(parameters=7850, examples={"ann": 900, "bob": 100})
+        >>> for choice in choices(Plan(method="dagc", frames="compact"), fleet)[2:4]:
+        ...     print(choice)
+        Choice(setting='values', chosen='sign', why='64 bytes are 0.82 % of 7,850 entries, below 10 %: many entries ...
+        Choice(setting='frames', chosen='compact', why='as given')
+    """
+    done = plan.for_size(fleet.parameters)
+    found = [
+        Choice("budget", *_budget(plan, done)),
+        Choice("allocation", *_allocation(done, fleet)),
+        Choice("values", done.values, _values(done, fleet.parameters)),
+        Choice("frames", done.frames, _frames(done, fleet)),
+        Choice("overhead", *_overhead(done, fleet)),
+        Choice("down", str(done.down or "lossless"), _down(done)),
+        Choice("step_ahead", f"{done.step_ahead:g}", _step_ahead(done)),
+    ]
+    given = plan.settings().keys() - {"method"}
+    return [choice._replace(why="as given") if choice.setting in given else choice for choice in found]
+
+
+def _budget(plan: Plan, done: Plan) -> tuple[str, str]:
+    if plan.rate is not None:
+        return f"{plan.rate} for each client", "as given"
+    if done.ratio is not None:
+        return f"{100 * done.ratio:g} % of the entries", "as given"
+    if done.bytes is None:
+        return "none", "everything is sent"
+    rule = POLICIES[plan.method].bytes
+    why = "as given" if plan.bytes is not None or rule is None else (inspect.getdoc(rule) or "by the model's size")
+    return f"{done.bytes:,g} bytes a client and round", _small(why)
+
+
+def _allocation(plan: Plan, fleet: Fleet) -> tuple[str, str]:
+    policy = plan.policy(fleet.parameters)
+    if not isinstance(policy, Allocated):
+        return plan.method, POLICIES[plan.method].about
+    weights = np.array([examples for examples in fleet.examples.values() if examples > 0])
+    skew = weights.max() / weights.min()
+    ratios = allocate(weights, ratio=0.001, method=policy.allocator, exponent=plan.exponent)
+    even = allocate(weights, ratio=0.001, method="uniform")
+    if np.allclose(ratios, even):
+        return "all alike", "all hold as much data, or the method does not look at it"
+    factor = theory.residual_factor(weights, ratios) / theory.residual_factor(weights, even)
+    why = f"sizes differ {skew:,.3g}:1; {1 - factor:.0%} less stays behind than if all sent alike (Σ p²/δ², theory.md)"
+    return f"by data ({policy.allocator})", why
+
+
+def _values(plan: Plan, size: int) -> str:
+    part = plan.ratio if plan.ratio is not None else None if plan.bytes is None else plan.bytes / size
+    if part is None:
+        return "a budget over time is a small one"
+    amount = f"{plan.bytes:,g} bytes are {100 * part:.2g} % of {size:,} entries" if plan.bytes else f"{100 * part:g} %"
+    if part < SIGNS_BELOW:
+        return f"{amount}, below {100 * SIGNS_BELOW:g} %: many entries are worth more than exact ones"
+    return f"{amount}, not below {100 * SIGNS_BELOW:g} %: values count"
+
+
+def _frames(plan: Plan, fleet: Fleet) -> str:
+    size, clients = fleet.parameters, len(fleet.examples)
+    if plan.frames != "coded":
+        return f"more than {CODED_BELOW:,} entries: the coder would take longer than its bytes"
+    clocks = 4 * size
+    having = min(clients, CLOCKS // clocks)
+    words = f"not more than {CODED_BELOW:,} entries; {in_bytes(clocks)} of memory a client, on both sides"
+    return words if having == clients else f"{words}, for the first {having:,} of {clients:,} clients; less after them"
+
+
+def _overhead(plan: Plan, fleet: Fleet) -> tuple[str, str]:
+    policy = plan.policy(fleet.parameters)
+    if not plan.overhead or not isinstance(policy, Allocated):
+        return "nobody waits", "unless a budget is too small for a frame from everybody"
+    frame = int(payload_size(fleet.parameters, policy.least, plan.values, compact=plan.compact, raw=plan.raw)[0])
+    why = f"a client waits until it has saved up for {policy.least:,} entries, {in_bytes(frame)}"
+    return f"at most {plan.overhead:g} of a frame", why
+
+
+def _down(plan: Plan) -> str:
+    down = plan.downward()
+    if down is None:
+        return "every change is sent"
+    if down.bytes is not None:
+        return f"{down.bytes:,g} bytes a visit; lossless, it would be nearly all of the traffic"
+    return "as much as a client may send; lossless, it would be nearly all of the traffic"
+
+
+def _step_ahead(plan: Plan) -> str:
+    return "clients do not learn again what they have kept back" if plan.step_ahead else "off"
+
+
+def _small(words: str) -> str:
+    return (words[:1].lower() + words[1:]).rstrip(".")

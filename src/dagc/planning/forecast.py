@@ -1,0 +1,278 @@
+"""What a federation would send and how long it would take: the server's half of the protocol, run without training."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagc.draws import draw, scramble
+from dagc.errors import InvalidInput
+from dagc.policies import Plan
+from dagc.protocol import Order, Server
+from dagc.wire import VALUE_CODECS, payload_size
+from dagc.wire.frame import varint
+
+__all__ = ["Fleet", "Forecast", "dense_bytes", "forecast"]
+
+Array = NDArray[np.float64]
+FEWEST, MOST, VISITS = 100, 1000, 1_000_000
+"""Rounds that are gone through one by one, and clients in them; later ones are like the second half of these."""
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Who takes part, with which model and over which links.
+
+    Attributes:
+        parameters: Entries in the model.
+        examples: How much data each client holds, by name.
+        participation: Part of the clients asked in a round.
+        up: Bits per second of each client's uplink.
+        down: Bits per second of each client's downlink.
+        compute_seconds: What a round takes a client besides the transfers.
+    """
+
+    parameters: int
+    examples: Mapping[str, float]
+    participation: float = 1.0
+    up: float = 8.4e6
+    down: float = 8.4e6
+    compute_seconds: float = 0.0
+
+    @property
+    def asked(self) -> int:
+        """How many clients take part in a round."""
+        return max(1, math.ceil(self.participation * len(self.examples) - 1e-9))
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """What a training comes to, at most: frames are counted with the most bytes that they can take.
+
+    Attributes:
+        plan: By which plan, with nothing left to choose.
+        rounds: How many rounds.
+        up: Bytes that each client uploads, in the order of the fleet.
+        down: Bytes that each client downloads.
+        first_download: How many of all those bytes are the first download of the model.
+        seconds: Of the network's clock, rounds one after the other.
+        round_seconds: A usual round.
+        exchange_seconds: The part of a usual round that the slowest client's transfers take.
+        largest_upload: Bytes of the largest upload of a usual round.
+        entries: How many entries a client uploads in a usual round that it takes part in.
+    """
+
+    plan: Plan
+    rounds: int
+    up: Array
+    down: Array
+    first_download: float
+    seconds: float
+    round_seconds: float
+    exchange_seconds: float
+    largest_upload: float
+    entries: float
+
+    @property
+    def bytes_up(self) -> float:
+        """All clients' uploads."""
+        return float(self.up.sum())
+
+    @property
+    def bytes_down(self) -> float:
+        """All clients' downloads."""
+        return float(self.down.sum())
+
+    @property
+    def changes(self) -> float:
+        """Bytes both ways, without the first download of the model."""
+        return self.bytes_up + self.bytes_down - self.first_download
+
+
+class _Round(NamedTuple):
+    here: NDArray[np.int64]
+    up: Array
+    down: Array
+    entries: int
+    new: NDArray[np.bool_]  # who downloads the model for the first time
+    seconds: float
+    usual: float | None  # the same without newcomers; None if there is nobody else
+    wait: float
+
+
+def forecast(plan: Plan, fleet: Fleet, rounds: int) -> Forecast:
+    """What these rounds come to.
+
+    The orders are those that the server would give. A lossless download is at most what all clients have sent since
+    the client's last visit, if the server's optimiser moves nothing else (SGD without momentum). With a budget in bytes
+    real frames hold more entries than the orders' bound, so that a lossless download may be larger by about a quarter.
+
+    Args:
+        plan: What clients and server agree on.
+        fleet: Who takes part.
+        rounds: How many rounds.
+
+    Raises:
+        InvalidInput: How much clients send depends on their gradients: a method with thresholds.
+
+    Example:
+        >>> fleet = Fleet(parameters=7850, examples={"ann": 900, "bob": 100})
+        >>> found = forecast(Plan(method="none"), fleet, rounds=10)
+        >>> found.up / 10
+        array([31419., 31419.])
+        >>> found = forecast(Plan(method="dagc", bytes=64), fleet, rounds=1000)
+        >>> found.bytes_up / 2000 <= 64 and found.changes / 2000 <= 128
+        True
+    """
+    count, asked = len(fleet.examples), fleet.asked
+    gone = min(rounds, MOST, max(FEWEST, math.ceil(10 * count / asked)), max(10, VISITS // asked))
+    up, down, first, seconds = np.zeros(count), np.zeros(count), np.zeros(count), 0.0
+    seen = np.zeros(count, dtype=bool)
+    later: list[_Round] = []
+    for number, one in enumerate(_rounds(plan, fleet, rounds, gone)):
+        up[one.here] += one.up
+        down[one.here] += one.down
+        first[one.here] += one.down * one.new
+        seen[one.here] = True
+        seconds += one.seconds
+        if 2 * number >= gone - 1:
+            later.append(one)
+    usual = _mean([one.seconds if one.usual is None else one.usual for one in later])
+    exchange = usual - fleet.compute_seconds - _mean([one.wait for one in later])
+    sent_first, more = float(first.sum()), rounds - gone
+    if more:
+        each = sum((one.down * ~one.new).sum() for one in later) / max(1, sum((~one.new).sum() for one in later))
+        coming = (count - int(seen.sum())) * (1 - (1 - asked / count) ** more)  # who has not been there yet
+        model = dense_bytes(fleet.parameters) if plan.first_model == "sent" else each
+        sent_first += coming * model if plan.first_model == "sent" else 0.0
+        up *= 1 + more * _mean([one.up.sum() for one in later]) / max(1.0, up.sum())
+        down *= 1 + (coming * model + (asked * more - coming) * each) / max(1.0, down.sum())
+        seconds += more * usual + min(more, coming) * 8 * model / fleet.down
+    return Forecast(
+        plan.for_size(fleet.parameters),
+        rounds,
+        up,
+        down,
+        sent_first,
+        seconds,
+        usual,
+        max(0.0, exchange),
+        _mean([one.up.max() for one in later]),
+        _mean([one.entries / len(one.here) for one in later]),
+    )
+
+
+def _mean(numbers: list[Any]) -> float:
+    return float(sum(numbers)) / len(numbers)
+
+
+def dense_bytes(size: int, values: str = "fp32") -> int:
+    """About the bytes of a frame with the whole model: its values, and a header as a frame of one entry has it.
+
+    `payload_size` would also allow for an entry that is left out, so that indices are needed.
+
+    Example:
+        >>> dense_bytes(7850) - 4 * 7850
+        19
+    """
+    size_of = VALUE_CODECS[values].size
+    return int(payload_size(size, 1, values)[0]) - size_of(1) + size_of(size)
+
+
+def _rounds(plan: Plan, fleet: Fleet, rounds: int, gone: int) -> Iterator[_Round]:
+    """The first rounds, one by one."""
+    size, names = fleet.parameters, list(fleet.examples)
+    server = Server(plan, size, rounds)
+    plan = server.plan
+    for name, examples in fleet.examples.items():
+        server.join(name, examples)
+    broadcasts = _Broadcasts(plan, size, rounds)
+    has = np.full(len(names), -1 if plan.first_model == "sent" else 0)
+    clock = 0.0
+    for number in range(gone):
+        here = draw(scramble(plan.seed, number), len(names), fleet.asked)
+        wait = 0.0 if server.account is None else server.account.wait(len(here), clock)
+        orders = server.orders([names[i] for i in here], clock + wait)
+        server.close([])
+        entries = np.array([_entries(orders[names[i]], plan, size) for i in here])
+        up = _frames(size, entries, plan)
+        down = broadcasts.missed(has[here])
+        new, transfer = has[here] < 0, 8 * up / fleet.up + 8 * down / fleet.down
+        before = wait + fleet.compute_seconds
+        took = before + float(transfer.max())
+        clock += took
+        yield _Round(
+            here,
+            up,
+            down,
+            int(entries.sum()),
+            new,
+            took,
+            None if new.all() else before + float(transfer[~new].max()),
+            wait,
+        )
+        has[here] = number
+        broadcasts.advance(int(entries.sum()), len(here) / len(names), clock)
+
+
+def _entries(order: Order, plan: Plan, size: int) -> int:
+    if order.most is None and order.compressor != "none":
+        raise InvalidInput(
+            f"how many bytes the method {plan.method!r} sends depends on the gradients: plan it with a ratio or bytes, "
+            "or take measured figures with --runs"
+        )
+    return size if order.most is None else order.most
+
+
+def _frames(size: int, entries: NDArray[Any], plan: Plan) -> Array:
+    """The most bytes of each frame; who sends no entries sends nothing."""
+    most = payload_size(size, entries, plan.values, compact=plan.compact, raw=plan.raw)
+    most = np.where(entries == size, np.minimum(most, dense_bytes(size, plan.values)), most)
+    return np.where(entries > 0, most, 0).astype(np.float64)
+
+
+class _Broadcasts:
+    """What the server sends after each round: as a client of its own, or lossless, whatever clients have changed.
+
+    Attributes:
+        totals: After each round, what was sent so far: entries if lossless, else bytes of frames.
+    """
+
+    def __init__(self, plan: Plan, size: int, rounds: int) -> None:
+        self.plan, self.size = plan, size
+        self.totals = [0]
+        self._numbers, self._lengths = [0], [0]
+        self._turns = 0.0
+        downward = plan.downward()
+        self._server = None if downward is None else Server(downward, size, rounds)
+        if self._server is not None:
+            self._server.join(SERVER, 1.0)
+
+    def advance(self, entries: int, share: float, seconds: float) -> None:
+        """A round is over, in which clients sent these entries and this part of them took part."""
+        sent = entries if self._server is None else 0
+        self._turns += share
+        if self._server is not None and self._turns >= 1 - 1e-9:
+            self._turns -= 1
+            (order,) = self._server.orders([SERVER], seconds).values()
+            self._server.close([])
+            sent = int(_frames(self.size, np.array([order.parameter]), self._server.plan)[0])
+        self.totals.append(self.totals[-1] + sent)
+        self._numbers.append(self._numbers[-1] + (sent > 0))
+        self._lengths.append(self._lengths[-1] + (len(varint(sent)) if sent else 0))
+
+    def missed(self, has: NDArray[np.int64]) -> Array:
+        """The bytes of a download for those who have these versions; -1 for whoever has none."""
+        dense = dense_bytes(self.size)
+        missed = self.totals[-1] - np.array(self.totals)[has]
+        if self._server is None:
+            entries = np.minimum(missed, self.size)
+            found = np.where(entries > 0, payload_size(self.size, entries, raw=self.plan.raw), 0)
+        else:  # several are sent with their lengths
+            several = self._numbers[-1] - np.array(self._numbers)[has] > 1
+            found = missed + several * (self._lengths[-1] - np.array(self._lengths)[has])
+        return np.where(has < 0, dense, np.minimum(found, dense)).astype(np.float64)

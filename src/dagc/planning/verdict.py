@@ -1,0 +1,75 @@
+"""Whether compression is worth it, in words: by how many more rounds it may take before it loses what it saves."""
+
+import math
+
+from dagc.planning.forecast import Forecast
+from dagc.report.words import brief
+
+__all__ = ["MORE_ROUNDS", "duration", "verdict"]
+
+MORE_ROUNDS = (2, 7)
+"""How many times the rounds of no compression DAGC-R took with a budget both ways: `docs/studies/downlink.md`."""
+YES, PERHAPS, NO = "Worth it", "May be worth it", "Not worth it"
+
+
+def verdict(name: str, method: Forecast, dense: Forecast) -> list[str]:
+    """What speaks for a method and against it, beside no compression in as many rounds.
+
+    Args:
+        name: What the method is called.
+        method: Its forecast.
+        dense: The forecast without compression.
+
+    Example:
+        >>> from dagc.planning import Fleet, forecast
+        >>> from dagc.policies import Plan
+        >>> fleet = Fleet(parameters=7850, examples={"ann": 900, "bob": 100}, up=1e8, down=1e8, compute_seconds=30)
+        >>> both = (forecast(Plan(method=name), fleet, rounds=100) for name in ("dagc", "none"))
+        >>> verdict("dagc", *both)[-1]
+        'Not worth it for time: dense frames take 5.0 ms of a round of 30.0 s. Worth it for bytes.'
+    """
+    low, high = MORE_ROUNDS
+    faster = dense.round_seconds / method.round_seconds if method.round_seconds else 1.0
+    fewer = dense.changes / dense.rounds * method.rounds / method.changes if method.changes else math.inf
+    whole, part = dense.round_seconds, dense.exchange_seconds
+    longer = f"may take {brief(faster)} times the rounds of no compression before it takes longer, and"
+    if faster < 1.05:
+        longer = "takes longer with any more rounds than no compression; it may take"
+    found = [
+        f"A round takes {duration(whole)} without compression, {duration(part)} of it ({_percent(part, whole)}) for "
+        f"the slowest client's transfers; {duration(method.round_seconds)} with {name}.",
+        f"{name} {longer} {brief(fewer)} times as many before it sends more. In docs/studies/downlink.md it took "
+        f"{low} to {high} times.",
+    ]
+    time, bytes = (_worth(gain, low, high) for gain in (faster, fewer))
+    why = f"dense frames take {duration(part)} of a round of {duration(whole)}"
+    if time == bytes:
+        found.append(f"{time} for time and bytes{': ' + why if time != YES else ''}.")
+    else:
+        found.append(f"{time} for time{': ' + why if time != YES else ''}. {bytes} for bytes.")
+    return found
+
+
+def _worth(gain: float, low: float, high: float) -> str:
+    return YES if gain > high else PERHAPS if gain > low else NO
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.2g} %" if whole and part / whole < 0.0995 else f"{100 * part / (whole or 1):.0f} %"
+
+
+def duration(seconds: float) -> str:
+    """As people write it.
+
+    Example:
+        >>> [duration(seconds) for seconds in (0.00012, 0.5, 90, 600, 5400, 1e6)]
+        ['0.12 ms', '0.50 s', '90.0 s', '10.0 min', '1.50 h', '11.6 days']
+    """
+    for unit, size, least in (("days", 86_400, 172_800), ("h", 3600, 3600), ("min", 60, 120), ("s", 1, 0.1)):
+        if seconds >= least:
+            return f"{_three(seconds / size)} {unit}"
+    return f"{_three(1000 * seconds)} ms" if seconds else "0 s"
+
+
+def _three(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 2 else f"{number:.2f}"
