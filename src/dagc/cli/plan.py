@@ -109,7 +109,7 @@ def plan(
                 f"--accuracy is {accuracy:g}: only runs say when it is reached; add --runs, or leave it out"
             )
         fleet, ways = _assumed(_fleet(parameters, clients, sizes, up, down), settings, methods or METHODS)
-    chosen = next((way.plan for way in ways if POLICIES[way.plan.method].bytes is not None), None)
+    chosen = next((way.plan for way in ways if way.plan.method == Plan.method), None)
     why = [] if chosen is None else choices(chosen, fleet)
     words = [*_words(ways, accuracy), *(f"note: {note}" for note in said_of_runs)]
     if page is not None:
@@ -178,11 +178,11 @@ def _assumed(fleet: Fleet, settings: dict[str, Any], methods: str) -> tuple[Flee
 
 
 def _with_budget(text: str) -> str:
-    """A method that needs a budget, with one; a variant may have its own."""
+    """A method of the literature with a ratio, as there; a variant may have its own budget."""
     name, colon, rest = text.partition(":")
     kind = POLICIES.get(name)
     own = {part.partition("=")[0].strip() for part in rest.split(",")}
-    if kind is None or kind.bytes is not None or "ratio" not in kind.budgets or own & {*COUNTED, "threshold"}:
+    if kind is None or name == Plan.method or "ratio" not in kind.budgets or own & {*COUNTED, "threshold"}:
         return text
     return f"{text}{',' if colon else ':'}ratio={RATIO:g}"
 
@@ -236,7 +236,7 @@ def _measured(
         down,
         float(taken),
     )
-    ours_first = sorted(panel.series, key=lambda series: POLICIES[series.runs[0].settings["method"]].bytes is None)
+    ours_first = sorted(panel.series, key=lambda series: series.runs[0].settings["method"] != Plan.method)
     return fleet, [_of_runs(series, accuracy, fleet) for series in ours_first], notes(panels)
 
 

@@ -1,6 +1,5 @@
 """What a plan comes to for a model and its clients, and why: from the rules and constants that the code itself uses."""
 
-import inspect
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +8,7 @@ from dagc import theory
 from dagc.allocation import allocate
 from dagc.planning.forecast import Fleet
 from dagc.policies import POLICIES, Allocated, Plan
-from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW
+from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW, usual_bytes
 from dagc.protocol.server import CLOCKS
 from dagc.report.numbers import in_bytes
 from dagc.wire import payload_size
@@ -66,9 +65,8 @@ def _budget(plan: Plan, done: Plan) -> tuple[str, str]:
         return f"{100 * done.ratio:g} % of the entries", "as given"
     if done.bytes is None:
         return "none", "everything is sent"
-    rule = POLICIES[plan.method].bytes
-    why = "as given" if plan.bytes is not None or rule is None else (inspect.getdoc(rule) or "by the model's size")
-    return f"{done.bytes:,g} bytes a client and round", _small(why)
+    why = "as given" if plan.bytes is not None else str(usual_bytes.__doc__).partition(": ")[2].partition("\n")[0]
+    return f"{done.bytes:,g} bytes a client and round", why
 
 
 def _allocation(plan: Plan, fleet: Fleet) -> tuple[str, str]:
@@ -126,7 +124,3 @@ def _down(plan: Plan) -> str:
 
 def _step_ahead(plan: Plan) -> str:
     return "clients do not learn again what they have kept back" if plan.step_ahead else "off"
-
-
-def _small(words: str) -> str:
-    return (words[:1].lower() + words[1:]).rstrip(".")
