@@ -34,7 +34,17 @@ def test_all_experiments_are_there_with_the_papers_figures():
     assert set(EXPERIMENTS) == set(TITLES)
     sizes = {name: len(cells) for name, cells in EXPERIMENTS.items()}
     tables = {"table3": 27, "table4": 12, "table5": 27, "table6": 12}
-    assert sizes == {"fig2": 2, "fig3": 6, "fig4": 2, "fig5": 4, **tables, "bytes": 1, "beyond": 15, "both-ways": 7}
+    assert sizes == {
+        "fig2": 2,
+        "fig3": 6,
+        "fig4": 2,
+        "fig5": 4,
+        **tables,
+        "bytes": 1,
+        "beyond": 15,
+        "both-ways": 7,
+        "rivals": 5,
+    }
     by_name = {(name, cell.name): cell for name, cells in EXPERIMENTS.items() for cell in cells}
     assert len(by_name) == sum(sizes.values())
     figures = {key: [variant.paper for variant in cell.variants] for key, cell in by_name.items()}

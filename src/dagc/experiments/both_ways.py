@@ -125,4 +125,4 @@ BOTH_WAYS = (
     ),
     *_optimizers(),
 )
-"""Every cell. The rates are the best of a grid on other seeds, but for the CNN, which has one for all."""
+"""Every cell. The rates are the best of a grid on other seeds."""

@@ -5,6 +5,7 @@ from typing import Any
 from dagc.experiments.beyond import BEYOND
 from dagc.experiments.both_ways import BOTH_WAYS
 from dagc.experiments.cells import Cell, Variant
+from dagc.experiments.rivals import RIVALS
 
 __all__ = ["EXPERIMENTS", "TITLES"]
 
@@ -245,6 +246,7 @@ TITLES = {
     "bytes": "Equal bytes on the wire",
     "beyond": "Beyond the paper: one budget, spent where it counts",
     "both-ways": "Both ways: a downlink as lean as the uplink",
+    "rivals": "dagc and what others do",
 }
 """What each experiment is called."""
 
@@ -260,5 +262,6 @@ EXPERIMENTS: dict[str, tuple[Cell, ...]] = {
     "bytes": _equal_bytes(),
     "beyond": BEYOND,
     "both-ways": BOTH_WAYS,
+    "rivals": RIVALS,
 }
 """Every experiment by name."""
