@@ -117,7 +117,8 @@ def check(
             wrong += 1
             console.print(Text("wrong  ", "red") + Text(f"{name}: {error}", "default"))
             continue
-        counts = f"{len(found):,} to train, {len(found.test_y):,} to test, {len(found.classes)} classes"
+        kind = f"{len(found.classes)} classes" if found.label_names else found.objective
+        counts = f"{len(found):,} to train, {len(found.test_y):,} to test, {kind}"
         console.print(Text("right  ", "green") + Text(f"{name}: {counts}", "default"))
         for note in found.notes:
             console.print(f"       {note}", markup=False)
@@ -129,8 +130,12 @@ def check(
 def show(
     name: Annotated[str, typer.Argument(help="A name of `dagc data list`, or the path of your own data.")],
     partition: Annotated[
-        str, typer.Option(help=f"How to split it: {', '.join(data.PARTITIONS)}, with options after a colon.")
-    ] = "iid:workers=1",
+        str | None,
+        typer.Option(
+            help=f"How to split it: {', '.join(data.PARTITIONS)}, with options after a colon (default: by your data's "
+            "own clients, or not at all)."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="The partition's seed.")] = 0,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -140,8 +145,10 @@ def show(
     Example: dagc data show digits --partition skewed:workers=10,skew_ratio=10,label_alpha=0.5
     """
     loaded = data.load(name, data_dir)
+    own = loaded.client is not None and name not in data.CATALOGUE
+    partition = partition or ("by-client" if own else "iid:workers=1")
     split = data.make_partition(partition, loaded, seed)
-    counts = split.label_counts(loaded.train_y.numpy(), len(loaded.classes))
+    counts = split.label_counts(loaded.labels.numpy(), max(1, len(loaded.label_names)))
     if as_json:
         print(
             json.dumps(
@@ -152,7 +159,8 @@ def show(
                     "samples": len(loaded),
                     "test_samples": len(loaded.test_y),
                     "shape": loaded.shape,
-                    "classes": loaded.classes,
+                    "objective": loaded.objective,
+                    "classes": loaded.label_names,
                     "workers": split.names or list(range(split.workers)),
                     "sizes": split.sizes.tolist(),
                     "skew_ratio": split.skew_ratio,
@@ -172,7 +180,8 @@ def show(
     for note in loaded.notes:
         console.print(note, style="yellow", markup=False)
     console.print(_drawing(split, counts, console.width))
-    console.print(_legend(loaded.classes))
+    if loaded.label_names:
+        console.print(_legend(loaded.label_names))
 
 
 def _drawing(split: data.Partition, counts: NDArray[np.int64], width: int) -> Table:

@@ -76,7 +76,7 @@ def run_all(
                     progress(number, config.rounds)
                 else:
                     alone = config if config.threads else config.model_copy(update={"threads": threads})
-                    tasks[pool.submit(_run, alone.model_dump(), str(path))] = number
+                    tasks[pool.submit(_run, alone.model_dump(exclude_unset=True), str(path))] = number
         waiting = set(tasks)
         while waiting:
             done, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)

@@ -19,7 +19,10 @@ from dagc.policies import Plan
 from dagc.policies.plan import with_defaults
 from dagc.training.schedule import Schedule
 
-__all__ = ["SOLUTION", "Config"]
+__all__ = ["OWN", "SOLUTION", "Config", "is_own"]
+
+OWN = "own"
+"""In a task, or as a partition: what is given to `dagc.train` in Python."""
 
 SOLUTION = (
     *(each.name for each in fields(Plan) if each.name != "seed"),
@@ -95,6 +98,9 @@ class Config(BaseModel):
     partition: str | None = Field(
         None,
         description="another split, e.g. iid:workers=10 or by-client, instead of workers, skew ratio and label alpha",
+    )
+    objective: Literal["auto", "classification", "regression", "next-token"] = Field(
+        "auto", description="what is learnt: classification, regression, next-token; auto: by the data"
     )
     data_dir: str | None = Field(None, description="data folder; else DAGC_DATA, else the user's cache")
     augment: bool = Field(False, description="crop and flip images")
@@ -203,9 +209,11 @@ class Config(BaseModel):
         model, at, data = task.partition("@")
         if not at:
             raise ValueError(f"write MODEL@DATA with a model of {', '.join(MODELS)}")
-        if model not in MODELS:
+        if model not in MODELS and not is_own(model):
             raise unknown("model", model, MODELS)
-        if data not in CATALOGUE and not os.path.exists(data):  # pathlib's own fails on a text longer than a name
+        if (
+            data not in CATALOGUE and not is_own(data) and not os.path.exists(data)
+        ):  # pathlib's own fails on a text longer than a name
             raise unknown("data set or path", data, CATALOGUE)
         return task
 
@@ -286,6 +294,16 @@ class Config(BaseModel):
                 f"threshold_units is {self.threshold_units!r} and the {compressed} is compressed, but the learning "
                 f"rate between them changes with the schedule {self.schedule!r}: give the {compressed}'s"
             )
+
+
+def is_own(name: str) -> bool:
+    """Whether a part of a task, or a partition, is `own` or `own-` and a name: what is given in Python.
+
+    Example:
+        >>> is_own("own"), is_own("own-transformer"), is_own("mlp")
+        (True, True, False)
+    """
+    return name == OWN or name.startswith(f"{OWN}-")
 
 
 def _in_words(problem: Any) -> str:
