@@ -9,11 +9,13 @@ import dagc
 from dagc.cli.allocate import allocate
 from dagc.cli.data import app as data_app
 from dagc.cli.plan import plan
+from dagc.cli.plugins import plugins
 from dagc.cli.report import report
 from dagc.cli.reproduce import reproduce
 from dagc.cli.terminal import say, show_warnings
 from dagc.cli.train import compare, resume, run
 from dagc.errors import DagcError
+from dagc.plugins import load_plugins
 
 __all__ = ["app", "main"]
 
@@ -24,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, resume, report, reproduce, plan, allocate):
+for command in (run, compare, resume, report, reproduce, plan, allocate, plugins):
     app.command()(command)
 app.add_typer(data_app, name="data")
 
@@ -40,6 +42,9 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 def main() -> None:
     """Run the command line; an error of ours is one line on stderr and exit code 2, never a traceback."""
     show_warnings()
+    for plugin in load_plugins():
+        if plugin.problem:
+            say(f"warning: the plugin {plugin.name} ({plugin.where}) cannot be loaded: {plugin.problem}", "yellow")
     try:
         app()
     except DagcError as error:

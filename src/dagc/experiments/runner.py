@@ -14,6 +14,7 @@ from typing import Any
 from dagc.errors import DagcError, Diverged, MalformedPayload, NonFiniteGradient
 from dagc.experiments.allocators import register
 from dagc.folder import finished
+from dagc.plugins import load_plugins
 from dagc.training import Config, train
 
 __all__ = ["Progress", "last_round", "run_all", "stopping"]
@@ -148,6 +149,7 @@ def _begin(stop: Any) -> None:
 
 def _run(fields: dict[str, Any], path: str) -> bool:
     """One run in this process; whether it came to its end."""
+    load_plugins()
     register(fields["method"])
     with _working, stopping() as stop:
         for _ in train(Config(**fields), path):
