@@ -12,6 +12,8 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/dagc compare mlp@digits --methods dagc,dagc-r,top-k:frames=raw,stc,none --ratio 0.001 --first-model drawn --rounds 300 --seeds 3 --output runs/demo
+	@echo
+	@echo "The command dagc is in .venv: run .venv/bin/dagc --help, or put it on your path with  . .venv/bin/activate"
 
 test: $(READY)
 	$(BIN)/python -m pytest

@@ -7,6 +7,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from numpy.typing import NDArray
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
@@ -51,9 +52,10 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         ]
         print(json.dumps({"folder": str(root), "sets": sets}))
         return
-    table = Table(title=f"Data folder: {root}", title_justify="left")
+    table = Table(title=f"Data folder: {root}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("name", "here", "size", "classes", "licence", "what"):
-        table.add_column(column, justify="right" if column in ("size", "classes") else "left", no_wrap=column == "name")
+        whole = column in ("name", "what")
+        table.add_column(column, justify="right" if column in ("size", "classes") else "left", no_wrap=whole)
     for name, entry in data.CATALOGUE.items():
         here = Text("yes", "green") if places[name] else Text("no", "yellow")
         size = f"{sizes[name] / 1e6:,.0f} MB" if name in sizes else entry.size

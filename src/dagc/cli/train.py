@@ -3,18 +3,19 @@
 import hashlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from dagc.cli.options import given_fields, several, with_config_flags
 from dagc.cli.report import command_line
@@ -48,6 +49,10 @@ Output = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 TensorBoard = Annotated[bool, typer.Option(help="Write TensorBoard logs to the run's folder, too.")]
 BUDGETS = ("ratio", "threshold", "bytes", "rate")
+COMPARISON = "compare.json"
+"""In a comparison's folder: what was asked for."""
+VERSION = 1
+"""Of that file."""
 
 
 @with_config_flags()
@@ -76,13 +81,25 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run that did not come to its end.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a run or a comparison that did not come to its end.")],
     as_json: AsJson = False,
     tensorboard: TensorBoard = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Of a comparison: runs at a time (default: the cores).")
+    ] = None,
 ) -> None:
-    """Continue a run from its last checkpoint; the result is the same to the bit."""
+    """Continue a run or a comparison from its last checkpoints; the result is the same to the bit."""
+    if (folder / COMPARISON).exists():
+        if tensorboard:
+            raise InvalidInput(
+                f"{folder} holds a comparison, which writes no TensorBoard logs: leave --tensorboard out"
+            )
+        _compare(_read_asked(folder), folder, jobs, as_json)
+        return
     if not (folder / "config.toml").exists():
-        raise InvalidInput(f"{folder} is not a run's folder: it has no config.toml")
+        raise InvalidInput(
+            f"{folder} is not a run's folder: it has no config.toml; nor a comparison's: no {COMPARISON}"
+        )
     settings = read_settings(folder)
     if "engine" in settings:
         raise InvalidInput(f"{folder} holds a run of {settings['engine']}: start its own app again to continue it")
@@ -120,15 +137,71 @@ def compare(
     settings = _settings(given_fields({"task": task, **fields}, SWEPT), config)
     task = settings.setdefault("task", Config.model_fields["task"].default)
     settings = {name: value for name, value in settings.items() if name not in ("method", "seed")}
-    names, grid = split_methods(methods), _grid(tune or [])
-    ways = comparison_fields(settings, names, grid)
+    asked = Asked(settings, split_methods(methods), seeds, _grid(tune or []), tune_seeds, target, command_line())
+    _compare(asked, output, jobs, as_json)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a comparison was asked for; its folder keeps it, so that it can be resumed and is known again."""
+
+    settings: dict[str, Any]
+    methods: list[str]
+    seeds: int
+    grid: dict[str, list[str]]
+    tune_seeds: int
+    target: float | None
+    command: str
+
+
+def _read_asked(folder: Path) -> Asked:
+    try:
+        kept = json.loads((folder / COMPARISON).read_bytes())
+        version = kept.pop("version")
+        if version > VERSION:
+            raise InvalidInput(f"{folder / COMPARISON} was written by a newer version of dagc: update dagc to read it")
+        del kept["key"]
+        return Asked(**kept)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput(f"{folder / COMPARISON} cannot be read: {error!r}") from error
+
+
+def _claim(folder: Path, key: str, asked: Asked) -> None:
+    """Keep what was asked for in the folder; one that holds something else is refused."""
+    if (folder / "config.toml").exists():
+        raise InvalidInput(f"{folder} holds a run, not a comparison: choose another --output")
+    try:
+        there = json.loads((folder / COMPARISON).read_bytes())["key"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        there = key
+    if there != key:
+        raise InvalidInput(
+            f"{folder} holds another comparison ({_read_asked(folder).command}): choose another --output"
+        )
+    _write_json(folder / COMPARISON, {"version": VERSION, "key": key, **asdict(asked)})
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    try:
+        with write_atomically(path) as file:
+            file.write(json.dumps(content, indent=1).encode())
+    except OSError as error:
+        raise InvalidInput(f"the comparison cannot be written to {path.parent}: {failure(error)}") from error
+
+
+def _compare(asked: Asked, output: Path | None, jobs: int | None, as_json: bool) -> None:
+    settings, seeds, grid, target = asked.settings, asked.seeds, asked.grid, asked.target
+    ways = comparison_fields(settings, asked.methods, grid)
     for candidates in ways:  # what cannot work is refused before any work
         Federation(Config(**candidates[0]))
     jobs = jobs or os.cpu_count() or 1
-    own = range(TUNING_SEEDS, TUNING_SEEDS + tune_seeds)
+    own = range(TUNING_SEEDS, TUNING_SEEDS + asked.tune_seeds)
     configs = [Config(**{**way[0], "seed": seed}) for way in ways for seed in range(seeds)]
-    asked = question(ways, own, target) if grid else ""
-    folder = output or Path("runs") / f"compare-{_slug(task)}-{_key(configs, asked)}"
+    key = _key(configs, question(ways, own, target) if grid else "")
+    folder = output or Path("runs") / f"compare-{_slug(settings['task'])}-{key}"
+    _claim(folder, key, asked)
     try:
         choices = _tuned(ways, grid, own, target, folder, jobs) if grid else []
         if choices:
@@ -137,7 +210,7 @@ def compare(
         with _bars([_name(config) for config in configs], [config.rounds for config in configs]) as show:
             paths = run_all(configs, folder, jobs, show)
     except KeyboardInterrupt:
-        say(f"stopped; the same command continues from {folder}")
+        say(f"stopped; the same command continues, or: dagc resume {shlex.quote(str(folder))}")
         raise
     (panel,) = panels_of(map(read_run, paths), () if target is None else (target,))
     result = comparison(panel)
@@ -147,17 +220,14 @@ def compare(
         panel = replace(panel, notes=(*panel.notes, _tuning_note(labels, choices, own, target)))
         chosen = [{"label": label, **asdict(one)} for label, one in zip(labels, choices, strict=True)]
         result["tuned"] = {"seeds": list(own), "ways": chosen}
-    page = write_report([panel], folder, panel.title, command_line())
-    try:
-        with write_atomically(folder / "comparison.json") as file:
-            file.write(json.dumps({**result, "runs": [path.name for path in paths]}, indent=1).encode())
-    except OSError as error:
-        raise InvalidInput(f"the comparison cannot be written to {folder}: {failure(error)}") from error
+    page = write_report([panel], folder, panel.title, asked.command)
+    _write_json(folder / "comparison.json", {**result, "runs": [path.name for path in paths]})
     if as_json:
         print(json.dumps(result))
     else:
         shared = {name: settings[name] for name in (*BUDGETS, "down") if name in settings}
-        _print_comparison(result, {name: value for name, value in shared.items() if not isinstance(value, list)})
+        alike = {name: value for name, value in shared.items() if not isinstance(value, list)}
+        _print_comparison(result, alike, panel.metric)
         said = [
             f"\n{sentence([panel])}",
             *(f"note: {note}" for note in notes([panel])),
@@ -228,18 +298,24 @@ def _tuning_note(labels: list[str], choices: list[Choice], seeds: range, target:
 
 
 def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> None:
+    if (folder / COMPARISON).exists():
+        raise InvalidInput(f"{folder} holds a comparison, not a run: choose another --output")
     callbacks = [_tensorboard(folder)] if tensorboard else []
     accuracy = ""
-    with _bars([f"{config.task} {config.method}"], [config.rounds]) as show, stopping() as stop:
-        for result in train(config, folder, callbacks):
-            accuracy = accuracy if result.accuracy is None else f"accuracy {result.accuracy:.1%}, "
+    training = train(config, folder, callbacks)
+    metric = training.federation.goal.metric
+    for note in training.federation.notes:
+        say(f"note: {note}")
+    with _bars([f"{_slug(config.task)} {config.method}"], [config.rounds]) as show, stopping() as stop:
+        for result in training:
+            accuracy = accuracy if result.accuracy is None else f"{metric} {result.accuracy:.1%}, "
             show(0, result.round, accuracy + _in_words(result))
             if stop.is_set() and result.round < config.rounds:
                 break
         else:
             stop.clear()
     if stop.is_set():
-        say(f"stopped after a checkpoint; continue with: dagc resume {folder}")
+        say(f"stopped after a checkpoint; continue with: dagc resume {shlex.quote(str(folder))}")
         sys.exit(130)
     found = {"task": config.task, "method": config.method, **summary(read_metrics(folder)), "folder": str(folder)}
     if as_json:
@@ -248,8 +324,8 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
     table = Table(show_header=False)
     for name, value in (
         ("task, method", f"{config.task}, {config.method}"),
-        ("final accuracy", f"{found['final_accuracy']:.2%} (mean of the last evaluations)"),
-        ("best accuracy", f"{found['best_accuracy']:.2%}"),
+        (f"final {metric}", f"{found['final_accuracy']:.2%} (mean of the last evaluations)"),
+        (f"best {metric}", f"{found['best_accuracy']:.2%}"),
         ("uploaded", in_bytes(found["bytes_up"])),
         ("downloaded", in_bytes(found["bytes_down"])),
         ("in total", in_bytes(found["bytes_up"] + found["bytes_down"])),
@@ -260,14 +336,14 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
     Console(highlight=False, markup=False).print(table)
 
 
-def _print_comparison(result: dict[str, Any], budgets: dict[str, Any]) -> None:
+def _print_comparison(result: dict[str, Any], budgets: dict[str, Any], metric: str = "accuracy") -> None:
     words = [result["task"], *([] if result["rounds"] is None else [f"{result['rounds']:,} rounds"])]
     words += [
         f"{name} {value if isinstance(value, str) else format(value, 'g')}"
         for name, value in budgets.items()
         if value is not None
     ]
-    title = f"{', '.join(words)}; until {100 * result['target']:g} % accuracy:"
+    title = f"{', '.join(words)}; until {100 * result['target']:g} % {metric}:"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("method", "final, %", "rounds", "up", "down", "total", "× best", "seconds"):
         first = name == "method"
@@ -300,14 +376,18 @@ def _bars(names: list[str], rounds: list[int]) -> Iterator[Any]:
 
         yield lines
         return
+    narrow, digits = log.width < 110, len(str(max(rounds)))
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TextColumn(
+            "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=18 if narrow else 60)
+        ),
+        BarColumn(8 if narrow else 40, table_column=Column(min_width=8)),
+        TextColumn("{task.completed}/{task.total}", table_column=Column(justify="right", min_width=2 * digits + 1)),
+        *(() if narrow else (TimeElapsedColumn(),)),
+        TimeRemainingColumn(table_column=Column(min_width=7)),
+        TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, TextColumn("{task.fields[text]}"), console=log) as bars:
+    with Progress(*columns, console=log) as bars:
         tasks = [bars.add_task(name, total=of, text="") for name, of in zip(names, rounds, strict=True)]
         yield lambda number, done, text="": bars.update(
             tasks[number], completed=done, **({"text": text} if text else {})
@@ -315,8 +395,8 @@ def _bars(names: list[str], rounds: list[int]) -> Iterator[Any]:
 
 
 def _in_words(result: Round) -> str:
-    loss = "nobody answered" if result.loss is None else f"loss {result.loss:.4g}"
-    return f"{loss}, up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
+    nobody = "nobody answered, " if result.loss is None else ""
+    return f"{nobody}up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
 
 
 def _tensorboard(folder: Path) -> Any:

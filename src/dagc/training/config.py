@@ -5,7 +5,7 @@ import json
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -311,6 +311,8 @@ def _in_words(problem: Any) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         return str(unknown("setting", field, Config.model_fields))
+    if problem["type"] == "literal_error" and field in Config.model_fields:
+        return str(unknown(field.replace("_", " "), problem["input"], get_args(Config.model_fields[field].annotation)))
     if not field:
         return str(message)
     message = message[:1].lower() + message[1:]

@@ -23,7 +23,7 @@ from dagc.network import make_network
 from dagc.protocol import Client, Order, Server, Upload
 from dagc.state import below
 from dagc.training.config import Config, is_own
-from dagc.training.given import Given, split_by_client
+from dagc.training.given import Given, not_given, split_by_client
 from dagc.training.gradients import Computed, Gradients, OwnSteps, Traits, sharing, try_out
 from dagc.training.objective import Goal, goal_of
 from dagc.training.optimizer import ServerOptimizer, as_one_vector
@@ -94,10 +94,7 @@ class Federation:
         given = given or Given()
         for what, name, there in (("model", config.model, given.model), ("data", config.data, given.data)):
             if is_own(name) and there is None:
-                raise InvalidInput(
-                    f"the task is {config.task!r}, and {what} of your own comes from Python: "
-                    f"dagc.train(config, {what}=…)"
-                )
+                raise not_given(config, what)
         self.given = given
         self.data = self._load(config, given)
         self.config, notes = (config, ()) if given.partition is not None else split_by_client(config, self.data)

@@ -15,7 +15,7 @@ from dagc.errors import InvalidInput, shown
 from dagc.training.config import OWN, Config, is_own
 from dagc.training.objective import Loss, Metric
 
-__all__ = ["Given", "as_given", "split_by_client"]
+__all__ = ["Given", "as_given", "not_given", "split_by_client"]
 
 SPLIT = ("workers", "skew_ratio", "label_alpha")
 """Settings that ask for the paper's split."""
@@ -86,6 +86,11 @@ def as_given(
     return Config(**settings), Given(model, own, split, loss, metric)
 
 
+def not_given(config: Config, what: str) -> InvalidInput:
+    """The error for a task that names something of one's own, which is not there."""
+    return InvalidInput(f"task is {config.task!r}: your own {what} comes from Python, dagc.train(config, {what}=…)")
+
+
 def split_by_client(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
     """The configuration with the split that it leaves open, and what people should know about that.
 
@@ -110,7 +115,7 @@ def _task(config: Config, model: bool, data: bool) -> str:
                 f"task is {config.task!r}, and {what} is given, too: leave the task out, or write {OWN!r} in its place"
             )
         if is_own(name) and not given:
-            raise InvalidInput(f"task is {config.task!r}: give {what}=… to dagc.train")
+            raise not_given(config, what)
         parts.append(OWN if given and not is_own(name) else name)
     return "@".join(parts)
 
