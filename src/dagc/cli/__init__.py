@@ -14,7 +14,7 @@ from dagc.cli.plan import plan
 from dagc.cli.plugins import plugins
 from dagc.cli.report import report
 from dagc.cli.reproduce import reproduce
-from dagc.cli.terminal import say, show_warnings
+from dagc.cli.terminal import say, show_log, show_warnings
 from dagc.cli.train import compare, resume, run
 from dagc.errors import DagcError
 from dagc.files import failure
@@ -40,8 +40,12 @@ app.add_typer(data_app, name="data")
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the library logs.")] = False,
+) -> None:
     """Options of the command itself."""
+    show_log(verbose)
     if show:
         print(f"dagc {dagc.__version__}")
         raise typer.Exit

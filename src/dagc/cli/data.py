@@ -54,7 +54,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         return
     table = Table(title=f"Data folder: {root}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("name", "here", "size", "classes", "licence", "what"):
-        whole = column in ("name", "what")
+        whole = column not in ("licence", "what")
         table.add_column(column, justify="right" if column in ("size", "classes") else "left", no_wrap=whole)
     for name, entry in data.CATALOGUE.items():
         here = Text("yes", "green") if places[name] else Text("no", "yellow")

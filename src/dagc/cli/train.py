@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shlex
 import sys
@@ -38,7 +39,17 @@ from dagc.folder import read_settings
 from dagc.report import comparison, notes, panels_of, read_run, sentence, write_report
 from dagc.report.numbers import BYTES, in_bytes
 from dagc.report.words import brief
-from dagc.training import Config, Federation, Round, read_metrics, summary, train
+from dagc.training import (
+    Config,
+    CsvLog,
+    Federation,
+    Round,
+    TensorBoard,
+    ToTarget,
+    read_metrics,
+    summary,
+    train,
+)
 
 __all__ = ["compare", "resume", "run"]
 
@@ -47,12 +58,16 @@ Output = Annotated[
     Path | None, typer.Option(help="The run's folder (default: runs/TASK/METHOD-…).", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-TensorBoard = Annotated[bool, typer.Option(help="Write TensorBoard logs to the run's folder, too.")]
+Tensors = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard logs to the run's folder, too.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Write log.csv to the run's folder, too: a line for every round.")]
+Target = Annotated[float | None, typer.Option(help="A score, e.g. 0.75: say what it took to reach it.")]
 BUDGETS = ("ratio", "threshold", "bytes", "rate")
 COMPARISON = "compare.json"
 """In a comparison's folder: what was asked for."""
 VERSION = 1
 """Of that file."""
+NARROW = 110
+"""A terminal with fewer columns gets shorter progress."""
 
 
 @with_config_flags()
@@ -61,7 +76,9 @@ def run(
     config: ConfigFile = None,
     output: Output = None,
     as_json: AsJson = False,
-    tensorboard: TensorBoard = False,
+    tensorboard: Tensors = False,
+    csv: Csv = False,
+    target: Target = None,
     **fields: Any,
 ) -> None:
     """Train one model over many clients, with one method.
@@ -77,23 +94,24 @@ def run(
     register(str(settings.get("method")))
     checked = Config(**settings)
     folder = output or Path("runs") / _slug(checked.task) / f"{checked.method}-{checked.key()}"
-    _train(checked, folder, as_json, tensorboard)
+    _train(checked, folder, as_json, tensorboard, csv, target)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run or a comparison that did not come to its end.")],
     as_json: AsJson = False,
-    tensorboard: TensorBoard = False,
+    tensorboard: Tensors = False,
+    csv: Csv = False,
+    target: Target = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Of a comparison: runs at a time (default: the cores).")
     ] = None,
 ) -> None:
     """Continue a run or a comparison from its last checkpoints; the result is the same to the bit."""
     if (folder / COMPARISON).exists():
-        if tensorboard:
-            raise InvalidInput(
-                f"{folder} holds a comparison, which writes no TensorBoard logs: leave --tensorboard out"
-            )
+        for name, given in (("--tensorboard", tensorboard), ("--csv", csv), ("--target", target is not None)):
+            if given:
+                raise InvalidInput(f"{folder} holds a comparison, and {name} is for a run: leave {name} out")
         _compare(_read_asked(folder), folder, jobs, as_json)
         return
     if not (folder / "config.toml").exists():
@@ -104,7 +122,7 @@ def resume(
     if "engine" in settings:
         raise InvalidInput(f"{folder} holds a run of {settings['engine']}: start its own app again to continue it")
     register(str(settings.get("method")))
-    _train(Config(**settings), folder, as_json, tensorboard)
+    _train(Config(**settings), folder, as_json, tensorboard, csv, target)
 
 
 @with_config_flags("method", "seed", lists=SWEPT)
@@ -297,18 +315,23 @@ def _tuning_note(labels: list[str], choices: list[Choice], seeds: range, target:
     return f"tuned on {on} by {goal}. {'; '.join(found)}"
 
 
-def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> None:
+def _train(
+    config: Config, folder: Path, as_json: bool, tensorboard: bool, csv: bool = False, target: float | None = None
+) -> None:
     if (folder / COMPARISON).exists():
         raise InvalidInput(f"{folder} holds a comparison, not a run: choose another --output")
-    callbacks = [_tensorboard(folder)] if tensorboard else []
+    callbacks = [ToTarget(target)]  # refuses one that cannot be
+    callbacks += [TensorBoard(folder / "tensorboard", target)] if tensorboard else []
+    callbacks += [CsvLog(folder / "log.csv", target)] if csv else []
     accuracy = ""
     training = train(config, folder, callbacks)
     metric = training.federation.goal.metric
+    name = "" if log.is_terminal and log.width < NARROW else f"{metric} "
     for note in training.federation.notes:
         say(f"note: {note}")
     with _bars([f"{_slug(config.task)} {config.method}"], [config.rounds]) as show, stopping() as stop:
         for result in training:
-            accuracy = accuracy if result.accuracy is None else f"{metric} {result.accuracy:.1%}, "
+            accuracy = accuracy if result.accuracy is None else f"{name}{result.accuracy:.1%}, "
             show(0, result.round, accuracy + _in_words(result))
             if stop.is_set() and result.round < config.rounds:
                 break
@@ -317,7 +340,12 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
     if stop.is_set():
         say(f"stopped after a checkpoint; continue with: dagc resume {shlex.quote(str(folder))}")
         sys.exit(130)
-    found = {"task": config.task, "method": config.method, **summary(read_metrics(folder)), "folder": str(folder)}
+    rows = read_metrics(folder)
+    found = {"task": config.task, "method": config.method, **summary(rows), "folder": str(folder)}
+    if target is not None:
+        there = next((row for row in rows if row.get("accuracy", -math.inf) >= target), None)
+        amounts = ("round", "bytes_up", "bytes_down", "seconds")
+        found["to_target"] = None if there is None else {"accuracy": target, **{name: there[name] for name in amounts}}
     if as_json:
         print(json.dumps(found))
         return
@@ -329,11 +357,23 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
         ("uploaded", in_bytes(found["bytes_up"])),
         ("downloaded", in_bytes(found["bytes_down"])),
         ("in total", in_bytes(found["bytes_up"] + found["bytes_down"])),
+        *_to_target(found, target),
         ("network's clock", f"{found['seconds']:,.1f} s on {config.network}"),
         ("folder", str(folder)),
     ):
         table.add_row(name, value)
     Console(highlight=False, markup=False).print(table)
+
+
+def _to_target(found: dict[str, Any], target: float | None) -> list[tuple[str, str]]:
+    """The line about the target, if there is one."""
+    if target is None:
+        return []
+    there = found["to_target"]
+    if there is None:
+        return [(f"to {100 * target:g} %", "not reached")]
+    both = in_bytes(there["bytes_up"] + there["bytes_down"])
+    return [(f"to {100 * target:g} %", f"{there['round']:,} rounds, {both} in total, {there['seconds']:,.1f} s")]
 
 
 def _print_comparison(result: dict[str, Any], budgets: dict[str, Any], metric: str = "accuracy") -> None:
@@ -376,7 +416,7 @@ def _bars(names: list[str], rounds: list[int]) -> Iterator[Any]:
 
         yield lines
         return
-    narrow, digits = log.width < 110, len(str(max(rounds)))
+    narrow, digits = log.width < NARROW, len(str(max(rounds)))
     columns = (
         TextColumn(
             "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=18 if narrow else 60)
@@ -397,24 +437,6 @@ def _bars(names: list[str], rounds: list[int]) -> Iterator[Any]:
 def _in_words(result: Round) -> str:
     nobody = "nobody answered, " if result.loss is None else ""
     return f"{nobody}up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InvalidInput("--tensorboard needs the package tensorboard: pip install tensorboard") from None
-    writer = SummaryWriter(str(folder / "tensorboard"))
-
-    def write(federation: Federation, result: Round) -> None:
-        for name in ("loss", "accuracy", "test_loss", "bytes_up", "bytes_down", "seconds"):
-            value = getattr(result, name)
-            if value is not None:
-                writer.add_scalar(name, value, result.round)
-        if result.accuracy is not None:
-            writer.flush()
-
-    return write
 
 
 def _slug(task: str) -> str:

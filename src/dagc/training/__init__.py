@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from logging import DEBUG, INFO, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from dagc.data import Partition
 from dagc.folder import read_metrics, summary
+from dagc.training.callbacks import CsvLog, TensorBoard, ToTarget
 from dagc.training.config import OWN, SOLUTION, Config
 from dagc.training.federation import Federation, Round
 from dagc.training.folder import RunFolder
@@ -20,15 +22,19 @@ __all__ = [
     "OWN",
     "SOLUTION",
     "Config",
+    "CsvLog",
     "Federation",
     "Round",
     "RunFolder",
+    "TensorBoard",
+    "ToTarget",
     "Training",
     "read_metrics",
     "summary",
     "train",
 ]
 
+log = getLogger("dagc.training")
 Callback = Callable[[Federation, Round], object]
 Rounds = Generator[Round, None, None]
 
@@ -56,7 +62,7 @@ def train(
     Args:
         config: What to train.
         output: The run's folder, if it is to be kept.
-        callbacks: Called with the federation and the round, after every round.
+        callbacks: Called with the federation and the round, after every round, e.g. `CsvLog` or `TensorBoard`.
         model: Any `nn.Module`; a copy of it is trained, from its weights.
         data: `(x, y)` as tensors or arrays, a torch data set, sequences of tokens, or a mapping from clients' names to
             any of those; see `dagc.data.as_dataset`.
@@ -149,12 +155,17 @@ def _train(federation: Federation, output: str | Path | None, callbacks: list[Ca
 def _each_round(federation: Federation, callbacks: list[Callback], folder: RunFolder | None) -> Rounds:
     config = federation.config
     saved = federation.round
+    log.info(
+        "%s, %s: %d clients, %d parameters, from round %d to %d",
+        *(config.task, config.method, len(federation.names), federation.size, saved + 1, config.rounds),
+    )
     while federation.round < config.rounds:
         result = federation.step()
         done = result.round == config.rounds
         if done or result.round % config.evaluation_interval == 0:
             accuracy, loss = federation.evaluate()
             result = replace(result, accuracy=accuracy, test_loss=loss)
+        _log(federation, result)
         if folder is not None:
             folder.record(vars(result))
         for callback in callbacks:
@@ -162,9 +173,21 @@ def _each_round(federation: Federation, callbacks: list[Callback], folder: RunFo
         if folder is not None and (done or result.round % config.checkpoint_interval == 0):
             folder.save()
             saved = result.round
+            log.debug("round %d: checkpoint in %s", saved, folder.path)
         try:
             yield result
         except GeneratorExit:  # nobody listens any more: between two rounds, so this is a good state
             if folder is not None and saved != federation.round:
                 folder.save()
             raise
+
+
+def _log(federation: Federation, result: Round) -> None:
+    """A round that was evaluated is of interest, any other a detail."""
+    score = "" if result.accuracy is None else f", {federation.goal.metric} {result.accuracy:.4f}"
+    log.log(
+        DEBUG if result.accuracy is None else INFO,
+        "round %d of %d: loss %s%s, %d entries, %d bytes up and %d down so far, %.3f s on the clock",
+        *(result.round, federation.config.rounds, "–" if result.loss is None else f"{result.loss:.5g}", score),
+        *(result.entries, result.bytes_up, result.bytes_down, result.seconds),
+    )

@@ -32,7 +32,7 @@ from dagc.training.schedule import rate_at
 __all__ = ["Federation", "Round"]
 
 T = TypeVar("T")
-log = getLogger("dagc")
+log = getLogger("dagc.training")
 TESTED = 50
 """Test samples that go through the model at a time."""
 WAVE = 16
