@@ -1,6 +1,7 @@
 """Plugins: the command line and its worker processes know what a package registers, and the contracts judge it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def packages(tmp_path, monkeypatch):
             (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
             (info / "entry_points.txt").write_text(f"[dagc.plugins]\n{name} = {value}\n")
         source = str(Path(dagc.__file__).parent.parent)
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{source}")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), source]))
 
         def call(*arguments):
             command = [sys.executable, "-m", "dagc", *arguments]
