@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,9 @@ __all__ = ["main", "quiet"]
 @contextmanager
 def quiet() -> Iterator[None]:
     """In this block, Ctrl-C ends the process at once, with the usual exit code."""
+    if threading.current_thread() is not threading.main_thread():  # no other thread may set what signals do
+        yield
+        return
     before = signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     try:
         yield

@@ -356,7 +356,7 @@ def test_a_finished_run_whose_model_is_damaged_is_not_finished(half_done, damage
 
 
 def bounded(**plan):
-    server = Server(Plan(ratio=0.1, **plan), torch.zeros(100))
+    server = Server(Plan(method="dagc-r", ratio=0.1, **plan), torch.zeros(100))
     for name in "abcd":
         server.join(name, 10)
     return server, {name: Client([100]) for name in "abcd"}
@@ -417,7 +417,7 @@ def test_without_a_bound_nothing_is_refused_or_kept():
 
 
 def test_claims_count_up_to_a_limit():
-    server = Server(Plan(ratio=0.1, most_examples=500), torch.zeros(100))
+    server = Server(Plan(method="dagc-r", ratio=0.1, most_examples=500), torch.zeros(100))
     for name, examples in (("a", 1e9), ("b", 499), ("c", 500)):
         server.join(name, examples)
     assert [member.examples for member in server.members.values()] == [500, 499, 500]
@@ -428,11 +428,11 @@ def test_claims_count_up_to_a_limit():
 @pytest.mark.parametrize("wrong", [{"norm_bound": 1}, {"norm_bound": float("inf")}, {"most_examples": 0}])
 def test_bounds_that_bound_nothing_are_refused(wrong):
     with pytest.raises(InvalidInput, match=next(iter(wrong))):
-        Plan(ratio=0.1, **wrong)
+        Plan(method="dagc-r", ratio=0.1, **wrong)
 
 
 def test_the_local_engine_leaves_a_client_out_and_names_it(monkeypatch, caplog):
-    fields = {**RUN, "workers": 5, "rounds": 8, "norm_bound": 10, "most_examples": 300}
+    fields = {**RUN, "method": "dagc-r", "workers": 5, "rounds": 8, "norm_bound": 10, "most_examples": 300}
     usual = Federation._upload
 
     def spoilt(self, i, order, gradient):

@@ -66,7 +66,7 @@ def steps(downlink, t):
 @pytest.mark.parametrize("overhead", [None, 0.2])
 @pytest.mark.parametrize("values", ["fp32", "sign"])
 def test_the_budget_is_never_passed_and_mostly_used(values, overhead):
-    plan = Plan(bytes=30, values=values, frames="compact", overhead=overhead, down="same")
+    plan = Plan(method="dagc-r", bytes=30, values=values, frames="compact", overhead=overhead, down="same")
     downlink = Downlink(plan.downward(), np.zeros(SIZE, np.float32))
     sent = 0
     for t in range(60):
@@ -79,7 +79,7 @@ def test_the_budget_is_never_passed_and_mostly_used(values, overhead):
 
 def test_a_visit_costs_the_budget_on_average_however_rare_it_is():
     """One client of ten in each round: it downloads what ten rounds have broadcast."""
-    run = BothWays(Plan(bytes=60, values="sign", frames="compact", down="same"), size=2000)
+    run = BothWays(Plan(method="dagc-r", bytes=60, values="sign", frames="compact", down="same"), size=2000)
     for t in range(200):
         run.round([str(t % 10)])
     visits = 190  # the first ones download all of it
@@ -87,7 +87,7 @@ def test_a_visit_costs_the_budget_on_average_however_rare_it_is():
 
 
 def test_clients_that_left_for_good_do_not_starve_the_downlink():
-    run = BothWays(Plan(bytes=60, values="sign", frames="compact", down="same"), size=2000)
+    run = BothWays(Plan(method="dagc-r", bytes=60, values="sign", frames="compact", down="same"), size=2000)
     for t in range(40):
         run.round([str(10 + 5 * t + i) for i in range(5)])  # 200 that are never seen again
     for _ in range(40):
@@ -99,7 +99,7 @@ def test_clients_that_left_for_good_do_not_starve_the_downlink():
 
 
 def test_a_model_in_which_entries_have_changed_places_is_noticed():
-    server = Server(Plan(ratio=0.1, down="same"), torch.zeros(20_000))
+    server = Server(Plan(method="dagc-r", ratio=0.1, down="same"), torch.zeros(20_000))
     server.join("0", 1)
     client = Client([20_000])
     client.receive(server.download("0"))
@@ -157,7 +157,7 @@ def test_entries_that_change_again_and_again_are_sent_as_values():
 
 
 def test_broadcasts_that_do_not_fit_are_refused_and_change_nothing():
-    server = Server(Plan(bytes=60, values="sign", frames="compact", down="same"), torch.zeros(SIZE))
+    server = Server(Plan(method="dagc-r", bytes=60, values="sign", frames="compact", down="same"), torch.zeros(SIZE))
     server.join("0", 1)
     client = Client([SIZE])
     client.receive(server.download("0"))
@@ -198,9 +198,9 @@ def test_broadcasts_that_do_not_fit_are_refused_and_change_nothing():
 )
 def test_what_down_can_be(down, words):
     with pytest.raises(InvalidInput, match=words):
-        Plan(ratio=0.1, down=down)
-    assert Plan(ratio=0.1, down="64").downward().bytes == 64
-    assert Plan(ratio=0.1, down="lossless").downward() is None
+        Plan(method="dagc-r", ratio=0.1, down=down)
+    assert Plan(method="dagc-r", ratio=0.1, down="64").downward().bytes == 64
+    assert Plan(method="dagc-r", ratio=0.1, down="lossless").downward() is None
     with pytest.raises(InvalidInput, match="down is 'same', but clients have no budget"):
         Plan(method="dagc-a", threshold=0.1, down="same")
 
@@ -209,7 +209,13 @@ def test_what_down_can_be(down, words):
 def test_the_downlink_stays_as_small_under_any_optimiser(optimizer):
     """Adam and momentum change every entry of the server's model."""
     name, options = optimizer
-    config = {"task": "logistic@digits", "rounds": 30, "optimizer": name, "optimizer_options": options}
+    config = {
+        "task": "logistic@digits",
+        "method": "dagc-r",
+        "rounds": 30,
+        "optimizer": name,
+        "optimizer_options": options,
+    }
     wire = {"bytes": 40, "values": "sign", "frames": "compact", "learning_rate": 0.05}
     federation = Federation(Config(**config, **wire, down="same"))
     rounds = [federation.step() for _ in range(30)]
@@ -238,7 +244,7 @@ def test_memory_does_not_grow_with_clients_that_were_seen_once():
     import tracemalloc
 
     size = 20_000
-    server = Server(Plan(bytes=60, values="sign", frames="compact", down="same"), torch.zeros(size))
+    server = Server(Plan(method="dagc-r", bytes=60, values="sign", frames="compact", down="same"), torch.zeros(size))
     tracemalloc.start()
     for i in range(10_000):
         server.join(str(i), 1)

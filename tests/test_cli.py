@@ -86,7 +86,7 @@ def test_allocate_knows_the_methods_of_a_training():
         (["allocate", "--sizes", "5,4", "--method", "best"], "no method 'best': choose one of uniform, dagc-r"),
         (["allocate", "--sizes", "5,4", "--caps", "0.1,0.1"], """caps is '0.1,0.1': write JSON, e.g. '{"3": 0.001}'"""),
         (["allocate", "--sizes", "5,4", "--caps", '{"7": 0.1}'], "no client '7': choose one of 0, 1"),
-        (["run", "mlp@digits"], "method 'dagc-r' needs a budget: give ratio, bytes or rate, e.g. ratio 0.001"),
+        (["run", "mlp@digits", "--method", "dagc-a"], "method 'dagc-a' needs a budget: give threshold, e.g. threshold"),
         (["compare", "mlp@digits", "--methods", "dagc-a"], "'dagc-a' needs a budget: give threshold"),
         (["run", "mlp@digits", "--ratio", "0.1", "--method", "dagcr"], "did you mean 'dagc-r'"),
         (

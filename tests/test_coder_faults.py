@@ -185,7 +185,11 @@ class Network:
             self.computed[name] = self.delivered[name] + client.feedback.residual.double().numpy()
             self.gone[name] = np.zeros(SIZE)
         memory, other = client.memory, self.server._memories.get(name)
-        if memory is None or other is None or (memory.clocks, memory.signs, memory.frames) != (other.clocks, other.signs, order.counted):
+        if (
+            memory is None
+            or other is None
+            or (memory.clocks, memory.signs, memory.frames) != (other.clocks, other.signs, order.counted)
+        ):
             self.suspect[name] = False  # it sends one that needs no memory
         elif memory.fingerprint == other.fingerprint:
             assert state(memory) == state(other)

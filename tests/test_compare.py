@@ -95,7 +95,7 @@ def test_what_is_finished_is_not_done_again(finished):
         (["top-k"], {"ratio": 0.1, "exponent": 0.0}, "takes exponent 0.0"),
         (["top-k", "accordion"], {"ratio": 0.1, "options": {"interval": 3, "sped": 1}}, "takes options sped"),
         (["stc", "none"], {"ratio": 0.1, "values": "int8"}, "none of the methods stc, none takes values int8"),
-        (["dagc-r", "none"], {}, "'dagc-r' needs a budget: give ratio, bytes or rate"),
+        (["dagc-r", "accordion"], {}, "'accordion' needs a budget: give ratio or threshold"),
         (["top-k", "top-k"], {"ratio": 0.1}, "'top-k' is named twice"),
         (["top-k", "top-k:frames=plain"], {"ratio": 0.1}, "'top-k:frames=plain' comes to the same as 'top-k'"),
         (["top-k:frame=raw"], {"ratio": 0.1}, "no setting that a variant can have 'frame': did you mean 'frames'"),
@@ -255,8 +255,8 @@ def test_compare_tunes_sweeps_and_takes_variants_on_the_command_line(tmp_path):
 
 
 def test_compare_asks_for_a_budget_and_for_values_that_can_be(tmp_path):
-    with pytest.raises(InvalidInput, match="'dagc-r' needs a budget: give ratio, bytes or rate"):
-        run("compare", "logistic@digits")
+    with pytest.raises(InvalidInput, match="'dagc-a' needs a budget: give threshold"):
+        run("compare", "logistic@digits", "--methods", "dagc,dagc-a")
     with pytest.raises(InvalidInput, match=r"--ratio is '0\.1,,0\.2': write different values with commas"):
         run("compare", "logistic@digits", "--ratio", "0.1,,0.2")
     with pytest.raises(InvalidInput, match="ratio is 'much': input should be a valid number"):

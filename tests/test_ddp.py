@@ -60,7 +60,7 @@ def wrapped(module=None, seed=0, **options):
 
 
 def hooked(model, ratio=0.05, **options):
-    return dagc.ddp.register(model, examples=EXAMPLES[dist.get_rank()], ratio=ratio, **options)
+    return dagc.ddp.register(model, examples=EXAMPLES[dist.get_rank()], ratio=ratio, **{"method": "dagc-r", **options})
 
 
 def inputs(step):
@@ -344,7 +344,7 @@ def test_ranks_that_run_out_of_data_join(four):
 def without_data(examples):
     rank = dist.get_rank()
     model = wrapped()
-    hook = dagc.ddp.register(model, examples=examples[rank], ratio=0.05)
+    hook = dagc.ddp.register(model, examples=examples[rank], method="dagc-r", ratio=0.05)
     for step in range(3):
         model.zero_grad()
         backward(model, step, spoil=torch.nan if examples[rank] == 0 else None)
@@ -535,7 +535,7 @@ def sparse_gradient():
         (({"method": "magic"},) * 2, "there is no method 'magic'"),
         (({"values": "fp8"},) * 2, "there is no value codec 'fp8'"),
         (({"ratio": 1.5},) * 2, "ratio is 1.5: it must be a number above 0 and at most 1"),
-        (({"ratio": None},) * 2, "method 'dagc-r' needs a budget"),
+        (({"ratio": None, "method": "dagc-a"},) * 2, "method 'dagc-a' needs a budget"),
         (({"ration": 0.05},) * 2, "there is no setting 'ration': did you mean 'ratio'"),
         (({"ratio": None, "bytes": 20, "rate": "1 MB/hour"},) * 2, "DDP keeps no rate per hour"),
         (({"ratio": None, "rate": "1 MB/training"},) * 2, "a rate per training needs rounds"),

@@ -159,7 +159,7 @@ def test_model_residuals_and_bytes_are_those_of_the_local_engine(states, method,
 def test_what_nodes_train_on_is_the_servers_model_bit_for_bit_and_is_downloaded_whole_only_once(states):
     seen = []
     grid = LocalGrid(client_app(seen=seen), NODES)
-    strategy = DataAware(fed_avg(fraction_train=0.5), ratio=0.02, run="half")
+    strategy = DataAware(fed_avg(fraction_train=0.5), method="dagc-r", ratio=0.02, run="half")
     models = [flat(ArrayRecord(task().build().state_dict()))]
     start(strategy, grid, 12, evaluate_fn=lambda number, arrays: (number and models.append(flat(arrays))) or None)
     assert len(seen) == 24
@@ -356,7 +356,7 @@ def test_nodes_that_miss_1_to_50_rounds_are_brought_up_to_date_and_nothing_is_lo
     grid = Some(client_app(seen=seen), NODES)
     losing = Losing(grid, 0.0)
     inner = Counting(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-    strategy = DataAware(inner, ratio=0.02, values="sign", frames="compact", run="away", down=down)
+    strategy = DataAware(inner, method="dagc-r", ratio=0.02, values="sign", frames="compact", run="away", down=down)
     start(strategy, grid, 58, evaluate_fn=lambda t, arrays: (t and models.append(flat(arrays))) or None)
     lines = read_metrics(states / "runs" / "away")
     assert [line["present"] for line in lines] == [
@@ -392,10 +392,10 @@ def test_a_run_is_resumed_after_the_server_was_killed_and_nothing_is_lost(states
 
     grid.on_reply = dies
     with pytest.raises(Killed):
-        start(DataAware(fed_avg(), ratio=0.02, run="killed", down=down), grid, 8)
+        start(DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="killed", down=down), grid, 8)
     restarted = LocalGrid(client_app(seen=seen), NODES)
     restarted.on_reply = losing
-    again = DataAware(fed_avg(), ratio=0.02, run="killed", down=down)
+    again = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="killed", down=down)
     result = start(again, restarted, 8)
     assert [line["round"] for line in read_metrics(states / "runs" / "killed")] == list(range(1, 9))
     assert sorted(result.train_metrics_clientapp) == list(range(done + 1, 9))
@@ -530,7 +530,7 @@ def test_a_node_that_sends_rubbish_is_left_out_of_that_round_by_name(states, cap
         return [reply]
 
     grid.on_reply = spoil
-    strategy = DataAware(fed_avg(), ratio=0.02, run="rubbish")
+    strategy = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="rubbish")
     with caplog.at_level(logging.WARNING, "flwr.dagc"):
         result = start(strategy, grid, 5)
     assert replies == 1
@@ -545,7 +545,8 @@ def test_a_node_that_sends_rubbish_is_left_out_of_that_round_by_name(states, cap
         [] if (about := reply.content[RECORD])["name"] == "partition-2" and about["round"] == 3 else [reply]
     )
     assert torch.equal(
-        flat(start(DataAware(fed_avg(), ratio=0.02, run="silent"), silent, 5).arrays), flat(result.arrays)
+        flat(start(DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="silent"), silent, 5).arrays),
+        flat(result.arrays),
     )
 
 
@@ -600,7 +601,7 @@ def test_a_name_belongs_to_its_node_while_that_lives(states, tmp_path, caplog):
     for node in (2, 4):
         grid.contexts[node].node_config |= {"dagc-name": "twin", "dagc-state": str(tmp_path / f"disk-{node}")}
     losing = Losing(grid, 0.0)
-    strategy = DataAware(InTurn(fraction_evaluate=0.0), ratio=0.02, run="twins")
+    strategy = DataAware(InTurn(fraction_evaluate=0.0), method="dagc-r", ratio=0.02, run="twins")
     start(strategy, grid, 6)
     assert caplog.text.count("node 4 is left out: it says it is name-twin, and so does node 2") == 3
     assert [line["present"] for line in read_metrics(states / "runs" / "twins")] == [2, 1] * 3
@@ -638,7 +639,7 @@ def test_a_node_that_first_reports_no_examples_trains_later_by_its_new_claim(sta
 
     grid = LocalGrid(app, NODES)
     losing = Losing(grid, 0.0)
-    strategy = DataAware(fed_avg(), ratio=0.02, run="later")
+    strategy = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="later")
     start(strategy, grid, 5)
     assert "round 1: partition-1 (node 2) is left out: it has trained on no examples" in caplog.text
     assert [line["present"] for line in read_metrics(states / "runs" / "later")] == [3, 4, 4, 4, 4]
@@ -777,7 +778,7 @@ def test_a_file_from_an_older_backup_sends_nothing_twice(states):
         if number == 4:
             path.write_bytes(copies[2][0])
 
-    strategy = DataAware(fed_avg(), ratio=0.02, run="backup")
+    strategy = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="backup")
     start(strategy, grid, 8, evaluate_fn=copy)
     assert [line["present"] for line in read_metrics(states / "runs" / "backup")] == [4, 4, 4, 4, 3, 4, 4, 4]
     older, newer = (copies[number][1].client for number in (2, 4))
@@ -817,7 +818,7 @@ def test_a_restarted_node_with_another_number_has_its_residual_and_its_acknowled
             context.node_id, context.state = 77, RecordDict()
             grid.contexts[77] = context
 
-    strategy = DataAware(fed_avg(), ratio=0.02, run="restart")
+    strategy = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="restart")
     start(strategy, grid, 6, evaluate_fn=restart)
     assert [line["present"] for line in read_metrics(states / "runs" / "restart")] == [4] * 6
     assert len(strategy._run.server.members) == NODES
@@ -908,11 +909,11 @@ def test_the_example_learns(states, monkeypatch, kind):
     ("options", "words"),
     [
         ({"method": "magic", "ratio": 0.1}, "there is no method 'magic'"),
-        ({}, "method 'dagc-r' needs a budget: give ratio, bytes or rate"),
+        ({"method": "dagc-a"}, "method 'dagc-a' needs a budget: give threshold"),
         ({"ratio": 0.1, "bytes": 20}, "give one budget, not ratio and bytes"),
-        ({"ratio": 0.1, "threshold": 0.1}, "method 'dagc-r' takes no threshold"),
+        ({"ratio": 0.1, "threshold": 0.1}, "method 'dagc' takes no threshold"),
         ({"ration": 0.1}, "there is no setting 'ration': did you mean 'ratio'"),
-        ({"ratio": 0.1, "options": {"interval": 5}}, "method 'dagc-r' takes no options"),
+        ({"ratio": 0.1, "options": {"interval": 5}}, "method 'dagc' takes no options"),
         ({"ratio": 2.0}, "ratio is 2"),
         ({"ratio": 0.1, "values": "fp7"}, "fp7"),
         ({"ratio": 0.1, "caps": {"partition-0": 1e-6}}, "the cap 1e-06 of 'partition-0' is below one entry"),
@@ -1134,7 +1135,7 @@ def test_a_node_that_sends_or_claims_far_more_than_most_is_left_out_or_counts_as
                 reply.content["arrays"][name] = Array(array.numpy() + np.float32(1e6))
         return reply
 
-    strategy = DataAware(fed_avg(), ratio=0.02, run="bound", norm_bound=10, most_examples=300)
+    strategy = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="bound", norm_bound=10, most_examples=300)
     result = start(strategy, LocalGrid(app, NODES), 6)
     assert [line["present"] for line in read_metrics(states / "runs" / "bound")] == [4, 4, 3, 3, 3, 3]
     assert caplog.text.count("partition-2 (node 3) is left out: its upload has the norm") == 4

@@ -137,7 +137,7 @@ def test_a_federation_that_grows_from_3_to_300_clients_keeps_its_budget_and_goes
 @settings(max_examples=15, deadline=None)
 def test_a_byte_budget_is_not_passed_by_uploads_that_never_arrive(plan, lost):
     """They were sent all the same."""
-    run, earned = Run(Plan(bytes=40, **plan)), 0
+    run, earned = Run(Plan(method="dagc-r", bytes=40, **plan)), 0
     for t in range(30):
         run.round("01234", lost[t])
         earned += 5 * 40
@@ -156,7 +156,9 @@ def test_reporters_that_hold_nothing_any_more_do_not_end_a_run():
 
 
 def test_caps_limit_who_has_them_and_nobody_else():
-    plan = Plan(bytes=40, overhead=0.2, values="sign", frames="compact", caps={"0": 1 / SIZE, "1": 0.05})
+    plan = Plan(
+        method="dagc-r", bytes=40, overhead=0.2, values="sign", frames="compact", caps={"0": 1 / SIZE, "1": 0.05}
+    )
     run = Run(plan)
     sent = dict.fromkeys("0123", 0)
     for _ in range(60):
@@ -169,26 +171,26 @@ def test_caps_limit_who_has_them_and_nobody_else():
 
 
 def test_numbers_of_numpy_are_pythons_own():
-    plan = Plan(ratio=np.float32(0.5), caps={"0": np.float64(0.5)}, seed=np.int64(3), down="64")
+    plan = Plan(method="dagc-r", ratio=np.float32(0.5), caps={"0": np.float64(0.5)}, seed=np.int64(3), down="64")
     assert [type(value) for value in (plan.ratio, plan.caps["0"], plan.seed, plan.down)] == [float, float, int, float]
-    assert Plan(ratio=0.5, down="64") == Plan(ratio=0.5, down=64)
+    assert Plan(method="dagc-r", ratio=0.5, down="64") == Plan(method="dagc-r", ratio=0.5, down=64)
 
 
 def test_a_ratio_that_is_less_than_an_entry_each_makes_clients_wait():
-    run = Run(Plan(ratio=0.0005))  # a fifth of an entry for each client
+    run = Run(Plan(method="dagc-r", ratio=0.0005))  # a fifth of an entry for each client
     counts = [len(run.round(["0", "1", "2"])[0].sparse) for _ in range(20)]
     assert sum(len(up.sparse) for _ in range(10) for up in run.round(["0", "1", "2"])) in (5, 6, 7)
     assert max(counts) == 1
 
 
 def test_a_byte_budget_that_no_frame_fits_into_is_saved_up():
-    run = Run(Plan(bytes=3))
+    run = Run(Plan(method="dagc-r", bytes=3))
     assert sum(len(up.frame) for _ in range(40) for up in run.round(["0"])) in range(60, 121)
 
 
 def test_clients_join_leave_and_return_to_their_own_savings_and_residuals():
     """The decisions for those who stay do not depend on what a client that left is called."""
-    plan = Plan(bytes=15, values="sign", frames="compact", overhead=0.2)
+    plan = Plan(method="dagc-r", bytes=15, values="sign", frames="compact", overhead=0.2)
     run = Run(plan)
     for t in range(20):
         run.round([name for name in "0123" if not (name == "1" and 5 <= t < 12)])
@@ -201,7 +203,7 @@ class TestReading:
     """What the server refuses."""
 
     def server(self, **plan):
-        server = Server(Plan(**{"ratio": 0.01, **plan}), torch.zeros(SIZE))
+        server = Server(Plan(**{"method": "dagc-r", "ratio": 0.01, **plan}), torch.zeros(SIZE))
         for name in "01":
             server.join(name, 10)
         return server, server.orders("01")
@@ -303,7 +305,7 @@ class TestReading:
                 server.join("0", examples)
 
     def test_a_member_without_data_sends_nothing_and_may_get_some_later(self):
-        server = Server(Plan(ratio=0.01), torch.zeros(SIZE))
+        server = Server(Plan(method="dagc-r", ratio=0.01), torch.zeros(SIZE))
         server.join("0", 0)
         assert server.orders(["0"])["0"].silent
         server.join("0", 5)
@@ -312,7 +314,7 @@ class TestReading:
 
 class TestDownloads:
     def test_only_a_few_downloads_are_kept(self):
-        server = Server(Plan(ratio=0.01), torch.zeros(100_000))
+        server = Server(Plan(method="dagc-r", ratio=0.01), torch.zeros(100_000))
         for i in range(60):
             server.join(str(i), 1)
             server.members[str(i)].has = i % 40 - 1
@@ -323,7 +325,7 @@ class TestDownloads:
         assert len(server.downlink._kept) <= 4
 
     def test_a_client_that_missed_rounds_or_everything_is_brought_up_to_date(self):
-        run = Run(Plan(ratio=0.05))
+        run = Run(Plan(method="dagc-r", ratio=0.05))
         for t in range(12):
             run.round([name for name in "012" if not (name == "2" and 3 <= t < 10)])
             model = run.server.downlink.model
@@ -336,7 +338,7 @@ class TestDownloads:
         assert all(np.array_equal(run.clients[name].model.numpy(), model) for name in "12")
 
     def test_a_model_that_is_not_the_servers_is_noticed(self):
-        run = Run(Plan(ratio=0.05))
+        run = Run(Plan(method="dagc-r", ratio=0.05))
         run.round("01")
         run.round("01")
         run.clients["0"].model[17] += 1
@@ -344,7 +346,7 @@ class TestDownloads:
             run.clients["0"].receive(run.server.download("0"))
 
     def test_zeros_that_change_their_sign_are_sent(self):
-        server = Server(Plan(ratio=0.5), torch.tensor([-0.0, 1.0]))
+        server = Server(Plan(method="dagc-r", ratio=0.5), torch.tensor([-0.0, 1.0]))
         server.join("0", 1)
         client = Client([2])
         client.receive(server.download("0"))
@@ -396,7 +398,7 @@ class TestSettling:
 
 WRONG = [
     ({"method": "dagcr", "ratio": 0.1}, "there is no method 'dagcr': did you mean 'dagc-r'?"),
-    ({"method": "dagc-r"}, "method 'dagc-r' needs a budget: give ratio, bytes or rate, e.g. ratio 0.001"),
+    ({"method": "dagc-a"}, "method 'dagc-a' needs a budget: give threshold, e.g. threshold 0.05"),
     (
         {"method": "dagc-r", "threshold": 0.1},
         "method 'dagc-r' takes no threshold: give its budget as ratio, bytes or rate",
@@ -413,10 +415,10 @@ WRONG = [
     ({"ratio": 0.1, "overhead": 2}, "overhead is 2: it must be a number from 0 (nobody waits) to 1"),
     ({"method": "dagc-a", "threshold": 0.1, "overhead": 0.1}, "clients of method 'dagc-a' cannot wait"),
     ({"method": "power", "threshold": 0.1, "overhead": 0.1}, "cannot wait"),
-    ({"ratio": 0.1, "exponent": 1}, "exponent belongs to the method 'power', not to 'dagc-r'"),
+    ({"ratio": 0.1, "exponent": 1}, "exponent belongs to the method 'power', not to 'dagc'"),
     ({"ratio": 0.1, "caps": {"0": 2}}, "the cap of '0' is 2"),
     ({"method": "dagc-a", "threshold": 0.1, "caps": {"0": 0.5}}, "caps limit how many entries are sent"),
-    ({"ratio": 0.1, "options": {"interval": 2}}, "method 'dagc-r' takes no options, but 'interval' is given"),
+    ({"ratio": 0.1, "options": {"interval": 2}}, "method 'dagc' takes no options, but 'interval' is given"),
     ({"method": "accordion", "ratio": 0.1, "options": {"intervall": 2}}, "did you mean 'interval'?"),
     ({"ratio": 0.1, "seed": -1}, "seed"),
     ({"bytes": 1e308}, "bytes is 1e+308: it must be a number above 0 and at most 2^48"),
@@ -468,7 +470,7 @@ def test_wrong_settings_get_the_same_words_everywhere(wrong, words, capsys, monk
 
 
 def test_a_rate_per_training_holds_for_a_training_that_gets_longer():
-    run = Run(Plan(rate="2 kB/training"), rounds=8)
+    run = Run(Plan(method="dagc-r", rate="2 kB/training"), rounds=8)
     for _ in range(6):
         run.round("01234")
     run.rounds = 12
@@ -479,7 +481,7 @@ def test_a_rate_per_training_holds_for_a_training_that_gets_longer():
 
 
 def test_a_plan_with_caps_below_one_entry_is_refused_for_that_model_before_any_work():
-    plan = Plan(ratio=0.1, caps={"0": 0.001})
+    plan = Plan(method="dagc-r", ratio=0.1, caps={"0": 0.001})
     with pytest.raises(InvalidInput, match=r"the cap 0.001 of '0' is below one entry of 400"):
         Server(plan, SIZE)
     assert Server(plan, 1000).plan is not None

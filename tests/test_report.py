@@ -215,21 +215,6 @@ def test_numbers_over_seeds():
     assert targets(Panel("", panel.series)) == (0.55,)
 
 
-def test_a_formula_prices_the_entries_that_were_sent_and_has_no_seconds():
-    _, priced = two_series(bytes_per_entry=8).series
-    assert final(priced, "bytes_up").mean == 2 * 10 * 8
-    assert final(priced, "bytes_total").mean == 2 * 10 * 8 + 400  # only uploads are priced
-    assert reached(priced, 0.5).bytes_up.mean == 8 * 10 * 1.5
-    assert reached(priced, 0.5).bytes_total.mean == 8 * 10 * 1.5 + 300
-    assert reached(priced, 0.5).seconds is None
-    assert curve(priced)["seconds"] == []
-    assert curve(priced)["bytes_up"] == [80, 160]
-    assert curve(priced)["bytes_total"] == [80 + 200, 160 + 400]
-    text = page([two_series(bytes_per_entry=8)], "t", "c")
-    assert "<td>160 B *</td><td>400 B</td><td>420 B * <small>×1.4</small></td>" in text
-    assert "* Uploads by formula: 8 bytes for each entry sent; downloads are measured." in text
-
-
 def test_a_difference_is_that_of_the_same_seeds_where_they_are_shared():
     low = Series("low", (made([0.5], seed=0), made([0.7], seed=1)))
     high = Series("high", (made([0.6], seed=0), made([0.8], seed=1)))
@@ -271,7 +256,7 @@ def test_the_sentence_counts_both_ways_and_names_the_best_rival():
     """The fewest bytes up are not the fewest bytes."""
     dense = Series("none", (made([0.9], method="none", step=1000),))
     thrifty = Series("thrifty", (made([0.1, 0.1, 0.9], step=50),))  # 450 B, 150 up
-    priced = Series("priced", (made([0.1, 0.9], entries=10),), bytes_per_entry=1)  # 420 B, 20 up
+    priced = Series("priced", (made([0.1, 0.9], step=70),))  # 420 B, 140 up
     plain, worst = Series("plain", (made([0.9]),)), Series("worst", (made([0.9], step=500),))  # 300 B and 1.5 kB
     said = sentence([Panel("p", (worst, priced, thrifty, plain, dense), (0.9,))])
     assert said == (

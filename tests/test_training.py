@@ -532,7 +532,7 @@ def test_callbacks_see_every_round():
         ({"device": "abacus"}, "device is 'abacus': torch cannot use it"),
         ({"compute_seconds": -1}, "compute_seconds is -1: "),
         ({"wokers": 3}, "no setting 'wokers': did you mean 'workers'"),
-        ({"overhead": 2}, "overhead is 2: it must be a number above 0 and at most 1"),
+        ({"overhead": 2}, "overhead is 2: it must be a number from 0"),
         ({"caps": {"3": 2}}, "the cap of '3' is 2"),
         ({"rate": "5/round"}, "rate is '5/round': write bytes per client"),
         ({"partition": "by-client", "workers": 20, "skew_ratio": 5}, "takes the place of workers, skew_ratio: leave"),
@@ -568,7 +568,7 @@ def test_steps_that_cannot_be_are_refused(fields, says):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"method": "dagc-r", "ratio": None}, "'dagc-r' needs a budget: give ratio, bytes or rate"),
+        ({"method": "dagc-a", "threshold": None}, "'dagc-a' needs a budget: give threshold"),
         ({"method": "dagc-a", "threshold": None, "ratio": 0.1}, "takes no ratio: give its budget as threshold"),
         ({"caps": {"3": 1e-6}}, "the cap 1e-06 of '3' is below one entry of 650"),
         ({"workers": 100_000}, "100,000 workers"),

@@ -189,7 +189,7 @@ def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Pl
     }
     plans = []
     names = [*kind.budgets, *(["rate per hour"] if "rate" in kind.budgets else [])]
-    none: list[dict[str, Any]] = [{}] if not names or kind.bytes is not None else []
+    none: list[dict[str, Any]] = [{}] if not names or "bytes" in kind.budgets else []
     for budget in [*(amounts[name] for name in names), *none]:
         ways: list[dict[str, Any]] = [{}]
         if kind.budgets and "threshold" not in budget:

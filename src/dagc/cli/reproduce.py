@@ -95,7 +95,7 @@ def _panel(cell: Cell, paths: Sequence[Sequence[Path]], read: dict[Path, Run]) -
         for folder in folders:
             read.setdefault(folder, read_run(folder))
         runs = tuple(read[folder] for folder in folders)
-        series.append(Series(variant.label, runs, variant.paper, variant.bytes_per_entry))
+        series.append(Series(variant.label, runs, variant.paper))
     return Panel(cell.title, tuple(series), cell.targets, cell.paper, cell.notes)
 
 

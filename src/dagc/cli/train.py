@@ -85,11 +85,11 @@ def run(
 
     Killed or stopped with Ctrl-C, the same command continues from the last checkpoint.
 
-    Example: dagc run logistic@fashion-mnist --method dagc-r --ratio 0.001 --workers 10 --skew-ratio 100
+    Example: dagc run logistic@fashion-mnist --local-steps 20 --learning-rate 0.3 --rounds 200
     """
     given = given_fields({"task": task, **fields})
     if not given and config is None:
-        raise InvalidInput("say what to train: dagc run TASK, e.g. dagc run mlp@digits --ratio 0.01, or --config FILE")
+        raise InvalidInput("say what to train: dagc run TASK, e.g. dagc run mlp@digits, or --config FILE")
     settings = _settings(given, config)
     register(str(settings.get("method")))
     checked = Config(**settings)
@@ -130,7 +130,7 @@ def compare(
     task: Annotated[str | None, typer.Argument(help="MODEL@DATA, e.g. cnn@cifar-10 (default: mlp@digits).")] = None,
     methods: Annotated[
         str, typer.Option(help="With commas between them; NAME:key=value,… for one with settings of its own.")
-    ] = "dagc-r,top-k,stc,none",
+    ] = "dagc,dagc-r,top-k:frames=raw,stc,none",
     seeds: Annotated[int, typer.Option(min=1, max=TUNING_SEEDS, help="Number of seeds: 0, 1, 2, …")] = 3,
     tune: Annotated[
         list[str] | None, typer.Option(help="Choose for each way, e.g. learning-rate=0.05,0.1,0.2; may be repeated.")
@@ -150,7 +150,7 @@ def compare(
 
     Killed or stopped with Ctrl-C, the same command continues where it was; what is finished is not repeated.
 
-    Example: dagc compare logistic@fashion-mnist --methods dagc-r,top-k:frames=raw,stc,none --ratio 0.001 --target 0.75
+    Example: dagc compare logistic@fashion-mnist --local-steps 20 --rounds 200 --tune learning-rate=0.1,0.3 --target 0.8
     """
     settings = _settings(given_fields({"task": task, **fields}, SWEPT), config)
     task = settings.setdefault("task", Config.model_fields["task"].default)

@@ -49,7 +49,7 @@ def register(
         >>> import torch, dagc.ddp
         >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 10))
-        >>> hook = dagc.ddp.register(model, examples=5000, ratio=0.01)
+        >>> hook = dagc.ddp.register(model, examples=5000, ratio=0.01, overhead=0)
         >>> model(torch.randn(32, 100)).square().mean().backward()
         >>> hook.last.entries, sum(int(parameter.grad.count_nonzero()) for parameter in model.parameters())
         (10, 10)

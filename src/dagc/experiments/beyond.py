@@ -55,14 +55,11 @@ def _fewest_bytes() -> tuple[Cell, ...]:
         _variant("dagc-r", 20, ", 20 bytes", **_SIGNS, **_WAITING),
         _variant("dagc-r", 13, ", 13 bytes", **_SIGNS),
         _variant("top-k", 13, ", 13 bytes", **_SIGNS, **_WAITING),
-        Variant("uniform Top-k, int32 + fp32", {"method": "top-k", "ratio": 0.001}, bytes_per_entry=8),
+        Variant("uniform Top-k, int32 + fp32", {"method": "top-k", "ratio": 0.001, "frames": "raw"}),
         _DENSE,
     )
     fields = {**_LOGISTIC, "skew_ratio": 100.0, "rounds": 1_100}
-    notes = ("int32 + fp32: counted as 8 bytes for each entry sent, no header; all others: the bytes of our messages",)
-    return (
-        Cell("fewest", "Logistic@FMNIST, SR 100: bytes to an accuracy", fields, variants, _TARGETS, 120, "", notes),
-    )
+    return (Cell("fewest", "Logistic@FMNIST, SR 100: bytes to an accuracy", fields, variants, _TARGETS, 120),)
 
 
 def _studied(name: str, title: str, rounds: int, variants: tuple[Variant, ...]) -> Cell:

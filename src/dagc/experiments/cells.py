@@ -20,13 +20,11 @@ class Variant:
         label: What people call it.
         fields: What it changes in the cell's `Config`: its method, its budget, its value codec.
         paper: The accuracy that the paper has for it, in percent.
-        bytes_per_entry: Count this many bytes for each entry sent, by formula, instead of those of the wire.
     """
 
     label: str
     fields: dict[str, Any]
     paper: float | None = None
-    bytes_per_entry: int | None = None
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def _own(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
         "caps": bool(counted),
         "exponent": method == "power",
     }
-    if kind.bytes is None:  # else they are defaults, not what the method is
+    if kind.fixed:
         takes |= {name: given.get(name) == value for name, value in kind.defaults.items()}
     own = {name: value for name, value in given.items() if takes.get(name, True)}
     if "options" in own:

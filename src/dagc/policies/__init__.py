@@ -1,7 +1,6 @@
 """Who sends how much this round: the plan, and the policies that carry it out."""
 
 from functools import partial
-from math import sqrt
 
 from dagc.policies.accordion import Accordion
 from dagc.policies.allocated import Allocated
@@ -45,19 +44,17 @@ def _power(plan: Plan, size: int) -> Policy:
     return Allocated(plan, size, "power", "top-k" if plan.threshold is None else "hard-threshold")
 
 
-def _usual_bytes(size: int) -> float:
-    """Few enough to be cheap, many enough to learn: 64 for a model of 7,850 entries, 350 for one of 236,000."""
-    return max(16.0, float(round(0.72 * sqrt(size))))
-
-
 POLICIES |= {
-    "none": Method((), Everything, about="everything is sent", defaults={"values": "fp32", "frames": "plain"}),
+    "none": Method(
+        (), Everything, about="everything is sent", defaults={"values": "fp32", "frames": "plain"}, fixed=True
+    ),
     "top-k": relative("uniform", "the largest entries, as many from every client"),
     "stc": Method(
         ("ratio", "bytes", "rate"),
         partial(Allocated, allocator="uniform", compressor="top-k"),
         about="Sparse Ternary Compression: top-k as signs, the same both ways",
         defaults={"values": "sign", "frames": "compact", "down": "same"},
+        fixed=True,
     ),
     "random-k": relative("uniform", "entries drawn at random, as many from every client", "random-k"),
     "hard-threshold": absolute("uniform", "the same threshold for every client"),
@@ -67,7 +64,6 @@ POLICIES |= {
         waits=True,
         about="all that saves bytes: entries by data, signs, coded frames, waiting, both ways",
         defaults={"values": "auto", "frames": "auto", "overhead": 0.125, "down": "same", "step_ahead": 0.5},
-        bytes=_usual_bytes,
     ),
     "dagc-r": relative("dagc-r", "entries by data: Algorithm 2 of the paper"),
     "dagc-a": absolute("dagc-a", "thresholds by data: Algorithm 3 of the paper"),

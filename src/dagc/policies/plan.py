@@ -14,7 +14,7 @@ from dagc.wire import VALUE_CODECS
 from dagc.wire.coder import MOST_SIZE
 from dagc.wire.indices import RAW_SIZE
 
-__all__ = ["Plan", "Settings", "with_defaults"]
+__all__ = ["Plan", "Settings", "usual_bytes", "with_defaults"]
 
 FRAMES = ("plain", "compact", "coded", "auto", "raw")
 FIRST_MODEL = ("sent", "drawn")
@@ -22,6 +22,16 @@ CODED_BELOW = 1 << 20
 """With "auto", models of up to this many entries have coded frames: `docs/studies/coder.md` has the reason."""
 SIGNS_BELOW = 0.1
 """With "auto", signs are sent below this ratio of entries: `docs/beyond.md` has what was measured, up to 7 %."""
+
+
+def usual_bytes(size: int) -> float:
+    """The budget if none is given: few enough to be cheap, many enough to learn.
+
+    Example:
+        >>> usual_bytes(7850), usual_bytes(236_000)
+        (64.0, 350.0)
+    """
+    return max(16.0, float(round(0.72 * math.sqrt(size))))
 
 
 class Settings(TypedDict, total=False):
@@ -67,7 +77,8 @@ class Plan:
         method: How each client's compression is chosen: a name in `dagc.policies.POLICIES`.
         ratio: The budget as the mean ratio of entries sent, or
         threshold: as the mean threshold, in the units of what is compressed (a gradient, or a change of the model), or
-        bytes: as uploaded bytes. What a round leaves, later rounds may use; more is never sent. Or
+        bytes: as uploaded bytes. What a round leaves, later rounds may use; more is never sent. If no budget is given,
+            0.72 times the square root of the model's size. Or
         rate: as uploaded bytes of each client over time: `200 kB/training`, or, together with `bytes` for a usual
             round, `1 MB/hour`.
         caps: The largest ratio of a client, by its name: a metered contract, a slow link.
@@ -105,7 +116,7 @@ class Plan:
         dagc.errors.InvalidInput: there is no setting 'ration': did you mean 'ratio'? Choose one of method, ...
     """
 
-    method: str = "dagc-r"
+    method: str = "dagc"
     ratio: float | None = None
     threshold: float | None = None
     bytes: float | None = None
@@ -149,7 +160,7 @@ class Plan:
 
         Example:
             >>> Plan(ratio=0.01, values="sign").settings()
-            {'method': 'dagc-r', 'ratio': 0.01, 'values': 'sign'}
+            {'method': 'dagc', 'ratio': 0.01, 'values': 'sign'}
         """
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
@@ -173,8 +184,8 @@ class Plan:
             return replace(self, frames="coded" if size <= CODED_BELOW else "compact").for_size(size)
         if self.raw and size > RAW_SIZE:
             raise InvalidInput(f"frames is 'raw': int32 indices are too small for a model of {size} entries")
-        if self._kind.bytes is not None and not self._given:
-            return replace(self, bytes=self._kind.bytes(size)).for_size(size)
+        if "bytes" in self._kind.budgets and not self._given:
+            return replace(self, bytes=usual_bytes(size)).for_size(size)
         if self.values != "auto":
             return self
         if self.ratio is None and not self.in_bytes:
@@ -199,7 +210,7 @@ class Plan:
         """The server's own plan for what it sends: that of one client; None if the downlink is lossless.
 
         Example:
-            >>> Plan(bytes=64, values="sign", down="same").downward().settings()
+            >>> Plan(method="dagc-r", bytes=64, values="sign", down="same").downward().settings()
             {'method': 'top-k', 'bytes': 64, 'values': 'sign'}
         """
         if self.lossless:
@@ -310,7 +321,7 @@ class Plan:
             raise InvalidInput(
                 f"method {self.method!r} takes no {_words(wrong)}: give its budget as {_words(takes, 'or')}"
             )
-        if takes and not given and self._kind.bytes is None:
+        if takes and not given and "bytes" not in takes:
             raise InvalidInput(
                 f"method {self.method!r} needs a budget: give {_words(takes, 'or')}, e.g. {EXAMPLES[takes[0]]}"
             )
@@ -350,12 +361,7 @@ class Plan:
             )
 
 
-EXAMPLES = {
-    "ratio": "ratio 0.001",
-    "threshold": "threshold 0.05",
-    "bytes": "bytes 64",
-    "rate": "rate '200 kB/training'",
-}
+EXAMPLES = {"ratio": "ratio 0.001", "threshold": "threshold 0.05"}
 
 
 def _plain(value: Any, text: bool = False) -> Any:

@@ -73,8 +73,7 @@ class Method(NamedTuple):
         waits: Whether clients can wait until a frame is worth it (`Plan.overhead`).
         about: One line for people who choose.
         defaults: Settings of a plan that are the method's own, unless they are given.
-        bytes: Makes its budget, bytes per client and round for a model of that many entries, where none is given; None
-            if one must be.
+        fixed: Whether those are what the method is: settings for all methods of a comparison do not change them.
     """
 
     budgets: tuple[str, ...]
@@ -83,7 +82,7 @@ class Method(NamedTuple):
     waits: bool = False
     about: str = ""
     defaults: Mapping[str, Any] = MappingProxyType({})
-    bytes: Callable[[int], float] | None = None
+    fixed: bool = False
 
 
 POLICIES: dict[str, Method] = {}

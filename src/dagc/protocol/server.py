@@ -75,7 +75,8 @@ class Server:
 
     Example:
         >>> from dagc.protocol import Client
-        >>> server, clients = Server(Plan(ratio=0.5), torch.zeros(4)), {"a": Client([4]), "b": Client([4])}
+        >>> server = Server(Plan(method="dagc-r", ratio=0.5), torch.zeros(4))
+        >>> clients = {"a": Client([4]), "b": Client([4])}
         >>> server.join("a", examples=300)
         >>> server.join("b", examples=100)
         >>> uploads = []

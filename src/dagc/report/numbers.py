@@ -38,7 +38,7 @@ class Reached:
         bytes_up: Bytes uploaded until then.
         bytes_down: Bytes downloaded until then.
         bytes_total: Both together.
-        seconds: Of the network's clock until then; None if the bytes are those of a formula.
+        seconds: Of the network's clock until then.
     """
 
     accuracy: float
@@ -66,7 +66,7 @@ def spread(numbers: Sequence[float]) -> Spread:
 def final(series: Series, name: str = "final_accuracy") -> Spread:
     """A number of the runs' results; bytes are counted as the series says, `bytes_total` both ways."""
     if name in BYTES:
-        return spread([_bytes(series, run.result)[name] for run in series.runs])
+        return spread([_bytes(run.result)[name] for run in series.runs])
     return spread([run.result[name] for run in series.runs])
 
 
@@ -81,7 +81,7 @@ def reached(series: Series, accuracy: float) -> Reached:
     there = [row for row in (_first(run, accuracy) for run in series.runs) if row is not None]
     if len(there) < len(series.runs):
         return Reached(accuracy, len(there), len(series.runs))
-    counted = [_bytes(series, row) for row in there]
+    counted = [_bytes(row) for row in there]
     return Reached(
         accuracy,
         len(there),
@@ -90,7 +90,7 @@ def reached(series: Series, accuracy: float) -> Reached:
         bytes_up=spread([count["bytes_up"] for count in counted]),
         bytes_down=spread([count["bytes_down"] for count in counted]),
         bytes_total=spread([count["bytes_total"] for count in counted]),
-        seconds=None if series.bytes_per_entry else spread([row["seconds"] for row in there]),
+        seconds=spread([row["seconds"] for row in there]),
     )
 
 
@@ -100,11 +100,11 @@ def curve(series: Series) -> dict[str, list[float]]:
     rounds = [number for number in by_round[0] if all(number in rows for rows in by_round)]
     together = [[rows[number] for rows in by_round] for number in rounds]
     accuracies = [[row["accuracy"] for row in rows] for rows in together]
-    counted = [[_bytes(series, row) for row in rows] for rows in together]
+    counted = [[_bytes(row) for row in rows] for rows in together]
     return {
         "rounds": [float(number) for number in rounds],
         **{name: [mean(count[name] for count in counts) for counts in counted] for name in BYTES},
-        "seconds": [] if series.bytes_per_entry else [mean(row["seconds"] for row in rows) for rows in together],
+        "seconds": [mean(row["seconds"] for row in rows) for rows in together],
         "mean": [mean(values) for values in accuracies],
         "low": [min(values) for values in accuracies],
         "high": [max(values) for values in accuracies],
@@ -148,11 +148,9 @@ def _first(run: Run, accuracy: float) -> dict[str, Any] | None:
     return next((row for row in run.rows if row["accuracy"] >= accuracy), None)
 
 
-def _bytes(series: Series, row: dict[str, Any]) -> dict[str, float]:
-    """The bytes so far; a formula replaces those of the uploads, downloads are always measured."""
-    formula = series.bytes_per_entry
-    up = float(row["bytes_up"] if formula is None else formula * row["entries_sent"])
-    down = float(row["bytes_down"])
+def _bytes(row: dict[str, Any]) -> dict[str, float]:
+    """The bytes so far."""
+    up, down = float(row["bytes_up"]), float(row["bytes_down"])
     return {"bytes_up": up, "bytes_down": down, "bytes_total": up + down}
 
 
@@ -161,4 +159,4 @@ def _compared(series: Series, run: Run, accuracy: float | None) -> float:
     if accuracy is None:
         return float(run.result["final_accuracy"])
     row = _first(run, accuracy)
-    return math.nan if row is None else _bytes(series, row)["bytes_total"]
+    return math.nan if row is None else _bytes(row)["bytes_total"]

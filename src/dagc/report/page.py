@@ -38,7 +38,7 @@ def page(panels: Sequence[Panel], title: str, command: str) -> str:
         "summary": escape(sentence(panels)),
         "notes": _notes(panels),
         "table": _table(panels),
-        "legend": escape(_legend(panels)),
+        "legend": escape(LEGEND.replace("$metric", capital(metric_of(panels)))),
         "command": escape(command),
         "alone": ", and the command that runs it alone" if local else "",
         "configs": "\n".join(_config(panel, series, len(panels) == 1) for panel in panels for series in panel.series),
@@ -60,16 +60,10 @@ def _notes(panels: Sequence[Panel]) -> str:
     return "<ul class='notes'>" + "".join(f"<li>{escape(note)}</li>" for note in found) + "</ul>" if found else ""
 
 
-def _legend(panels: Sequence[Panel]) -> str:
-    name = capital(metric_of(panels))
-    words = [f"{name} is the mean of a run's last five evaluations; ± is the standard deviation between seeds."]
-    words.append("Bytes are those of the encoded frames, all clients together; totals count both ways.")
-    formulas = {series.bytes_per_entry for panel in panels for series in panel.series} - {None}
-    words += [
-        f"* Uploads by formula: {count} bytes for each entry sent; downloads are measured."
-        for count in sorted(formulas, key=str)
-    ]
-    return " ".join(words)
+LEGEND = (
+    "$metric is the mean of a run's last five evaluations; ± is the standard deviation between seeds. "
+    "Bytes are those of the encoded frames, all clients together; totals count both ways."
+)
 
 
 def _table(panels: Sequence[Panel]) -> str:
@@ -89,14 +83,13 @@ def _table(panels: Sequence[Panel]) -> str:
         beside = [other for other in found if other["panel"] == row["panel"]]
         ends = [other["accuracy"].mean for other in beside if math.isfinite(other["accuracy"].mean)]
         best = len(beside) > 1 and row["accuracy"].mean == max(ends, default=None)
-        star = " *" if row["formula"] else ""
         cells = [_cell(percent(row["accuracy"]), best)]
         cells += [_cell("" if row["paper"] is None else f"{row['paper']:.2f} %")] * paper
-        cells += [_cell(f"{100 * row['entries']:.3g} %"), _cell(in_bytes(row["bytes_up"].mean) + star)]
+        cells += [_cell(f"{100 * row['entries']:.3g} %"), _cell(in_bytes(row["bytes_up"].mean))]
         cells += [_cell(in_bytes(row["bytes_down"].mean))]
         if goals:
             for place, goal in enumerate(row["reached"]):
-                cells.append(_goal(goal, [other["reached"][place] for other in beside], star))
+                cells.append(_goal(goal, [other["reached"][place] for other in beside]))
         body.append(f"<tr><th scope='row'>{escape(name_of(row))}</th>{''.join(cells)}</tr>")
     head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in heads)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
@@ -106,14 +99,14 @@ def _cell(text: str, best: bool = False) -> str:
     return f"<td{' class=best' if best else ''}>{escape(text)}</td>"
 
 
-def _goal(goal: Reached, beside: Sequence[Reached], star: str) -> str:
+def _goal(goal: Reached, beside: Sequence[Reached]) -> str:
     """The bytes to a target, both ways, and how many times the fewest that is."""
     if goal.bytes_total is None:
         return f"<td><small>{goal.seeds} of {goal.of} did</small></td>"
     fewest = min(other.bytes_total.mean for other in beside if other.bytes_total is not None)
     times = f" <small>×{brief(goal.bytes_total.mean / fewest)}</small>" if fewest else ""
     best = " class=best" if goal.bytes_total.mean == fewest else ""
-    return f"<td{best}>{in_bytes(goal.bytes_total.mean)}{star}{times}</td>"
+    return f"<td{best}>{in_bytes(goal.bytes_total.mean)}{times}</td>"
 
 
 def _config(panel: Panel, series: Series, alone: bool) -> str:

@@ -20,13 +20,11 @@ class Series:
         label: What people call it.
         runs: One for each seed.
         paper: The accuracy that the paper has for it, in percent.
-        bytes_per_entry: Count this many bytes for each entry uploaded, by formula, instead of those of the wire.
     """
 
     label: str
     runs: tuple[Run, ...]
     paper: float | None = None
-    bytes_per_entry: int | None = None
 
     @property
     def unfinished(self) -> int:

@@ -24,9 +24,8 @@ def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
             row["accuracy"], row["best"] = final(series), final(series, "best_accuracy")
             row["paper"] = series.paper
             row |= {name: final(series, name) for name in BYTES}
-            row["seconds"] = None if series.bytes_per_entry else final(series, "seconds")
+            row["seconds"] = final(series, "seconds")
             row["entries"] = _part_sent(series)
-            row["formula"] = series.bytes_per_entry
             row["reached"] = [reached(series, target) for target in targets(panel)]
             found.append(row)
     return found
@@ -59,7 +58,7 @@ def comparison(panel: Panel) -> dict[str, Any]:
 def csv_table(panels: Sequence[Panel]) -> str:
     """The rows as CSV; a line for each series and target, so that every panel may have its own targets."""
     numbers, amounts = ("accuracy", "best", *BYTES, "seconds"), ("rounds", *BYTES, "seconds")
-    names = [*("panel", "series", "seeds", "unfinished", "rounds", "paper_percent", "part_sent", "bytes_per_entry")]
+    names = [*("panel", "series", "seeds", "unfinished", "rounds", "paper_percent", "part_sent")]
     for name in numbers:
         names += [name, f"{name}_sd"]
     names += ["target", "seeds_there"]
@@ -69,9 +68,7 @@ def csv_table(panels: Sequence[Panel]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
     for row in rows(panels):
-        head = [
-            row[name] for name in ("panel", "series", "seeds", "unfinished", "rounds", "paper", "entries", "formula")
-        ]
+        head = [row[name] for name in ("panel", "series", "seeds", "unfinished", "rounds", "paper", "entries")]
         for name in numbers:
             head += _cells(row[name])
         for goal in row["reached"]:

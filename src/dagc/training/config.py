@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -60,7 +61,7 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: str = Field("mlp@digits", description="MODEL@DATA, e.g. cnn@cifar-10; DATA may be a path to your own")
-    method: str = Field("dagc-r", description="how each client's compression is chosen")
+    method: str = Field("dagc", description="how each client's compression is chosen")
     ratio: float | None = Field(None, description="budget: the mean ratio of entries sent")
     threshold: float | None = Field(None, description="budget: the mean threshold")
     bytes: float | None = Field(None, description="budget: uploaded bytes per client and round, on average")
@@ -300,10 +301,10 @@ def is_own(name: str) -> bool:
     """Whether a part of a task, or a partition, is `own` or `own-` and a name: what is given in Python.
 
     Example:
-        >>> is_own("own"), is_own("own-transformer"), is_own("mlp")
+        >>> is_own("own"), is_own("own-transformer"), is_own("own-data.csv")
         (True, True, False)
     """
-    return name == OWN or name.startswith(f"{OWN}-")
+    return re.fullmatch(rf"{OWN}(-[\w-]+)?", name) is not None
 
 
 def _in_words(problem: Any) -> str:

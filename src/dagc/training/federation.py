@@ -79,6 +79,9 @@ class Federation:
         model: What the clients have: they train on it, and it is evaluated. Its parameters are views of `vector`.
         optimizer: The server's own model and how it moves.
         names: The clients' names, in the order of the partition.
+        goal: What is minimised and measured.
+        buffers: The model's buffers that change in training, such as batch norm's, by name.
+        notes: What people should know about the data and its split.
         server: The server's half of the protocol.
         clients: The clients' halves, by name: of those who have taken part.
         round: How many rounds are done.
@@ -137,7 +140,10 @@ class Federation:
         """A model of this federation's own, whatever was given."""
         if given.model is None:
             return models.build(config.model, self.data, seed=config.seed).to(config.device)
-        return copy.deepcopy(given.model).to(config.device).train()
+        try:
+            return copy.deepcopy(given.model).to(config.device).train()
+        except (RuntimeError, TypeError) as error:
+            raise InvalidInput(f"the model cannot be copied: {error}") from error
 
     def _traits(self, batches: data.Batches) -> Traits:
         """What the model does beside computing; one that is not ours is tried out, with the smallest client's batch."""
