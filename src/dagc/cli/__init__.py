@@ -68,11 +68,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor what Python still holds for them
         sys.exit(141)
     except USAGE as error:
-        help_asked = type(error).__name__ == "NoArgsIsHelpError"
-        say(
-            error.format_message() if help_asked else f"error: {_once(error.format_message())}",
-            None if help_asked else "red",
-        )
+        if type(error).__name__ != "NoArgsIsHelpError":  # then the help has been printed
+            say(f"error: {_once(error.format_message())}", "red")
     except DagcError as error:
         say(f"error: {error}", "red")
     except OSError as error:

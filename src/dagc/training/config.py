@@ -5,6 +5,7 @@ import json
 import os
 import re
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -312,9 +313,10 @@ def _in_words(problem: Any) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         return str(unknown("setting", field, Config.model_fields))
-    if problem["type"] == "literal_error" and field in Config.model_fields:
-        return str(unknown(field.replace("_", " "), problem["input"], get_args(Config.model_fields[field].annotation)))
     if not field:
         return str(message)
-    message = message[:1].lower() + message[1:]
+    choices = get_args(Config.model_fields[field].annotation) if field in Config.model_fields else ()
+    given = problem["input"][:100] if isinstance(problem["input"], str) else ""
+    near = get_close_matches(given, [each for each in choices if isinstance(each, str)], n=1)
+    message = f"did you mean {near[0]!r}? {message}" if near else message[:1].lower() + message[1:]
     return f"{field} is {shown(problem['input'])}: {message}"
