@@ -399,9 +399,18 @@ def test_a_comparison_is_resumed_and_never_overwrites_another(tmp_path, monkeypa
     assert (folder / "report.html").read_bytes() == page
     found = run("report", tmp_path, "--output", tmp_path / "report", "--no-figures").stdout
     assert "top-k" in found
-    (folder / "compare.json").write_text("{")
-    with pytest.raises(InvalidInput, match="cannot be read"):
-        run("resume", folder)
+    with pytest.raises(InvalidInput, match="--jobs is for one"):
+        run("resume", next(path.parent for path in folder.glob("*/config.toml")), "--jobs", 1)
+    for damaged, says in (
+        ("{", "cannot be read"),
+        ('{"version": 9}', "by a newer version of dagc"),
+        ("[]", "cannot be read"),
+    ):
+        (folder / "compare.json").write_text(damaged)
+        for arguments in (["resume", folder], [*small, "--output", folder]):
+            with pytest.raises(InvalidInput, match=says):
+                run(*arguments)
+    assert (folder / "report.html").read_bytes() == page
 
 
 def test_compare_takes_the_task_of_its_configuration_and_a_flag_replaces_its_budget(tmp_path):

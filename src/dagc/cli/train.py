@@ -112,8 +112,10 @@ def resume(
         for name, given in (("--tensorboard", tensorboard), ("--csv", csv), ("--target", target is not None)):
             if given:
                 raise InvalidInput(f"{folder} holds a comparison, and {name} is for a run: leave {name} out")
-        _compare(_read_asked(folder), folder, jobs, as_json)
+        _compare(_read_asked(folder)[1], folder, jobs, as_json)
         return
+    if jobs is not None:
+        raise InvalidInput(f"{folder} holds no comparison, and --jobs is for one: leave --jobs out")
     if not (folder / "config.toml").exists():
         raise InvalidInput(
             f"{folder} is not a run's folder: it has no config.toml; nor a comparison's: no {COMPARISON}"
@@ -172,32 +174,28 @@ class Asked:
     command: str
 
 
-def _read_asked(folder: Path) -> Asked:
+def _read_asked(folder: Path) -> tuple[str, Asked]:
+    """The key of the comparison in a folder, and what it was asked for."""
+    file = folder / COMPARISON
     try:
-        kept = json.loads((folder / COMPARISON).read_bytes())
-        version = kept.pop("version")
-        if version > VERSION:
-            raise InvalidInput(f"{folder / COMPARISON} was written by a newer version of dagc: update dagc to read it")
-        del kept["key"]
-        return Asked(**kept)
+        kept = json.loads(file.read_bytes())
+        if kept.pop("version") > VERSION:
+            raise InvalidInput(f"{file} was written by a newer version of dagc: update dagc to read it")
+        return kept.pop("key"), Asked(**kept)
+    except InvalidInput:
+        raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        if isinstance(error, InvalidInput):
-            raise
-        raise InvalidInput(f"{folder / COMPARISON} cannot be read: {error!r}") from error
+        raise InvalidInput(f"{file} cannot be read ({error!r}): choose another folder") from error
 
 
 def _claim(folder: Path, key: str, asked: Asked) -> None:
     """Keep what was asked for in the folder; one that holds something else is refused."""
     if (folder / "config.toml").exists():
         raise InvalidInput(f"{folder} holds a run, not a comparison: choose another --output")
-    try:
-        there = json.loads((folder / COMPARISON).read_bytes())["key"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        there = key
-    if there != key:
-        raise InvalidInput(
-            f"{folder} holds another comparison ({_read_asked(folder).command}): choose another --output"
-        )
+    if (folder / COMPARISON).exists():
+        there, other = _read_asked(folder)
+        if there != key:
+            raise InvalidInput(f"{folder} holds another comparison ({other.command}): choose another --output")
     _write_json(folder / COMPARISON, {"version": VERSION, "key": key, **asdict(asked)})
 
 
