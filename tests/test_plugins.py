@@ -62,22 +62,24 @@ def packages(tmp_path, monkeypatch):
     return install
 
 
-def test_what_a_package_registers_is_known_to_the_command_and_its_workers(packages):
+SMALL = ("--ratio", "0.1", "--rounds", "2", "--workers", "3", "--skew-ratio", "2", "--json")
+
+
+def test_what_a_package_registers_is_known_to_the_command(packages):
     call = packages(good=(GOOD, "good:register"))
-    assert "root" in call("run", "--help").stdout
-    arguments = (
-        "compare",
-        "normed@digits",
-        "--methods",
-        "root,top-k",
-        "--ratio",
-        "0.1",
-        "--rounds",
-        "2",
-        "--seeds",
-        "1",
-    )
-    done = call(*arguments, "--workers", "3", "--skew-ratio", "2", "--json")
+    done = call("run", "normed@digits", "--method", "root", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["method"] == "root"
+    listed = json.loads(call("plugins", "--json").stdout)
+    added = [["method", "root"], ["allocator", "root"], ["model", "normed"]]
+    assert listed == [{"name": "good", "where": "good:register", "added": added, "problem": "", "wrong": {}}]
+
+
+@pytest.mark.slow
+def test_workers_know_it_too_and_the_contracts_judge_it(packages):
+    call = packages(good=(GOOD, "good:register"))
+    assert "by the root of the data" in call("run", "--help").stdout
+    done = call("compare", "normed@digits", "--methods", "root,top-k", "--seeds", "1", *SMALL)
     assert done.returncode == 0, done.stderr
     assert [row["method"] for row in json.loads(done.stdout)["methods"]] == ["root", "top-k"]
     listed = call("plugins", "--check")
