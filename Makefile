@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp lint clean
+.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp dist lint clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -12,6 +12,8 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/dagc compare mlp@digits --methods dagc,dagc-r,top-k:frames=raw,stc,none --ratio 0.001 --first-model drawn --rounds 300 --seeds 3 --output runs/demo
+	@echo
+	@echo "The command dagc is in .venv: run .venv/bin/dagc --help, or put it on your path with  . .venv/bin/activate"
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -42,10 +44,13 @@ bench-ddp: $(READY)
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.internet
 
+dist: $(READY)
+	$(BIN)/python -c "from setuptools import build_meta as b; print(b.build_sdist('dist'), b.build_wheel('dist'))"
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv build *.egg-info src/*.egg-info
+	rm -rf .venv build dist *.egg-info src/*.egg-info

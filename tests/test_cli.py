@@ -1,16 +1,28 @@
 """The command line, as its own process where exit codes matter, in this one elsewhere."""
 
+import errno
+import io
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 from typer.testing import CliRunner
 
-from dagc import Config, InvalidInput
+import dagc
+from dagc import VALUE_CODECS, Config, InvalidInput
 from dagc.cli import app, main
+from dagc.cli.options import CODECS, FRAME_KINDS
+from dagc.cli.train import _bars
 from dagc.policies import POLICIES
+from dagc.policies.plan import FRAMES
 
 
 def run(*arguments):
@@ -111,6 +123,98 @@ def test_help_lists_every_method_in_a_line(command):
     lines = [" ".join(line.split()) for line in run(command, "--help").output.splitlines()]
     for name in ("none", "top-k", "stc", "random-k", "hard-threshold", "dagc-r", "dagc-a", "power", "accordion"):
         assert any(line.startswith(f"{name} {POLICIES[name].about}"[:60]) for line in lines), name
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_help_lists_every_codec_and_kind_of_frames_in_a_line(command):
+    said = " ".join(run(command, "--help").output.split())
+    for name in VALUE_CODECS:
+        assert f"{name} {CODECS[name]}" in said
+    assert list(FRAME_KINDS) == list(FRAMES)
+    for name in FRAMES:
+        assert f"{name} {FRAME_KINDS[name]}" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rnu"], "No such command 'rnu'. Did you mean 'run'?"),
+        (["run", "mpl@digits", "--ratio", "0.1"], "did you mean 'mlp'"),
+        (["run", "mlp@digit", "--ratio", "0.1"], "did you mean 'digits'"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--values", "sing"], "did you mean 'sign'"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--frames", "compct"], "did you mean 'compact'"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--objective", "regresion"], "did you mean 'regression'"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--schedule", "cosin"], "did you mean 'cosine'"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--partition", "idd"], "did you mean 'iid'"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--network", "constnt"], "did you mean 'constant'"),
+        (["run", "mlp@digits", "--ratio", "much"], "'much' is not a valid float"),
+        (["run", "own@digits", "--ratio", "0.1"], "your own model comes from Python, dagc.train(config, model=…)"),
+        (["data", "get", "digit"], "did you mean 'digits'"),
+        (["reproduce", "tabel3"], "did you mean 'table3'"),
+        (["report", "no/such/folder"], "there is no folder"),
+    ],
+)
+def test_whatever_is_wrong_is_one_line_with_a_guess(command, arguments, says):
+    code, _, err = command(*arguments)
+    assert code == 2
+    assert says in err
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert err.lower().count("did you mean") <= 1
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "error: the disk is full: make room"),
+        (
+            ZeroDivisionError("division by zero\nand more"),
+            "error: ZeroDivisionError: division by zero; this is a fault",
+        ),
+        (MemoryError(), "error: MemoryError: ; this is a fault in dagc: DAGC_TRACEBACK=1 shows where"),
+    ],
+)
+def test_no_error_is_a_traceback(command, monkeypatch, error, says):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("dagc.cli.data.data.load", fail)
+    code, _, err = command("data", "show", "digits")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert err.startswith(says)
+    if not isinstance(error, OSError):
+        monkeypatch.setenv("DAGC_TRACEBACK", "1")
+        monkeypatch.setattr(sys, "argv", ["dagc", "data", "show", "digits"])
+        with pytest.raises(type(error)):
+            main()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals and pipes of POSIX")
+def test_ctrl_c_at_start_up_and_a_closed_pipe_are_quiet():
+    slow = "import sys, time; sys.path.insert(0, {!r}); import dagc_command"
+    code = slow.format(str(Path(dagc.__file__).parent.parent))
+    code += "\nwith dagc_command.quiet():\n    print('here', flush=True)\n    time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "")
+    command = f"{sys.executable} -m dagc run --help | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_progress_of_a_run_fits_80_columns(monkeypatch):
+    text = io.StringIO()
+    console = Console(file=text, width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr("dagc.cli.train.log", console)
+    with _bars(["a-rather-long-name-of-a-file.csv dagc-r"], [20_000]) as show:
+        show(0, 12_345, "accuracy 91.3%, up 318 kB, down 2.65 MB")
+    last = [line for line in text.getvalue().replace("\r", "\n").splitlines() if "12345" in line][-1]
+    assert cell_len(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", last)) <= 80
+    assert "12345/20000" in last
+    assert "accuracy 91.3%" in last
+    assert "…" in last  # what does not fit is cut, never the numbers
 
 
 def test_an_unknown_flag_gets_the_nearest_one(command):

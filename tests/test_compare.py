@@ -322,7 +322,7 @@ def test_ctrl_c_stops_all_runs_with_a_checkpoint_and_the_command_goes_on(tmp_pat
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "the same command continues from" in said
+    assert f"the same command continues, or: dagc resume {tmp_path / 'out'}" in said
     assert "Traceback" not in said
 
 
@@ -338,7 +338,7 @@ def test_ctrl_c_while_the_runs_start_up_is_one_line(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert said.splitlines() == [f"stopped; the same command continues from {tmp_path / 'out'}"]
+    assert said.splitlines() == [f"stopped; the same command continues, or: dagc resume {tmp_path / 'out'}"]
 
 
 def children(parent):
@@ -368,6 +368,49 @@ def test_another_comparison_has_another_folder(tmp_path, monkeypatch):
     for workers in (2, 3):
         run(*arguments, workers)
     assert len(list(tmp_path.glob("runs/compare-logistic@digits-*/report.html"))) == 2
+
+
+def test_a_comparison_is_resumed_and_never_overwrites_another(tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    arguments = ["compare", "logistic@digits", "--methods", "top-k,none", "--ratio", 0.1, "--rounds", 3, "--jobs", 1]
+    small = [*arguments, "--seeds", 1, "--workers", 2, "--skew-ratio", 2, "--target", 0.01]
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dagc.cli.train.run_all", stopped)
+        assert run(*small, "--output", folder).exit_code != 0
+    assert not (folder / "report.html").exists()
+    assert (folder / "compare.json").exists()
+    resumed = json.loads(run("resume", folder, "--json", "--jobs", 1).stdout)
+    again = json.loads(run(*small, "--output", folder, "--json").stdout)
+    assert resumed == again
+    assert resumed["target"] == 0.01
+    page = (folder / "report.html").read_bytes()
+    with pytest.raises(InvalidInput, match=r"holds another comparison \(.*\): choose another --output"):
+        run(*small, "--seeds", 2, "--output", folder)
+    with pytest.raises(InvalidInput, match="holds a comparison, not a run"):
+        run("run", "logistic@digits", "--ratio", 0.1, "--output", folder)
+    with pytest.raises(InvalidInput, match="holds a run, not a comparison"):
+        run(*small, "--output", next(path.parent for path in folder.glob("*/config.toml")))
+    with pytest.raises(InvalidInput, match="leave --tensorboard out"):
+        run("resume", folder, "--tensorboard")
+    assert (folder / "report.html").read_bytes() == page
+    found = run("report", tmp_path, "--output", tmp_path / "report", "--no-figures").stdout
+    assert "top-k" in found
+    with pytest.raises(InvalidInput, match="--jobs is for one"):
+        run("resume", next(path.parent for path in folder.glob("*/config.toml")), "--jobs", 1)
+    for damaged, says in (
+        ("{", "cannot be read"),
+        ('{"version": 9}', "by a newer version of dagc"),
+        ("[]", "cannot be read"),
+    ):
+        (folder / "compare.json").write_text(damaged)
+        for arguments in (["resume", folder], [*small, "--output", folder]):
+            with pytest.raises(InvalidInput, match=says):
+                run(*arguments)
+    assert (folder / "report.html").read_bytes() == page
 
 
 def test_compare_takes_the_task_of_its_configuration_and_a_flag_replaces_its_budget(tmp_path):

@@ -9,7 +9,7 @@ ROOMS = [
     "errors", "draws", "files", "state", "checkpoint", "folder",
     "sparse", "wire", "allocation", "theory", "compressors", "feedback", "policies", "protocol", "testing",
     "ddp", "flower",
-    "network", "data", "models", "training", "chaos", "report", "planning", "experiments", "cli",
+    "network", "data", "models", "plugins", "training", "chaos", "report", "planning", "experiments", "cli",
 ]  # fmt: skip
 
 

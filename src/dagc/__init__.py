@@ -4,6 +4,7 @@ The way of a gradient: `allocate` says who may send how much, `ErrorFeedback` ad
 `encode` and `decode` are the wire, `aggregate` is the server's sum.
 """
 
+from logging import NullHandler, getLogger
 from typing import TYPE_CHECKING, Any
 
 from dagc._memory import release_memory
@@ -31,6 +32,8 @@ from dagc.wire import INDEX_CODECS, VALUE_CODECS, decode, encode, payload_size, 
 
 if TYPE_CHECKING:
     from dagc.training import Config, train
+
+getLogger(__name__).addHandler(NullHandler())  # quiet, unless an application configures logging
 
 __version__ = "0.2.0"  # pyproject.toml reads it here
 

@@ -3,6 +3,7 @@
 import sys
 
 from dagc.errors import MissingExtra, needs_extra
+from dagc_command import quiet
 
 __all__ = ["main"]
 
@@ -10,7 +11,10 @@ __all__ = ["main"]
 def main() -> None:
     """Run the `dagc` command; without the extra `lab`, say that it is needed."""
     try:
-        with needs_extra("the dagc command", "lab"):
+        with quiet(), needs_extra("the dagc command", "lab"):
+            from dagc.plugins import load_plugins
+
+            load_plugins()  # first: the commands' help lists every method
             from dagc.cli import main as run
     except MissingExtra as error:
         print(f"error: {error}", file=sys.stderr)

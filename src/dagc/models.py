@@ -1,4 +1,4 @@
-"""The paper's models, without batch norm anywhere, initialised from a seed of their own."""
+"""The models by name: the paper's, without batch norm anywhere, initialised from a seed of their own."""
 
 import math
 from collections.abc import Callable
@@ -17,10 +17,20 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Model:
-    """A kind of model: how to make it for a shape of samples and a number of classes, and where the paper uses it."""
+    """A kind of model; add yours to `MODELS` and every task knows it.
+
+    Attributes:
+        make: Makes it for a shape of samples and a number of outputs: the classes, the numbers or the tokens.
+        source: Where it comes from; for the paper's, where it is used there.
+        initialise: Sets every parameter from a seed. Without it, the model keeps what `make` gave it, with torch's
+            generator set to the seed.
+        tokens: Whether samples are sequences of tokens.
+    """
 
     make: Callable[[Shape, int], nn.Module]
     source: str
+    initialise: Callable[[nn.Module, int], None] | None = None
+    tokens: bool = False
 
 
 def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: int = 0) -> nn.Module:
@@ -29,7 +39,7 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
     Args:
         name: One of `MODELS`.
         like: The data set to train on, or the shape of one sample.
-        classes: The number of labels; taken from the data set where there is one.
+        classes: The number of labels, or of other outputs; taken from the data set where there is one.
         seed: Decides the initial weights, whatever the state of torch's global generator, which is left alone.
 
     Example:
@@ -39,15 +49,26 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     shape = like.shape if isinstance(like, Dataset) else tuple(like)
-    labels = len(like.classes) if isinstance(like, Dataset) and classes is None else classes
-    if labels is None or labels < 2:
-        raise InvalidInput(f"classes is {labels}; give the number of labels, 2 or more")
+    outputs = like.outputs if isinstance(like, Dataset) and classes is None else classes
+    if outputs is None or outputs < (1 if isinstance(like, Dataset) else 2):
+        raise InvalidInput(f"classes is {outputs}; give the number of labels, 2 or more")
     if not shape or min(shape) < 1:
         raise InvalidInput(f"samples of shape {shape} have nothing to learn from; give for example (3, 32, 32)")
+    kind = MODELS[name]
+    if isinstance(like, Dataset) and kind.tokens != (like.objective == "next-token"):
+        able = [other for other, each in MODELS.items() if each.tokens != kind.tokens]
+        wanted = f"the samples of {like.name} are {'not ' if kind.tokens else ''}sequences of tokens"
+        raise InvalidInput(
+            f"{wanted}, and {name} takes {'only' if kind.tokens else 'no'} such: use {' or '.join(able)}"
+        )
+    if kind.initialise is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return kind.make(shape, outputs)
     with torch.device("meta"):  # no memory and no random numbers yet
-        model = MODELS[name].make(shape, labels)
+        model = kind.make(shape, outputs)
     model.to_empty(device="cpu")
-    _initialise(model, seed)
+    kind.initialise(model, seed)
     return model
 
 
@@ -153,6 +174,25 @@ def _lstm(shape: Shape, classes: int) -> nn.Module:
     return _Lstm(rows[1], classes)
 
 
+class _TokenLstm(nn.Module):
+    """The scores of every next token of a sequence."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, 32)
+        self.lstm = nn.LSTM(32, 128, batch_first=True)
+        self.out = nn.Linear(128, tokens)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.lstm(self.embedding(x))
+        scores: Tensor = self.out(states)
+        return scores
+
+
+def _token_lstm(shape: Shape, tokens: int) -> nn.Module:
+    return _TokenLstm(tokens)
+
+
 class _Residual(nn.Module):
     """Two 3 × 3 convolutions beside a shortcut."""
 
@@ -184,17 +224,6 @@ def _resnet18(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(*layers, _Mean(), nn.Linear(512, classes))
 
 
-MODELS: dict[str, Model] = {
-    "logistic": Model(_logistic, "Logistic@FMNIST: Fig. 2a, Tables III and V"),
-    "mlp": Model(_mlp, "not in the paper: one hidden layer of 256, about 20,000 parameters on digits"),
-    "cnn": Model(_cnn, "CNN@CIFAR-10: Tables III to VI; the four layers of McMahan et al. 2017, half as wide"),
-    "lstm": Model(_lstm, "LSTM@SCs: Fig. 2b, Tables III and V"),
-    "vgg11s": Model(_vgg11s, "VGG11s@Flickr: Figs. 3 and 4; the reduced VGG11 of Sattler et al."),
-    "vgg11": Model(_vgg11, "VGG11@CIFAR-100: Fig. 5; the hidden linear layers are 512 wide, as suits 32 × 32 images"),
-    "resnet18": Model(_resnet18, "ResNet18@CIFAR-10: Fig. 5; first convolution 3 × 3, as suits 32 × 32 images"),
-}
-
-
 def _initialise(model: nn.Module, seed: int) -> None:
     """Set every parameter from `seed`.
 
@@ -219,6 +248,8 @@ def _initialise(model: nn.Module, seed: int) -> None:
             block.second.weight.mul_(len(branches) ** -0.5)
     for lstm in (layer for layer in model.modules() if isinstance(layer, nn.LSTM)):
         _initialise_lstm(lstm, random)
+    for embedding in (layer for layer in model.modules() if isinstance(layer, nn.Embedding)):
+        nn.init.normal_(embedding.weight, generator=random)
 
 
 def _initialise_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
@@ -233,3 +264,24 @@ def _initialise_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
             nn.init.zeros_(parameter)
             if name.startswith("bias_ih"):
                 parameter.data[lstm.hidden_size : 2 * lstm.hidden_size] = 1.0
+
+
+MODELS: dict[str, Model] = {
+    "logistic": Model(_logistic, "Logistic@FMNIST: Fig. 2a, Tables III and V", _initialise),
+    "mlp": Model(_mlp, "not in the paper: one hidden layer of 256, about 20,000 parameters on digits", _initialise),
+    "cnn": Model(
+        _cnn, "CNN@CIFAR-10: Tables III to VI; the four layers of McMahan et al. 2017, half as wide", _initialise
+    ),
+    "lstm": Model(_lstm, "LSTM@SCs: Fig. 2b, Tables III and V", _initialise),
+    "vgg11s": Model(_vgg11s, "VGG11s@Flickr: Figs. 3 and 4; the reduced VGG11 of Sattler et al.", _initialise),
+    "vgg11": Model(
+        _vgg11, "VGG11@CIFAR-100: Fig. 5; the hidden linear layers are 512 wide, as suits 32 × 32 images", _initialise
+    ),
+    "resnet18": Model(
+        _resnet18, "ResNet18@CIFAR-10: Fig. 5; first convolution 3 × 3, as suits 32 × 32 images", _initialise
+    ),
+    "token-lstm": Model(
+        _token_lstm, "not in the paper: an embedding of 32, an LSTM of 128, every next token", _initialise, True
+    ),
+}
+"""Every model by name."""

@@ -1,7 +1,9 @@
 """The `dagc` command. One file per group of commands; all of them only call the library."""
 
+import os
+import re
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,13 +11,21 @@ import dagc
 from dagc.cli.allocate import allocate
 from dagc.cli.data import app as data_app
 from dagc.cli.plan import plan
+from dagc.cli.plugins import plugins
 from dagc.cli.report import report
 from dagc.cli.reproduce import reproduce
-from dagc.cli.terminal import say, show_warnings
+from dagc.cli.terminal import say, show_log, show_warnings
 from dagc.cli.train import compare, resume, run
 from dagc.errors import DagcError
+from dagc.files import failure
+from dagc.plugins import load_plugins
 
 __all__ = ["app", "main"]
+
+TRACEBACK = "DAGC_TRACEBACK"
+"""The variable that shows the traceback of an error that nobody expected."""
+USAGE: Any = typer.BadParameter.__bases__[0]
+"""click's `UsageError`, wherever typer has it from."""
 
 app = typer.Typer(
     name="dagc",
@@ -24,26 +34,54 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, resume, report, reproduce, plan, allocate):
+for command in (run, compare, resume, report, reproduce, plan, allocate, plugins):
     app.command()(command)
 app.add_typer(data_app, name="data")
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the library logs.")] = False,
+) -> None:
     """Options of the command itself."""
+    show_log(verbose)
     if show:
         print(f"dagc {dagc.__version__}")
         raise typer.Exit
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line on stderr and exit code 2, never a traceback."""
+    """Run the command line; an error is one line on stderr and exit code 2, never a traceback.
+
+    An error that nobody expected says how to see its traceback.
+    """
     show_warnings()
+    for plugin in load_plugins():
+        if plugin.problem:
+            say(f"warning: the plugin {plugin.name} ({plugin.where}) cannot be loaded: {plugin.problem}", "yellow")
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except BrokenPipeError:  # e.g. `dagc data list | head`: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor what Python still holds for them
+        sys.exit(141)
+    except USAGE as error:
+        if type(error).__name__ != "NoArgsIsHelpError":  # then the help has been printed
+            say(f"error: {_once(error.format_message())}", "red")
     except DagcError as error:
         say(f"error: {error}", "red")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except OSError as error:
+        say(f"error: {failure(error)}", "red")
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        words = str(error).partition("\n")[0]
+        say(f"error: {type(error).__name__}: {words}; this is a fault in dagc: {TRACEBACK}=1 shows where", "red")
+    sys.exit(2)
+
+
+def _once(message: str) -> str:
+    """A message in one line, in which no sentence is repeated: click and typer may both suggest the same."""
+    return " ".join(dict.fromkeys(re.split(r"(?<=[.?!]) ", " ".join(message.split()))))

@@ -7,6 +7,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from numpy.typing import NDArray
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
@@ -51,9 +52,10 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         ]
         print(json.dumps({"folder": str(root), "sets": sets}))
         return
-    table = Table(title=f"Data folder: {root}", title_justify="left")
+    table = Table(title=f"Data folder: {root}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("name", "here", "size", "classes", "licence", "what"):
-        table.add_column(column, justify="right" if column in ("size", "classes") else "left", no_wrap=column == "name")
+        whole = column not in ("licence", "what")
+        table.add_column(column, justify="right" if column in ("size", "classes") else "left", no_wrap=whole)
     for name, entry in data.CATALOGUE.items():
         here = Text("yes", "green") if places[name] else Text("no", "yellow")
         size = f"{sizes[name] / 1e6:,.0f} MB" if name in sizes else entry.size
@@ -117,7 +119,8 @@ def check(
             wrong += 1
             console.print(Text("wrong  ", "red") + Text(f"{name}: {error}", "default"))
             continue
-        counts = f"{len(found):,} to train, {len(found.test_y):,} to test, {len(found.classes)} classes"
+        kind = f"{len(found.classes)} classes" if found.label_names else found.objective
+        counts = f"{len(found):,} to train, {len(found.test_y):,} to test, {kind}"
         console.print(Text("right  ", "green") + Text(f"{name}: {counts}", "default"))
         for note in found.notes:
             console.print(f"       {note}", markup=False)
@@ -129,8 +132,12 @@ def check(
 def show(
     name: Annotated[str, typer.Argument(help="A name of `dagc data list`, or the path of your own data.")],
     partition: Annotated[
-        str, typer.Option(help=f"How to split it: {', '.join(data.PARTITIONS)}, with options after a colon.")
-    ] = "iid:workers=1",
+        str | None,
+        typer.Option(
+            help=f"How to split it: {', '.join(data.PARTITIONS)}, with options after a colon (default: by your data's "
+            "own clients, or not at all)."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="The partition's seed.")] = 0,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -140,8 +147,10 @@ def show(
     Example: dagc data show digits --partition skewed:workers=10,skew_ratio=10,label_alpha=0.5
     """
     loaded = data.load(name, data_dir)
+    own = loaded.client is not None and name not in data.CATALOGUE
+    partition = partition or ("by-client" if own else "iid:workers=1")
     split = data.make_partition(partition, loaded, seed)
-    counts = split.label_counts(loaded.train_y.numpy(), len(loaded.classes))
+    counts = split.label_counts(loaded.labels.numpy(), max(1, len(loaded.label_names)))
     if as_json:
         print(
             json.dumps(
@@ -152,7 +161,8 @@ def show(
                     "samples": len(loaded),
                     "test_samples": len(loaded.test_y),
                     "shape": loaded.shape,
-                    "classes": loaded.classes,
+                    "objective": loaded.objective,
+                    "classes": loaded.label_names,
                     "workers": split.names or list(range(split.workers)),
                     "sizes": split.sizes.tolist(),
                     "skew_ratio": split.skew_ratio,
@@ -172,7 +182,8 @@ def show(
     for note in loaded.notes:
         console.print(note, style="yellow", markup=False)
     console.print(_drawing(split, counts, console.width))
-    console.print(_legend(loaded.classes))
+    if loaded.label_names:
+        console.print(_legend(loaded.label_names))
 
 
 def _drawing(split: data.Partition, counts: NDArray[np.int64], width: int) -> Table:

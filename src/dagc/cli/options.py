@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from textwrap import fill
 from typing import Annotated, Any, get_args
 
@@ -11,6 +11,7 @@ import typer
 from dagc.errors import InvalidInput
 from dagc.policies import POLICIES
 from dagc.training import Config
+from dagc.wire import VALUE_CODECS
 
 __all__ = ["from_json", "given_fields", "several", "with_config_flags"]
 
@@ -20,6 +21,24 @@ OBJECTS = {
     "optimizer_options": '{"momentum": 0.9}',
 }
 """Fields that hold names and values are JSON on the command line; here, an example of each."""
+
+
+CODECS = {
+    "fp32": "as they are, 4 bytes each",
+    "fp16": "2 bytes each, three digits, up to 65,504",
+    "bf16": "2 bytes each, two digits, any size",
+    "int8": "1 byte each, and a scale for every 256",
+    "two-bit": "2 bits each: a sign and one of two magnitudes for every 256",
+    "sign": "1 bit each, and one magnitude for all",
+}
+"""What people should know of our own value codecs."""
+FRAME_KINDS = {
+    "plain": "say everything about themselves",
+    "compact": "small ones leave out what the receiver knows",
+    "coded": "both sides remember earlier ones: about a third smaller",
+    "auto": "coded up to a million entries, else compact",
+    "raw": "int32 indices, as others send them: a baseline",
+}
 
 
 def with_config_flags(
@@ -35,16 +54,29 @@ def with_config_flags(
         flags = [_flag(name, name in lists) for name in Config.model_fields if name not in ("task", *left_out)]
         command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
-        command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{_methods()}"
+        command.__doc__ = "\n\n".join([inspect.cleandoc(command.__doc__ or ""), *_names()])
         return command
 
     return extend
 
 
-def _methods() -> str:
-    """A line for every method; the backspace keeps the lines from being joined."""
-    lines = [fill(f"  {name:15} {kind.about}", 78, subsequent_indent=" " * 18) for name, kind in POLICIES.items()]
-    return "\n".join(["\b", "Methods:", *lines])
+def _names() -> list[str]:
+    """A line for every method, value codec and kind of frames."""
+    methods = {name: kind.about for name, kind in POLICIES.items()}
+    codecs = {name: CODECS.get(name, "of a plugin") for name in VALUE_CODECS} | {
+        "auto": "by the budget: sign, int8 or fp32"
+    }
+    return [
+        _lines("Methods (--method):", methods),
+        _lines("Value codecs (--values):", codecs),
+        _lines("Frames (--frames):", FRAME_KINDS),
+    ]
+
+
+def _lines(title: str, names: Mapping[str, str]) -> str:
+    """A line for every name; the backspace keeps the lines from being joined."""
+    lines = [fill(f"  {name:15} {about}", 78, subsequent_indent=" " * 18) for name, about in names.items()]
+    return "\n".join(["\b", title, *lines])
 
 
 def given_fields(fields: dict[str, Any], lists: Collection[str] = ()) -> dict[str, Any]:

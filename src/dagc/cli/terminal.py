@@ -1,10 +1,11 @@
 """What people see on stderr: progress, messages, warnings and errors, all through one console."""
 
 import warnings
+from logging import INFO, WARNING, Handler, LogRecord, getLogger
 
 from rich.console import Console
 
-__all__ = ["log", "say", "show_warnings"]
+__all__ = ["log", "say", "show_log", "show_warnings"]
 
 log = Console(stderr=True, highlight=False)
 
@@ -17,3 +18,21 @@ def say(text: str, style: str | None = None) -> None:
 def show_warnings() -> None:
     """From now on, a warning is one line, too."""
     warnings.showwarning = lambda message, *_: say(f"warning: {message}", "yellow")
+
+
+class _Lines(Handler):
+    """What the library logs, a line each."""
+
+    def emit(self, record: LogRecord) -> None:
+        """Say it."""
+        serious = record.levelno >= WARNING
+        say(f"warning: {record.getMessage()}" if serious else record.getMessage(), "yellow" if serious else "dim")
+
+
+def show_log(verbose: bool = False) -> None:
+    """From now on, warnings in the library's log are lines, too; with `verbose`, what it is doing as well."""
+    logger = getLogger("dagc")
+    for handler in [each for each in logger.handlers if isinstance(each, _Lines)]:
+        logger.removeHandler(handler)
+    logger.addHandler(_Lines())
+    logger.setLevel(INFO if verbose else WARNING)

@@ -2,19 +2,21 @@
 
 import hashlib
 import json
+import math
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from dagc.cli.options import given_fields, several, with_config_flags
 from dagc.cli.report import command_line
@@ -37,7 +39,17 @@ from dagc.folder import read_settings
 from dagc.report import comparison, notes, panels_of, read_run, sentence, write_report
 from dagc.report.numbers import BYTES, in_bytes
 from dagc.report.words import brief
-from dagc.training import Config, Federation, Round, read_metrics, summary, train
+from dagc.training import (
+    Config,
+    CsvLog,
+    Federation,
+    Round,
+    TensorBoard,
+    ToTarget,
+    read_metrics,
+    summary,
+    train,
+)
 
 __all__ = ["compare", "resume", "run"]
 
@@ -46,8 +58,16 @@ Output = Annotated[
     Path | None, typer.Option(help="The run's folder (default: runs/TASK/METHOD-…).", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-TensorBoard = Annotated[bool, typer.Option(help="Write TensorBoard logs to the run's folder, too.")]
+Tensors = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard logs to the run's folder, too.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Write log.csv to the run's folder, too: a line for every round.")]
+Target = Annotated[float | None, typer.Option(help="A score, e.g. 0.75: say what it took to reach it.")]
 BUDGETS = ("ratio", "threshold", "bytes", "rate")
+COMPARISON = "compare.json"
+"""In a comparison's folder: what was asked for."""
+VERSION = 1
+"""Of that file."""
+NARROW = 110
+"""A terminal with fewer columns gets shorter progress."""
 
 
 @with_config_flags()
@@ -56,7 +76,9 @@ def run(
     config: ConfigFile = None,
     output: Output = None,
     as_json: AsJson = False,
-    tensorboard: TensorBoard = False,
+    tensorboard: Tensors = False,
+    csv: Csv = False,
+    target: Target = None,
     **fields: Any,
 ) -> None:
     """Train one model over many clients, with one method.
@@ -72,22 +94,37 @@ def run(
     register(str(settings.get("method")))
     checked = Config(**settings)
     folder = output or Path("runs") / _slug(checked.task) / f"{checked.method}-{checked.key()}"
-    _train(checked, folder, as_json, tensorboard)
+    _train(checked, folder, as_json, tensorboard, csv, target)
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run that did not come to its end.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a run or a comparison that did not come to its end.")],
     as_json: AsJson = False,
-    tensorboard: TensorBoard = False,
+    tensorboard: Tensors = False,
+    csv: Csv = False,
+    target: Target = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Of a comparison: runs at a time (default: the cores).")
+    ] = None,
 ) -> None:
-    """Continue a run from its last checkpoint; the result is the same to the bit."""
+    """Continue a run or a comparison from its last checkpoints; the result is the same to the bit."""
+    if (folder / COMPARISON).exists():
+        for name, given in (("--tensorboard", tensorboard), ("--csv", csv), ("--target", target is not None)):
+            if given:
+                raise InvalidInput(f"{folder} holds a comparison, and {name} is for a run: leave {name} out")
+        _compare(_read_asked(folder)[1], folder, jobs, as_json)
+        return
+    if jobs is not None:
+        raise InvalidInput(f"{folder} holds no comparison, and --jobs is for one: leave --jobs out")
     if not (folder / "config.toml").exists():
-        raise InvalidInput(f"{folder} is not a run's folder: it has no config.toml")
+        raise InvalidInput(
+            f"{folder} is not a run's folder: it has no config.toml; nor a comparison's: no {COMPARISON}"
+        )
     settings = read_settings(folder)
     if "engine" in settings:
         raise InvalidInput(f"{folder} holds a run of {settings['engine']}: start its own app again to continue it")
     register(str(settings.get("method")))
-    _train(Config(**settings), folder, as_json, tensorboard)
+    _train(Config(**settings), folder, as_json, tensorboard, csv, target)
 
 
 @with_config_flags("method", "seed", lists=SWEPT)
@@ -120,15 +157,67 @@ def compare(
     settings = _settings(given_fields({"task": task, **fields}, SWEPT), config)
     task = settings.setdefault("task", Config.model_fields["task"].default)
     settings = {name: value for name, value in settings.items() if name not in ("method", "seed")}
-    names, grid = split_methods(methods), _grid(tune or [])
-    ways = comparison_fields(settings, names, grid)
+    asked = Asked(settings, split_methods(methods), seeds, _grid(tune or []), tune_seeds, target, command_line())
+    _compare(asked, output, jobs, as_json)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a comparison was asked for; its folder keeps it, so that it can be resumed and is known again."""
+
+    settings: dict[str, Any]
+    methods: list[str]
+    seeds: int
+    grid: dict[str, list[str]]
+    tune_seeds: int
+    target: float | None
+    command: str
+
+
+def _read_asked(folder: Path) -> tuple[str, Asked]:
+    """The key of the comparison in a folder, and what it was asked for."""
+    file = folder / COMPARISON
+    try:
+        kept = json.loads(file.read_bytes())
+        if kept.pop("version") > VERSION:
+            raise InvalidInput(f"{file} was written by a newer version of dagc: update dagc to read it")
+        return kept.pop("key"), Asked(**kept)
+    except InvalidInput:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InvalidInput(f"{file} cannot be read ({error!r}): choose another folder") from error
+
+
+def _claim(folder: Path, key: str, asked: Asked) -> None:
+    """Keep what was asked for in the folder; one that holds something else is refused."""
+    if (folder / "config.toml").exists():
+        raise InvalidInput(f"{folder} holds a run, not a comparison: choose another --output")
+    if (folder / COMPARISON).exists():
+        there, other = _read_asked(folder)
+        if there != key:
+            raise InvalidInput(f"{folder} holds another comparison ({other.command}): choose another --output")
+    _write_json(folder / COMPARISON, {"version": VERSION, "key": key, **asdict(asked)})
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    try:
+        with write_atomically(path) as file:
+            file.write(json.dumps(content, indent=1).encode())
+    except OSError as error:
+        raise InvalidInput(f"the comparison cannot be written to {path.parent}: {failure(error)}") from error
+
+
+def _compare(asked: Asked, output: Path | None, jobs: int | None, as_json: bool) -> None:
+    settings, seeds, grid, target = asked.settings, asked.seeds, asked.grid, asked.target
+    ways = comparison_fields(settings, asked.methods, grid)
     for candidates in ways:  # what cannot work is refused before any work
         Federation(Config(**candidates[0]))
     jobs = jobs or os.cpu_count() or 1
-    own = range(TUNING_SEEDS, TUNING_SEEDS + tune_seeds)
+    own = range(TUNING_SEEDS, TUNING_SEEDS + asked.tune_seeds)
     configs = [Config(**{**way[0], "seed": seed}) for way in ways for seed in range(seeds)]
-    asked = question(ways, own, target) if grid else ""
-    folder = output or Path("runs") / f"compare-{_slug(task)}-{_key(configs, asked)}"
+    key = _key(configs, question(ways, own, target) if grid else "")
+    folder = output or Path("runs") / f"compare-{_slug(settings['task'])}-{key}"
+    _claim(folder, key, asked)
     try:
         choices = _tuned(ways, grid, own, target, folder, jobs) if grid else []
         if choices:
@@ -137,7 +226,7 @@ def compare(
         with _bars([_name(config) for config in configs], [config.rounds for config in configs]) as show:
             paths = run_all(configs, folder, jobs, show)
     except KeyboardInterrupt:
-        say(f"stopped; the same command continues from {folder}")
+        say(f"stopped; the same command continues, or: dagc resume {shlex.quote(str(folder))}")
         raise
     (panel,) = panels_of(map(read_run, paths), () if target is None else (target,))
     result = comparison(panel)
@@ -147,17 +236,14 @@ def compare(
         panel = replace(panel, notes=(*panel.notes, _tuning_note(labels, choices, own, target)))
         chosen = [{"label": label, **asdict(one)} for label, one in zip(labels, choices, strict=True)]
         result["tuned"] = {"seeds": list(own), "ways": chosen}
-    page = write_report([panel], folder, panel.title, command_line())
-    try:
-        with write_atomically(folder / "comparison.json") as file:
-            file.write(json.dumps({**result, "runs": [path.name for path in paths]}, indent=1).encode())
-    except OSError as error:
-        raise InvalidInput(f"the comparison cannot be written to {folder}: {failure(error)}") from error
+    page = write_report([panel], folder, panel.title, asked.command)
+    _write_json(folder / "comparison.json", {**result, "runs": [path.name for path in paths]})
     if as_json:
         print(json.dumps(result))
     else:
         shared = {name: settings[name] for name in (*BUDGETS, "down") if name in settings}
-        _print_comparison(result, {name: value for name, value in shared.items() if not isinstance(value, list)})
+        alike = {name: value for name, value in shared.items() if not isinstance(value, list)}
+        _print_comparison(result, alike, panel.metric)
         said = [
             f"\n{sentence([panel])}",
             *(f"note: {note}" for note in notes([panel])),
@@ -227,32 +313,49 @@ def _tuning_note(labels: list[str], choices: list[Choice], seeds: range, target:
     return f"tuned on {on} by {goal}. {'; '.join(found)}"
 
 
-def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> None:
-    callbacks = [_tensorboard(folder)] if tensorboard else []
+def _train(
+    config: Config, folder: Path, as_json: bool, tensorboard: bool, csv: bool = False, target: float | None = None
+) -> None:
+    if (folder / COMPARISON).exists():
+        raise InvalidInput(f"{folder} holds a comparison, not a run: choose another --output")
+    callbacks = [ToTarget(target)]  # refuses one that cannot be
+    callbacks += [TensorBoard(folder / "tensorboard", target)] if tensorboard else []
+    callbacks += [CsvLog(folder / "log.csv", target)] if csv else []
     accuracy = ""
-    with _bars([f"{config.task} {config.method}"], [config.rounds]) as show, stopping() as stop:
-        for result in train(config, folder, callbacks):
-            accuracy = accuracy if result.accuracy is None else f"accuracy {result.accuracy:.1%}, "
+    training = train(config, folder, callbacks)
+    metric = training.federation.goal.metric
+    name = "" if log.is_terminal and log.width < NARROW else f"{metric} "
+    for note in training.federation.notes:
+        say(f"note: {note}")
+    with _bars([f"{_slug(config.task)} {config.method}"], [config.rounds]) as show, stopping() as stop:
+        for result in training:
+            accuracy = accuracy if result.accuracy is None else f"{name}{result.accuracy:.1%}, "
             show(0, result.round, accuracy + _in_words(result))
             if stop.is_set() and result.round < config.rounds:
                 break
         else:
             stop.clear()
     if stop.is_set():
-        say(f"stopped after a checkpoint; continue with: dagc resume {folder}")
+        say(f"stopped after a checkpoint; continue with: dagc resume {shlex.quote(str(folder))}")
         sys.exit(130)
-    found = {"task": config.task, "method": config.method, **summary(read_metrics(folder)), "folder": str(folder)}
+    rows = read_metrics(folder)
+    found = {"task": config.task, "method": config.method, **summary(rows), "folder": str(folder)}
+    if target is not None:
+        there = next((row for row in rows if row.get("accuracy", -math.inf) >= target), None)
+        amounts = ("round", "bytes_up", "bytes_down", "seconds")
+        found["to_target"] = None if there is None else {"accuracy": target, **{name: there[name] for name in amounts}}
     if as_json:
         print(json.dumps(found))
         return
     table = Table(show_header=False)
     for name, value in (
         ("task, method", f"{config.task}, {config.method}"),
-        ("final accuracy", f"{found['final_accuracy']:.2%} (mean of the last evaluations)"),
-        ("best accuracy", f"{found['best_accuracy']:.2%}"),
+        (f"final {metric}", f"{found['final_accuracy']:.2%} (mean of the last evaluations)"),
+        (f"best {metric}", f"{found['best_accuracy']:.2%}"),
         ("uploaded", in_bytes(found["bytes_up"])),
         ("downloaded", in_bytes(found["bytes_down"])),
         ("in total", in_bytes(found["bytes_up"] + found["bytes_down"])),
+        *_to_target(found, target),
         ("network's clock", f"{found['seconds']:,.1f} s on {config.network}"),
         ("folder", str(folder)),
     ):
@@ -260,14 +363,25 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool) -> No
     Console(highlight=False, markup=False).print(table)
 
 
-def _print_comparison(result: dict[str, Any], budgets: dict[str, Any]) -> None:
+def _to_target(found: dict[str, Any], target: float | None) -> list[tuple[str, str]]:
+    """The line about the target, if there is one."""
+    if target is None:
+        return []
+    there = found["to_target"]
+    if there is None:
+        return [(f"to {100 * target:g} %", "not reached")]
+    both = in_bytes(there["bytes_up"] + there["bytes_down"])
+    return [(f"to {100 * target:g} %", f"{there['round']:,} rounds, {both} in total, {there['seconds']:,.1f} s")]
+
+
+def _print_comparison(result: dict[str, Any], budgets: dict[str, Any], metric: str = "accuracy") -> None:
     words = [result["task"], *([] if result["rounds"] is None else [f"{result['rounds']:,} rounds"])]
     words += [
         f"{name} {value if isinstance(value, str) else format(value, 'g')}"
         for name, value in budgets.items()
         if value is not None
     ]
-    title = f"{', '.join(words)}; until {100 * result['target']:g} % accuracy:"
+    title = f"{', '.join(words)}; until {100 * result['target']:g} % {metric}:"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("method", "final, %", "rounds", "up", "down", "total", "× best", "seconds"):
         first = name == "method"
@@ -300,14 +414,18 @@ def _bars(names: list[str], rounds: list[int]) -> Iterator[Any]:
 
         yield lines
         return
+    narrow, digits = log.width < NARROW, len(str(max(rounds)))
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TextColumn(
+            "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=18 if narrow else 60)
+        ),
+        BarColumn(8 if narrow else 40, table_column=Column(min_width=8)),
+        TextColumn("{task.completed}/{task.total}", table_column=Column(justify="right", min_width=2 * digits + 1)),
+        *(() if narrow else (TimeElapsedColumn(),)),
+        TimeRemainingColumn(table_column=Column(min_width=7)),
+        TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, TextColumn("{task.fields[text]}"), console=log) as bars:
+    with Progress(*columns, console=log) as bars:
         tasks = [bars.add_task(name, total=of, text="") for name, of in zip(names, rounds, strict=True)]
         yield lambda number, done, text="": bars.update(
             tasks[number], completed=done, **({"text": text} if text else {})
@@ -315,26 +433,8 @@ def _bars(names: list[str], rounds: list[int]) -> Iterator[Any]:
 
 
 def _in_words(result: Round) -> str:
-    loss = "nobody answered" if result.loss is None else f"loss {result.loss:.4g}"
-    return f"{loss}, up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InvalidInput("--tensorboard needs the package tensorboard: pip install tensorboard") from None
-    writer = SummaryWriter(str(folder / "tensorboard"))
-
-    def write(federation: Federation, result: Round) -> None:
-        for name in ("loss", "accuracy", "test_loss", "bytes_up", "bytes_down", "seconds"):
-            value = getattr(result, name)
-            if value is not None:
-                writer.add_scalar(name, value, result.round)
-        if result.accuracy is not None:
-            writer.flush()
-
-    return write
+    nobody = "nobody answered, " if result.loss is None else ""
+    return f"{nobody}up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
 
 
 def _slug(task: str) -> str:

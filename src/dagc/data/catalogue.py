@@ -134,7 +134,10 @@ CATALOGUE: dict[str, Entry] = {
 
 
 def load(
-    name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None, augment: bool = False
+    name: str | os.PathLike[str],
+    data_dir: str | os.PathLike[str] | None = None,
+    augment: bool = False,
+    objective: str = "auto",
 ) -> Dataset:
     """Load a data set by its name, or your own by its path.
 
@@ -142,6 +145,7 @@ def load(
         name: A name of `dagc data list`, or the path of an `.npz` file, a `.csv` file or a folder per client.
         data_dir: The data folder; without one `DAGC_DATA`, else the user's cache.
         augment: Crop and flip training images at random (the paper does not say whether it did).
+        objective: `regression` if your own labels are numbers to predict; with `auto`, if they have fractions.
 
     Raises:
         MissingData: Where the set is not in the data folder; the message says how to get it.
@@ -155,11 +159,13 @@ def load(
     root = data_folder(data_dir)
     entry = CATALOGUE.get(os.fspath(name))
     try:
-        data = _known(entry, root) if entry else own.read_path(_as_path(os.fspath(name)), root)
+        data = _known(entry, root) if entry else own.read_path(_as_path(os.fspath(name)), root, objective)
     except OSError as error:
         raise DataError(f"{name} cannot be read ({error})") from None
     if augment and len(data.shape) != 3:
         raise InvalidInput(f"{name}: only images can be cropped and flipped, not samples of shape {data.shape}")
+    if objective not in ("auto", data.objective):
+        raise InvalidInput(f"{name} is for {data.objective}, not for {objective}: leave the objective out")
     return replace(data, augment=True) if augment else data
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,23 +11,29 @@ from torch import Tensor
 
 from dagc.errors import InvalidInput
 
-__all__ = ["Dataset", "hold_out", "statistics"]
+__all__ = ["IGNORED", "Dataset", "Objective", "hold_out", "statistics"]
+
+Objective = Literal["classification", "regression", "next-token"]
+"""What is learnt: a label, numbers, or the next token at every place of a sequence."""
+IGNORED = -100
+"""A next token that does not count, such as padding; torch's losses ignore it, too."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test samples with their labels.
+    """Training and test samples with their labels, or whatever else is to be predicted.
 
     Images stay the bytes they are on disk: 50,000 CIFAR images are 154 MB so, and 614 MB as float32, while turning a
     batch of 32 into floats costs about 10 to 45 µs. `normalise` does it.
 
     Attributes:
         name: What `load` was asked for.
-        train_x: Training samples, first axis the sample; uint8 or float32.
-        train_y: Their labels, int64, 0 … classes − 1.
+        train_x: Training samples, first axis the sample; uint8 or float32, or int64 for tokens.
+        train_y: What to predict: labels (int64, 0 … classes − 1), numbers (float32, one or several per sample), or the
+            next tokens (int64, of the shape of the samples; -100 is ignored).
         test_x: Test samples.
-        test_y: Their labels.
-        classes: The names of the labels.
+        test_y: What to predict of them.
+        classes: The names of the labels or tokens; none for numbers.
         client: The owner of each training sample (int64), where the data has natural clients.
         clients: The names of the owners.
         mean: Subtracted by `normalise`, in the units of `train_x`.
@@ -60,26 +67,37 @@ class Dataset:
         if self.train_x.shape[1:] != self.test_x.shape[1:]:
             shapes = f"{tuple(self.train_x.shape[1:])} and {tuple(self.test_x.shape[1:])}"
             raise InvalidInput(f"{self.name}: training and test samples have different shapes, {shapes}")
-        if self.client is not None and self.client.shape != self.train_y.shape:
+        if self.client is not None and self.client.shape != (len(self.train_y),):
             counts = f"{len(self.client)} client entries for {len(self.train_y)} training samples"
             raise InvalidInput(f"{self.name}: {counts}; give one per sample")
 
     def _check(self, part: str, x: Tensor, y: Tensor) -> None:
-        if x.dtype not in (torch.uint8, torch.float32):
-            raise InvalidInput(f"{self.name}: {part} samples are {x.dtype}; use uint8 or float32")
-        if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
+        if x.dtype not in (torch.uint8, torch.float32, torch.int64):
+            raise InvalidInput(f"{self.name}: {part} samples are {x.dtype}; use uint8 or float32, or int64 for tokens")
+        if y.dtype not in (torch.int64, torch.float32):
+            raise InvalidInput(f"{self.name}: {part} labels are {y.dtype}; use int64, or float32 for numbers")
+        if x.ndim < 2 or y.ndim < 1 or len(x) != len(y):
             raise InvalidInput(
                 f"{self.name}: {part} samples have shape {tuple(x.shape)} and labels {tuple(y.shape)}; "
                 "the first axis must be the sample in both, with equal lengths"
             )
         if len(x) == 0:
             raise InvalidInput(f"{self.name}: there are no {part} samples")
-        if x.dtype == torch.float32 and not bool(torch.isfinite(x).all()):
-            row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
-            raise InvalidInput(f"{self.name}: {part} sample {row} holds NaN or infinity; clean the data first")
-        low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= len(self.classes):
-            raise InvalidInput(f"{self.name}: {part} labels run from {low} to {high} for {len(self.classes)} classes")
+        if y.ndim > 1 and y.dtype == torch.int64 and y.shape != x.shape:
+            raise InvalidInput(
+                f"{self.name}: {part} samples have shape {tuple(x.shape)} and labels {tuple(y.shape)}; give one label "
+                "per sample, or a next token for every token"
+            )
+        for what, values in (("sample", x), ("label of sample", y)):
+            if values.dtype == torch.float32 and not bool(torch.isfinite(values).all()):
+                row = int((~torch.isfinite(values.reshape(len(values), -1))).any(1).nonzero()[0])
+                raise InvalidInput(f"{self.name}: {part} {what} {row} holds NaN or infinity; clean the data first")
+        known = y[y != IGNORED] if y.ndim > 1 else y
+        if y.dtype == torch.int64 and known.numel():
+            low, high = int(known.min()), int(known.max())
+            if low < 0 or high >= len(self.classes):
+                count = len(self.classes)
+                raise InvalidInput(f"{self.name}: {part} labels run from {low} to {high} for {count} classes")
 
     def __len__(self) -> int:
         return len(self.train_y)
@@ -89,8 +107,32 @@ class Dataset:
         """The shape of one sample."""
         return tuple(self.train_x.shape[1:])
 
+    @property
+    def objective(self) -> Objective:
+        """What is learnt: it is clear from what is to be predicted."""
+        if self.train_y.dtype == torch.float32:
+            return "regression"
+        return "classification" if self.train_y.ndim == 1 else "next-token"
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model has to return for a sample, or for each of its tokens."""
+        return len(self.classes) or int(np.prod(self.train_y.shape[1:]))
+
+    @property
+    def labels(self) -> Tensor:
+        """The label of each training sample; all 0 where samples have none."""
+        return self.train_y if self.objective == "classification" else torch.zeros(len(self), dtype=torch.int64)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of `labels`; none where samples have no label."""
+        return self.classes if self.objective == "classification" else ()
+
     def normalise(self, x: Tensor) -> Tensor:
-        """Samples as the model wants them: float32, centred and scaled."""
+        """Samples as the model wants them: float32, centred and scaled; tokens as they are."""
+        if x.dtype == torch.int64:
+            return x
         if self.mean is None or self.std is None:
             return x.to(torch.float32)
         return (x.to(torch.float32, copy=True)).sub_(self.mean).div_(self.std)

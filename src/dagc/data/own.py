@@ -1,4 +1,4 @@
-"""Your own data: an `.npz` file, a CSV file, or a folder with one folder per client."""
+"""Your own data: an `.npz` file, a CSV file, texts, or a folder with one folder per client."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,26 +15,35 @@ from dagc.data.images import SUFFIXES, read_image
 from dagc.data.mel import log_mel, read_wav
 from dagc.data.speech import is_speech_folder, read_folder
 from dagc.data.table import read_table
+from dagc.data.texts import read_texts
 from dagc.errors import DataError, InvalidInput
 
 __all__ = ["read_csv", "read_npz", "read_path"]
 
 
-def read_path(path: Path, root: Path) -> Dataset:
+def read_path(path: Path, root: Path, objective: str = "auto") -> Dataset:
     """Load whatever is at `path`; `root` is the data folder, where features of sound are cached."""
+    if path.is_file() and path.suffix.lower() == ".txt":
+        return read_texts(path, [path])
+    inside = sorted(path.iterdir()) if path.is_dir() else []
+    if inside and all(each.suffix.lower() == ".txt" for each in inside):
+        return read_texts(path, inside)
     if path.is_dir():
         return read_folder(path, root, str(path)) if is_speech_folder(path) else _read_clients(path)
     if not path.exists():
         raise InvalidInput(f"{path} does not exist; give a data set's name (dagc data list) or a file of your own")
     if path.suffix.lower() == ".npz":
-        return read_npz(path)
+        return read_npz(path, objective)
     if path.suffix.lower() == ".csv":
-        return read_csv(path)
-    raise InvalidInput(f"{path} is neither .npz nor .csv nor a folder; docs/data.md shows how to convert data")
+        return read_csv(path, objective=objective)
+    raise InvalidInput(f"{path} is neither .npz nor .csv nor .txt nor a folder; docs/data.md shows how to convert data")
 
 
-def read_npz(path: Path) -> Dataset:
-    """Load an `.npz` file with `x`, `y`, and where there are any `client`, `x_test`, `y_test`."""
+def read_npz(path: Path, objective: str = "auto") -> Dataset:
+    """Load an `.npz` file with `x`, `y`, and where there are any `client`, `x_test`, `y_test`.
+
+    Labels with fractions are numbers to predict, and so are any if the objective is `regression`.
+    """
     arrays = _open_npz(path)
     x, y = _samples(path, "x", arrays["x"]), arrays["y"]
     client = arrays.get("client")
@@ -42,24 +51,40 @@ def read_npz(path: Path) -> Dataset:
         if not {"x_test", "y_test"} <= arrays.keys():
             raise DataError(f"{path} has only one of x_test and y_test; give both or none")
         test = _samples(path, "x_test", arrays["x_test"]), arrays["y_test"]
-        return _assemble(path, x, y, client, test)
-    return _assemble(path, x, y, client)
+        return _assemble(path, x, y, client, test, objective)
+    return _assemble(path, x, y, client, objective=objective)
 
 
-def read_csv(path: Path, label: str = "label", client: str = "client") -> Dataset:
+def read_csv(path: Path, label: str = "label", client: str = "client", objective: str = "auto") -> Dataset:
     """Load a CSV file with a first line of column names.
 
     Args:
         path: The file.
         label: The column to predict.
         client: The column that says whose the row is; the file need not have one.
+        objective: `regression` if the label is a number to predict. With `auto` it is one if it has fractions.
 
     Every other column is a feature: numbers as they are (missing ones, empty or `?`, become the column's mean), text
     as one column of 0 and 1 per value.
     """
     table = read_table(path, label, client)
-    data = _assemble(path, table.features, table.labels, table.clients)
-    return replace(data, notes=table.notes)
+    labels = _as_numbers(table.labels)
+    if objective == "regression" and labels is None:
+        raise DataError(f"{path}: the column {label!r} is text, not numbers: leave regression out to predict a class")
+    fractions = labels is not None and not np.array_equal(labels, np.floor(labels))
+    regression = objective == "regression" or (objective == "auto" and fractions)
+    chosen = labels if regression and labels is not None else table.labels
+    data = _assemble(path, table.features, chosen, table.clients, objective=objective)
+    return replace(data, notes=(*table.notes, *data.notes))
+
+
+def _as_numbers(texts: NDArray[np.str_]) -> NDArray[np.float64] | None:
+    """The texts as numbers, if all of them are."""
+    try:
+        numbers = texts.astype(np.float64)
+    except ValueError:
+        return None
+    return numbers if np.isfinite(numbers).all() else None
 
 
 def _open_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -107,29 +132,54 @@ def _assemble(
     labels: NDArray[Any],
     clients: NDArray[Any] | None,
     test: tuple[NDArray[Any], NDArray[Any]] | None = None,
+    objective: str = "auto",
 ) -> Dataset:
     """Number labels and clients, hold out a test set where there is none, normalise by the training part."""
     if x.ndim < 2 or len(x) < 2:
         raise DataError(f"{path}: x has shape {x.shape}; samples × features are needed, two samples or more")
     count = len(x)
     both = np.concatenate([labels, test[1]]) if test is not None else labels
-    numbers, classes = _numbered(path, "y", both, count + (len(test[0]) if test is not None else 0))
-    if len(classes) < 2:
-        raise DataError(f"{path}: all labels are {classes[0]}; two classes or more are needed")
-    y = torch.from_numpy(numbers)
+    known = count + (len(test[0]) if test is not None else 0)
+    classes: tuple[str, ...] = ()
+    targets: NDArray[Any]
+    regression = _is_regression(path, both, known, objective)
+    if regression:
+        targets, groups = both.astype(np.float32), np.zeros(known, dtype=np.int64)
+    else:
+        targets, classes = _numbered(path, "y", both, known)
+        groups = targets
+        if len(classes) < 2:
+            raise DataError(f"{path}: all labels are {classes[0]}; two classes or more are needed")
+    y = torch.from_numpy(targets)
     owner, names = _numbered(path, "client", clients, count) if clients is not None else (None, ())
     everything = torch.from_numpy(x)
     if test is not None:
         train = torch.arange(count)
         test_x, test_y = torch.from_numpy(test[0]), y[count:]
     else:
-        kept, held = hold_out(owner if owner is not None else numbers)
+        kept, held = hold_out(owner if owner is not None else groups)
         train = torch.from_numpy(kept)
         test_x, test_y = everything[torch.from_numpy(held)], y[torch.from_numpy(held)]
-    train_x = everything[train] if test is None else everything
+    train_x, train_y = everything[train] if test is None else everything, y[train]
+    notes: tuple[str, ...] = ()
+    if regression:
+        middle, unit = (float(part) for part in statistics(train_y[:, None]))
+        train_y, test_y = (train_y - middle) / unit, (test_y - middle) / unit
+        notes = (f"numbers are predicted (regression), in units of their deviation {unit:g} from the mean {middle:g}",)
     mean, std = statistics(train_x)
     own = None if owner is None else torch.from_numpy(owner)[train]
-    return Dataset(str(path), train_x, y[train], test_x, test_y, classes, own, names, mean, std)
+    return Dataset(str(path), train_x, train_y, test_x, test_y, classes, own, names, mean, std, notes=notes)
+
+
+def _is_regression(path: Path, y: NDArray[Any], known: int, objective: str) -> bool:
+    """Whether the labels are numbers to predict."""
+    if objective == "classification" or not (y.dtype.kind in "iuf" and y.shape == (known,)):
+        if objective == "regression":
+            raise DataError(f"{path}: y is {y.dtype} of shape {y.shape}; regression needs one number per sample")
+        return False
+    if not np.isfinite(y).all():
+        raise DataError(f"{path}: y has NaN or infinity; clean the data first")
+    return objective == "regression" or not np.array_equal(y, np.floor(y))
 
 
 def _read_clients(folder: Path) -> Dataset:

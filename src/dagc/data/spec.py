@@ -41,7 +41,7 @@ def make_partition(spec: str, dataset: Dataset, seed: int = 0) -> Partition:
         return by_client(None if dataset.client is None else dataset.client.numpy(), names=dataset.clients, **options)
     if function is from_sizes and "sizes" not in options:
         raise InvalidInput(f"{shown(spec, 200)} has no sizes; write for example from-sizes:sizes=300/200/10")
-    return function(dataset.train_y.numpy(), seed=seed, **options)
+    return function(dataset.labels.numpy(), seed=seed, **options)
 
 
 def _options(spec: str, text: str, function: Callable[..., Partition]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dagc.protocol import Plan, Server, Settings, Upload
 
 __all__ = ["agree", "make_plan", "read_all", "same_step"]
 
-log = getLogger("dagc")
+log = getLogger("dagc.ddp")
 
 
 def agree(exchange: Exchange, examples: Any, arguments: dict[str, Any]) -> list[int]:

@@ -18,7 +18,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dagc.compressors import Compressor, Gradient
-from dagc.ddp.agreement import agree, make_plan, read_all, same_step
+from dagc.ddp.agreement import agree, log, make_plan, read_all, same_step
 from dagc.ddp.exchange import Exchange, Packet
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.protocol import Client, Order, Server, Settings, Upload
@@ -203,6 +203,7 @@ class Hook:
         traffic = self._exchange.traffic
         spent = (compress, exchange, decoding)
         self.last = Step(own.step, entries, len(own.body), *traffic, refused is not None, *spent)
+        log.debug("%s", self.last)
 
     def _gradients(self) -> list[Tensor]:
         """Views of the buckets, one for each parameter, in the model's order."""

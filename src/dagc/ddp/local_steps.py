@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dagc.ddp.agreement import agree, make_plan, read_all, same_step
+from dagc.ddp.agreement import agree, log, make_plan, read_all, same_step
 from dagc.ddp.exchange import Exchange, Packet
 from dagc.ddp.resume import SHARED, VERSION, Choice, choose, spread
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
@@ -354,6 +354,7 @@ class LocalSteps:
         spent = (flight.compress, landed - began, perf_counter() - landed)
         payload = len(flight.own.body) - _HEAD.size
         self.last = Exchanged(self.round, flight.steps, flight.entries, payload, *self._exchange.traffic, *spent)
+        log.info("%s", self.last)
 
     def _check(self, packets: list[Packet]) -> list[tuple[int, float, float]]:
         """The heads of all messages, if they belong together."""

@@ -14,6 +14,7 @@ from typing import Any
 from dagc.errors import DagcError, Diverged, MalformedPayload, NonFiniteGradient
 from dagc.experiments.allocators import register
 from dagc.folder import finished
+from dagc.plugins import load_plugins
 from dagc.training import Config, train
 
 __all__ = ["Progress", "last_round", "run_all", "stopping"]
@@ -76,7 +77,7 @@ def run_all(
                     progress(number, config.rounds)
                 else:
                     alone = config if config.threads else config.model_copy(update={"threads": threads})
-                    tasks[pool.submit(_run, alone.model_dump(), str(path))] = number
+                    tasks[pool.submit(_run, alone.model_dump(exclude_unset=True), str(path))] = number
         waiting = set(tasks)
         while waiting:
             done, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
@@ -148,6 +149,7 @@ def _begin(stop: Any) -> None:
 
 def _run(fields: dict[str, Any], path: str) -> bool:
     """One run in this process; whether it came to its end."""
+    load_plugins()
     register(fields["method"])
     with _working, stopping() as stop:
         for _ in train(Config(**fields), path):

@@ -65,7 +65,7 @@ def _draw(axes: Any, panel: Panel, axis: str, words: str) -> None:
         axes.fill_between(points[axis], low, high, color=colour, alpha=0.15, lw=0)
     if axis in BYTES:
         axes.set_xscale("log")
-    axes.set(xlabel=words, ylabel="accuracy, %")
+    axes.set(xlabel=words, ylabel=f"{panel.metric}, %")
     axes.set_title(fill(panel.title, 60), fontsize=8)
     axes.grid(alpha=0.25, lw=0.5)
     if axes.lines:

@@ -72,7 +72,7 @@
   const drawCurves = () => {
     const height = Math.min(420, Math.max(280, $("plot").clientWidth * 0.5));
     const shown = visible();
-    const { width, svg } = canvas("plot", height, `Accuracy against ${AXES[state.axis]} of ${shown.map((one) => one.label).join(", ")}`);
+    const { width, svg } = canvas("plot", height, `${panel().metric} against ${AXES[state.axis]} of ${shown.map((one) => one.label).join(", ")}`);
     hideTip();
     frame = null;
     if (!shown.length) {
@@ -99,7 +99,7 @@
       make(svg, "text", { x: x(value), y: box.bottom + 17, "text-anchor": anchor }, FORMAT[state.axis](value));
     }
     make(svg, "text", { class: "strong", x: (box.left + box.right) / 2, y: height - 8, "text-anchor": "middle" }, AXES[state.axis]);
-    make(svg, "text", { class: "strong", x: box.left + 6, y: box.top + 12 }, "accuracy, %");
+    make(svg, "text", { class: "strong", x: box.left + 6, y: box.top + 12 }, `${panel().metric}, %`);
     const clip = make(make(svg, "defs"), "clipPath", { id: "clip" });
     make(clip, "rect", { x: box.left, y: box.top - 2, width: box.right - box.left + 2, height: box.bottom - box.top + 2 });
     const area = make(svg, "g", { "clip-path": "url(#clip)" });

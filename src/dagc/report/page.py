@@ -12,9 +12,9 @@ from typing import Any
 import dagc
 from dagc.folder import to_toml
 from dagc.report.numbers import Reached, curve, final, in_bytes, targets
-from dagc.report.panels import Panel, Series
+from dagc.report.panels import Panel, Series, metric_of
 from dagc.report.tables import name_of, rows
-from dagc.report.words import brief, notes, percent, sentence
+from dagc.report.words import brief, capital, notes, percent, sentence
 from dagc.training import Config
 
 __all__ = ["page", "run_command"]
@@ -33,11 +33,12 @@ def page(panels: Sequence[Panel], title: str, command: str) -> str:
     parts = {
         "subtitle": f"<p class='sub'>{escape(panels[0].title)}</p>" if subtitle else "",
         "title": escape(title),
+        "metric": escape(capital(metric_of(panels))),
         "css": _file("page.css"),
         "summary": escape(sentence(panels)),
         "notes": _notes(panels),
         "table": _table(panels),
-        "legend": escape(LEGEND),
+        "legend": escape(LEGEND.replace("$metric", capital(metric_of(panels)))),
         "command": escape(command),
         "alone": ", and the command that runs it alone" if local else "",
         "configs": "\n".join(_config(panel, series, len(panels) == 1) for panel in panels for series in panel.series),
@@ -60,7 +61,7 @@ def _notes(panels: Sequence[Panel]) -> str:
 
 
 LEGEND = (
-    "Accuracy is the mean of a run's last five evaluations; ± is the standard deviation between seeds. "
+    "$metric is the mean of a run's last five evaluations; ± is the standard deviation between seeds. "
     "Bytes are those of the encoded frames, all clients together; totals count both ways."
 )
 
@@ -70,7 +71,7 @@ def _table(panels: Sequence[Panel]) -> str:
     paper = any(row["paper"] is not None for row in found)
     shared = {targets(panel) for panel in panels}
     goals = next(iter(shared)) if len(shared) == 1 else ()
-    heads = ["Method", "Accuracy", *["Paper"] * paper, "Entries sent", "Uploaded", "Downloaded"]
+    heads = ["Method", capital(metric_of(panels)), *["Paper"] * paper, "Entries sent", "Uploaded", "Downloaded"]
     heads += [f"Total to {100 * goal:g} %" for goal in goals]
     body, before = [], None
     for row in found:
@@ -146,6 +147,7 @@ def _data(panel: Panel) -> dict[str, Any]:
     total = sum(sizes) or 1
     return {
         "title": panel.title,
+        "metric": panel.metric,
         "paper": panel.paper,
         "seed": run.settings.get("seed"),
         "names": [str(name) for name in run.clients.get("names") or range(len(sizes))],

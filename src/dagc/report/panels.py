@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagc.report.runs import Run
-from dagc.training import SOLUTION
+from dagc.training import OWN, SOLUTION
 
-__all__ = ["Panel", "Series", "in_words", "panels_of"]
+__all__ = ["Panel", "Series", "in_words", "metric_of", "panels_of"]
 
 NEITHER = {"seed", "threads", "data_dir", "device", "evaluate_every", "checkpoint_every"}
 
@@ -49,6 +49,17 @@ class Panel:
     targets: tuple[float, ...] = ()
     paper: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def metric(self) -> str:
+        """What the score is called: accuracy, unless the runs have another."""
+        return str(self.series[0].runs[0].clients.get("metric") or "accuracy")
+
+
+def metric_of(panels: Sequence[Panel]) -> str:
+    """What the score of all panels is called."""
+    names = {panel.metric for panel in panels}
+    return names.pop() if len(names) == 1 else "score"
 
 
 def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]:
@@ -120,7 +131,8 @@ def _label(settings: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
 def _title(run: Run, solutions: Sequence[dict[str, Any]], others: Sequence[Run]) -> str:
     """The task, the clients and the rounds, and whatever else differs between the problems."""
     settings = run.settings
-    split = settings.get("partition") or f"{len(run.clients['sizes'])} clients"
+    named = settings.get("partition") not in (None, OWN, "by-client")
+    split = settings["partition"] if named else f"{len(run.clients['sizes'])} clients"
     if "skew_ratio" in settings and "partition" not in settings:
         split += f", skew ratio {settings['skew_ratio']:g}"
     words = [*dict.fromkeys(each["task"] for each in solutions), split]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dagc.report.numbers import BYTES, Spread, curve, final, in_bytes, reached, targets
-from dagc.report.panels import Panel, Series
-from dagc.report.words import percent
+from dagc.report.panels import Panel, Series, metric_of
+from dagc.report.words import capital, percent
 
 __all__ = ["comparison", "csv_table", "curves_csv", "latex_table", "markdown_table", "name_of", "rows", "text_rows"]
 
@@ -123,7 +123,12 @@ def text_rows(panels: Sequence[Panel]) -> tuple[list[str], list[list[str]]]:
     several = len(panels) > 1
     shared = {targets(panel) for panel in panels}
     goals = next(iter(shared)) if len(shared) == 1 else ()
-    heads = ["Setting"] * several + ["Method", "Accuracy"] + ["Paper"] * paper + ["Entries sent", "Up", "Down"]
+    heads = (
+        ["Setting"] * several
+        + ["Method", capital(metric_of(panels))]
+        + ["Paper"] * paper
+        + ["Entries sent", "Up", "Down"]
+    )
     heads += [f"Total to {100 * goal:g} %" for goal in goals]
     body, before = [], None
     for row in found:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dagc.report.numbers import BYTES, Spread, difference, final, in_bytes, reached, targets
 from dagc.report.panels import Panel, Series
 
-__all__ = ["brief", "notes", "percent", "sentence"]
+__all__ = ["brief", "capital", "notes", "percent", "sentence"]
 
 
 def percent(value: Spread) -> str:
@@ -19,6 +19,16 @@ def percent(value: Spread) -> str:
     if math.isnan(value.mean):
         return "–"
     return f"{100 * value.mean:.2f} %" if value.sd is None else f"{100 * value.mean:.2f} ± {100 * value.sd:.2f} %"
+
+
+def capital(text: str) -> str:
+    """The text with a capital first letter; the others stay as they are.
+
+    Example:
+        >>> capital("R² of a test"), capital("accuracy")
+        ('R² of a test', 'Accuracy')
+    """
+    return text[:1].upper() + text[1:]
 
 
 def brief(number: float) -> str:

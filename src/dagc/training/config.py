@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import re
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -19,7 +21,10 @@ from dagc.policies import Plan
 from dagc.policies.plan import with_defaults
 from dagc.training.schedule import Schedule
 
-__all__ = ["SOLUTION", "Config"]
+__all__ = ["OWN", "SOLUTION", "Config", "is_own"]
+
+OWN = "own"
+"""In a task, or as a partition: what is given to `dagc.train` in Python."""
 
 SOLUTION = (
     *(each.name for each in fields(Plan) if each.name != "seed"),
@@ -95,6 +100,9 @@ class Config(BaseModel):
     partition: str | None = Field(
         None,
         description="another split, e.g. iid:workers=10 or by-client, instead of workers, skew ratio and label alpha",
+    )
+    objective: Literal["auto", "classification", "regression", "next-token"] = Field(
+        "auto", description="what is learnt: classification, regression, next-token; auto: by the data"
     )
     data_dir: str | None = Field(None, description="data folder; else DAGC_DATA, else the user's cache")
     augment: bool = Field(False, description="crop and flip images")
@@ -203,9 +211,11 @@ class Config(BaseModel):
         model, at, data = task.partition("@")
         if not at:
             raise ValueError(f"write MODEL@DATA with a model of {', '.join(MODELS)}")
-        if model not in MODELS:
+        if model not in MODELS and not is_own(model):
             raise unknown("model", model, MODELS)
-        if data not in CATALOGUE and not os.path.exists(data):  # pathlib's own fails on a text longer than a name
+        if (
+            data not in CATALOGUE and not is_own(data) and not os.path.exists(data)
+        ):  # pathlib's own fails on a text longer than a name
             raise unknown("data set or path", data, CATALOGUE)
         return task
 
@@ -298,6 +308,16 @@ class Config(BaseModel):
             )
 
 
+def is_own(name: str) -> bool:
+    """Whether a part of a task, or a partition, is `own` or `own-` and a name: what is given in Python.
+
+    Example:
+        >>> is_own("own"), is_own("own-transformer"), is_own("own-data.csv")
+        (True, True, False)
+    """
+    return re.fullmatch(rf"{OWN}(-[\w-]+)?", name) is not None
+
+
 def _in_words(problem: Any) -> str:
     field = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
@@ -305,5 +325,8 @@ def _in_words(problem: Any) -> str:
         return str(unknown("setting", field, Config.model_fields))
     if not field:
         return str(message)
-    message = message[:1].lower() + message[1:]
+    choices = get_args(Config.model_fields[field].annotation) if field in Config.model_fields else ()
+    given = problem["input"][:100] if isinstance(problem["input"], str) else ""
+    near = get_close_matches(given, [each for each in choices if isinstance(each, str)], n=1)
+    message = f"did you mean {near[0]!r}? {message}" if near else message[:1].lower() + message[1:]
     return f"{field} is {shown(problem['input'])}: {message}"

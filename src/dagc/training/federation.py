@@ -1,11 +1,12 @@
 """The local engine: all clients and the server in one process. `Federation.step` is a round of Algorithm 1."""
 
+import copy
 import ctypes
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import getLogger
 from os import cpu_count
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 from dagc import data, models
 from dagc.draws import scramble
@@ -21,15 +22,17 @@ from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
 from dagc.protocol import Client, Order, Server, Upload
 from dagc.state import below
-from dagc.training.config import Config
-from dagc.training.gradients import Gradients, OwnSteps
+from dagc.training.config import Config, is_own
+from dagc.training.given import Given, not_given, split_by_client
+from dagc.training.gradients import Computed, Gradients, OwnSteps, Traits, sharing, try_out
+from dagc.training.objective import Goal, goal_of
 from dagc.training.optimizer import ServerOptimizer, as_one_vector
 from dagc.training.schedule import rate_at
 
 __all__ = ["Federation", "Round"]
 
 T = TypeVar("T")
-log = getLogger("dagc")
+log = getLogger("dagc.training")
 TESTED = 50
 """Test samples that go through the model at a time."""
 WAVE = 16
@@ -52,7 +55,7 @@ class Round:
         bytes_up: Bytes uploaded so far.
         bytes_down: Bytes downloaded so far.
         seconds: The network's clock.
-        accuracy: On the test set, where this round was evaluated.
+        accuracy: On the test set, where this round was evaluated; R² for numbers, or the score of a given metric.
         test_loss: On the test set, where this round was evaluated.
     """
 
@@ -76,19 +79,36 @@ class Federation:
         model: What the clients have: they train on it, and it is evaluated. Its parameters are views of `vector`.
         optimizer: The server's own model and how it moves.
         names: The clients' names, in the order of the partition.
+        goal: What is minimised and measured.
+        buffers: The model's buffers that change in training, such as batch norm's, by name.
+        notes: What people should know about the data and its split.
         server: The server's half of the protocol.
         clients: The clients' halves, by name: of those who have taken part.
         round: How many rounds are done.
     """
 
-    def __init__(self, config: Config) -> None:
-        """Load the data, split it, build the model; everything that cannot work is refused here."""
-        self.config = config
-        self.data = data.load(config.data, config.data_dir, augment=config.augment)
-        self.partition = data.make_partition(config.partition_spec, self.data, config.seed)
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        """Load the data, split it, build the model; everything that cannot work is refused here.
+
+        Args:
+            config: What to train.
+            given: What takes the place of what the configuration names.
+        """
+        given = given or Given()
+        for what, name, there in (("model", config.model, given.model), ("data", config.data, given.data)):
+            if is_own(name) and there is None:
+                raise not_given(config, what)
+        self.given = given
+        self.data = self._load(config, given)
+        self.config, notes = (config, ()) if given.partition is not None else split_by_client(config, self.data)
+        self.notes = (*self.data.notes, *notes)
+        config = self.config
+        self.partition = given.partition or data.make_partition(config.partition_spec, self.data, config.seed)
         self.names = self.partition.names or tuple(map(str, range(self.partition.workers)))
-        self.model = models.build(config.model, self.data, seed=config.seed).to(config.device)
+        self.goal: Goal = goal_of(self.data, given.loss, given.metric)
+        self.model = self._make_model(config, given)
         self.vector = as_one_vector(self.model)
+        self._tested = sharing(self.model).eval()
         self.optimizer = ServerOptimizer(self.vector.clone(), config.optimizer, **config.optimizer_options)
         for name in config.caps:
             if name not in self.names:
@@ -98,14 +118,47 @@ class Federation:
         self.clients: dict[str, Client] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
         own = OwnSteps(config.local_steps, config.epochs, config.client_momentum, config.client_weight_decay)
-        self.gradients = Gradients(self.model, batches, own if config.several_steps else None)
+        traits = self._traits(batches)
+        self.gradients = Gradients(self.model, batches, own if config.several_steps else None, self.goal.loss, traits)
+        self.buffers = {name: self.model.get_buffer(name) for name in traits.buffers}
+        self._buffer_bytes = sum(buffer.numel() * buffer.element_size() for buffer in self.buffers.values())
         self.network = make_network(config.network)
         for i in range(len(self.names)):  # a trace may not have everybody
             self.network.rate(i, "up", 0)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
-        self._threads = config.threads
+        self._threads = 1 if traits.draws else config.threads  # torch has one generator for all threads
         self._pool: ThreadPoolExecutor | None = None
         _give_back_memory()  # what loading left behind
+
+    @staticmethod
+    def _load(config: Config, given: Given) -> data.Dataset:
+        if given.data is None:
+            return data.load(config.data, config.data_dir, config.augment, config.objective)
+        return replace(given.data, augment=True) if config.augment else given.data
+
+    def _make_model(self, config: Config, given: Given) -> nn.Module:
+        """A model of this federation's own, whatever was given."""
+        if given.model is None:
+            return models.build(config.model, self.data, seed=config.seed).to(config.device)
+        try:
+            return copy.deepcopy(given.model).to(config.device).train()
+        except (RuntimeError, TypeError) as error:
+            raise InvalidInput(f"the model cannot be copied: {error}") from error
+
+    def _traits(self, batches: data.Batches) -> Traits:
+        """What the model does beside computing; one that is not ours is tried out, with the smallest client's batch."""
+        given = (self.given.model, self.given.data, self.given.loss)
+        ours = not any(each is not None for each in given) and models.MODELS[self.config.model].initialise is not None
+        if ours:
+            return Traits()
+        smallest = int(self.partition.sizes.argmin())
+        x, y = (part.to(self.config.device) for part in batches.batch(smallest, 0))
+        try:
+            return try_out(self.model, self.goal.loss, x, y)
+        except Exception as error:  # whatever somebody's own model or loss may raise
+            where = f"client {self.names[smallest]!r} with {len(y)} examples of shape {tuple(x.shape[1:])}"
+            why = str(error) or type(error).__name__
+            raise InvalidInput(f"the model cannot train on a batch of {where}: {why}") from error
 
     @property
     def round(self) -> int:
@@ -144,9 +197,9 @@ class Federation:
         if self.server.account is not None:
             self.seconds += self.server.account.wait(len(asked), self.seconds)
         orders = self.server.orders([self.names[i] for i in asked], self.seconds)
-        down = [len(self.server.download(self.names[i]).frame) for i in answering]
+        down = [len(self.server.download(self.names[i]).frame) + self._buffer_bytes for i in answering]
         with _one_thread():
-            uploads, losses, took = self._work(t, [(i, orders[self.names[i]]) for i in answering])
+            uploads, computed, took = self._work(t, [(i, orders[self.names[i]]) for i in answering])
 
         taken = []
         for i, upload in zip(answering, uploads, strict=True):
@@ -161,17 +214,34 @@ class Federation:
             self.optimizer.step(self.server.total(taken), self._rates(t)[1])
         self.server.close(taken, self.optimizer.vector if taken else None)
         self.vector.copy_(self.server.model)
+        buffers = {self.names[i]: one.buffers for i, one in zip(answering, computed, strict=True)}
+        self._average_buffers({one.client: buffers[one.client] for one in taken if one.frame})
         for i in answering:
             name = self.names[i]
             self.clients[name].settle(self.server.members[name].taken)
 
-        up = [len(upload.frame) for upload in uploads]
+        up = [len(upload.frame) + (self._buffer_bytes if upload.frame else 0) for upload in uploads]
         self.seconds += self._slowest(answering, down, took, up)
         self.bytes_up += sum(up)
         self.bytes_down += sum(down)
         counted = (sum(up), sum(down), self.bytes_up, self.bytes_down, self.seconds)
         entries = sum(len(upload.sparse) for upload in uploads)
-        return Round(self.round, self._loss(answering, losses), len(answering), entries, *counted)
+        loss = self._loss(answering, [one.loss for one in computed])
+        return Round(self.round, loss, len(answering), entries, *counted)
+
+    def _average_buffers(self, found: Mapping[str, list[torch.Tensor]]) -> None:
+        """The mean of what the clients' buffers have become, weighted by their data; of counts, the largest.
+
+        They are sent whole, beside the frames: a running variance that is sent in parts turns negative.
+        """
+        if not found or not self.buffers:
+            return
+        weights = torch.tensor([self.server.members[name].examples for name in found], dtype=torch.float64)
+        weights = (weights / weights.sum()).to(self.vector.device)
+        for own, theirs in zip(self.buffers.values(), zip(*found.values(), strict=True), strict=True):
+            every = torch.stack(theirs)
+            mean = every.is_floating_point()
+            own.copy_(torch.tensordot(weights, every.double(), 1) if mean else every.amax(0))
 
     def _rates(self, round: int) -> tuple[float, float]:
         """The clients' rate and the server's; with one local step the only step is the server's, with the clients'."""
@@ -183,19 +253,19 @@ class Federation:
         return own, rate_at(config.server_schedule, given, round, config.rounds)
 
     def evaluate(self) -> tuple[float, float]:
-        """Accuracy and mean loss on the whole test set."""
+        """The score (accuracy, unless the goal is another) and the mean loss on the whole test set."""
 
-        def chunk(start: int) -> tuple[int, float]:
+        def chunk(start: int) -> tuple[float, float, int]:
             x = self.data.normalise(self.data.test_x[start : start + TESTED]).to(self.config.device)
             y = self.data.test_y[start : start + TESTED].to(self.config.device)
             with torch.no_grad():
-                scores = self.model(x)
-            return int((scores.argmax(1) == y).sum()), float(cross_entropy(scores, y, reduction="sum"))
+                output = self._tested(x)
+                return self.goal.score(output, y), self.goal.total(output, y), self.goal.count(y)
 
-        n = len(self.data.test_y)
         with _one_thread():
-            results = self._map(chunk, range(0, n, TESTED))
-        return sum(right for right, _ in results) / n, sum(loss for _, loss in results) / n
+            results = self._map(chunk, range(0, len(self.data.test_y), TESTED))
+        n = sum(count for _, _, count in results)
+        return sum(score for score, _, _ in results) / n, sum(loss for _, loss, _ in results) / n
 
     def _asked(self, round: int) -> list[int]:
         """Who is to take part in a round."""
@@ -212,8 +282,8 @@ class Federation:
         purpose = ("asked", "fails", "late").index(what)
         return scramble(scramble(scramble(self.config.seed, round), client), purpose) / 2.0**64
 
-    def _work(self, round: int, jobs: list[tuple[int, Order]]) -> tuple[list[Upload], list[float], list[float]]:
-        """Everybody's upload and loss, and how long it took to compute.
+    def _work(self, round: int, jobs: list[tuple[int, Order]]) -> tuple[list[Upload], list[Computed], list[float]]:
+        """Everybody's upload and what it was made of, and how long it took to compute.
 
         Step by step for all who are taken together, not client by client: the processor has each step's code at hand.
         """
@@ -221,18 +291,19 @@ class Federation:
             self._client(self.names[i])
         rate, server_rate = self._rates(round)
 
-        def work(some: list[tuple[int, Order]]) -> list[tuple[Upload, float, float]]:
+        def work(some: list[tuple[int, Order]]) -> list[tuple[Upload, Computed, float]]:
             began = time.perf_counter()
             starts = [self._client(self.names[i]).start(self.vector, order, server_rate) for i, order in some]
             ahead = starts if self.server.plan.step_ahead else None
             computed = self.gradients(round, [i for i, _ in some], rate, ahead)
-            uploads = [self._upload(i, order, one[1]) for (i, order), one in zip(some, computed, strict=True)]
+            uploads = [self._upload(i, order, one.change) for (i, order), one in zip(some, computed, strict=True)]
             took = (time.perf_counter() - began) / len(some)
-            return [(upload, loss, took) for upload, (loss, _) in zip(uploads, computed, strict=True)]
+            rest = [one._replace(change=[]) for one in computed]  # the gradients' memory is wanted again
+            return [(upload, one, took) for upload, one in zip(uploads, rest, strict=True)]
 
         results = self._in_waves(work, jobs)
         took = self._timed(round, [took for _, _, took in results])
-        return [upload for upload, _, _ in results], [loss for _, loss, _ in results], took
+        return [upload for upload, _, _ in results], [one for _, one, _ in results], took
 
     def _client(self, name: str) -> Client:
         """The client's half, made when it is first there."""
@@ -289,6 +360,7 @@ class Federation:
         """All arrays of the state."""
         found = {f"server.{name}": array for name, array in self.server.arrays().items()}
         found |= {f"optimizer.{name}": array for name, array in self.optimizer.arrays().items()}
+        found |= {f"buffer.{name}": buffer.cpu().numpy() for name, buffer in self.buffers.items()}
         for number, half in enumerate(self.clients.values()):
             found |= {f"client.{number}.{name}": array for name, array in half.arrays().items()}
         return found
@@ -313,6 +385,8 @@ class Federation:
             self.optimizer.load(below(arrays, "optimizer."))
             self.optimizer.vector.data.copy_(torch.from_numpy(arrays.get("server.target", arrays["server.model"])))
             self.vector.copy_(self.server.model)
+            for name, buffer in self.buffers.items():
+                buffer.copy_(torch.from_numpy(arrays[f"buffer.{name}"]))
             self.clients = {}
             for number, (name, own) in enumerate(numbers["clients"].items()):
                 self._client(name).load(below(arrays, f"client.{number}."), own)

@@ -52,6 +52,8 @@ class RunFolder(Folder):
         if settings is None:
             settings = config.model_dump(exclude_none=True)
             self.describe(settings, _clients(self.federation))
+        else:
+            self._know_again()
         self._written = set(settings)
         there = Config(**settings)
         if there.key() != config.key():
@@ -61,17 +63,33 @@ class RunFolder(Folder):
             ]
             raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another --output")
 
+    def _know_again(self) -> None:
+        """Refuse a folder of a run with another model or other data of somebody's own."""
+        try:
+            known = json.loads((self.path / "clients.json").read_bytes()).get("given")
+        except (OSError, ValueError, AttributeError, RecursionError):
+            return  # the report says what is wrong with it
+        if known != self.federation.given.fingerprint:
+            raise InvalidInput(
+                f"{self.path} holds a run that was given another model or other data: give the same, from the same "
+                "first weights, or choose another folder"
+            )
+
 
 def _clients(federation: Federation) -> dict[str, Any]:
     """Who takes part: for tables and pictures."""
     partition, data = federation.partition, federation.data
     return {
         "data": data.name,
-        "classes": list(data.classes),
-        "notes": list(data.notes),
+        "classes": list(data.label_names),
+        "notes": list(federation.notes),
+        "metric": federation.goal.metric,
+        "given": federation.given.fingerprint,
         "parameters": federation.size,
         "sizes": [int(size) for size in partition.sizes],
         "names": list(federation.names),
-        "labels": partition.label_counts(data.train_y.numpy(), len(data.classes)).tolist(),
+        "labels": partition.label_counts(data.labels.numpy(), len(names)).tolist()
+        if (names := data.label_names)
+        else None,
         "first_parameters": federation.first_orders(),
     }

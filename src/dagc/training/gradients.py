@@ -1,7 +1,8 @@
 """What clients compute on their own data: the gradient of one step, or what several steps change in the model."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import ceil
 from typing import NamedTuple
 
@@ -12,13 +13,18 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
 from dagc.data import Batches
+from dagc.draws import scramble
+from dagc.errors import InvalidInput
+from dagc.training.objective import Loss
 
-__all__ = ["Gradients", "OwnSteps"]
+__all__ = ["Computed", "Gradients", "OwnSteps", "Traits", "sharing", "try_out"]
 
 TOGETHER = 1 << 18
 """Clients are taken together while their gradients have no more entries than this."""
 MOST = 16
 """The most clients that are taken together."""
+DROPOUT = 3
+"""What random numbers are for: a seed of a client and a round has several purposes."""
 
 
 class OwnSteps(NamedTuple):
@@ -48,26 +54,69 @@ class OwnSteps(NamedTuple):
         return max(1, ceil(self.epochs * max(1.0, examples / batch_size) - 1e-9))
 
 
+class Traits(NamedTuple):
+    """What a model does beside computing.
+
+    Attributes:
+        draws: Whether it draws random numbers, as dropout does.
+        buffers: The names of the buffers that change when it trains, as those of batch norm do.
+    """
+
+    draws: bool = False
+    buffers: tuple[str, ...] = ()
+
+
+PLAIN = Traits()
+"""Nothing."""
+
+
+class Computed(NamedTuple):
+    """What a client has computed.
+
+    Attributes:
+        loss: Of its first step.
+        change: The gradient, or the difference of the model, tensor by tensor.
+        buffers: The buffers that have changed, in the order of `Traits.buffers`.
+    """
+
+    loss: float
+    change: list[Tensor]
+    buffers: list[Tensor]
+
+
 class Gradients:
     """The gradients of clients at the server's model.
 
     A small model's gradient is mostly the overhead of asking for it. So several clients are taken together: their
     batches are fetched in one go and autograd is called once. Each has a lane, a model whose parameters are the
-    server's own memory, so its gradient is computed by the same operations as alone, bit for bit.
+    server's own memory, so its gradient is computed by the same operations as alone, bit for bit. A model that draws
+    random numbers or changes buffers is copied for each client instead.
 
     Args:
         model: The server's, which all clients share: they are up to date when they compute.
         batches: Where the examples come from.
         own: The steps that clients take by themselves to send the difference of the model; None for the gradient.
+        loss: What they minimise.
+        traits: What the model does beside computing.
     """
 
-    def __init__(self, model: nn.Module, batches: Batches, own: OwnSteps | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        own: OwnSteps | None = None,
+        loss: Loss = cross_entropy,
+        traits: Traits = PLAIN,
+    ) -> None:
         self.model = model
         self.batches = batches
         self.own = own
+        self.loss = loss
+        self.traits = traits
         size = sum(parameter.numel() for parameter in _trainable(model))
-        together = max(1, min(MOST, TOGETHER // size)) if own is None else 1
-        self._lanes = [model, *(_sharing(model) for _ in range(together - 1))]
+        self._alone = own is not None or traits != PLAIN
+        together = 1 if self._alone else max(1, min(MOST, TOGETHER // size))
+        self._lanes = [model, *(sharing(model) for _ in range(together - 1))]
         self._parameters = [_trainable(lane) for lane in self._lanes]
 
     @property
@@ -81,7 +130,7 @@ class Gradients:
         clients: Sequence[int],
         rate: float | None = None,
         starts: Sequence[Tensor] | None = None,
-    ) -> list[tuple[float, list[Tensor]]]:
+    ) -> list[Computed]:
         """Each client's loss and gradient, or difference, in this round.
 
         Args:
@@ -90,22 +139,29 @@ class Gradients:
             rate: Of their own steps.
             starts: Where each begins, if that is not the server's model.
         """
+        where = [None] * len(clients) if starts is None else starts
         if self.own is not None:
             assert rate is not None, "own steps need a rate"
-            where = [None] * len(clients) if starts is None else starts
             return [self._difference(round, i, rate, self.own, at) for i, at in zip(clients, where, strict=True)]
-        if starts is not None:
-            return [self._gradient(round, i, start) for i, start in zip(clients, starts, strict=True)]
+        if self._alone or starts is not None:
+            return [self._gradient(round, i, start) for i, start in zip(clients, where, strict=True)]
         batches = self._batches(round, clients)
         counts = np.array([len(y) for _, y in batches])
-        scores = torch.cat([lane(x) for lane, (x, _) in zip(self._lanes, batches, strict=False)])
-        losses = cross_entropy(scores, torch.cat([y for _, y in batches]), reduction="none")
-        shares = torch.from_numpy(np.repeat(1 / counts, counts)).to(losses)  # a client's loss is the mean of its own
         each = len(self._parameters[0])
         inputs = [parameter for lane in self._parameters[: len(clients)] for parameter in lane]
-        found = torch.autograd.grad(losses, inputs, shares)
-        means = np.add.reduceat(losses.detach().cpu().numpy(), np.cumsum(counts) - counts) / counts
-        return [(mean, list(found[i * each : (i + 1) * each])) for i, mean in enumerate(means.tolist())]
+        outputs = [lane(x) for lane, (x, _) in zip(self._lanes, batches, strict=False)]
+        if self.loss is cross_entropy:  # in one go: most of a small model's time is the overhead of asking
+            losses = cross_entropy(torch.cat(outputs), torch.cat([y for _, y in batches]), reduction="none")
+            shares = torch.from_numpy(np.repeat(1 / counts, counts)).to(
+                losses
+            )  # a client's loss is the mean of its own
+            found = torch.autograd.grad(losses, inputs, shares)
+            means = np.add.reduceat(losses.detach().cpu().numpy(), np.cumsum(counts) - counts) / counts
+        else:
+            own = [self.loss(output, y) for output, (_, y) in zip(outputs, batches, strict=True)]
+            found = torch.autograd.grad(own, inputs, materialize_grads=True)
+            means = np.array([float(one.detach()) for one in own])
+        return [Computed(mean, list(found[i * each : (i + 1) * each]), []) for i, mean in enumerate(means.tolist())]
 
     def _at(self, start: Tensor | None) -> tuple[nn.Module, list[nn.Parameter]]:
         """A model of a client's own; other clients work on the shared one at the same time."""
@@ -115,35 +171,51 @@ class Gradients:
             vector_to_parameters(start.clone(), parameters)
         return model, parameters
 
-    def _gradient(self, round: int, client: int, start: Tensor) -> tuple[float, list[Tensor]]:
-        """The loss and the gradient at a client's own start."""
+    def _gradient(self, round: int, client: int, start: Tensor | None) -> Computed:
+        """The loss and the gradient at a client's own start, or at the server's model."""
         model, parameters = self._at(start)
         ((x, y),) = self._batches(round, [client])
-        loss = cross_entropy(model(x), y)
-        return float(loss.detach()), list(torch.autograd.grad(loss, parameters))
+        with self._drawing(round, client):
+            loss = self.loss(model(x), y)
+        change = list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+        return Computed(float(loss.detach()), change, self._changed(model))
 
-    def _difference(
-        self, round: int, client: int, rate: float, own: OwnSteps, start: Tensor | None
-    ) -> tuple[float, list[Tensor]]:
+    def _difference(self, round: int, client: int, rate: float, own: OwnSteps, start: Tensor | None) -> Computed:
         """The first step's loss, and the model that it began with minus the one after all own steps."""
         model, parameters = self._at(start)
         before = [one.detach() for one in (self._parameters[0] if start is None else copy.deepcopy(parameters))]
         count = own.of(int(self.batches.partition.sizes[client]), self.batches.batch_size)
         losses, moving = [], None
-        for step in range(count):
-            ((x, y),) = self._batches(round * count + step, [client])
-            loss = cross_entropy(model(x), y)
-            losses.append(float(loss.detach()))
-            steps = list(torch.autograd.grad(loss, parameters))
-            if own.weight_decay:
-                steps = [one.add(p.detach(), alpha=own.weight_decay) for one, p in zip(steps, parameters, strict=True)]
-            if own.momentum:
-                if moving is not None:
-                    steps = [old.mul_(own.momentum).add_(one) for old, one in zip(moving, steps, strict=True)]
-                moving = steps
-            for parameter, one in zip(parameters, steps, strict=True):
-                parameter.data.add_(one, alpha=-rate)
-        return losses[0], [old - new.detach() for old, new in zip(before, parameters, strict=True)]
+        with self._drawing(round, client):
+            for step in range(count):
+                ((x, y),) = self._batches(round * count + step, [client])
+                loss = self.loss(model(x), y)
+                losses.append(float(loss.detach()))
+                steps = list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+                if own.weight_decay:
+                    decay = own.weight_decay
+                    steps = [one.add(p.detach(), alpha=decay) for one, p in zip(steps, parameters, strict=True)]
+                if own.momentum:
+                    if moving is not None:
+                        steps = [old.mul_(own.momentum).add_(one) for old, one in zip(moving, steps, strict=True)]
+                    moving = steps
+                for parameter, one in zip(parameters, steps, strict=True):
+                    parameter.data.add_(one, alpha=-rate)
+        change = [old - new.detach() for old, new in zip(before, parameters, strict=True)]
+        return Computed(losses[0], change, self._changed(model))
+
+    def _changed(self, model: nn.Module) -> list[Tensor]:
+        return [model.get_buffer(name) for name in self.traits.buffers]
+
+    @contextmanager
+    def _drawing(self, round: int, client: int) -> Iterator[None]:
+        """Let the model draw what it always draws for this client in this round."""
+        if not self.traits.draws:
+            yield
+            return
+        with _forked(self._parameters[0][0].device):
+            torch.manual_seed(scramble(scramble(scramble(self.batches.seed, round), client), DROPOUT))
+            yield
 
     def _batches(self, number: int, clients: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         found = self.batches.together(clients, number)
@@ -155,9 +227,42 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def _sharing(model: nn.Module) -> nn.Module:
+def sharing(model: nn.Module) -> nn.Module:
     """Another model with parameters and buffers in the same memory."""
     twin = copy.deepcopy(model, {id(buffer): buffer for buffer in model.buffers()})
     for own, theirs in zip(twin.parameters(), model.parameters(), strict=True):
         own.data = theirs.data
     return twin
+
+
+def try_out(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Traits:
+    """Train a copy of the model for a step, to see whether it can and what it does beside computing.
+
+    Raises:
+        InvalidInput: It cannot; the message says why.
+    """
+    twin = copy.deepcopy(model)
+    before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
+    with _forked(x.device):
+        state = _generator_state(x.device)
+        value = loss(twin(x), y)
+        draws = not torch.equal(_generator_state(x.device), state)
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        kind = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InvalidInput(f"the loss of a batch must be one number that depends on the model, not {kind}")
+    gradient = torch.autograd.grad(value, _trainable(twin), materialize_grads=True)
+    if any(part.layout != torch.strided for part in gradient):
+        raise InvalidInput("an embedding has sparse gradients: make it with sparse=False")
+    changed = (name for name, buffer in twin.named_buffers() if not torch.equal(buffer, before[name]))
+    return Traits(draws, tuple(changed))
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+@contextmanager
+def _forked(device: torch.device) -> Iterator[None]:
+    """Leave torch's generators as they were."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield

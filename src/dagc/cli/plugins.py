@@ -1,0 +1,77 @@
+"""`dagc plugins`: which packages add parts to dagc, and whether those keep the contracts."""
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor
+
+from dagc import testing
+from dagc.plugins import GROUP, REGISTRIES, load_plugins
+
+__all__ = ["plugins"]
+
+
+def _counts(vector: Tensor) -> list[Any]:
+    return [0, 1, len(vector) // 10, len(vector)]
+
+
+CHECKS: dict[str, Callable[[Any, str], None]] = {
+    "method": testing.check_policy,
+    "allocator": testing.check_allocator,
+    "compressor": lambda part, name: testing.check_compressor(part, _counts, name),
+    "value codec": testing.check_value_codec,
+    "index codec": testing.check_index_codec,
+}
+"""The contracts; a model has none."""
+
+
+def plugins(
+    check: Annotated[
+        bool, typer.Option("--check", help="Hold what they add to the contracts of dagc.testing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """List the packages that add methods, codecs or models to dagc; exit code 1 if something is wrong with one.
+
+    A compressor is checked with numbers of entries; one that takes something else checks itself with dagc.testing.
+    """
+    found = []
+    for plugin in load_plugins():
+        wrong = {f"{kind} {name}": _problem(kind, name) for kind, name in plugin.added} if check else {}
+        found.append({**plugin._asdict(), "wrong": {part: why for part, why in wrong.items() if why}})
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _print(found, check)
+    if any(plugin["problem"] or plugin["wrong"] for plugin in found):
+        raise typer.Exit(1)
+
+
+def _print(found: list[dict[str, Any]], check: bool) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if not found:
+        console.print(f"no installed package has an entry point in the group {GROUP}", markup=False)
+    for plugin in found:
+        console.print(Text(f"{plugin['name']} ({plugin['where']})"))
+        if plugin["problem"]:
+            console.print(Text("  wrong  ", "red") + Text(f"cannot be loaded: {plugin['problem']}", "default"))
+        for kind, name in plugin["added"]:
+            part = f"{kind} {name}"
+            why = plugin["wrong"].get(part)
+            mark = Text("  wrong  ", "red") if why else Text("  right  " if check else "  adds   ", "green")
+            console.print(mark + Text(f"{part}: {why}" if why else part, "default"))
+
+
+def _problem(kind: str, name: str) -> str:
+    """Which contract a part breaks; empty if it keeps them all."""
+    if kind not in CHECKS:
+        return ""
+    try:
+        CHECKS[kind](REGISTRIES[kind][name], name)
+    except Exception as error:  # whatever somebody else's part may raise
+        return str(error) or type(error).__name__
+    return ""

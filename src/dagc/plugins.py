@@ -1,0 +1,88 @@
+"""Parts of somebody else's packages: whatever they register when they are loaded, the `dagc` command knows, too.
+
+A package names a module, or a function to call, in the entry points of its `pyproject.toml`:
+
+    [project.entry-points."dagc.plugins"]
+    mine = "my_package.methods"
+
+Loading it registers what it has: `dagc.policies.POLICIES["mine"] = Method(…)`, and likewise `dagc.ALLOCATORS`,
+`dagc.COMPRESSORS`, `dagc.VALUE_CODECS`, `dagc.INDEX_CODECS` and `dagc.models.MODELS`. `dagc plugins --check` holds all
+of it to the contracts of `dagc.testing`.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, NamedTuple
+
+from dagc.allocation import ALLOCATORS
+from dagc.compressors import COMPRESSORS
+from dagc.models import MODELS
+from dagc.policies import POLICIES
+from dagc.wire import INDEX_CODECS, VALUE_CODECS
+
+__all__ = ["GROUP", "Plugin", "load_plugins"]
+
+GROUP = "dagc.plugins"
+"""The group of entry points."""
+REGISTRIES: Mapping[str, dict[Any, Any]] = {
+    "method": POLICIES,
+    "allocator": ALLOCATORS,
+    "compressor": COMPRESSORS,
+    "value codec": VALUE_CODECS,
+    "index codec": INDEX_CODECS,
+    "model": MODELS,
+}
+"""Where parts are registered, by what they are."""
+
+
+class Plugin(NamedTuple):
+    """What came of one entry point.
+
+    Attributes:
+        name: The entry point's.
+        where: The module, and perhaps a function in it.
+        added: What it has registered: for every part, what it is and its name.
+        problem: Why it could not be loaded; empty if it was.
+    """
+
+    name: str
+    where: str
+    added: tuple[tuple[str, str], ...] = ()
+    problem: str = ""
+
+
+_loaded: list[Plugin] | None = None
+
+
+def load_plugins() -> list[Plugin]:
+    """Load all plugins, once in a process; one that fails is left out, and its `problem` says why.
+
+    Example:
+        >>> isinstance(load_plugins(), list)
+        True
+    """
+    global _loaded
+    if _loaded is None:
+        _loaded = []  # also while they are loaded: one may ask for the others
+        _loaded += [_load(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
+    return _loaded
+
+
+def _load(point: Any) -> Plugin:
+    before = {kind: dict(registry) for kind, registry in REGISTRIES.items()}
+    try:
+        found = point.load()
+        if callable(found):
+            found()
+    except Exception as error:  # whatever somebody else's code may raise
+        for kind, registry in REGISTRIES.items():  # half a plugin is none
+            registry.clear()
+            registry.update(before[kind])
+        return Plugin(point.name, point.value, problem=f"{type(error).__name__}: {error}")
+    added = tuple(
+        (kind, str(name))
+        for kind, registry in REGISTRIES.items()
+        for name, part in registry.items()
+        if before[kind].get(name) is not part
+    )
+    return Plugin(point.name, point.value, added)

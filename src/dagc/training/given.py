@@ -1,0 +1,143 @@
+"""A model, data and a goal of one's own, as `dagc.train` is given them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from dagc.data import CATALOGUE, Dataset, Partition, as_dataset
+from dagc.errors import InvalidInput, shown
+from dagc.training.config import OWN, Config, is_own
+from dagc.training.objective import Loss, Metric
+
+__all__ = ["Given", "as_given", "not_given", "split_by_client"]
+
+SPLIT = ("workers", "skew_ratio", "label_alpha")
+"""Settings that ask for the paper's split."""
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What takes the place of what the task names; None where nothing does.
+
+    Attributes:
+        model: Never changed: a copy is trained.
+        data: With its test samples.
+        partition: Which training samples each client has.
+        loss: The mean loss of a batch.
+        metric: The mean score of a batch, of which more is better.
+    """
+
+    model: nn.Module | None = None
+    data: Dataset | None = None
+    partition: Partition | None = None
+    loss: Loss | None = None
+    metric: Metric | None = None
+
+    @property
+    def fingerprint(self) -> int | None:
+        """A number for exactly this model and data, by which a run's folder knows them again; None without any."""
+        if self.model is None and self.data is None:
+            return None
+        tensors = [] if self.model is None else list(self.model.state_dict().values())
+        tensors += (
+            [] if self.data is None else [self.data.train_x, self.data.train_y, self.data.test_x, self.data.test_y]
+        )
+        found = 0
+        for tensor in tensors:
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            found = crc32(flat.view(torch.uint8).numpy() if flat.numel() else b"", found)
+        return found
+
+
+def as_given(
+    config: Config,
+    model: nn.Module | None,
+    data: Any,
+    test: Any,
+    partition: Partition | Mapping[Any, Any] | None,
+    loss: Loss | None,
+    metric: Metric | None,
+) -> tuple[Config, Given]:
+    """What was given, checked, and the configuration with `own` where it takes the place of what the task names."""
+    if model is not None:
+        _check_model(model)
+    if test is not None and data is None:
+        raise InvalidInput("test is given without data: give both, or name the data in the task")
+    for name, value in (("loss", loss), ("metric", metric)):
+        if value is not None and not callable(value):
+            raise InvalidInput(f"{name} is {shown(value)}: give a function of what the model returns and y")
+    own = None if data is None else as_dataset(data, test, config.objective == "regression")
+    if own is not None and config.objective not in ("auto", own.objective):
+        raise InvalidInput(f"objective is {config.objective!r}, but the data is for {own.objective}: leave it out")
+    changes = {"task": _task(config, model is not None, data is not None)}
+    split = None
+    if partition is not None:
+        split = partition if isinstance(partition, Partition) else _split(partition)
+        if config.partition not in (None, OWN):
+            raise InvalidInput(f"a partition is given and config.partition is {config.partition!r}: leave one out")
+        changes["partition"] = OWN
+    settings = {**config.model_dump(exclude_unset=True), **changes}
+    return Config(**settings), Given(model, own, split, loss, metric)
+
+
+def not_given(config: Config, what: str) -> InvalidInput:
+    """The error for a task that names something of one's own, which is not there."""
+    return InvalidInput(f"task is {config.task!r}: your own {what} comes from Python, dagc.train(config, {what}=…)")
+
+
+def split_by_client(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
+    """The configuration with the split that it leaves open, and what people should know about that.
+
+    Whose data it is counts more than the paper's artificial split, unless that is asked for.
+    """
+    if config.partition is not None or data.client is None or config.data in CATALOGUE:
+        return config, ()
+    asked = [name for name in SPLIT if name in config.model_fields_set]
+    if asked:
+        words = " and ".join(asked)
+        return config, (f"the clients that the data names are not used: {words} {'are' if asked[1:] else 'is'} given",)
+    note = f"the clients are those that the data names ({len(data.clients)}): partition by-client"
+    return config.model_copy(update={"partition": "by-client"}), (note,)
+
+
+def _task(config: Config, model: bool, data: bool) -> str:
+    """The task, with `own` for what is given; a name that somebody chose must not be contradicted."""
+    parts = []
+    for given, name, what in ((model, config.model, "model"), (data, config.data, "data")):
+        if given and not is_own(name) and "task" in config.model_fields_set:
+            raise InvalidInput(
+                f"task is {config.task!r}, and {what} is given, too: leave the task out, or write {OWN!r} in its place"
+            )
+        if is_own(name) and not given:
+            raise not_given(config, what)
+        parts.append(OWN if given and not is_own(name) else name)
+    return "@".join(parts)
+
+
+def _split(partition: Mapping[Any, Any]) -> Partition:
+    if not isinstance(partition, Mapping):
+        raise InvalidInput(
+            f"partition is {shown(partition)}: give a dagc.data.Partition, or the positions of the training samples by "
+            'client; a text such as "by-client" is a field of Config'
+        )
+    indices = tuple(np.asarray(places, dtype=np.int64) for places in partition.values())
+    return Partition(indices, tuple(map(str, partition)))
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"model is {shown(model)}: give an nn.Module")
+    trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    for name, each in trained:
+        if is_lazy(each):
+            raise InvalidInput(f"the model's parameter {name!r} has no shape yet: run a batch through the model first")
+        if each.dtype != torch.float32:
+            raise InvalidInput(f"the model's parameter {name!r} is {each.dtype}: call model.float() first")
+    if not trained:
+        raise InvalidInput("the model has no parameter to train: at least one needs requires_grad")

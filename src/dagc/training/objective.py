@@ -1,0 +1,99 @@
+"""What a training minimises and how it is judged: classification, regression, next token, or a loss of one's own."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+
+from dagc.data import Dataset
+from dagc.data.dataset import IGNORED
+from dagc.errors import InvalidInput
+
+__all__ = ["Goal", "Loss", "Metric", "goal_of"]
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""`(what the model returns, y) -> the mean loss of a batch`, one number."""
+Metric = Callable[[Any, Tensor], Any]
+"""`(what the model returns, y) -> a score of a batch`, of which more is better: the mean over its examples."""
+
+
+class Goal(NamedTuple):
+    """What is minimised, and what is measured on the test set.
+
+    Attributes:
+        loss: The mean loss of a batch.
+        total: The sum of the losses of a batch, for the test set.
+        score: The sum of the scores of a batch.
+        count: How many examples (or tokens) of a batch those are sums over.
+        metric: The name of the score.
+    """
+
+    loss: Loss
+    total: Callable[[Any, Tensor], float]
+    score: Callable[[Any, Tensor], float]
+    count: Callable[[Tensor], int]
+    metric: str
+
+
+def goal_of(data: Dataset, loss: Loss | None = None, metric: Metric | None = None) -> Goal:
+    """The goal that suits the data, with a loss or a metric of one's own in the place of the usual one.
+
+    Example:
+        >>> from dagc.data import load
+        >>> goal_of(load("digits")).metric
+        'accuracy'
+    """
+    usual = {"classification": _classification, "regression": _regression, "next-token": _next_token}
+    goal = usual[data.objective](data)
+    if loss is not None:
+        own_loss = loss
+        goal = goal._replace(loss=loss, total=lambda output, y: float(own_loss(output, y)) * goal.count(y))
+    if metric is not None:
+        own, name = metric, getattr(metric, "__name__", type(metric).__name__)
+        name = "score" if name == "<lambda>" else name.replace("_", " ")
+        goal = goal._replace(score=lambda output, y: float(own(output, y)) * goal.count(y), metric=name)
+    return goal
+
+
+def _classification(data: Dataset) -> Goal:
+    return Goal(
+        cross_entropy,
+        lambda scores, y: float(cross_entropy(scores, y, reduction="sum")),
+        lambda scores, y: int((scores.argmax(1) == y).sum()),
+        len,
+        "accuracy",
+    )
+
+
+def _regression(data: Dataset) -> Goal:
+    """The score is R²: the part of the variance in the test set that is explained; 0 is what the mean would get."""
+    deviation = data.test_y - data.test_y.mean(0)
+    variance = float(deviation.double().square().sum()) / len(data.test_y) or 1.0
+
+    def fitting(output: Tensor, y: Tensor) -> Tensor:
+        if output.numel() != y.numel():
+            raise InvalidInput(f"the model returns {tuple(output.shape)} for numbers of shape {tuple(y.shape)}")
+        return output.reshape(y.shape)
+
+    return Goal(
+        lambda output, y: mse_loss(fitting(output, y), y),
+        lambda output, y: float(mse_loss(fitting(output, y), y)) * len(y),
+        lambda output, y: len(y) - float((fitting(output, y) - y).double().square().sum()) / variance,
+        len,
+        "R²",
+    )
+
+
+def _next_token(data: Dataset) -> Goal:
+    def loss(scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        return cross_entropy(scores.flatten(0, -2), y.flatten(), ignore_index=IGNORED, reduction=reduction)
+
+    return Goal(
+        loss,
+        lambda scores, y: float(loss(scores, y, "sum")),
+        lambda scores, y: int(((scores.argmax(-1) == y) & (y != IGNORED)).sum()),
+        lambda y: int(torch.count_nonzero(y != IGNORED)),
+        "accuracy",
+    )

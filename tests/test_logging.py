@@ -1,0 +1,146 @@
+"""Logs: quiet by default; CSV and TensorBoard with bytes, time and the way to a target."""
+
+import csv
+import json
+import logging
+import subprocess
+import sys
+import types
+from typing import ClassVar
+
+import pytest
+from typer.testing import CliRunner
+
+from dagc import Config, InvalidInput, MissingExtra
+from dagc.cli import app
+from dagc.training import CsvLog, TensorBoard, ToTarget, train
+
+
+def config(**fields):
+    usual = {"task": "logistic@digits", "method": "dagc-r", "ratio": 0.05, "rounds": 10, "evaluate_every": 2}
+    return Config(**{**usual, **fields})
+
+
+def test_nothing_is_said_unless_somebody_wants_it(caplog):
+    quiet = "import dagc; dagc.train(dagc.Config(task='logistic@digits', method='none', rounds=2)).run()"
+    done = subprocess.run([sys.executable, "-c", quiet], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    warned = "import dagc, logging; logging.getLogger('dagc.training').warning('a client is left out')"
+    done = subprocess.run([sys.executable, "-c", warned], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    with caplog.at_level(logging.DEBUG, "dagc.training"):
+        train(config()).run()
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "dagc.training"]
+    assert said[0] == ("INFO", "logistic@digits, dagc-r: 10 clients, 650 parameters, from round 1 to 10")
+    assert [level for level, _ in said[1:]] == ["DEBUG", "INFO"] * 5
+    assert "round 10 of 10: loss" in said[-1][1]
+    assert "accuracy 0." in said[-1][1]
+    assert "s on the clock" in said[-1][1]
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_csv_has_bytes_time_and_the_way_to_the_target_and_survives_a_stop(tmp_path):
+    whole = list(train(config(), callbacks=[CsvLog(tmp_path / "whole.csv", target=0.4)]))
+    first = next(one for one in whole if one.accuracy is not None and one.accuracy >= 0.4)
+    assert first.round < 10
+    expected = {"rounds_to_target": first.round, "bytes_to_target": first.bytes_up + first.bytes_down}
+    found = rows(tmp_path / "whole.csv")
+    assert [int(row["round"]) for row in found] == list(range(1, 11))
+    for row, result in zip(found, whole, strict=True):
+        assert int(row["bytes_total"]) == result.bytes_up + result.bytes_down
+        assert float(row["elapsed"]) >= 0
+        there = result.round >= first.round
+        assert {name: int(float(row[name])) for name in expected if row[name]} == (expected if there else {})
+        assert row["accuracy"] == ("" if result.accuracy is None else str(result.accuracy))
+    stopped = train(config(), tmp_path / "run", [CsvLog(tmp_path / "parts.csv", 0.4)])
+    for _ in range(7):
+        next(stopped)
+    stopped.close()
+    with (tmp_path / "parts.csv").open("a") as file:
+        file.write("8,0.5,")  # a line that a kill has cut
+    train(config(), tmp_path / "run", [CsvLog(tmp_path / "parts.csv", 0.4)]).run()
+
+    def timeless(path):
+        return [{**row, "elapsed": ""} for row in rows(path)]
+
+    assert timeless(tmp_path / "parts.csv") == timeless(tmp_path / "whole.csv")
+
+
+def test_a_file_of_somebody_else_is_not_overwritten(tmp_path):
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InvalidInput, match=r"mine.csv is not a log of dagc \(other columns\): choose another file"):
+        train(config(), callbacks=[CsvLog(tmp_path / "mine.csv")]).run()
+    assert (tmp_path / "mine.csv").read_text() == "a,b\n1,2\n"
+    with pytest.raises(InvalidInput, match="cannot be written to"):
+        train(config(), callbacks=[CsvLog(tmp_path / "mine.csv" / "below.csv")]).run()
+    with pytest.raises(InvalidInput, match="target is 75: give a score of at most 1"):
+        ToTarget(75)
+
+
+class Writer:
+    """What torch's writer is called with."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, folder, purge_step=None):
+        self.folder, self.purge_step, self.scalars, self.flushed = folder, purge_step, [], 0
+        self.made.append(self)
+
+    def add_scalar(self, name, value, step):
+        self.scalars.append((name, value, step))
+
+    def flush(self):
+        self.flushed += 1
+
+
+@pytest.fixture
+def writer(monkeypatch):
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    monkeypatch.setattr(Writer, "made", [])
+    return Writer
+
+
+def test_tensorboard_has_every_number_and_the_way_to_the_target_once(writer, tmp_path):
+    rounds = list(train(config(), callbacks=[TensorBoard(tmp_path / "logs", target=0.4)]))
+    (made,) = writer.made
+    assert (made.folder, made.purge_step, made.flushed) == (str(tmp_path / "logs"), None, 5)
+    scalars = {(name, step): value for name, value, step in made.scalars}
+    for result in rounds:
+        assert scalars["bytes_total", result.round] == result.bytes_up + result.bytes_down
+        assert scalars["seconds", result.round] == result.seconds
+        assert (("accuracy", result.round) in scalars) == (result.accuracy is not None)
+    assert [name for name, _, _ in made.scalars].count("bytes_to_target") == 1
+    stopped = train(config(), tmp_path / "run")
+    for _ in range(4):
+        next(stopped)
+    stopped.close()
+    train(config(), tmp_path / "run", [TensorBoard(tmp_path / "logs")]).run()
+    assert writer.made[-1].purge_step == 5
+
+
+def test_without_tensorboard_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingExtra, match="need the package tensorboard: pip install tensorboard"):
+        TensorBoard(tmp_path)
+
+
+def test_the_command_line_writes_them_and_says_what_the_target_took(writer, tmp_path, caplog):
+    arguments = ["run", "logistic@digits", "--ratio", "0.05", "--rounds", "10", "--output", str(tmp_path / "run")]
+    logs = ["--csv", "--tensorboard", "--target", "0.3"]
+    done = CliRunner().invoke(app, ["-v", *arguments, *logs, "--json"], catch_exceptions=False)
+    found = json.loads(done.stdout)
+    last = rows(tmp_path / "run" / "log.csv")[-1]
+    goal = found["to_target"]
+    assert int(last["rounds_to_target"]) == goal["round"]
+    assert int(last["bytes_to_target"]) == goal["bytes_up"] + goal["bytes_down"]
+    assert writer.made[0].folder == str(tmp_path / "run" / "tensorboard")
+    assert "parameters, from round 1 to 10" in done.stderr
+    again = CliRunner().invoke(app, [*arguments, "--target", "0.99"], catch_exceptions=False)
+    assert "not reached" in again.stdout
+    assert "from round" not in again.stderr
