@@ -687,7 +687,7 @@ def test_an_app_that_does_not_report_its_examples_is_named(caplog):
             RecordDict({"arrays": message.content["arrays"], "metrics": MetricRecord({"loss": 1.0})}), reply_to=message
         )
 
-    start(DataAware(fed_avg(), ratio=0.02), LocalGrid(app, NODES), 1)
+    start(DataAware(fed_avg(), ratio=0.02, min_nodes=0), LocalGrid(app, NODES), 1)
     assert "the app's reply has no metric 'num-examples'" in caplog.text
 
 
@@ -879,7 +879,7 @@ def test_the_example_changes_four_lines_of_code():
         "+app = ClientApp(mods=[compress])",
         "+from dagc.flower import DataAware",
         '+    strategy = DataAware(strategy, ratio=float(config["ratio"]), down=str(config["down"]), '
-        'run=str(config["run"]))',
+        'run=config["run"] or None)',
     ]
 
 
@@ -892,7 +892,11 @@ def test_the_example_learns(states, monkeypatch, kind):
     from digits.client_app import app as client
     from digits.server_app import app as server
 
-    config = {**tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"], "rounds": 8}
+    config = {
+        **tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"],
+        "rounds": 8,
+        "run": "digits",
+    }
     grid = LocalGrid(client, 3, run_config=config)
     server(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
     if kind == "after":
@@ -1072,7 +1076,7 @@ def test_a_layout_that_a_server_makes_up_costs_a_node_nothing(states, kind, sinc
             return reply
 
         grid._answer = answer
-        start(DataAware(fed_avg(min_train_nodes=1, min_available_nodes=1), ratio=0.02), grid, 1)
+        start(DataAware(fed_avg(min_train_nodes=1, min_available_nodes=1), ratio=0.02, min_nodes=0), grid, 1)
         assert len(reasons) == 1
         assert reasons[0].startswith(("MalformedPayload", "partition-0 is out of sync"))
 
@@ -1185,7 +1189,7 @@ def test_an_error_of_a_node_is_one_line_of_the_log(caplog):
     def train(message, context):
         raise RuntimeError("first\nWARNING : all is well" + "x" * 5000)
 
-    start(DataAware(fed_avg(), ratio=0.02), LocalGrid(app, NODES), 1)
+    start(DataAware(fed_avg(), ratio=0.02, min_nodes=0), LocalGrid(app, NODES), 1)
     lines = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
     assert len(lines) == NODES
     assert all("\n" not in line and len(line) < 600 for line in lines)

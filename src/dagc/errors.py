@@ -18,6 +18,7 @@ __all__ = [
     "NonFiniteGradient",
     "OutOfSync",
     "OutsideBound",
+    "TooFewNodes",
     "needs_extra",
     "shown",
     "unknown",
@@ -74,6 +75,10 @@ class CheckpointError(DagcError):
 
 class OutOfSync(DagcError):
     """A client's model is not the one that the server builds on; it needs the full model."""
+
+
+class TooFewNodes(DagcError):
+    """Fewer nodes than needed have contributed to a round; the message says why, and what to do."""
 
 
 def shown(value: object, most: int = 100) -> str:

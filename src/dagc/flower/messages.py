@@ -10,11 +10,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from dagc.errors import MalformedPayload
 from dagc.protocol import Download, Order
 
-__all__ = ["ASK", "MODEL", "RECORD", "TRAIN", "Answer", "Instruction", "payload_of", "record_of"]
+__all__ = [
+    "ASK", "MODEL", "OUT_OF_SYNC", "RECORD", "STYPE", "TRAIN", "Answer", "Instruction", "payload_of", "record_of",
+]  # fmt: skip
 
 RECORD = "dagc"
 """The name of our record in a message, and of the payload in its arrays."""
 STYPE = "dagc.v1"
+"""How the payload says that it is no array of numpy. Flower's error about that has it, where the mod is missing."""
+OUT_OF_SYNC = "is out of sync, requesting the full model"
+"""In the error of a node that cannot build on the download; other mods use the same error code."""
 VERSION = 2
 ASK, TRAIN, MODEL = "ask", "train", "model"
 """Kinds of instructions: say who you are, train and send, only take the model."""

@@ -6,14 +6,14 @@ from logging import getLogger
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 from numpy.typing import NDArray
 
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, OutOfSync
 from dagc.flower.layout import AppModel, Layout
-from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Answer, Instruction, payload_of, record_of
+from dagc.flower.messages import ASK, MODEL, OUT_OF_SYNC, RECORD, TRAIN, Answer, Instruction, payload_of, record_of
 from dagc.flower.node import Node, node_name, read, state_path, write
 from dagc.protocol import Client
 
@@ -66,13 +66,15 @@ def _compress(
 ) -> Message:
     record = message.content.config_records.get(RECORD)
     if record is None:
+        if message.metadata.message_type == MessageType.TRAIN:
+            log.warning("dagc: the server does not use dagc, models are sent whole: write DataAware(strategy) there")
         return call_next(message, context)
     instruction = Instruction.read(record)
     path = state_path(instruction.run, context)
     try:
         node = _up_to_date(instruction, message, context, read(path), first_model)
     except OutOfSync as error:
-        reason = f"{node_name(context)} is out of sync, requesting the full model: {error}"
+        reason = f"{node_name(context)} {OUT_OF_SYNC}: {error}"
         log.warning("dagc: %s", reason)
         return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), reply_to=message)
     if instruction.kind != MODEL and instruction.taken >= 0:
@@ -208,7 +210,8 @@ def _examples(content: RecordDict, instruction: Instruction) -> float:
         if isinstance(value, int | float) and 0 <= value < 1 << 53:
             return float(value)
     raise InvalidInput(
-        f"the app's reply has no metric {instruction.examples!r}: return how many examples it trained on"
+        f"the app's reply has no metric {instruction.examples!r}: return how many examples it trained on, as in "
+        f"MetricRecord({{{instruction.examples!r}: len(data), …}})"
     )
 
 

@@ -36,6 +36,8 @@ class FlowerRun:
         metrics: What the metrics of the last round's good replies were called; it decides where nodes disagree.
         evaluated: The same of those who evaluated.
         lineage: Drawn when the run began; nodes drop what they kept of another one.
+        left_out: Why each node that was left out of this round was.
+        recovering: Those of them that get the full model in the next round.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class FlowerRun:
         self.metrics: list[str] = []
         self.evaluated: list[str] = []
         self.lineage = secrets.token_hex(8)
+        self.left_out: dict[str, str] = {}
+        self.recovering: set[str] = set()
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
 
     @property
@@ -178,12 +182,20 @@ class FlowerFolder(Folder):
             if ours.get(name) != theirs.get(name)
         ]
         if other:
-            raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another run name")
+            raise InvalidInput(
+                f"{self.path} holds another run ({'; '.join(other)}): choose another run name, set these back to "
+                "continue it, or delete that folder"
+            )
 
     def _key(self) -> str:
         """Of all settings but the number of rounds, which may grow."""
         same = {name: value for name, value in self._settings.items() if name != "rounds"}
         return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:12]
+
+    def begin(self) -> None:
+        """Write what is run, and a checkpoint: nodes keep what they learn under this lineage, if round 1 fails, too."""
+        self.describe(self._settings, self._clients())
+        self.save()
 
     def close_round(self, fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
         """Write a round's line and a checkpoint."""

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Result, Strategy
 
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, TooFewNodes, shown
 from dagc.flower.intake import Received, Sent, evaluations, introductions, uploads
 from dagc.flower.layout import AppModel
 from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Instruction, record_of
@@ -42,6 +42,10 @@ class DataAware(Strategy):
         run: The run's name. With it, the server keeps everything in a folder, and another `flwr run` with the same name
             continues where this one ended or was killed.
         folder: Where the folder of that name is; `runs` in `DAGC_STATE`, or in Flower's folder, if not given.
+        min_nodes: The run ends with `TooFewNodes` in a round to which fewer nodes contribute, since most often something
+            is wrong with all of them; 0: it never does.
+        budget_mb: What may be sent in both directions, in MB (10^6 bytes). It is for the log, which also warns when the
+            run is beyond; bounds are `bytes`, `rate` and `down`.
         settings: The plan: what `dagc.Plan` takes, by the same names. A threshold is in the units of the model's change
             in a round; bytes are those of the compressed arrays.
 
@@ -57,12 +61,23 @@ class DataAware(Strategy):
         whole: Sequence[str] = (),
         run: str | None = None,
         folder: str | Path | None = None,
+        min_nodes: int = 1,
+        budget_mb: float | None = None,
         **settings: Unpack[Settings],
     ) -> None:
         """Check everything; the work begins with `start`."""
         if run is not None and not FILE_NAME.fullmatch(run):
             raise InvalidInput(f"run is {run!r}: name it with letters, digits, '-', '_' and '.'")
+        if not isinstance(strategy, Strategy):
+            raise InvalidInput(
+                f"DataAware is around a strategy of flwr.serverapp.strategy, e.g. DataAware(FedAvg()), not {shown(strategy)}"
+            )
+        if isinstance(min_nodes, bool) or not isinstance(min_nodes, int) or min_nodes < 0:
+            raise InvalidInput(f"min_nodes is {shown(min_nodes)}: it must be a number of nodes, or 0 to never stop")
+        if budget_mb is not None and not (isinstance(budget_mb, int | float) and 0 < budget_mb < float("inf")):
+            raise InvalidInput(f"budget_mb is {shown(budget_mb)}: it must be a number of MB above 0")
         self.strategy = strategy
+        self.min_nodes, self.budget_mb = min_nodes, budget_mb
         self.plan = Plan(**settings)
         self.name = run
         self.whole = tuple(whole)
@@ -97,10 +112,7 @@ class DataAware(Strategy):
         with self._keep or nullcontext():
             done = run.round
             if self._keep is not None:
-                if not done:
-                    self._keep.save()  # nodes keep what they learn under this lineage, even if round 1 is never done
-                where = f"continues after round {done}" if done else "begins"
-                log.info("dagc: run %s %s; it is kept in %s", self.name, where, self._keep.path.absolute())
+                self._tell_where(self._keep, done, num_rounds)
             evaluate = None if evaluate_fn is None else self._evaluation(evaluate_fn, done)
             self._began = time.monotonic() - run.seconds
             left = max(0, num_rounds - done)
@@ -113,6 +125,21 @@ class DataAware(Strategy):
         for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
             setattr(result, kind, {done + number: metrics for number, metrics in getattr(result, kind).items()})
         return result
+
+    def _tell_where(self, keep: FlowerFolder, done: int, rounds: int) -> None:
+        """Log where the run is kept, and whether something is left to do."""
+        where = keep.path.absolute()
+        if not done:
+            keep.begin()
+            log.info("dagc: run %s begins; it is kept in %s", self.name, where)
+        elif done < rounds:
+            log.info("dagc: run %s continues after round %d; it is kept in %s", self.name, done, where)
+        else:
+            log.warning(
+                "dagc: run %s has been trained for %d rounds already, and %d are wanted: its model is returned as it is. "
+                "To train it longer, ask for more rounds; for another run, choose another run name or delete %s",
+                self.name, done, rounds, where,
+            )  # fmt: skip
 
     def summary(self) -> None:
         """Log the plan, then what the inner strategy has to say."""
@@ -128,9 +155,12 @@ class DataAware(Strategy):
         """Ask what must be known first, then give everybody the model and what it may send."""
         run = self._started()
         self._up = self._down = 0
+        run.left_out, run.recovering = {}, set()
         messages = list(self.strategy.configure_train(run.round + 1, arrays, config, grid))
         self._ask(messages, grid)
         here = {run.names[node]: message for message in messages if (node := message.metadata.dst_node_id) in run.names}
+        if messages:
+            self._enough(len(here))
         unmet = sorted(set(self.plan.caps) - set(run.server.members))
         if unmet and not run.round:
             known = ", ".join(run.server.members)
@@ -146,6 +176,8 @@ class DataAware(Strategy):
         run, replies = self._started(), list(replies)
         self._up += sum(len(array.data) for reply in replies if reply.has_content() for array in _arrays(reply))
         good = uploads(self._sent, replies, run, self._examples)
+        if self._sent:
+            self._enough(len(good))
         arrays, metrics = self._aggregate(good, [reply for reply in replies if reply.has_error()])
         run.close([one.upload for one in good], None if arrays is None else run.layout.split(arrays))
         run.bytes_up += self._up
@@ -207,13 +239,28 @@ class DataAware(Strategy):
         for name, node, examples in introductions(asked, replies, run):
             known = run.node(name)
             if known is not None and known != node and known in alive:
-                log.warning(
-                    "dagc: node %d is left out: it says it is %s, and so does node %d. Give each node its own "
-                    "partition-id or dagc-name in --node-config",
-                    node, name, known,
-                )  # fmt: skip
+                why = (
+                    f"it says it is {name}, and so does node {known}. Give each node its own partition-id or dagc-name"
+                )
+                run.left_out[f"node {node}"] = why
+                log.warning("dagc: node %d is left out: %s in --node-config", node, why)
                 continue
             run.meet(name, node, examples)
+
+    def _enough(self, nodes: int) -> None:
+        """Stop if too few nodes can contribute to this round, with what is wrong with the others.
+
+        The round is not over then: a run with a name repeats it when it is started again.
+        """
+        run = self._started()
+        if nodes + len(run.recovering) >= self.min_nodes:
+            return
+        nodes_by_cause: dict[str, list[str]] = {}
+        for node, why in run.left_out.items():
+            nodes_by_cause.setdefault(why, []).append(node)
+        causes = "; ".join(f"{', '.join(those):.200}: {why}" for why, those in nodes_by_cause.items())
+        who = f"{nodes} nodes contribute, fewer than min_nodes = {self.min_nodes}" if nodes else "no node contributes"
+        raise TooFewNodes(f"round {run.round + 1}: {who}. {causes or 'The strategy has sampled too few'}")
 
     # Evaluation
 
