@@ -42,8 +42,8 @@ class DataAware(Strategy):
         run: The run's name. With it, the server keeps everything in a folder, and another `flwr run` with the same name
             continues where this one ended or was killed.
         folder: Where the folder of that name is; `runs` in `DAGC_STATE`, or in Flower's folder, if not given.
-        min_nodes: The run ends with `TooFewNodes` in a round to which fewer nodes contribute, since most often something
-            is wrong with all of them; 0: it never does.
+        min_nodes: The run ends with `TooFewNodes` in a round to which fewer nodes contribute: most often something is
+            wrong with all of them; 0: it never does.
         budget_mb: What may be sent in both directions, in MB (10^6 bytes). It is for the log, which also warns when the
             run is beyond; bounds are `bytes`, `rate` and `down`.
         settings: The plan: what `dagc.Plan` takes, by the same names. A threshold is in the units of the model's change
@@ -70,7 +70,8 @@ class DataAware(Strategy):
             raise InvalidInput(f"run is {run!r}: name it with letters, digits, '-', '_' and '.'")
         if not isinstance(strategy, Strategy):
             raise InvalidInput(
-                f"DataAware is around a strategy of flwr.serverapp.strategy, e.g. DataAware(FedAvg()), not {shown(strategy)}"
+                f"DataAware goes around a strategy of flwr.serverapp.strategy, not {shown(strategy)}: write "
+                "DataAware(FedAvg())"
             )
         if isinstance(min_nodes, bool) or not isinstance(min_nodes, int) or min_nodes < 0:
             raise InvalidInput(f"min_nodes is {shown(min_nodes)}: it must be a number of nodes, or 0 to never stop")
@@ -136,8 +137,8 @@ class DataAware(Strategy):
             log.info("dagc: run %s continues after round %d; it is kept in %s", self.name, done, where)
         else:
             log.warning(
-                "dagc: run %s has been trained for %d rounds already, and %d are wanted: its model is returned as it is. "
-                "To train it longer, ask for more rounds; for another run, choose another run name or delete %s",
+                "dagc: run %s has been trained for %d rounds already, and %d are wanted: its model is returned as it "
+                "is. To train it longer, ask for more rounds; for another run, choose another run name or delete %s",
                 self.name, done, rounds, where,
             )  # fmt: skip
 
@@ -239,11 +240,9 @@ class DataAware(Strategy):
         for name, node, examples in introductions(asked, replies, run):
             known = run.node(name)
             if known is not None and known != node and known in alive:
-                why = (
-                    f"it says it is {name}, and so does node {known}. Give each node its own partition-id or dagc-name"
-                )
+                why = f"it says it is {name}, and so does node {known}: give each its own partition-id or dagc-name"
                 run.left_out[f"node {node}"] = why
-                log.warning("dagc: node %d is left out: %s in --node-config", node, why)
+                log.warning("dagc: node %d is left out: %s", node, why)
                 continue
             run.meet(name, node, examples)
 
