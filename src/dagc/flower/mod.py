@@ -82,6 +82,7 @@ def _compress(
     start = node.model.vector
     if instruction.kind == TRAIN:
         start = node.client.start(start, instruction.order)
+    start = node.layout.rounded(start)
     message.content = _for_app(message.content, instruction, node, start)
     if instruction.kind == MODEL:
         write(path, node)

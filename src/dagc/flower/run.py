@@ -208,7 +208,7 @@ class FlowerFolder(Folder):
 
     def finish(self) -> None:
         """Write the model by its arrays' names, then the result."""
-        arrays = self._run.layout.join(self._run.served)
+        arrays = self._run.layout.join(self._run.served, wide=True)
         with self.writing(), write_atomically(self.path / MODEL) as file:
             np.savez(file, **{name: array.numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
         self.conclude({**summary(read_metrics(self.path)), "model": MODEL})

@@ -1,14 +1,15 @@
 """The server's side: a wrapper around any strategy, which still sees whole models and knows nothing of this."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from logging import getLogger
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Result, Strategy
 
@@ -26,6 +27,11 @@ AVERAGING = {kind.aggregate_train for kind in (FedAvg, FedAvgM, FedAdagrad, FedA
 """Strategies that look at nothing but the weighted mean of the replies."""
 ACCURACY, LOSS, TRAIN_LOSS = ("accuracy", "eval_acc"), ("loss", "eval_loss"), ("train_loss", "loss")
 """Metrics of the app that `dagc report` draws."""
+UP, DOWN, TOTAL = "dagc-mb-up", "dagc-mb-down", "dagc-mb-total"
+"""Metrics of ours beside those of the app: MB sent in a round, and both ways in all rounds so far."""
+MB = 1_000_000
+NOTHING = Array(np.array(-0.0, np.float32))
+"""Added to any number, it leaves all of its bits as they are."""
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 log = getLogger("flwr.dagc")
 
@@ -37,8 +43,7 @@ class DataAware(Strategy):
         strategy: What the app used before. Those that average (FedAvg, FedProx, FedAvgM, FedAdam, …) are given the mean
             of all replies, so that entries which nobody sent stay as they are, to the bit; all others get each node's
             model.
-        whole: Patterns of names of arrays that are never compressed, beside batch norm's buffers and whatever is not
-            float32.
+        whole: Patterns of names of arrays that are never compressed, beside batch norm's buffers, integers and float64.
         run: The run's name. With it, the server keeps everything in a folder, and another `flwr run` with the same name
             continues where this one ended or was killed.
         folder: Where the folder of that name is; `runs` in `DAGC_STATE`, or in Flower's folder, if not given.
@@ -90,6 +95,7 @@ class DataAware(Strategy):
         self._asked: list[Sent] = []
         self._orders: dict[str, Order] = {}
         self._result: dict[str, Any] | None = None
+        self._metrics = MetricRecord()
         self._evaluates = False
         self._up = self._down = 0
         self._began = 0.0
@@ -118,7 +124,7 @@ class DataAware(Strategy):
             self._began = time.monotonic() - run.seconds
             left = max(0, num_rounds - done)
             result = super().start(
-                grid, run.layout.join(run.model), left, timeout, train_config, evaluate_config, evaluate
+                grid, run.layout.join(run.model, wide=True), left, timeout, train_config, evaluate_config, evaluate
             )
             if self._keep is not None and run.round and (left or not self._keep.finished):
                 self._keep.finish()
@@ -179,7 +185,7 @@ class DataAware(Strategy):
         good = uploads(self._sent, replies, run, self._examples)
         if self._sent:
             self._enough(len(good))
-        arrays, metrics = self._aggregate(good, [reply for reply in replies if reply.has_error()])
+        arrays, metrics = self._aggregate(good, list(self._failures(replies, good)))
         run.close([one.upload for one in good], None if arrays is None else run.layout.split(arrays))
         run.bytes_up += self._up
         self._result = {
@@ -188,7 +194,27 @@ class DataAware(Strategy):
             "present": len(good),
             "entries": sum(len(one.upload.sparse) for one in good),
         }
-        return (None if arrays is None else run.layout.join(run.model)), metrics
+        self._metrics = MetricRecord() if metrics is None else metrics
+        self._count()
+        return (None if arrays is None else run.layout.join(run.model, wide=True)), self._metrics
+
+    def _failures(self, replies: list[Message], good: list[Received]) -> Iterator[Message]:
+        """Errors, and those for replies that were left out: the inner strategy counts them."""
+        run, waiting = self._started(), {one.message.metadata.message_id: one for one in self._sent}
+        for one in good:
+            del waiting[one.reply.metadata.reply_to_message_id]
+        for reply in replies:
+            sent = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if reply.has_error():
+                yield reply
+            elif sent is not None:
+                yield Message(Error(ErrorCode.UNKNOWN, run.left_out.get(str(sent))), reply_to=sent.message)
+
+    def _count(self) -> None:
+        """Put what was sent into the round's metrics."""
+        run = self._started()
+        total = run.bytes_up + run.bytes_down + self._down
+        self._metrics.update({UP: self._up / MB, DOWN: self._down / MB, TOTAL: total / MB})
 
     def _aggregate(self, good: list[Received], errors: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the inner strategy makes of the uploads: of their mean if that is all it looks at, else of each."""
@@ -197,7 +223,7 @@ class DataAware(Strategy):
         if not good or type(self.strategy).aggregate_train not in AVERAGING:
             for one in good:
                 own = AppModel(run.model.vector - one.upload.sparse.dense(), one.whole)
-                one.reply.content[one.arrays] = run.layout.join(own)
+                one.reply.content[one.arrays] = run.layout.join(own, wide=True)
             return self.strategy.aggregate_train(number, [*(one.reply for one in good), *errors])
 
         update = run.server.total([one.upload for one in good])
@@ -207,15 +233,16 @@ class DataAware(Strategy):
             for arrays in zip(*(one.whole for one in good), strict=True)
         ]
         contents = [one.reply.content for one in good]
-        first = good[0]
-        mean = run.layout.join(AppModel(run.model.vector - update, whole))
-        together = RecordDict({first.arrays: mean, "metrics": MetricRecord({self._examples: float(weights.sum())})})
+        mean = run.layout.join(AppModel(run.model.vector - update, whole), wide=True)
+        nothing = ArrayRecord({piece.name: NOTHING for piece in run.layout.pieces})
+        for place, one in enumerate(good):  # the first has all of the weight, so that the mean stays as it is
+            claim = MetricRecord({self._examples: 0.0 if place else float(weights.sum())})
+            one.reply.content = RecordDict({good[0].arrays: nothing if place else mean, "metrics": claim})
         assert isinstance(self.strategy, FedAvg)
         metrics_of = self.strategy.train_metrics_aggr_fn
         self.strategy.train_metrics_aggr_fn = lambda _, key: metrics_of(contents, key)
-        first.reply.content = together
         try:
-            return self.strategy.aggregate_train(number, [first.reply, *errors])
+            return self.strategy.aggregate_train(number, [*(one.reply for one in good), *errors])
         finally:
             self.strategy.train_metrics_aggr_fn = metrics_of
 
@@ -303,6 +330,7 @@ class DataAware(Strategy):
             result |= {"accuracy": accuracy, "test_loss": _number(metrics, LOSS)}
         if not done:
             return
+        self._count()
         run.bytes_down += self._down
         run.seconds = time.monotonic() - self._began
         result |= {"up": self._up, "down": self._down}
@@ -314,7 +342,17 @@ class DataAware(Strategy):
             result["round"], result["present"], len(self._sent),
             *(f"{result[name]:,}" for name in ("entries", "up", "down", "bytes_up", "bytes_down")),
         )  # fmt: skip
+        self._report(result["up"] + result["down"], run.bytes_up + run.bytes_down)
         self._result = None
+
+    def _report(self, now: int, total: int) -> None:
+        """Log the MB of a round and of all so far, and how much of the budget that is."""
+        budget = ""
+        if self.budget_mb is not None:
+            budget = f" of {self.budget_mb:,g} MB ({total / MB / self.budget_mb:.2%})"
+        log.info("dagc: %.3f MB in this round, %.3f MB so far%s", now / MB, total / MB, budget)
+        if self.budget_mb is not None and total > self.budget_mb * MB >= total - now:
+            log.warning("dagc: the budget of %g MB is used up; the run goes on", self.budget_mb)
 
     # Both
 
