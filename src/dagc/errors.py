@@ -46,7 +46,7 @@ class MalformedPayload(DagcError, ValueError):
 
 
 class OutsideBound(MalformedPayload):
-    """An upload that is well formed, but larger than the plan's `norm_bound` allows; it is not taken."""
+    """An upload that is well formed, but larger than the plan's `clip` or `norm_bound` allows; it is not taken."""
 
 
 class Diverged(DagcError):

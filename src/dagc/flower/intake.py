@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import Message, MetricRecord
 from flwr.common.constant import ErrorCode
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from numpy.typing import NDArray
 
 from dagc.errors import DagcError, MalformedPayload
@@ -22,6 +23,13 @@ NO_MOD = (
     "dagc is missing on it, or is not its first mod: write `from dagc.flower import compress` and "
     "`app = ClientApp(mods=[compress])` in its ClientApp, other mods after compress"
 )
+CAUSES = {
+    STYPE: NO_MOD,
+    "expects exactly one ConfigRecord": NO_MOD,  # Flower's clipping mods, which found ours beside the app's
+    RECORD_KEY_CONFIGS: "secure aggregation adds up masked vectors of all entries, and dagc sends a few of each node: "
+    "use one of the two, without SecAgg+ among the mods or without DataAware",
+}
+"""What is behind an error in which one of these words occurs."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,109}")
 log = getLogger("flwr.dagc")
 
@@ -74,7 +82,8 @@ def replies_to(
             log.warning("dagc: %s: a second or late reply of node %d is refused", doing, reply.metadata.src_node_id)
         elif reply.has_error():
             why = " ".join((reply.error.reason or f"error {reply.error.code}").split())  # one line, whoever wrote it
-            leave_out(run, doing, one, NO_MOD if STYPE in why else f"{why:.500}")
+            known = (cause for word, cause in CAUSES.items() if word in why)
+            leave_out(run, doing, one, next(known, f"{why:.500}"))
             if reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION and OUT_OF_SYNC in why:
                 run.out_of_sync(one.client, one.message.metadata.dst_node_id)
                 if one.instruction.since >= 0:

@@ -150,7 +150,8 @@ def _introduce(
         context.state[COMPUTED] = ConfigRecord({"lineage": instruction.lineage, "round": instruction.round})
     write(state_path(instruction.run, context), node)
     answer = Answer(ASK, instruction.round, node_name(context), node.examples)
-    return Message(RecordDict({RECORD: answer.write()}), reply_to=message)
+    nothing = record_of(b"")  # so that a mod around ours that looks for arrays finds that it cannot read them
+    return Message(RecordDict({instruction.arrays: nothing, RECORD: answer.write()}), reply_to=message)
 
 
 def _train(

@@ -11,20 +11,37 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Result, Strategy
+from flwr.serverapp.strategy import (
+    Bulyan,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedTrimmedAvg,
+    FedYogi,
+    MultiKrum,
+    Result,
+    Strategy,
+)  # fmt: skip
+from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from dagc.errors import InvalidInput, TooFewNodes, shown
 from dagc.flower.intake import Received, Sent, evaluations, introductions, uploads
 from dagc.flower.layout import AppModel
 from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Instruction, record_of
 from dagc.flower.node import FILE_NAME, state_folder
-from dagc.flower.run import FlowerFolder, FlowerRun
+from dagc.flower.run import FlowerFolder, FlowerRun, chain_of
 from dagc.protocol import Order, Plan, Settings
 
 __all__ = ["DataAware"]
 
 AVERAGING = {kind.aggregate_train for kind in (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)}
 """Strategies that look at nothing but the weighted mean of the replies."""
+BY_ENTRY, BY_NODE = (FedMedian, FedTrimmedAvg, Bulyan), (MultiKrum,)
+"""Strategies that compare what nodes send, entry by entry or as a whole; who sends nothing votes for no change."""
+LEAST_RATIO = 0.1
+"""With fewer entries than this from each node, a median does not move: docs/flower.md has what was measured."""
 ACCURACY, LOSS, TRAIN_LOSS = ("accuracy", "eval_acc"), ("loss", "eval_loss"), ("train_loss", "loss")
 """Metrics of the app that `dagc report` draws."""
 UP, DOWN, TOTAL = "dagc-mb-up", "dagc-mb-down", "dagc-mb-total"
@@ -111,6 +128,7 @@ class DataAware(Strategy):
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """As any strategy's; rounds that a run of the same name has behind it count."""
+        self._check_votes()
         run = self._run = FlowerRun(initial_arrays, self.plan, self.whole, num_rounds, self.strategy)
         self._timeout, self._evaluates, self._keep = timeout, evaluate_fn is not None, None
         if self.name is not None:
@@ -132,6 +150,22 @@ class DataAware(Strategy):
         for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
             setattr(result, kind, {done + number: metrics for number, metrics in getattr(result, kind).items()})
         return result
+
+    def _check_votes(self) -> None:
+        """Refuse strategies that compare nodes with plans in which most have nothing to compare."""
+        plan = self.plan
+        for strategy in chain_of(self.strategy):
+            name = type(strategy).__name__
+            if plan.method != "none" and isinstance(strategy, BY_ENTRY) and not (plan.ratio or 0) >= LEAST_RATIO:
+                raise InvalidInput(
+                    f"{name} compares what nodes say about each entry, and with this plan most say nothing, so that "
+                    f"the model would not move: give a ratio of {LEAST_RATIO} or more, or use FedAvg with norm_bound"
+                )
+            if isinstance(strategy, BY_ENTRY + BY_NODE) and (plan.overhead or plan.in_bytes):
+                raise InvalidInput(
+                    f"{name} compares nodes, and with this plan some of them send nothing in most rounds: give a ratio "
+                    "instead of bytes, and leave overhead out, or use FedAvg with norm_bound"
+                )
 
     def _tell_where(self, keep: FlowerFolder, done: int, rounds: int) -> None:
         """Log where the run is kept, and whether something is left to do."""
@@ -168,11 +202,12 @@ class DataAware(Strategy):
         here = {run.names[node]: message for message in messages if (node := message.metadata.dst_node_id) in run.names}
         if messages:
             self._enough(len(here))
+        clip = self._clip(config)
         unmet = sorted(set(self.plan.caps) - set(run.server.members))
         if unmet and not run.round:
             known = ", ".join(run.server.members)
             log.warning("dagc: caps name %s, but no such node is here; the nodes are %s", ", ".join(unmet), known)
-        self._orders = run.server.orders(here, time.monotonic() - self._began)
+        self._orders = run.server.orders(here, time.monotonic() - self._began, clip)
         self._sent = [self._give(here[name], TRAIN, name, order) for name, order in self._orders.items()]
         return [sent.message for sent in self._sent]
 
@@ -273,6 +308,21 @@ class DataAware(Strategy):
                 continue
             run.meet(name, node, examples)
 
+    def _clip(self, config: ConfigRecord) -> float | None:
+        """The bound of a strategy that expects nodes to clip what they send; with it, dagc does so, too.
+
+        Flower's own mods clip what the app has learnt in a round, and what was kept back before comes on top of that.
+        """
+        bound = config.get(KEY_CLIPPING_NORM)
+        clip = float(bound) if isinstance(bound, int | float) else None
+        whole = [piece.name for piece in self._started().layout.whole]
+        if whole and (clip is not None or self.plan.clip is not None):
+            raise InvalidInput(
+                f"clip bounds what is compressed, but {', '.join(whole):.200} goes whole: leave it out of what nodes "
+                "send, e.g. with group norm instead of batch norm"
+            )
+        return clip
+
     def _enough(self, nodes: int) -> None:
         """Stop if too few nodes can contribute to this round, with what is wrong with the others.
 
@@ -368,8 +418,8 @@ class DataAware(Strategy):
         if order is not None:
             fields = {**order._asdict(), "seed": f"{order.seed:x}"}
         instruction = Instruction(
-            kind, self.name or "", run.lineage, names[0], download.since, download.version, download.checksum,
-            download.steps, layout=run.layout.text if client is None or download.since < 0 else "",
+            kind, run.lineage, names[0], download.since, download.version, download.checksum, download.steps,
+            run=self.name or "", layout=run.layout.text if client is None or download.since < 0 else "",
             examples=self._examples, **fields,
         )  # fmt: skip
         # The inner strategy gives all nodes one and the same content: each gets its own.
@@ -381,11 +431,15 @@ class DataAware(Strategy):
     @property
     def _examples(self) -> str:
         """The name of the metric that is a node's weight."""
-        return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
+        keys = (getattr(strategy, "weighted_by_key", None) for strategy in chain_of(self.strategy))
+        return str(next(filter(None, keys), "num-examples"))
 
     def _started(self) -> FlowerRun:
         if self._run is None:
-            raise InvalidInput("this strategy has not been started: call DataAware.start first")
+            raise InvalidInput(
+                "this strategy has not been started: call DataAware.start; other wrappers go inside, as in "
+                "DataAware(DifferentialPrivacyServerSideFixedClipping(FedAvg(), …))"
+            )
         return self._run
 
 

@@ -135,6 +135,7 @@ class Client:
         """
         feedback = self.feedback
         feedback.compressor, feedback.values, feedback.seed = self._compressor(order), order.values, order.seed
+        feedback.clip = order.clip
         sparse = feedback.step(change, 0 if order.silent else order.parameter)
         frame = b"" if order.silent else self._encode(sparse, order)
         if order.step_ahead:

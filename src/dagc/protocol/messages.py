@@ -28,6 +28,7 @@ class Order(NamedTuple):
         clocks: With coded frames, whether the memory has clocks.
         counted: With coded frames, how many the server has counted. A client that has counted another number starts
             with an empty memory.
+        clip: The largest norm of what may be sent; 0 if there is no limit.
     """
 
     round: int
@@ -42,6 +43,7 @@ class Order(NamedTuple):
     step_ahead: float = 0.0
     clocks: bool = False
     counted: int = 0
+    clip: float = 0.0
 
     @property
     def compact(self) -> bool:
