@@ -91,7 +91,7 @@ LEARNING = {
     "FedProx": lambda: FedProx(**OFF, proximal_mu=0.1),
     "FedAvgM": lambda: FedAvgM(**OFF, server_momentum=0.1),
     "FedAdam": lambda: FedAdam(**OFF, eta=0.3),
-    "FedYogi": lambda: FedYogi(**OFF, eta=0.5),
+    "FedYogi": lambda: FedYogi(**OFF, eta=0.05),
     "FedAdagrad": lambda: FedAdagrad(**OFF, eta=1.0),
     "QFedAvg": lambda: QFedAvg(client_learning_rate=0.5, q=0.1, **OFF),
     "FedMedian": lambda: FedMedian(**OFF),

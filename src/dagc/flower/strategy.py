@@ -41,7 +41,7 @@ AVERAGING = {kind.aggregate_train for kind in (FedAvg, FedAvgM, FedAdagrad, FedA
 BY_ENTRY, BY_NODE = (FedMedian, FedTrimmedAvg, Bulyan), (MultiKrum,)
 """Strategies that compare what nodes send, entry by entry or as a whole; who sends nothing votes for no change."""
 LEAST_RATIO = 0.1
-"""With fewer entries than this from each node, a median does not move: docs/flower.md has what was measured."""
+"""With 2 % of the entries from each of seven nodes a median learnt nothing, with 20 % it did, if slower."""
 ACCURACY, LOSS, TRAIN_LOSS = ("accuracy", "eval_acc"), ("loss", "eval_loss"), ("train_loss", "loss")
 """Metrics of the app that `dagc report` draws."""
 UP, DOWN, TOTAL = "dagc-mb-up", "dagc-mb-down", "dagc-mb-total"
