@@ -26,7 +26,7 @@ import dagc
 from dagc.cli import main
 from dagc.data import Batches, load, make_partition
 from dagc.errors import DagcError, InvalidInput, MalformedPayload
-from dagc.flower import DataAware, compress, compress_from
+from dagc.flower import DataAware, compress, compress_from, store
 from dagc.flower import node as node_files
 from dagc.flower.layout import Layout
 from dagc.flower.local import LocalGrid
@@ -742,27 +742,47 @@ def test_nodes_that_draw_the_first_model_do_not_download_it_and_one_that_draws_a
 # The node's file
 
 
-@pytest.mark.parametrize("damage", ["cut", "head", "model", "residual", "end", "empty", "gone"])
+DAMAGE = {
+    "cut": "is damaged",
+    "first bytes": "is damaged",
+    "both heads": "is damaged",
+    "both residuals": "is damaged",
+    "empty": "is damaged",
+    "head": "had lost its newest state; what it had not sent is dropped",
+    "residual": "had lost its newest state; what it had not sent is dropped",
+    "model": "had lost its newest state; what it had not sent is dropped",
+    "both models": "is damaged",
+    "gone": "this node has nothing of this run",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_costs_its_node_a_round_and_its_residual_and_nothing_else(states, caplog, damage):
     path = states / "nodes" / "damaged" / "partition-1.state"
 
     def spoil(number, arrays):
         if number == 3:
-            content = path.read_bytes()
+            stored, content = store.restore(path, node_files.VERSION), bytearray(path.read_bytes())
+            place, newest = stored.place, stored.sequence
+            heads = [place.head(number) + 40 for number in (0, 1)]
+            models, residuals = ([place.array(slot) + 40 for slot in slots] for slots in ((0, 1), (2, 3)))
+            parts = {
+                "first bytes": [10], "both heads": heads, "both residuals": residuals, "head": [heads[newest % 2]],
+                "residual": [residuals[stored.slots[1] - 2]], "model": [models[stored.slots[0]]],
+                "both models": models,
+            }  # fmt: skip
+            for at in parts.get(damage, ()):
+                content[at] ^= 1
             path.unlink()
             if damage != "gone":
-                middle = len(content) // 2
-                at = {"head": 20, "residual": middle // 2 + 200, "model": middle + 900, "end": -1}.get(damage, 0)
-                changed = bytearray(content)
-                changed[at] ^= 1
-                path.write_bytes({"cut": content[:middle], "empty": b""}.get(damage, changed))
+                path.write_bytes({"cut": content[:-50], "empty": b""}.get(damage, content))
 
     result = start(
         DataAware(fed_avg(), ratio=0.02, run="damaged"), LocalGrid(client_app(), NODES), 6, evaluate_fn=spoil
     )
     assert [line["present"] for line in read_metrics(states / "runs" / "damaged")] == [4, 4, 4, 3, 4, 4]
     assert "partition-1 (node 2) is left out" in caplog.text
-    assert ("is damaged" in caplog.text) == (damage != "gone")
+    assert DAMAGE[damage] in caplog.text
     assert flat(result.arrays).isfinite().all()
 
 

@@ -117,8 +117,13 @@ class Layout:
         except (ValueError, TypeError, RecursionError) as error:
             raise MalformedPayload(f"this is no layout of a model: {text!r:.100} ({error})") from error
 
-    def split(self, arrays: ArrayRecord) -> AppModel:
-        """The model in these arrays, whose names and shapes must be those of the layout."""
+    def split(self, arrays: ArrayRecord, start: torch.Tensor | None = None) -> AppModel:
+        """The model in these arrays, whose names and shapes must be those of the layout.
+
+        Args:
+            arrays: The app's.
+            start: A vector that they are subtracted from, if it is given.
+        """
         if set(arrays) != {piece.name for piece in self.pieces}:
             odd = sorted(set(arrays) ^ {piece.name for piece in self.pieces})
             raise InvalidInput(f"the model's arrays have changed: {', '.join(odd):.300} is missing or new")
@@ -128,7 +133,7 @@ class Layout:
                 raise InvalidInput(
                     f"array {piece.name!r} has the shape {found[piece.name].shape}, it had {piece.shape}"
                 )
-        vector, whole, start = torch.empty(self.size), [], 0
+        vector, whole, at = torch.empty(self.size), [], 0
         for piece in self.pieces:
             array = found[piece.name]
             if piece.whole:
@@ -136,8 +141,14 @@ class Layout:
                 fraction = array.dtype.kind == "f" and dtype.kind != "f"  # integers that a strategy took the mean of
                 whole.append(np.array(np.rint(array) if fraction else array, dtype))
             else:
-                vector.numpy()[start : start + array.size] = array.reshape(-1)
-                start += array.size
+                values, end = array.reshape(-1), at + array.size
+                if start is None:
+                    vector.numpy()[at:end] = values
+                else:
+                    np.subtract(
+                        start.numpy()[at:end], values.astype(np.float32, copy=False), out=vector.numpy()[at:end]
+                    )
+                at = end
         return AppModel(vector, whole)
 
     def join(self, model: AppModel, wide: bool = False) -> ArrayRecord:

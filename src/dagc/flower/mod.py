@@ -72,13 +72,13 @@ def _compress(
     instruction = Instruction.read(record)
     path = state_path(instruction.run, context)
     try:
-        node = _up_to_date(instruction, message, context, read(path), first_model)
+        node = _up_to_date(instruction, message, context, read(path, mapped=True), first_model)
     except OutOfSync as error:
         reason = f"{node_name(context)} {OUT_OF_SYNC}: {error}"
         log.warning("dagc: %s", reason)
         return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), reply_to=message)
     if instruction.kind != MODEL and instruction.taken >= 0:
-        node.client.settle(instruction.taken)
+        _settle(node, instruction)
     start = node.model.vector
     if instruction.kind == TRAIN:
         start = node.client.start(start, instruction.order)
@@ -128,6 +128,17 @@ def _up_to_date(
     node.client.receive(instruction.download(bytes(frame)))
     node.whole = whole
     return node
+
+
+def _settle(node: Node, instruction: Instruction) -> None:
+    """Forget what was taken, and keep the rest for later."""
+    client = node.client
+    if node.fell_back and instruction.taken > client.sent:
+        log.warning("dagc: the file of this node had lost its newest state; what it had not sent is dropped")
+        node.client = Client(node.layout.shapes, first_model=client.model)
+        node.client.version, node.client.heard, node.stored = client.version, client.heard, None
+    node.client.settle(instruction.taken)
+    node.fell_back = False
 
 
 def _for_app(content: RecordDict, instruction: Instruction, node: Node, start: torch.Tensor) -> RecordDict:
@@ -200,8 +211,8 @@ def _result(
 
 def _change(node: Node, start: torch.Tensor, content: RecordDict) -> tuple[list[torch.Tensor], list[NDArray[Any]]]:
     """The model that the app was given minus the one that it returns, part by part; and what goes whole."""
-    after = node.layout.split(_arrays(content)[1])
-    return node.layout.parts(torch.sub(start, after.vector, out=after.vector)), after.whole
+    change = node.layout.split(_arrays(content)[1], start)
+    return node.layout.parts(change.vector), change.whole
 
 
 def _examples(content: RecordDict, instruction: Instruction) -> float:
