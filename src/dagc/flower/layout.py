@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.common.constant import SType
 from numpy.typing import NDArray
 
+from dagc._memory import pool
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.protocol.server import LARGEST
 from dagc.sparse import MAX_SIZE
@@ -133,7 +134,7 @@ class Layout:
                 raise InvalidInput(
                     f"array {piece.name!r} has the shape {found[piece.name].shape}, it had {piece.shape}"
                 )
-        vector, whole, at = torch.empty(self.size), [], 0
+        vector, whole, at = torch.from_numpy(pool.take(self.size, np.dtype(np.float32))), [], 0
         for piece in self.pieces:
             array = found[piece.name]
             if piece.whole:
