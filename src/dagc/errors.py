@@ -126,5 +126,5 @@ def needs_extra(part: str, extra: str) -> Iterator[None]:
             raise
         raise MissingExtra(
             f"{part} needs {error.name}, which is not installed: install dagc with its extra {extra!r}, "
-            f"e.g. pip install '.[{extra}]' in a copy of dagc"
+            f"e.g. pip install 'dagc-fl[{extra}]', or '.[{extra}]' in a copy of it"
         ) from error
