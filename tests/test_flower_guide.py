@@ -45,7 +45,12 @@ def fresh(tmp_path_factory):
         "PIP_CONSTRAINT": str(copy / "constraints.txt"),
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
-    subprocess.run(["bash", "-ec", commands("pip install '.[flower]' 'flwr[simulation]' scikit-learn")], cwd=copy, env=variables, check=True)
+    subprocess.run(
+        ["bash", "-ec", commands("pip install '.[flower]' 'flwr[simulation]' scikit-learn")],
+        cwd=copy,
+        env=variables,
+        check=True,
+    )
     return copy, variables
 
 
