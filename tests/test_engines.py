@@ -159,6 +159,22 @@ def test_flower_and_the_local_engine_are_bit_identical_while_clients_come_and_go
 BOUNDED = {"ratio": 0.02, "norm_bound": 1.2, "most_examples": 200}
 
 
+CLIPPED = {"ratio": 0.02, "clip": 0.05, "values": "int8"}
+
+
+def test_what_is_clipped_is_the_same_in_flower_and_in_the_local_engine(states, digits):
+    model = flower(CLIPPED, digits, "clipped")
+    engine = Federation(Config(task="logistic@digits", rounds=ROUNDS, local_steps=2, threads=1, **SPLIT, **CLIPPED))
+    free = Federation(
+        Config(task="logistic@digits", rounds=ROUNDS, local_steps=2, threads=1, **SPLIT, **{**CLIPPED, "clip": None})
+    )
+    for asked in PRESENT:
+        engine.step(asked)
+        free.step(asked)
+    assert torch.equal(model, engine.vector)
+    assert not torch.equal(model, free.vector)
+
+
 def test_who_is_left_out_for_the_norm_of_an_upload_is_the_same_in_flower_and_in_the_local_engine(states, digits):
     model = flower(BOUNDED, digits, "bounded")
     engine = Federation(Config(task="logistic@digits", rounds=ROUNDS, local_steps=2, threads=1, **SPLIT, **BOUNDED))
@@ -207,7 +223,9 @@ def as_engine(settings, fields):
     return weights, hook.client.feedback.residual, sent
 
 
-@pytest.mark.parametrize("settings", [*plans(), pytest.param(BOUNDED, id="bounded")])
+@pytest.mark.parametrize(
+    "settings", [*plans(), pytest.param(BOUNDED, id="bounded"), pytest.param(CLIPPED, id="clipped")]
+)
 def test_ddp_and_the_local_engine_are_bit_identical(two, settings):
     settings = {**settings, **({"caps": {"0": 0.01}} if settings.get("caps") else {})}
     fields = {"task": "logistic@digits", "workers": 2, "skew_ratio": 10, "rounds": 15, "seed": 3}

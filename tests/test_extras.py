@@ -70,4 +70,4 @@ def test_a_module_of_ours_that_is_missing_is_no_matter_of_extras():
 
 def test_the_version_is_written_once():
     assert "version" in PROJECT["dynamic"]
-    assert version("dagc") == dagc.__version__
+    assert version(PROJECT["name"]) == dagc.__version__

@@ -26,7 +26,7 @@ import dagc
 from dagc.cli import main
 from dagc.data import Batches, load, make_partition
 from dagc.errors import DagcError, InvalidInput, MalformedPayload
-from dagc.flower import DataAware, compress, compress_from
+from dagc.flower import DataAware, compress, compress_from, store
 from dagc.flower import node as node_files
 from dagc.flower.layout import Layout
 from dagc.flower.local import LocalGrid
@@ -202,8 +202,8 @@ class WithBatchNorm(nn.Module):
 @pytest.mark.parametrize("inner", [fed_avg, lambda: FedMedian(fraction_evaluate=0.0)])
 def test_batch_norm_goes_whole_and_stays_sound(inner):
     grid = LocalGrid(client_app(model=WithBatchNorm), NODES)
-    start(DataAware(inner(), ratio=0.01, values="sign", run="norm"), grid, 7, model=WithBatchNorm)
-    strategy = DataAware(inner(), ratio=0.01, values="sign", run="norm")
+    start(DataAware(inner(), ratio=0.1, values="sign", run="norm"), grid, 7, model=WithBatchNorm)
+    strategy = DataAware(inner(), ratio=0.1, values="sign", run="norm")
     arrays = start(strategy, grid, 15, model=WithBatchNorm).arrays
     state = arrays.to_torch_state_dict()
     assert state["body.2.running_var"].min() > 0
@@ -739,7 +739,7 @@ def test_an_app_that_does_not_report_its_examples_is_named(caplog):
             RecordDict({"arrays": message.content["arrays"], "metrics": MetricRecord({"loss": 1.0})}), reply_to=message
         )
 
-    start(DataAware(fed_avg(), ratio=0.02), LocalGrid(app, NODES), 1)
+    start(DataAware(fed_avg(), ratio=0.02, min_nodes=0), LocalGrid(app, NODES), 1)
     assert "the app's reply has no metric 'num-examples'" in caplog.text
 
 
@@ -794,27 +794,47 @@ def test_nodes_that_draw_the_first_model_do_not_download_it_and_one_that_draws_a
 # The node's file
 
 
-@pytest.mark.parametrize("damage", ["cut", "head", "model", "residual", "end", "empty", "gone"])
+DAMAGE = {
+    "cut": "is damaged",
+    "first bytes": "is damaged",
+    "both heads": "is damaged",
+    "both residuals": "is damaged",
+    "empty": "is damaged",
+    "head": "had lost its newest state; what it had not sent is dropped",
+    "residual": "had lost its newest state; what it had not sent is dropped",
+    "model": "had lost its newest state; what it had not sent is dropped",
+    "both models": "is damaged",
+    "gone": "this node has nothing of this run",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_costs_its_node_a_round_and_its_residual_and_nothing_else(states, caplog, damage):
     path = states / "nodes" / "damaged" / "partition-1.state"
 
     def spoil(number, arrays):
         if number == 3:
-            content = path.read_bytes()
+            stored, content = store.restore(path, node_files.VERSION), bytearray(path.read_bytes())
+            place, newest = stored.place, stored.sequence
+            heads = [place.head(number) + 40 for number in (0, 1)]
+            models, residuals = ([place.array(slot) + 40 for slot in slots] for slots in ((0, 1), (2, 3)))
+            parts = {
+                "first bytes": [10], "both heads": heads, "both residuals": residuals, "head": [heads[newest % 2]],
+                "residual": [residuals[stored.slots[1] - 2]], "model": [models[stored.slots[0]]],
+                "both models": models,
+            }  # fmt: skip
+            for at in parts.get(damage, ()):
+                content[at] ^= 1
             path.unlink()
             if damage != "gone":
-                middle = len(content) // 2
-                at = {"head": 20, "residual": middle // 2 + 200, "model": middle + 900, "end": -1}.get(damage, 0)
-                changed = bytearray(content)
-                changed[at] ^= 1
-                path.write_bytes({"cut": content[:middle], "empty": b""}.get(damage, changed))
+                path.write_bytes({"cut": content[:-50], "empty": b""}.get(damage, content))
 
     result = start(
         DataAware(fed_avg(), ratio=0.02, run="damaged"), LocalGrid(client_app(), NODES), 6, evaluate_fn=spoil
     )
     assert [line["present"] for line in read_metrics(states / "runs" / "damaged")] == [4, 4, 4, 3, 4, 4]
     assert "partition-1 (node 2) is left out" in caplog.text
-    assert ("is damaged" in caplog.text) == (damage != "gone")
+    assert DAMAGE[damage] in caplog.text
     assert flat(result.arrays).isfinite().all()
 
 
@@ -931,7 +951,7 @@ def test_the_example_changes_four_lines_of_code():
         "+app = ClientApp(mods=[compress])",
         "+from dagc.flower import DataAware",
         '+    strategy = DataAware(strategy, ratio=float(config["ratio"]), down=str(config["down"]), '
-        'run=str(config["run"]))',
+        'run=config["run"] or None)',
     ]
 
 
@@ -944,7 +964,11 @@ def test_the_example_learns(states, monkeypatch, kind):
     from digits.client_app import app as client
     from digits.server_app import app as server
 
-    config = {**tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"], "rounds": 8}
+    config = {
+        **tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"],
+        "rounds": 8,
+        "run": "digits",
+    }
     grid = LocalGrid(client, 3, run_config=config)
     server(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
     if kind == "after":
@@ -1062,7 +1086,7 @@ def test_claims_of_next_to_no_examples_do_not_stop_the_server(states, claims, in
         return reply
 
     alone = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
-    result = start(DataAware(inner(**alone), ratio=0.02, run="tiny"), LocalGrid(app, len(claims)), 3)
+    result = start(DataAware(inner(**alone), ratio=0.1, run="tiny"), LocalGrid(app, len(claims)), 3)
     assert [line["present"] for line in read_metrics(states / "runs" / "tiny")] == [len(claims)] * 3
     assert flat(result.arrays).isfinite().all()
 
@@ -1124,7 +1148,7 @@ def test_a_layout_that_a_server_makes_up_costs_a_node_nothing(states, kind, sinc
             return reply
 
         grid._answer = answer
-        start(DataAware(fed_avg(min_train_nodes=1, min_available_nodes=1), ratio=0.02), grid, 1)
+        start(DataAware(fed_avg(min_train_nodes=1, min_available_nodes=1), ratio=0.02, min_nodes=0), grid, 1)
         assert len(reasons) == 1
         assert reasons[0].startswith(("MalformedPayload", "partition-0 is out of sync"))
 
@@ -1241,7 +1265,7 @@ def test_an_error_of_a_node_is_one_line_of_the_log(caplog):
     def train(message, context):
         raise RuntimeError("first\nWARNING : all is well" + "x" * 5000)
 
-    start(DataAware(fed_avg(), ratio=0.02), LocalGrid(app, NODES), 1)
+    start(DataAware(fed_avg(), ratio=0.02, min_nodes=0), LocalGrid(app, NODES), 1)
     lines = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
     assert len(lines) == NODES
     assert all("\n" not in line and len(line) < 600 for line in lines)

@@ -77,7 +77,7 @@ def test_the_ray_simulation_ends_with_the_bits_of_the_grid_in_this_process(tmp_p
     pytest.importorskip("ray")
     with Lab(tmp_path / "lab") as lab:
         lab.link("--simulation")
-        run = lab.run(APP, federation="num-supernodes=6", rounds=5, nodes=6)
+        run = lab.run(APP, run="digits", federation="num-supernodes=6", rounds=5, nodes=6)
         lab.wait(run, "digits", 5)
         model = model_of(lab.state)
         rows = lab.rounds("digits")
@@ -94,7 +94,9 @@ def test_a_superlink_with_tls_and_keys_and_its_bytes_are_ours_to_5_percent(tmp_p
         stranger = node_key(lab.folder, NODES)
         assert stranger.exists()
         lab.node(NODES, NODES + 1)  # its key is not registered
-        run = lab.run(APP, rounds=3, nodes=NODES, **{name.replace("-", "_"): value for name, value in large.items()})
+        run = lab.run(
+            APP, run="digits", rounds=3, nodes=NODES, **{name.replace("-", "_"): value for name, value in large.items()}
+        )
         traffic = lab.wait(run, "digits", 3)["network-traffic"]
         model = model_of(lab.state)
         rows = lab.rounds("digits")
@@ -109,7 +111,7 @@ def test_a_superlink_with_tls_and_keys_and_its_bytes_are_ours_to_5_percent(tmp_p
 def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_it_is_back(tmp_path):
     with Lab(tmp_path / "lab") as lab:
         with_nodes(lab)
-        lab.run(APP, rounds=1000, nodes=NODES - 1, timeout=90.0, down="same")
+        lab.run(APP, run="digits", rounds=1000, nodes=NODES - 1, timeout=90.0, down="same")
         wait_for(lambda: [line["present"] for line in lab.rounds("digits")].count(NODES) >= 2, "two rounds of all")
         lab.kill("node-1")
         before = kept_by(lab, 1)
@@ -134,7 +136,7 @@ def test_a_superlink_that_is_killed_is_started_again_and_the_run_reaches_the_sam
     rounds = 7
     with Lab(tmp_path / "lab") as lab:
         with_nodes(lab)
-        lab.run(APP, rounds=rounds, nodes=NODES, down="same")
+        lab.run(APP, run="digits", rounds=rounds, nodes=NODES, down="same")
         wait_for(lambda: len(lab.rounds("digits")) >= 3, "three rounds")
         link = lab.started.pop("link")
         link.kill()  # only the SuperLink: what it has started outlives it, and must not be in the way
@@ -146,7 +148,7 @@ def test_a_superlink_that_is_killed_is_started_again_and_the_run_reaches_the_sam
             wait_for(lambda node=node: node.poll() is not None, f"node {number} to end")
             os.rename(lab.folder / f"node-{number}.log", lab.folder / f"node-{number}.first.log")
             lab.node(number, NODES)
-        run = lab.run(APP, rounds=rounds, nodes=NODES, down="same")
+        run = lab.run(APP, run="digits", rounds=rounds, nodes=NODES, down="same")
         lab.wait(run, "digits", rounds)
         rows = lab.rounds("digits")
     _, lines = in_this_process(tmp_path, monkeypatch, rounds, down="same")

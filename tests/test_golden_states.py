@@ -1,7 +1,7 @@
 """Golden states of real runs: whatever a version has left on disk, every later one continues to the same end.
 
 `tests/golden` has a state of each engine in the middle of a run, for every version of its format: a run's folder of the
-local engine, a Flower server's folder with its nodes' files, the states of a DDP hook and of local steps. The tests
+local engine, a Flower server's folder, its nodes' files, the states of a DDP hook and of local steps. The tests
 continue them, and make the same runs without interruption: both must end alike.
 `pytest tests/test_golden_states.py --golden` writes the files of the newest version again; those of a version that was
 released never change.
@@ -29,7 +29,7 @@ from dagc import checkpoint, folder
 from dagc.ddp import hook as ddp_hook
 from dagc.ddp import resume as local_steps
 from dagc.errors import InvalidInput
-from dagc.flower import DataAware, compress, node
+from dagc.flower import DataAware, compress, node, store
 from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD
 from dagc.folder import read_metrics
@@ -184,6 +184,10 @@ def flower_app():
     return app
 
 
+LINEAGE = "d03aa1ebd9c16102"
+"""Nodes' files of every version belong to one run, so that each goes with every server's folder."""
+
+
 def flower_run(rounds):
     """The model after a run of this app, which has 210 entries to compress and two arrays that go whole.
 
@@ -210,19 +214,23 @@ def write_flower(path, new):
     """Six of twelve rounds: the server's folder and the files of its three nodes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DAGC_STATE", str(new))
+        patch.setattr("secrets.token_hex", lambda size: LINEAGE)
         flower_run(FLOWER_SAVED)
     copy_run(new / "runs" / "golden", path / "runs" / "golden", FLOWER_SAVED)
-    shutil.copytree(new / "nodes", path / "nodes", copy_function=shutil.copyfile)
+    nodes = GOLDEN / f"nodes-{node.VERSION}"
+    shutil.rmtree(nodes, ignore_errors=True)
+    shutil.copytree(new / "nodes", nodes, copy_function=shutil.copyfile)
 
 
-def copy_flower(version, states):
+def copy_flower(version, states, nodes=node.VERSION):
     """The golden states where server and nodes look for theirs."""
     copy_run(GOLDEN / f"flower-{version}" / "runs" / "golden", states / "runs" / "golden", FLOWER_SAVED)
-    shutil.copytree(GOLDEN / f"flower-{version}" / "nodes", states / "nodes")
+    shutil.copytree(GOLDEN / f"nodes-{nodes}", states / "nodes")
 
 
 @versions(checkpoint.VERSION)
-def test_a_flower_server_and_its_nodes_continue(version, states, tmp_path, monkeypatch):
+@pytest.mark.parametrize("nodes", range(1, node.VERSION + 1))
+def test_a_flower_server_and_its_nodes_continue(version, nodes, states, tmp_path, monkeypatch):
     def outcome(state):
         lines = read_metrics(state / "runs" / "golden")
         counted = [[line[name] for name in ("round", "present", "entries", "up", "down")] for line in lines]
@@ -232,7 +240,7 @@ def test_a_flower_server_and_its_nodes_continue(version, states, tmp_path, monke
             for one in nodes
         ]
 
-    copy_flower(version, states)
+    copy_flower(version, states, nodes)
     lost = node.read(states / "nodes" / "golden" / "partition-1.state")
     assert (lost.client.sent, lost.examples) == (FLOWER_SAVED, 2.0)
     assert len(lost.client.pending) > 0
@@ -404,7 +412,9 @@ def test_a_newer_checkpoint_of_a_flower_server_is_refused(states):
 def test_a_newer_file_of_a_flower_node_is_refused_and_the_others_continue(states, caplog):
     copy_flower(checkpoint.VERSION, states)
     path = states / "nodes" / "golden" / "partition-0.state"
-    content = made_newer(path, "node")
+    stored = store.restore(path, node.VERSION)
+    store.replace(path, node.VERSION + 1, {"everything": "has changed"}, {}, stored.model, stored.residual)
+    content = path.read_bytes()
     flower_run(FLOWER_ROUNDS)
     assert f"partition-0 (node 1) is left out: NewerVersion: {path} {WORDS}" in caplog.text
     assert path.read_bytes() == content

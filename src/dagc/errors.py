@@ -18,6 +18,7 @@ __all__ = [
     "NonFiniteGradient",
     "OutOfSync",
     "OutsideBound",
+    "TooFewNodes",
     "needs_extra",
     "shown",
     "unknown",
@@ -45,7 +46,7 @@ class MalformedPayload(DagcError, ValueError):
 
 
 class OutsideBound(MalformedPayload):
-    """An upload that is well formed, but larger than the plan's `norm_bound` allows; it is not taken."""
+    """An upload that is well formed, but larger than the plan's `clip` or `norm_bound` allows; it is not taken."""
 
 
 class Diverged(DagcError):
@@ -74,6 +75,10 @@ class CheckpointError(DagcError):
 
 class OutOfSync(DagcError):
     """A client's model is not the one that the server builds on; it needs the full model."""
+
+
+class TooFewNodes(DagcError):
+    """Fewer nodes than needed have contributed to a round; the message says why, and what to do."""
 
 
 def shown(value: object, most: int = 100) -> str:
@@ -121,5 +126,5 @@ def needs_extra(part: str, extra: str) -> Iterator[None]:
             raise
         raise MissingExtra(
             f"{part} needs {error.name}, which is not installed: install dagc with its extra {extra!r}, "
-            f"e.g. pip install '.[{extra}]' in a copy of dagc"
+            f"e.g. pip install 'dagc-fl[{extra}]', or '.[{extra}]' in a copy of it"
         ) from error

@@ -39,6 +39,7 @@ class ErrorFeedback:
 
     Attributes:
         compressor, values, seed: As given. Each may be assigned between steps; the next step uses the new one.
+        clip: The largest norm of what a step hands out; what is beyond stays in the residual. 0, as at first: no limit.
         size: As given.
         steps: The number of steps so far. A compressor that draws does so from the seed and this number.
 
@@ -63,9 +64,9 @@ class ErrorFeedback:
         self.size = size
         self.values = values
         self.seed = seed
+        self.clip = 0.0
         self.steps = 0
-        self._residual = torch.empty(0, device=device)  # says where to `_empty`
-        self._residual = self._empty().zero_()
+        self._residual = torch.zeros(size, device=device)  # pages that nobody writes to cost nothing
 
     @property
     def residual(self) -> torch.Tensor:
@@ -96,13 +97,21 @@ class ErrorFeedback:
         parts = self._parts(gradient)
         out = self._empty()
         sparse = self._select(parts, out, parameter, scramble(self.seed, self.steps))
-        if self.values != "fp32":
-            sent = quantise(sparse.values, self.values)
+        if self.values != "fp32" or self.clip:
+            sent = self._bounded(sparse.values)
             out[self._places(sparse)] = torch.from_numpy(sparse.values - sent).to(out.device)
             sparse = Sparse.trusted(sparse.size, sparse.indices, sent, sparse.seed)
         self._residual = out
         self.steps += 1
         return sparse
+
+    def _bounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The values as they are sent: made smaller until they are within the clip, as the server will read them."""
+        sent = quantise(values, self.values)
+        while self.clip and (norm := float(np.linalg.norm(sent.astype(np.float64)))) > self.clip:
+            values = values * np.float32(0.9999 * self.clip / norm)  # rounding may not lead beyond it again
+            sent = quantise(values, self.values)
+        return sent
 
     def _empty(self) -> torch.Tensor:
         """A new vector with arbitrary content, on the residual's device."""

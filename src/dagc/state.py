@@ -18,10 +18,10 @@ Integers and arrays are little-endian. The format's version is about this table,
 import json
 import os
 import zlib
-from collections.abc import Mapping
-from io import BufferedReader
+from collections.abc import Iterator, Mapping
+from io import BytesIO
 from math import prod
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,9 @@ from numpy.typing import NDArray
 from dagc.errors import CheckpointError, InvalidInput
 from dagc.files import failure, write_atomically
 
-__all__ = ["NewerVersion", "State", "below", "checksum", "load_state", "save_state"]
+__all__ = [
+    "NewerVersion", "State", "below", "checksum", "dump_state", "load_state", "parse_state", "save_state",
+]  # fmt: skip
 
 MAGIC = b"dagc"
 FORMAT = 1
@@ -108,23 +110,50 @@ def save_state(
         ...     load_state(path, "example", newest=1)
         State(version=1, numbers={'round': 7}, arrays={'residual': array([1., 1., 1.], dtype=float32)})
     """
+    parts = _parts(path, kind, version, numbers, arrays)
+    try:
+        with write_atomically(path, private) as file:
+            for part in parts:
+                file.write(part)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {failure(error)}") from error
+
+
+def dump_state(kind: str, version: int, numbers: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """What `save_state` would write.
+
+    Example:
+        >>> state = dump_state("example", 1, {"round": 7}, {})
+        >>> parse_state(state, "here", "example", newest=1).numbers
+        {'round': 7}
+    """
+    return b"".join(_parts("a state", kind, version, numbers, arrays))
+
+
+def _parts(
+    path: str | os.PathLike[str],
+    kind: str,
+    version: int,
+    numbers: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+) -> Iterator[memoryview | bytes]:
     contents = [_little_endian(path, name, array) for name, array in arrays.items()]
     try:
         head = _head(kind, version, numbers, arrays)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} cannot be written, JSON cannot hold its numbers: {error}") from error
-    try:
-        with write_atomically(path, private) as file:
-            file.write(head)
-            crc = zlib.crc32(head)
-            for content in contents:
-                zeros = bytes(-len(content) % ALIGN)
-                file.write(content.data)
-                file.write(zeros)
-                crc = _add(crc, content, zeros)
-            file.write(crc.to_bytes(CHECKSUM, "little"))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {failure(error)}") from error
+    return _content(head, contents)
+
+
+def _content(head: bytes, contents: list[NDArray[np.uint8]]) -> Iterator[memoryview | bytes]:
+    yield head
+    crc = zlib.crc32(head)
+    for content in contents:
+        zeros = bytes(-len(content) % ALIGN)
+        yield content.data
+        yield zeros
+        crc = _add(crc, content, zeros)
+    yield crc.to_bytes(CHECKSUM, "little")
 
 
 def load_state(path: str | os.PathLike[str], kind: str, newest: int) -> State:
@@ -139,12 +168,22 @@ def load_state(path: str | os.PathLike[str], kind: str, newest: int) -> State:
         CheckpointError: The file is not there, is damaged, or is of another kind.
         NewerVersion: It was written by a newer version of dagc (a `CheckpointError`, too).
     """
-    newer = NewerVersion(f"{path} was written by a newer version of dagc: update dagc to read it")
     try:
         with open(path, "rb") as file:
-            read = _read(file)
+            return _state(file, os.fstat(file.fileno()).st_size, path, kind, newest)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def parse_state(content: bytes, path: str | os.PathLike[str], kind: str, newest: int) -> State:
+    """A state that `dump_state` wrote; errors are about the file `path`. As `load_state` otherwise."""
+    return _state(BytesIO(content), len(content), path, kind, newest)
+
+
+def _state(file: IO[bytes], size: int, path: str | os.PathLike[str], kind: str, newest: int) -> State:
+    newer = NewerVersion(f"{path} was written by a newer version of dagc: update dagc to read it")
+    try:
+        read = _read(file, size)
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise CheckpointError(f"{path} is damaged: {str(error) or type(error).__name__}") from error
     if read is None:
@@ -188,9 +227,8 @@ def _head(kind: str, version: int, numbers: Mapping[str, Any], arrays: Mapping[s
     return head.ljust(_aligned(len(head)), b"\0")
 
 
-def _read(file: BufferedReader) -> tuple[str, State] | None:
+def _read(file: IO[bytes], size: int) -> tuple[str, State] | None:
     """The kind and the state in a file; None if its format is newer than ours."""
-    size = os.fstat(file.fileno()).st_size
     fixed = file.read(FIXED)
     if len(fixed) < FIXED or fixed[:4] != MAGIC or fixed[4] < 1:
         raise ValueError("it does not begin as a file of dagc does")
@@ -212,7 +250,7 @@ def _read(file: BufferedReader) -> tuple[str, State] | None:
     if start + end + CHECKSUM != size:
         raise ValueError(f"it has {size:,} bytes, its head says {start + end + CHECKSUM:,}")
     buffer = np.empty(end + CHECKSUM, np.uint8)
-    if file.readinto(buffer.data) != len(buffer):
+    if file.readinto(buffer.data) != len(buffer):  # type: ignore[attr-defined]
         raise ValueError("it ends too early")
     crc = zlib.crc32(rest, zlib.crc32(fixed))
     arrays = {}

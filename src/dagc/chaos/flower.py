@@ -160,7 +160,7 @@ class Watched(DataAware):
     def __init__(self, faults: Faults, taken: dict[int, list[Upload]], **options: Any) -> None:
         kind = FedAdam if faults.seed % 4 == 3 else FedAvg
         inner = kind(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-        super().__init__(inner, run=RUN, **options)
+        super().__init__(inner, run=RUN, min_nodes=0, **options)
         self.faults, self.taken = faults, taken
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:

@@ -6,7 +6,9 @@ On the client, `ClientApp(mods=[dagc.flower.compress])`; on the server, `dagc.fl
 try:
     import flwr.app  # noqa: F401
 except ImportError as error:
-    raise ImportError("dagc.flower needs Flower 1.41 or newer: pip install '.[flower]' in a copy of dagc") from error
+    raise ImportError(
+        "dagc.flower needs Flower 1.41 or newer: pip install 'dagc-fl[flower]', or '.[flower]' in a copy of it"
+    ) from error
 
 from dagc.flower.mod import compress, compress_from
 from dagc.flower.strategy import DataAware

@@ -8,16 +8,28 @@ from typing import Any, NamedTuple
 
 from flwr.app import Message, MetricRecord
 from flwr.common.constant import ErrorCode
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from numpy.typing import NDArray
 
 from dagc.errors import DagcError, MalformedPayload
-from dagc.flower.messages import ASK, RECORD, TRAIN, Answer, Instruction, payload_of
+from dagc.flower.messages import ASK, OUT_OF_SYNC, RECORD, STYPE, TRAIN, Answer, Instruction, payload_of
 from dagc.flower.run import FlowerRun
 from dagc.protocol import Upload
 
-__all__ = ["Introduction", "Received", "Sent", "evaluations", "introductions", "replies_to", "uploads"]
+__all__ = ["Introduction", "Received", "Sent", "evaluations", "introductions", "leave_out", "uploads"]
 
 Metrics = tuple[str, ...]
+NO_MOD = (
+    "dagc is missing on it, or is not its first mod: write `from dagc.flower import compress` and "
+    "`app = ClientApp(mods=[compress])` in its ClientApp, other mods after compress"
+)
+CAUSES = {
+    STYPE: NO_MOD,
+    "expects exactly one ConfigRecord": NO_MOD,  # Flower's clipping mods, which found ours beside the app's
+    RECORD_KEY_CONFIGS: "secure aggregation adds up masked vectors of all entries, and dagc sends a few of each node: "
+    "use one of the two, without SecAgg+ among the mods or without DataAware",
+}
+"""What is behind an error in which one of these words occurs."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,109}")
 log = getLogger("flwr.dagc")
 
@@ -53,6 +65,12 @@ class Received(NamedTuple):
     examples: float
 
 
+def leave_out(run: FlowerRun, doing: str, one: Sent, why: object) -> None:
+    """Log why a node's reply does not count, and keep it for when too few are left."""
+    run.left_out[str(one)] = str(why)
+    log.warning("dagc: %s: %s is left out: %s", doing, one, why)
+
+
 def replies_to(
     sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun, doing: str
 ) -> Iterator[tuple[Sent, Message]]:
@@ -63,14 +81,17 @@ def replies_to(
         if one is None:
             log.warning("dagc: %s: a second or late reply of node %d is refused", doing, reply.metadata.src_node_id)
         elif reply.has_error():
-            if reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION:
-                run.out_of_sync(one.client, one.message.metadata.dst_node_id)
             why = " ".join((reply.error.reason or f"error {reply.error.code}").split())  # one line, whoever wrote it
-            log.warning("dagc: %s: %s is left out: %.500s", doing, one, why)
+            known = (cause for word, cause in CAUSES.items() if word in why)
+            leave_out(run, doing, one, next(known, f"{why:.500}"))
+            if reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION and OUT_OF_SYNC in why:
+                run.out_of_sync(one.client, one.message.metadata.dst_node_id)
+                if one.instruction.since >= 0:
+                    run.recovering.add(str(one))
         else:
             yield one, reply
     for one in waiting.values():
-        log.warning("dagc: %s: %s is left out: it did not answer in time", doing, one)
+        leave_out(run, doing, one, "it did not answer in time (timeout of the strategy's start)")
 
 
 class Introduction(NamedTuple):
@@ -89,7 +110,7 @@ def introductions(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerR
             answer = _answer(reply, one.instruction, ASK)
             met.append(Introduction(answer.name, one.message.metadata.dst_node_id, answer.examples))
         except DagcError as error:
-            log.warning("dagc: %s: %s is left out: %s", doing, one, error)
+            leave_out(run, doing, one, error)
     return sorted(met, key=lambda one: (len(one.name), one.name, one.node))
 
 
@@ -100,9 +121,9 @@ def uploads(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun, ex
         try:
             good.append((one, _received(one, reply, run, examples)))
         except DagcError as error:
-            log.warning("dagc: %s: %s is left out: %s", doing, one, error)
+            leave_out(run, doing, one, error)
     good.sort(key=lambda pair: run.server.members[pair[1].upload.client].number)
-    alike = set(_alike([(one, received.reply) for one, received in good], run.metrics, doing))
+    alike = set(_alike([(one, received.reply) for one, received in good], run, run.metrics, doing))
     taken = [received for one, received in good if one in alike]
     for received in taken:
         run.server.join(received.upload.client, received.examples)
@@ -122,17 +143,17 @@ def evaluations(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun
         records = list(reply.content.metric_records.values())
         claimed = records[0].get(examples) if len(records) == 1 else None
         if not isinstance(claimed, int | float) or not 0 < claimed < 1 << 53:
-            log.warning("dagc: %s: %s is left out: its metrics have no number of %s", doing, one, examples)
+            leave_out(run, doing, one, f"its metrics have no number of {examples}")
             continue
         if most is not None and claimed > most:
             records[0][examples] = most
         good.append((one, reply))
     good.sort(key=lambda pair: pair[0].message.metadata.dst_node_id)
-    alike = set(_alike(good, run.evaluated, doing))
+    alike = set(_alike(good, run, run.evaluated, doing))
     return [reply for one, reply in good if one in alike]
 
 
-def _alike(good: Sequence[tuple[Sent, Message]], before: list[str], doing: str) -> Iterator[Sent]:
+def _alike(good: Sequence[tuple[Sent, Message]], run: FlowerRun, before: list[str], doing: str) -> Iterator[Sent]:
     """Those with the metrics that most have; of equally many, those as `before`, else those of the first.
 
     Strategies add metrics up and stop at a name that is missing. `before` becomes what is usual now.
@@ -144,7 +165,7 @@ def _alike(good: Sequence[tuple[Sent, Message]], before: list[str], doing: str) 
         if _metrics(reply) == usual:
             yield one
         else:
-            log.warning("dagc: %s: %s is left out: its metrics differ from most", doing, one)
+            leave_out(run, doing, one, "its metrics differ from most")
 
 
 def _received(sent: Sent, reply: Message, run: FlowerRun, examples: str) -> Received:
@@ -167,7 +188,7 @@ def _received(sent: Sent, reply: Message, run: FlowerRun, examples: str) -> Rece
 def _answer(reply: Message, instruction: Instruction, kind: str) -> Answer:
     record = reply.content.config_records.get(RECORD)
     if record is None:
-        raise MalformedPayload("its reply is not of dagc: is dagc.flower.compress among the mods of its ClientApp?")
+        raise MalformedPayload(NO_MOD)
     answer = Answer.read(record)
     if (answer.kind, answer.round) != (kind, instruction.round):
         raise MalformedPayload(f"it answers {answer.kind!r:.20} of round {answer.round}")

@@ -1,4 +1,4 @@
-"""An app's arrays as one vector to compress, and the few that always go whole: buffers, and whatever is not float32."""
+"""An app's arrays as one vector to compress, and the few that always go whole: buffers, integers, float64."""
 
 import json
 import zlib
@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.common.constant import SType
 from numpy.typing import NDArray
 
+from dagc._memory import pool
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.protocol.server import LARGEST
 from dagc.sparse import MAX_SIZE
@@ -25,6 +26,11 @@ __all__ = ["BUFFERS", "AppModel", "Layout", "Piece"]
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
 """Names of buffers. A running variance that is sent in parts turns negative, and the loss NaN."""
 CHECKSUM = 4
+BFLOAT16 = "bfloat16"
+"""Numpy does not know it: such an array is two bytes for each entry that numpy calls void."""
+HALF = ("float16", BFLOAT16)
+COMPRESSED = ("float32", *HALF)
+"""Types that are compressed: in the vector all entries are float32, so that nothing is lost to rounding."""
 
 
 class Piece(NamedTuple):
@@ -48,6 +54,7 @@ class Layout:
 
     Attributes:
         pieces: The app's arrays, in its order.
+        half: Whether some of the compressed arrays are of half precision.
         shapes: Of the compressed arrays.
         sizes: The number of entries of each.
         whole: The arrays that are never compressed.
@@ -66,24 +73,31 @@ class Layout:
     def __init__(self, pieces: Sequence[Piece]) -> None:
         """Hold the pieces, in the app's order."""
         self.pieces = tuple(pieces)
+        self.half = any(piece.dtype in HALF for piece in self.pieces if not piece.whole)
         self.shapes = [piece.shape for piece in self.pieces if not piece.whole]
         self.sizes = [prod(shape) for shape in self.shapes]
         self.whole = [piece for piece in self.pieces if piece.whole]
         self.size = sum(self.sizes)
-        self.whole_bytes = sum(prod(piece.shape) * np.dtype(piece.dtype).itemsize for piece in self.whole)
+        self.whole_bytes = sum(prod(piece.shape) * _wire_type(piece.dtype).itemsize for piece in self.whole)
         if self.size < 1:
-            raise InvalidInput(f"there is nothing to compress: none of the arrays is float32 ({self.text:.300})")
+            raise InvalidInput(
+                f"there is nothing to compress: no array is of {', '.join(COMPRESSED)} and not kept whole "
+                f"({self.text:.300})"
+            )
 
     @classmethod
     def of(cls, arrays: ArrayRecord, whole: Collection[str] = ()) -> Self:
         """The layout of an app's arrays; names that match one of `whole`, and buffers, are never compressed."""
         pieces = []
         for name, array in arrays.items():
-            dtype = np.dtype(array.dtype)
-            if dtype.name not in TYPES:
-                raise InvalidInput(f"array {name!r} is of type {array.dtype}: use {', '.join(TYPES)}")
+            try:
+                dtype = BFLOAT16 if array.dtype == BFLOAT16 else np.dtype(array.dtype).name
+            except TypeError:  # no type of numpy
+                dtype = ""
+            if dtype not in (*TYPES, BFLOAT16):
+                raise InvalidInput(f"array {name!r} is of type {array.dtype}: use {', '.join((*TYPES, BFLOAT16))}")
             kept = any(fnmatch(name, pattern) for pattern in (*BUFFERS, *whole))
-            pieces.append(Piece(name, tuple(map(int, array.shape)), dtype.name, kept or dtype != np.float32))
+            pieces.append(Piece(name, tuple(map(int, array.shape)), dtype, kept or dtype not in COMPRESSED))
         return cls(pieces)
 
     @cached_property
@@ -104,8 +118,13 @@ class Layout:
         except (ValueError, TypeError, RecursionError) as error:
             raise MalformedPayload(f"this is no layout of a model: {text!r:.100} ({error})") from error
 
-    def split(self, arrays: ArrayRecord) -> AppModel:
-        """The model in these arrays, whose names and shapes must be those of the layout."""
+    def split(self, arrays: ArrayRecord, start: torch.Tensor | None = None) -> AppModel:
+        """The model in these arrays, whose names and shapes must be those of the layout.
+
+        Args:
+            arrays: The app's.
+            start: A vector that they are subtracted from, if it is given.
+        """
         if set(arrays) != {piece.name for piece in self.pieces}:
             odd = sorted(set(arrays) ^ {piece.name for piece in self.pieces})
             raise InvalidInput(f"the model's arrays have changed: {', '.join(odd):.300} is missing or new")
@@ -115,26 +134,50 @@ class Layout:
                 raise InvalidInput(
                     f"array {piece.name!r} has the shape {found[piece.name].shape}, it had {piece.shape}"
                 )
-        vector, whole, start = torch.empty(self.size), [], 0
+        vector, whole, at = torch.from_numpy(pool.take(self.size, np.dtype(np.float32))), [], 0
         for piece in self.pieces:
             array = found[piece.name]
             if piece.whole:
-                dtype = np.dtype(piece.dtype)
+                dtype = _type(piece.dtype)
                 fraction = array.dtype.kind == "f" and dtype.kind != "f"  # integers that a strategy took the mean of
                 whole.append(np.array(np.rint(array) if fraction else array, dtype))
             else:
-                vector.numpy()[start : start + array.size] = array.reshape(-1)
-                start += array.size
+                values, end = array.reshape(-1), at + array.size
+                if start is None:
+                    vector.numpy()[at:end] = values
+                else:
+                    np.subtract(
+                        start.numpy()[at:end], values.astype(np.float32, copy=False), out=vector.numpy()[at:end]
+                    )
+                at = end
         return AppModel(vector, whole)
 
-    def join(self, model: AppModel) -> ArrayRecord:
-        """The app's arrays, from a model."""
+    def join(self, model: AppModel, wide: bool = False) -> ArrayRecord:
+        """The app's arrays, from a model.
+
+        Args:
+            model: The model.
+            wide: Whether arrays of half precision are to be float32, as strategies need them: the mean of float16
+                numbers as float16 would lose what is between two of them, and numpy cannot add up bfloat16.
+        """
         parts, whole = iter(self.parts(model.vector)), iter(model.whole)
-        named = {
-            piece.name: _array(np.asarray(next(whole)) if piece.whole else next(parts).numpy().reshape(piece.shape))
-            for piece in self.pieces
-        }
+        named = {}
+        for piece in self.pieces:
+            numbers = np.asarray(next(whole)) if piece.whole else next(parts).numpy().reshape(piece.shape)
+            named[piece.name] = _array(numbers, numbers.dtype.name if wide or piece.dtype not in HALF else piece.dtype)
         return ArrayRecord(named)
+
+    def rounded(self, vector: torch.Tensor) -> torch.Tensor:
+        """What the app sees of a vector if its arrays are of half precision."""
+        if not self.half:
+            return vector
+        kinds = [piece.dtype for piece in self.pieces if not piece.whole]
+        return torch.cat(
+            [
+                part.to(getattr(torch, kind)).float() if kind in HALF else part
+                for kind, part in zip(kinds, self.parts(vector), strict=True)
+            ]
+        )
 
     def parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """A view of each compressed array."""
@@ -144,7 +187,7 @@ class Layout:
         """One payload: the frame of the vector's entries and the bytes of all that goes whole."""
         if not self.whole:
             return frame
-        rest = b"".join(np.asarray(array, np.dtype(array.dtype).newbyteorder("<")).tobytes() for array in whole)
+        rest = b"".join(_raw(array, piece.dtype) for piece, array in zip(self.whole, whole, strict=True))
         return b"".join((frame, rest, zlib.crc32(rest).to_bytes(CHECKSUM, "little")))
 
     def unpack(self, payload: bytes | memoryview) -> tuple[memoryview, list[NDArray[Any]]]:
@@ -160,12 +203,13 @@ class Layout:
             raise MalformedPayload("the checksum of the arrays that go whole does not match")
         whole, at = [], 0
         for piece in self.whole:
-            dtype = np.dtype(piece.dtype).newbyteorder("<")
-            array = np.frombuffer(rest, dtype, prod(piece.shape), at).reshape(piece.shape).astype(piece.dtype)
-            if dtype.kind == "f" and not (np.abs(array) <= LARGEST).all():
+            dtype, entries = _wire_type(piece.dtype), prod(piece.shape)
+            found = np.frombuffer(rest, dtype, entries, at).reshape(piece.shape)
+            array = _from_bfloat16(found) if piece.dtype == BFLOAT16 else found.astype(piece.dtype)
+            if array.dtype.kind == "f" and not (np.abs(array) <= LARGEST).all():
                 raise MalformedPayload(f"array {piece.name!r} holds NaN, infinity or a value above {LARGEST:g}")
             whole.append(array)
-            at += array.nbytes
+            at += entries * dtype.itemsize
         return view[:start], whole
 
 
@@ -174,22 +218,55 @@ def _piece(name: Any, shape: Any, dtype: Any, whole: Any) -> Piece:
     sizes = isinstance(shape, list) and len(shape) <= DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
     if not isinstance(name, str) or not sizes or not isinstance(whole, bool):
         raise ValueError("an array has a name, a shape and whether it goes whole")
-    if dtype not in TYPES or not (whole or dtype == "float32"):
+    if dtype not in (*TYPES, BFLOAT16) or not (whole or dtype in COMPRESSED):
         raise ValueError(f"{dtype!r:.50} is no type of an array here")
     return Piece(name, tuple(shape), dtype, whole)
 
 
-def _array(numbers: NDArray[Any]) -> Array:
-    """As Flower's own `Array(numbers)`, with one copy instead of three."""
-    numbers = np.ascontiguousarray(numbers).reshape(numbers.shape)
+def _type(name: str) -> np.dtype[Any]:
+    """In memory; float32 holds every bfloat16."""
+    return np.dtype(np.float32 if name == BFLOAT16 else name)
+
+
+def _wire_type(name: str) -> np.dtype[Any]:
+    return np.dtype("<u2") if name == BFLOAT16 else np.dtype(name).newbyteorder("<")
+
+
+def _raw(array: NDArray[Any], name: str) -> bytes:
+    if name == BFLOAT16:
+        array = _to_bfloat16(array)
+    return np.asarray(array, _wire_type(name)).tobytes()
+
+
+def _to_bfloat16(numbers: NDArray[Any]) -> NDArray[np.uint16]:
+    """The bits, rounded to the nearest."""
+    wide = torch.from_numpy(np.ascontiguousarray(numbers, np.float32))
+    bits: NDArray[np.uint16] = wide.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    return bits.reshape(numbers.shape)
+
+
+def _from_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _array(numbers: NDArray[Any], dtype: str) -> Array:
+    """As Flower's own `Array(numbers.astype(dtype))`, with one copy instead of three."""
+    if dtype == BFLOAT16:
+        numbers = _to_bfloat16(numbers).view("V2")
+    numbers = np.ascontiguousarray(numbers, None if dtype == BFLOAT16 else dtype).reshape(numbers.shape)
     head = BytesIO()
     np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(numbers))
-    data = b"".join((head.getvalue(), numbers.data))
-    return Array(numbers.dtype.name, numbers.shape, SType.NUMPY, data)
+    data = b"".join((head.getvalue(), numbers.tobytes() if dtype == BFLOAT16 else numbers.data))
+    return Array(dtype, numbers.shape, SType.NUMPY, data)
 
 
 def _numbers(array: Array) -> NDArray[Any]:
-    """As Flower's own `array.numpy()`, with no copy where that can be."""
+    """As Flower's own `array.numpy()`, with no copy where that can be; bfloat16 becomes float32."""
+    if array.dtype == BFLOAT16:
+        bits = array.numpy()
+        if bits.dtype.itemsize != 2:
+            raise InvalidInput(f"an array says it is {BFLOAT16}, but has {bits.dtype.itemsize} bytes for an entry")
+        return _from_bfloat16(np.ascontiguousarray(bits).reshape(bits.shape).view(np.uint16))
     head = BytesIO(array.data)
     if array.stype != SType.NUMPY or np.lib.format.read_magic(head) != (1, 0):
         return array.numpy()

@@ -10,22 +10,27 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from dagc.errors import MalformedPayload
 from dagc.protocol import Download, Order
 
-__all__ = ["ASK", "MODEL", "RECORD", "TRAIN", "Answer", "Instruction", "payload_of", "record_of"]
+__all__ = [
+    "ASK", "MODEL", "OUT_OF_SYNC", "RECORD", "STYPE", "TRAIN", "Answer", "Instruction", "payload_of", "record_of",
+]  # fmt: skip
 
 RECORD = "dagc"
 """The name of our record in a message, and of the payload in its arrays."""
 STYPE = "dagc.v1"
+"""How the payload says that it is no array of numpy. Flower's error about that has it, where the mod is missing."""
+OUT_OF_SYNC = "is out of sync, requesting the full model"
+"""In the error of a node that cannot build on the download; other mods use the same error code."""
 VERSION = 2
 ASK, TRAIN, MODEL = "ask", "train", "model"
 """Kinds of instructions: say who you are, train and send, only take the model."""
 
 
 class _Record:
-    """Written to and read from a ConfigRecord; what cannot be there, None, is left out."""
+    """Written to and read from a ConfigRecord; what cannot be there, None and "", is left out: it is the default."""
 
     def write(self) -> ConfigRecord:
         """As a record."""
-        present = {name: value for name, value in asdict(self).items() if value is not None}  # type: ignore[call-overload]
+        present = {name: value for name, value in asdict(self).items() if value not in (None, "")}  # type: ignore[call-overload]
         return ConfigRecord({**present, "version": VERSION})
 
     @classmethod
@@ -50,15 +55,15 @@ class Instruction(_Record):
 
     Attributes:
         kind: `ASK`, `TRAIN` or `MODEL`.
-        run: The run's name, by which the node keeps its state.
         lineage: Another one for every start from the beginning: what was kept of a run before is not for this one.
         arrays: The name of the app's arrays in the message.
-        layout: Of the model, where the download builds on none.
-        examples: The name of the metric that says how many examples a node trained on.
         since: As in `Download`, like the three that follow.
         model: The download's version.
         checksum: As in `Download`.
         steps: As in `Download`.
+        run: The run's name, by which the node keeps its state.
+        layout: Of the model, where the download builds on none.
+        examples: The name of the metric that says how many examples a node trained on.
         round: As in `Order`, like all that follow.
         taken: -1 if the server does not know yet who this is.
         parameter: As in `Order`.
@@ -71,16 +76,17 @@ class Instruction(_Record):
         step_ahead: As in `Order`.
         clocks: As in `Order`.
         counted: As in `Order`.
+        clip: As in `Order`.
     """
 
     kind: str
-    run: str
     lineage: str
     arrays: str
     since: int
     model: int
     checksum: int
     steps: int
+    run: str = ""
     layout: str = ""
     examples: str = ""
     round: int = 0
@@ -95,6 +101,7 @@ class Instruction(_Record):
     step_ahead: float = 0.0
     clocks: bool = False
     counted: int = 0
+    clip: float = 0.0
 
     @property
     def order(self) -> Order:
@@ -105,13 +112,14 @@ class Instruction(_Record):
             "taken": self.taken < 0,
             "step_ahead": not 0 <= self.step_ahead <= 1,
             "counted": self.counted < 0,
+            "clip": not 0 <= self.clip < float("inf"),
         }
         for name in wrong:
             if wrong[name]:
                 raise MalformedPayload(f"the order has {name} = {getattr(self, name)!r:.50}")
         return Order(
             self.round, self.parameter, self.compressor, self.values, self.frames, self.per_tensor, self.norm,
-            int(self.seed, 16), self.taken, self.step_ahead, self.clocks, self.counted,
+            int(self.seed, 16), self.taken, self.step_ahead, self.clocks, self.counted, self.clip,
         )  # fmt: skip
 
     def download(self, frame: bytes) -> Download:

@@ -6,14 +6,14 @@ from logging import getLogger
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 from numpy.typing import NDArray
 
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, OutOfSync
 from dagc.flower.layout import AppModel, Layout
-from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Answer, Instruction, payload_of, record_of
+from dagc.flower.messages import ASK, MODEL, OUT_OF_SYNC, RECORD, TRAIN, Answer, Instruction, payload_of, record_of
 from dagc.flower.node import Node, node_name, read, state_path, write
 from dagc.protocol import Client
 
@@ -66,20 +66,23 @@ def _compress(
 ) -> Message:
     record = message.content.config_records.get(RECORD)
     if record is None:
+        if message.metadata.message_type == MessageType.TRAIN:
+            log.warning("dagc: the server does not use dagc, models are sent whole: write DataAware(strategy) there")
         return call_next(message, context)
     instruction = Instruction.read(record)
     path = state_path(instruction.run, context)
     try:
-        node = _up_to_date(instruction, message, context, read(path), first_model)
+        node = _up_to_date(instruction, message, context, read(path, mapped=True), first_model)
     except OutOfSync as error:
-        reason = f"{node_name(context)} is out of sync, requesting the full model: {error}"
+        reason = f"{node_name(context)} {OUT_OF_SYNC}: {error}"
         log.warning("dagc: %s", reason)
         return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), reply_to=message)
     if instruction.kind != MODEL and instruction.taken >= 0:
-        node.client.settle(instruction.taken)
+        _settle(node, instruction)
     start = node.model.vector
     if instruction.kind == TRAIN:
         start = node.client.start(start, instruction.order)
+    start = node.layout.rounded(start)
     message.content = _for_app(message.content, instruction, node, start)
     if instruction.kind == MODEL:
         write(path, node)
@@ -127,6 +130,17 @@ def _up_to_date(
     return node
 
 
+def _settle(node: Node, instruction: Instruction) -> None:
+    """Forget what was taken, and keep the rest for later."""
+    client = node.client
+    if node.fell_back and instruction.taken > client.sent:
+        log.warning("dagc: the file of this node had lost its newest state; what it had not sent is dropped")
+        node.client = Client(node.layout.shapes, first_model=client.model)
+        node.client.version, node.client.heard, node.stored = client.version, client.heard, None
+    node.client.settle(instruction.taken)
+    node.fell_back = False
+
+
 def _for_app(content: RecordDict, instruction: Instruction, node: Node, start: torch.Tensor) -> RecordDict:
     """The message as the app would get it without us."""
     records = {name: record for name, record in content.items() if name != RECORD}
@@ -147,7 +161,8 @@ def _introduce(
         context.state[COMPUTED] = ConfigRecord({"lineage": instruction.lineage, "round": instruction.round})
     write(state_path(instruction.run, context), node)
     answer = Answer(ASK, instruction.round, node_name(context), node.examples)
-    return Message(RecordDict({RECORD: answer.write()}), reply_to=message)
+    nothing = record_of(b"")  # so that a mod around ours that looks for arrays finds that it cannot read them
+    return Message(RecordDict({instruction.arrays: nothing, RECORD: answer.write()}), reply_to=message)
 
 
 def _train(
@@ -196,8 +211,8 @@ def _result(
 
 def _change(node: Node, start: torch.Tensor, content: RecordDict) -> tuple[list[torch.Tensor], list[NDArray[Any]]]:
     """The model that the app was given minus the one that it returns, part by part; and what goes whole."""
-    after = node.layout.split(_arrays(content)[1])
-    return node.layout.parts(torch.sub(start, after.vector, out=after.vector)), after.whole
+    change = node.layout.split(_arrays(content)[1], start)
+    return node.layout.parts(change.vector), change.whole
 
 
 def _examples(content: RecordDict, instruction: Instruction) -> float:
@@ -208,7 +223,8 @@ def _examples(content: RecordDict, instruction: Instruction) -> float:
         if isinstance(value, int | float) and 0 <= value < 1 << 53:
             return float(value)
     raise InvalidInput(
-        f"the app's reply has no metric {instruction.examples!r}: return how many examples it trained on"
+        f"the app's reply has no metric {instruction.examples!r}: return how many examples it trained on, as in "
+        f"MetricRecord({{{instruction.examples!r}: len(data), …}})"
     )
 
 

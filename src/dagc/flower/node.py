@@ -11,19 +11,22 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.supercore.utils import get_flwr_home
 from numpy.typing import NDArray
 
 from dagc.errors import CheckpointError, InvalidInput, MalformedPayload
+from dagc.flower import store
 from dagc.flower.layout import AppModel, Layout
 from dagc.protocol import Client
-from dagc.state import NewerVersion, load_state, save_state
+from dagc.state import NewerVersion, load_state
 
 __all__ = ["Node", "node_name", "read", "state_folder", "state_path", "write"]
 
 STATE_VARIABLE = "DAGC_STATE"
-VERSION = 1
+VERSION = 2
+"""Version 1 is a state file as any other; from 2 on, it is changed in place."""
 NUMBERS = ("lineage", "message", "examples")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What runs and nodes may be called."""
@@ -41,6 +44,8 @@ class Node:
         whole: The model's arrays that are never compressed.
         message: Flower's name of the message that was answered last.
         examples: How many examples the app trained on last; -1 if that is not known yet.
+        stored: What it was read from; None if there is nothing that could be changed in place.
+        fell_back: Whether a newer state than this was not whole. If the server has its upload, this is too old.
     """
 
     lineage: str
@@ -49,6 +54,8 @@ class Node:
     whole: list[NDArray[Any]] = field(default_factory=list)
     message: str = ""
     examples: float = -1.0
+    stored: store.Stored | None = None
+    fell_back: bool = False
 
     @property
     def model(self) -> AppModel:
@@ -83,15 +90,25 @@ def state_path(run: str, context: Context) -> Path:
 
 
 def write(path: Path, node: Node) -> None:
-    """Write the file; it is there as a whole or as it was before, and only its owner can read it."""
+    """Write the file; it holds this state or the one before, whatever happens, and only its owner can read it."""
     numbers = {name: getattr(node, name) for name in NUMBERS}
-    numbers |= {"layout": node.layout.text, "client": node.client.numbers()}
-    whole = {f"whole.{number}": array for number, array in enumerate(node.whole)}
-    save_state(path, "node", VERSION, numbers, {**node.client.arrays(), **whole}, private=True)
+    numbers |= {"layout": node.layout.text, "client": node.client.numbers(), "fell_back": node.fell_back}
+    arrays = node.client.arrays() | {f"whole.{number}": array for number, array in enumerate(node.whole)}
+    model, residual = arrays.pop("model"), arrays.pop("residual")
+    if node.stored is not None:
+        new = None if np.shares_memory(residual, node.stored.residual) else residual
+        changed = np.concatenate([np.empty(0, np.int64), *node.client.touched])
+        if store.change(path, node.stored, VERSION, numbers, arrays, model, new, changed):
+            return
+    store.replace(path, VERSION, numbers, arrays, model, residual)
 
 
-def read(path: Path) -> Node | None:
+def read(path: Path, mapped: bool = False) -> Node | None:
     """What is in the file; None if there is none, or, with a warning, if it is damaged.
+
+    Args:
+        path: The file.
+        mapped: Whether the arrays may be views of the file: for one that is soon written again.
 
     Raises:
         NewerVersion: It was written by a newer version of dagc. It is left as it is.
@@ -99,14 +116,24 @@ def read(path: Path) -> Node | None:
     if not path.exists():
         return None
     try:
-        _, numbers, arrays = load_state(path, "node", VERSION)
+        stored = None
+        with path.open("rb") as file:
+            in_place = file.read(len(store.MAGIC)) == store.MAGIC
+        if in_place:
+            stored = store.restore(path, VERSION, mapped)
+            _, numbers, arrays = stored.state
+            arrays = {**arrays, "model": stored.model, "residual": stored.residual}
+        else:
+            _, numbers, arrays = load_state(path, store.KIND, VERSION)
         layout = Layout.read(numbers["layout"])
         client = Client(layout.shapes)
-        client.load(arrays, numbers["client"])
+        client.load(arrays, numbers["client"], trusted=stored is not None)
         whole = [arrays[f"whole.{number}"] for number in range(len(layout.whole))]
-        return Node(layout=layout, client=client, whole=whole, **{name: numbers[name] for name in NUMBERS})
+        fell_back = stored is not None and (stored.fell_back or numbers["fell_back"])
+        kept = {name: numbers[name] for name in NUMBERS}
+        return Node(layout=layout, client=client, whole=whole, stored=stored, fell_back=fell_back, **kept)
     except NewerVersion:
         raise
-    except (CheckpointError, InvalidInput, MalformedPayload, KeyError, TypeError) as error:
+    except (CheckpointError, InvalidInput, MalformedPayload, KeyError, TypeError, OSError) as error:
         log.warning("dagc: %s cannot be used: %s. What this node had not sent is lost; it starts empty", path, error)
         return None

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
+from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
 from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput
@@ -18,9 +19,18 @@ from dagc.flower.layout import AppModel, Layout
 from dagc.folder import Folder, read_metrics, summary
 from dagc.protocol import Download, Plan, Server, Upload
 
-__all__ = ["FlowerFolder", "FlowerRun"]
+__all__ = ["FlowerFolder", "FlowerRun", "chain_of"]
 
 MODEL = "model.npz"
+ALONE = ""
+"""The key of a number in what is kept of a strategy."""
+
+
+def chain_of(strategy: object) -> Iterator[object]:
+    """A strategy, the one that it is wrapped around, and so on."""
+    while strategy is not None:
+        yield strategy
+        strategy = getattr(strategy, "strategy", None)
 
 
 class FlowerRun:
@@ -36,6 +46,8 @@ class FlowerRun:
         metrics: What the metrics of the last round's good replies were called; it decides where nodes disagree.
         evaluated: The same of those who evaluated.
         lineage: Drawn when the run began; nodes drop what they kept of another one.
+        left_out: Why each node that was left out of this round was.
+        recovering: Those of them that get the full model in the next round.
     """
 
     def __init__(
@@ -51,6 +63,8 @@ class FlowerRun:
         self.metrics: list[str] = []
         self.evaluated: list[str] = []
         self.lineage = secrets.token_hex(8)
+        self.left_out: dict[str, str] = {}
+        self.recovering: set[str] = set()
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
 
     @property
@@ -101,23 +115,35 @@ class FlowerRun:
         return {**self.server.arrays(), **whole, **memory}
 
     def _memory(self) -> dict[str, dict[str | int, NDArray[Any]]]:
-        """The arrays that the inner strategy keeps between rounds, by attribute; not its copy of the model."""
+        """The arrays that the inner strategies keep between rounds, by attribute; not their copies of the model.
+
+        A bound that adapts is kept as an array, too.
+        """
         found: dict[str, dict[str | int, NDArray[Any]]] = {}
-        for name, value in (vars(self.strategy) if self.strategy is not None else {}).items():
-            kept = dict(enumerate(value)) if isinstance(value, list) else value
-            if name == "current_arrays" or not isinstance(kept, dict) or not kept:
-                continue
-            if all(isinstance(array, np.ndarray) for array in kept.values()):
-                found[name] = kept
+        for depth, strategy in enumerate(chain_of(self.strategy)):
+            for name, value in vars(strategy).items():
+                kept = dict(enumerate(value)) if isinstance(value, list) else value
+                if name == "clipping_norm" and isinstance(strategy, DifferentialPrivacyAdaptiveBase):
+                    kept = {ALONE: np.array(value, np.float64)}
+                if name == "current_arrays" or not isinstance(kept, dict) or not kept:
+                    continue
+                if all(isinstance(array, np.ndarray) for array in kept.values()):
+                    found["strategy." * depth + name] = kept
         return found
 
     def _remember(self, memory: Mapping[str, list[str | int]], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Give the inner strategy its arrays back."""
-        for name, keys in memory.items():
-            if not hasattr(self.strategy, name):
-                raise ValueError(f"the strategy has no {name!r:.50}")
-            kept = {key: arrays[f"strategy.{name}.{key}"] for key in keys}
-            setattr(self.strategy, name, list(kept.values()) if isinstance(keys[0], int) else kept)
+        strategies = list(chain_of(self.strategy))
+        for path, keys in memory.items():
+            *outer, name = path.split(".")
+            if len(outer) >= len(strategies) or not hasattr(strategies[len(outer)], name):
+                raise ValueError(f"the strategy has no {path!r:.50}")
+            kept: Any = {key: arrays[f"strategy.{path}.{key}"] for key in keys}
+            if keys == [ALONE]:
+                kept = float(kept[ALONE])
+            elif isinstance(keys[0], int):
+                kept = list(kept.values())
+            setattr(strategies[len(outer)], name, kept)
 
     def numbers(self) -> dict[str, Any]:
         """The rest of the state, as JSON can hold it."""
@@ -140,6 +166,8 @@ class FlowerRun:
         try:
             if numbers["layout"] != self.layout.text:
                 raise ValueError("it is of a model with other arrays")
+            if numbers["round"] and any(getattr(one, "accountant", None) for one in chain_of(self.strategy)):
+                raise ValueError("the strategy's privacy accountant does not know what its rounds have spent")
             whole = [arrays[f"whole.{number}"] for number in range(len(self.model.whole))]
             self.server.load(arrays, numbers["server"])
             self.model = AppModel(torch.from_numpy(np.array(arrays.get("target", arrays["model"]))), whole)
@@ -178,12 +206,20 @@ class FlowerFolder(Folder):
             if ours.get(name) != theirs.get(name)
         ]
         if other:
-            raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another run name")
+            raise InvalidInput(
+                f"{self.path} holds another run ({'; '.join(other)}): choose another run name, set these back to "
+                "continue it, or delete that folder"
+            )
 
     def _key(self) -> str:
         """Of all settings but the number of rounds, which may grow."""
         same = {name: value for name, value in self._settings.items() if name != "rounds"}
         return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:12]
+
+    def begin(self) -> None:
+        """Write what is run, and a checkpoint: nodes keep what they learn under this lineage, if round 1 fails, too."""
+        self.describe(self._settings, self._clients())
+        self.save()
 
     def close_round(self, fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
         """Write a round's line and a checkpoint."""
@@ -196,7 +232,7 @@ class FlowerFolder(Folder):
 
     def finish(self) -> None:
         """Write the model by its arrays' names, then the result."""
-        arrays = self._run.layout.join(self._run.served)
+        arrays = self._run.layout.join(self._run.served, wide=True)
         with self.writing(), write_atomically(self.path / MODEL) as file:
             np.savez(file, **{name: array.numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
         self.conclude({**summary(read_metrics(self.path)), "model": MODEL})

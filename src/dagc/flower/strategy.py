@@ -1,31 +1,54 @@
 """The server's side: a wrapper around any strategy, which still sees whole models and knows nothing of this."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from logging import getLogger
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Result, Strategy
+from flwr.serverapp.strategy import (
+    Bulyan,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedTrimmedAvg,
+    FedYogi,
+    MultiKrum,
+    Result,
+    Strategy,
+)  # fmt: skip
+from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, TooFewNodes, shown
 from dagc.flower.intake import Received, Sent, evaluations, introductions, uploads
 from dagc.flower.layout import AppModel
 from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Instruction, record_of
 from dagc.flower.node import FILE_NAME, state_folder
-from dagc.flower.run import FlowerFolder, FlowerRun
+from dagc.flower.run import FlowerFolder, FlowerRun, chain_of
 from dagc.protocol import Order, Plan, Settings
 
 __all__ = ["DataAware"]
 
 AVERAGING = {kind.aggregate_train for kind in (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)}
 """Strategies that look at nothing but the weighted mean of the replies."""
+BY_ENTRY, BY_NODE = (FedMedian, FedTrimmedAvg, Bulyan), (MultiKrum,)
+"""Strategies that compare what nodes send, entry by entry or as a whole; who sends nothing votes for no change."""
+LEAST_RATIO = 0.1
+"""With 2 % of the entries from each of seven nodes a median learnt nothing, with 20 % it did, if slower."""
 ACCURACY, LOSS, TRAIN_LOSS = ("accuracy", "eval_acc"), ("loss", "eval_loss"), ("train_loss", "loss")
 """Metrics of the app that `dagc report` draws."""
+UP, DOWN, TOTAL = "dagc-mb-up", "dagc-mb-down", "dagc-mb-total"
+"""Metrics of ours beside those of the app: MB sent in a round, and both ways in all rounds so far."""
+MB = 1_000_000
+NOTHING = Array(np.array(-0.0, np.float32))
+"""Added to any number, it leaves all of its bits as they are."""
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 log = getLogger("flwr.dagc")
 
@@ -37,11 +60,14 @@ class DataAware(Strategy):
         strategy: What the app used before. Those that average (FedAvg, FedProx, FedAvgM, FedAdam, …) are given the mean
             of all replies, so that entries which nobody sent stay as they are, to the bit; all others get each node's
             model.
-        whole: Patterns of names of arrays that are never compressed, beside batch norm's buffers and whatever is not
-            float32.
+        whole: Patterns of names of arrays that are never compressed, beside batch norm's buffers, integers and float64.
         run: The run's name. With it, the server keeps everything in a folder, and another `flwr run` with the same name
             continues where this one ended or was killed.
         folder: Where the folder of that name is; `runs` in `DAGC_STATE`, or in Flower's folder, if not given.
+        min_nodes: The run ends with `TooFewNodes` in a round to which fewer nodes contribute: most often something is
+            wrong with all of them; 0: it never does.
+        budget_mb: What may be sent in both directions, in MB (10^6 bytes). It is for the log, which also warns when the
+            run is beyond; bounds are `bytes`, `rate` and `down`.
         settings: The plan: what `dagc.Plan` takes, by the same names. A threshold is in the units of the model's change
             in a round; bytes are those of the compressed arrays.
 
@@ -57,12 +83,24 @@ class DataAware(Strategy):
         whole: Sequence[str] = (),
         run: str | None = None,
         folder: str | Path | None = None,
+        min_nodes: int = 1,
+        budget_mb: float | None = None,
         **settings: Unpack[Settings],
     ) -> None:
         """Check everything; the work begins with `start`."""
         if run is not None and not FILE_NAME.fullmatch(run):
             raise InvalidInput(f"run is {run!r}: name it with letters, digits, '-', '_' and '.'")
+        if not isinstance(strategy, Strategy):
+            raise InvalidInput(
+                f"DataAware goes around a strategy of flwr.serverapp.strategy, not {shown(strategy)}: write "
+                "DataAware(FedAvg())"
+            )
+        if isinstance(min_nodes, bool) or not isinstance(min_nodes, int) or min_nodes < 0:
+            raise InvalidInput(f"min_nodes is {shown(min_nodes)}: it must be a number of nodes, or 0 to never stop")
+        if budget_mb is not None and not (isinstance(budget_mb, int | float) and 0 < budget_mb < float("inf")):
+            raise InvalidInput(f"budget_mb is {shown(budget_mb)}: it must be a number of MB above 0")
         self.strategy = strategy
+        self.min_nodes, self.budget_mb = min_nodes, budget_mb
         self.plan = Plan(**settings)
         self.name = run
         self.whole = tuple(whole)
@@ -74,6 +112,7 @@ class DataAware(Strategy):
         self._asked: list[Sent] = []
         self._orders: dict[str, Order] = {}
         self._result: dict[str, Any] | None = None
+        self._metrics = MetricRecord()
         self._evaluates = False
         self._up = self._down = 0
         self._began = 0.0
@@ -89,6 +128,7 @@ class DataAware(Strategy):
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """As any strategy's; rounds that a run of the same name has behind it count."""
+        self._check_votes()
         run = self._run = FlowerRun(initial_arrays, self.plan, self.whole, num_rounds, self.strategy)
         self._timeout, self._evaluates, self._keep = timeout, evaluate_fn is not None, None
         if self.name is not None:
@@ -97,15 +137,12 @@ class DataAware(Strategy):
         with self._keep or nullcontext():
             done = run.round
             if self._keep is not None:
-                if not done:
-                    self._keep.save()  # nodes keep what they learn under this lineage, even if round 1 is never done
-                where = f"continues after round {done}" if done else "begins"
-                log.info("dagc: run %s %s; it is kept in %s", self.name, where, self._keep.path.absolute())
+                self._tell_where(self._keep, done, num_rounds)
             evaluate = None if evaluate_fn is None else self._evaluation(evaluate_fn, done)
             self._began = time.monotonic() - run.seconds
             left = max(0, num_rounds - done)
             result = super().start(
-                grid, run.layout.join(run.model), left, timeout, train_config, evaluate_config, evaluate
+                grid, run.layout.join(run.model, wide=True), left, timeout, train_config, evaluate_config, evaluate
             )
             if self._keep is not None and run.round and (left or not self._keep.finished):
                 self._keep.finish()
@@ -113,6 +150,37 @@ class DataAware(Strategy):
         for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
             setattr(result, kind, {done + number: metrics for number, metrics in getattr(result, kind).items()})
         return result
+
+    def _check_votes(self) -> None:
+        """Refuse strategies that compare nodes with plans in which most have nothing to compare."""
+        plan = self.plan
+        for strategy in chain_of(self.strategy):
+            name = type(strategy).__name__
+            if plan.method != "none" and isinstance(strategy, BY_ENTRY) and not (plan.ratio or 0) >= LEAST_RATIO:
+                raise InvalidInput(
+                    f"{name} compares what nodes say about each entry, and with this plan most say nothing, so that "
+                    f"the model would not move: give a ratio of {LEAST_RATIO} or more, or use FedAvg with norm_bound"
+                )
+            if isinstance(strategy, BY_ENTRY + BY_NODE) and (plan.overhead or plan.in_bytes):
+                raise InvalidInput(
+                    f"{name} compares nodes, and with this plan some of them send nothing in most rounds: give a ratio "
+                    "instead of bytes, and leave overhead out, or use FedAvg with norm_bound"
+                )
+
+    def _tell_where(self, keep: FlowerFolder, done: int, rounds: int) -> None:
+        """Log where the run is kept, and whether something is left to do."""
+        where = keep.path.absolute()
+        if not done:
+            keep.begin()
+            log.info("dagc: run %s begins; it is kept in %s", self.name, where)
+        elif done < rounds:
+            log.info("dagc: run %s continues after round %d; it is kept in %s", self.name, done, where)
+        else:
+            log.warning(
+                "dagc: run %s has been trained for %d rounds already, and %d are wanted: its model is returned as it "
+                "is. To train it longer, ask for more rounds; for another run, choose another run name or delete %s",
+                self.name, done, rounds, where,
+            )  # fmt: skip
 
     def summary(self) -> None:
         """Log the plan, then what the inner strategy has to say."""
@@ -128,14 +196,18 @@ class DataAware(Strategy):
         """Ask what must be known first, then give everybody the model and what it may send."""
         run = self._started()
         self._up = self._down = 0
+        run.left_out, run.recovering = {}, set()
         messages = list(self.strategy.configure_train(run.round + 1, arrays, config, grid))
         self._ask(messages, grid)
         here = {run.names[node]: message for message in messages if (node := message.metadata.dst_node_id) in run.names}
+        if messages:
+            self._enough(len(here))
+        clip = self._clip(config)
         unmet = sorted(set(self.plan.caps) - set(run.server.members))
         if unmet and not run.round:
             known = ", ".join(run.server.members)
             log.warning("dagc: caps name %s, but no such node is here; the nodes are %s", ", ".join(unmet), known)
-        self._orders = run.server.orders(here, time.monotonic() - self._began)
+        self._orders = run.server.orders(here, time.monotonic() - self._began, clip)
         self._sent = [self._give(here[name], TRAIN, name, order) for name, order in self._orders.items()]
         return [sent.message for sent in self._sent]
 
@@ -146,7 +218,9 @@ class DataAware(Strategy):
         run, replies = self._started(), list(replies)
         self._up += sum(len(array.data) for reply in replies if reply.has_content() for array in _arrays(reply))
         good = uploads(self._sent, replies, run, self._examples)
-        arrays, metrics = self._aggregate(good, [reply for reply in replies if reply.has_error()])
+        if self._sent:
+            self._enough(len(good))
+        arrays, metrics = self._aggregate(good, list(self._failures(replies, good)))
         run.close([one.upload for one in good], None if arrays is None else run.layout.split(arrays))
         run.bytes_up += self._up
         self._result = {
@@ -155,7 +229,27 @@ class DataAware(Strategy):
             "present": len(good),
             "entries": sum(len(one.upload.sparse) for one in good),
         }
-        return (None if arrays is None else run.layout.join(run.model)), metrics
+        self._metrics = MetricRecord() if metrics is None else metrics
+        self._count()
+        return (None if arrays is None else run.layout.join(run.model, wide=True)), self._metrics
+
+    def _failures(self, replies: list[Message], good: list[Received]) -> Iterator[Message]:
+        """Errors, and those for replies that were left out: the inner strategy counts them."""
+        run, waiting = self._started(), {one.message.metadata.message_id: one for one in self._sent}
+        for one in good:
+            del waiting[one.reply.metadata.reply_to_message_id]
+        for reply in replies:
+            sent = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if reply.has_error():
+                yield reply
+            elif sent is not None:
+                yield Message(Error(ErrorCode.UNKNOWN, run.left_out.get(str(sent))), reply_to=sent.message)
+
+    def _count(self) -> None:
+        """Put what was sent into the round's metrics."""
+        run = self._started()
+        total = run.bytes_up + run.bytes_down + self._down
+        self._metrics.update({UP: self._up / MB, DOWN: self._down / MB, TOTAL: total / MB})
 
     def _aggregate(self, good: list[Received], errors: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the inner strategy makes of the uploads: of their mean if that is all it looks at, else of each."""
@@ -164,7 +258,7 @@ class DataAware(Strategy):
         if not good or type(self.strategy).aggregate_train not in AVERAGING:
             for one in good:
                 own = AppModel(run.model.vector - one.upload.sparse.dense(), one.whole)
-                one.reply.content[one.arrays] = run.layout.join(own)
+                one.reply.content[one.arrays] = run.layout.join(own, wide=True)
             return self.strategy.aggregate_train(number, [*(one.reply for one in good), *errors])
 
         update = run.server.total([one.upload for one in good])
@@ -174,15 +268,16 @@ class DataAware(Strategy):
             for arrays in zip(*(one.whole for one in good), strict=True)
         ]
         contents = [one.reply.content for one in good]
-        first = good[0]
-        mean = run.layout.join(AppModel(run.model.vector - update, whole))
-        together = RecordDict({first.arrays: mean, "metrics": MetricRecord({self._examples: float(weights.sum())})})
+        mean = run.layout.join(AppModel(run.model.vector - update, whole), wide=True)
+        nothing = ArrayRecord({piece.name: NOTHING for piece in run.layout.pieces})
+        for place, one in enumerate(good):  # the first has all of the weight, so that the mean stays as it is
+            claim = MetricRecord({self._examples: 0.0 if place else float(weights.sum())})
+            one.reply.content = RecordDict({good[0].arrays: nothing if place else mean, "metrics": claim})
         assert isinstance(self.strategy, FedAvg)
         metrics_of = self.strategy.train_metrics_aggr_fn
         self.strategy.train_metrics_aggr_fn = lambda _, key: metrics_of(contents, key)
-        first.reply.content = together
         try:
-            return self.strategy.aggregate_train(number, [first.reply, *errors])
+            return self.strategy.aggregate_train(number, [*(one.reply for one in good), *errors])
         finally:
             self.strategy.train_metrics_aggr_fn = metrics_of
 
@@ -207,13 +302,41 @@ class DataAware(Strategy):
         for name, node, examples in introductions(asked, replies, run):
             known = run.node(name)
             if known is not None and known != node and known in alive:
-                log.warning(
-                    "dagc: node %d is left out: it says it is %s, and so does node %d. Give each node its own "
-                    "partition-id or dagc-name in --node-config",
-                    node, name, known,
-                )  # fmt: skip
+                why = f"it says it is {name}, and so does node {known}: give each its own partition-id or dagc-name"
+                run.left_out[f"node {node}"] = why
+                log.warning("dagc: node %d is left out: %s", node, why)
                 continue
             run.meet(name, node, examples)
+
+    def _clip(self, config: ConfigRecord) -> float | None:
+        """The bound of a strategy that expects nodes to clip what they send; with it, dagc does so, too.
+
+        Flower's own mods clip what the app has learnt in a round, and what was kept back before comes on top of that.
+        """
+        bound = config.get(KEY_CLIPPING_NORM)
+        clip = float(bound) if isinstance(bound, int | float) else None
+        whole = [piece.name for piece in self._started().layout.whole]
+        if whole and (clip is not None or self.plan.clip is not None):
+            raise InvalidInput(
+                f"clip bounds what is compressed, but {', '.join(whole):.200} goes whole: leave it out of what nodes "
+                "send, e.g. with group norm instead of batch norm"
+            )
+        return clip
+
+    def _enough(self, nodes: int) -> None:
+        """Stop if too few nodes can contribute to this round, with what is wrong with the others.
+
+        The round is not over then: a run with a name repeats it when it is started again.
+        """
+        run = self._started()
+        if nodes + len(run.recovering) >= self.min_nodes:
+            return
+        nodes_by_cause: dict[str, list[str]] = {}
+        for node, why in run.left_out.items():
+            nodes_by_cause.setdefault(why, []).append(node)
+        causes = "; ".join(f"{', '.join(those):.200}: {why}" for why, those in nodes_by_cause.items())
+        who = f"{nodes} nodes contribute, fewer than min_nodes = {self.min_nodes}" if nodes else "no node contributes"
+        raise TooFewNodes(f"round {run.round + 1}: {who}. {causes or 'The strategy has sampled too few'}")
 
     # Evaluation
 
@@ -257,6 +380,7 @@ class DataAware(Strategy):
             result |= {"accuracy": accuracy, "test_loss": _number(metrics, LOSS)}
         if not done:
             return
+        self._count()
         run.bytes_down += self._down
         run.seconds = time.monotonic() - self._began
         result |= {"up": self._up, "down": self._down}
@@ -268,7 +392,17 @@ class DataAware(Strategy):
             result["round"], result["present"], len(self._sent),
             *(f"{result[name]:,}" for name in ("entries", "up", "down", "bytes_up", "bytes_down")),
         )  # fmt: skip
+        self._report(result["up"] + result["down"], run.bytes_up + run.bytes_down)
         self._result = None
+
+    def _report(self, now: int, total: int) -> None:
+        """Log the MB of a round and of all so far, and how much of the budget that is."""
+        budget = ""
+        if self.budget_mb is not None:
+            budget = f" of {self.budget_mb:,g} MB ({total / MB / self.budget_mb:.2%})"
+        log.info("dagc: %.3f MB in this round, %.3f MB so far%s", now / MB, total / MB, budget)
+        if self.budget_mb is not None and total > self.budget_mb * MB >= total - now:
+            log.warning("dagc: the budget of %g MB is used up; the run goes on", self.budget_mb)
 
     # Both
 
@@ -284,8 +418,8 @@ class DataAware(Strategy):
         if order is not None:
             fields = {**order._asdict(), "seed": f"{order.seed:x}"}
         instruction = Instruction(
-            kind, self.name or "", run.lineage, names[0], download.since, download.version, download.checksum,
-            download.steps, layout=run.layout.text if client is None or download.since < 0 else "",
+            kind, run.lineage, names[0], download.since, download.version, download.checksum, download.steps,
+            run=self.name or "", layout=run.layout.text if client is None or download.since < 0 else "",
             examples=self._examples, **fields,
         )  # fmt: skip
         # The inner strategy gives all nodes one and the same content: each gets its own.
@@ -297,11 +431,15 @@ class DataAware(Strategy):
     @property
     def _examples(self) -> str:
         """The name of the metric that is a node's weight."""
-        return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
+        keys = (getattr(strategy, "weighted_by_key", None) for strategy in chain_of(self.strategy))
+        return str(next(filter(None, keys), "num-examples"))
 
     def _started(self) -> FlowerRun:
         if self._run is None:
-            raise InvalidInput("this strategy has not been started: call DataAware.start first")
+            raise InvalidInput(
+                "this strategy has not been started: call DataAware.start; other wrappers go inside, as in "
+                "DataAware(DifferentialPrivacyServerSideFixedClipping(FedAvg(), …))"
+            )
         return self._run
 
 

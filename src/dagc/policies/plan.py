@@ -52,6 +52,7 @@ class Settings(TypedDict, total=False):
     step_ahead: float
     per_tensor: bool
     options: Mapping[str, float]
+    clip: float | None
     norm_bound: float | None
     most_examples: float | None
     seed: int
@@ -98,6 +99,8 @@ class Plan:
             learn it again; but no farther than their last update went.
         per_tensor: Select within each tensor of the model instead of over all of them.
         options: What else the method takes, by name.
+        clip: The largest norm of what a client sends in a round, in the units of what is compressed. It covers what was
+            kept back before, too; whatever is beyond stays for later.
         norm_bound: An upload whose norm is more than this many times the median of recent ones is not taken, whoever
             sent it is named, and its entries come again later. From the second round on.
         most_examples: Whoever claims more examples counts as one who holds this many.
@@ -131,6 +134,7 @@ class Plan:
     step_ahead: float = 0.0
     per_tensor: bool = False
     options: Mapping[str, float] = field(default_factory=dict)
+    clip: float | None = None
     norm_bound: float | None = None
     most_examples: float | None = None
     seed: int = 0
@@ -276,6 +280,7 @@ class Plan:
             "ratio": (0.0, 1.0, "above 0 and at most 1"),
             "threshold": (0.0, math.inf, "above 0 and finite"),
             "bytes": (0.0, MOST_BYTES, "above 0 and at most 2^48"),
+            "clip": (0.0, math.inf, "above 0 and finite"),
             "norm_bound": (1.0, math.inf, "above 1 and finite"),
             "most_examples": (0.0, 1 << 53, "above 0 and at most 2^53"),
         }

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from dagc.compressors import COMPRESSORS, Compressor, Gradient, per_tensor
 from dagc.errors import InvalidInput, MalformedPayload, OutOfSync, unknown
 from dagc.feedback import ErrorFeedback
-from dagc.protocol.downlink import broadcasts, checksum, sizes_of
+from dagc.protocol.downlink import broadcasts, sizes_of
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.sparse import Sparse
-from dagc.state import below
+from dagc.state import below, checksum
 from dagc.wire import Memory, decode, encode, has_signs, is_coded
 from dagc.wire.coder import Shapes
 from dagc.wire.values import value_codec
@@ -42,6 +42,7 @@ class Client:
         pending: The last upload, until the server has said what became of it.
         memory: What both sides remember of this client's coded uploads; None before the first.
         heard: The same of the server's broadcasts.
+        touched: Where the model may have changed since it was made or loaded, a part for every frame that came.
 
     Example:
         >>> client = Client([6])
@@ -66,6 +67,7 @@ class Client:
         self.pending: Sparse | None = None
         self.memory: Memory | None = None
         self.heard: Memory | None = None
+        self.touched: list[NDArray[np.int64]] = []
         self._counts = False  # whether the memory counts the pending upload if it is taken
 
     def receive(self, download: Download) -> torch.Tensor:
@@ -84,6 +86,7 @@ class Client:
             raise OutOfSync(f"the download builds on version {download.since} of the model, but this client has {has}")
         model = torch.zeros(self.size) if self.model is None else self.model.clone()
         heard, self.heard = self.heard, None  # if this fails in the middle, the full model is next
+        touched = []
         if download.steps:
             known = self.version - download.since  # an order that was lost may have brought some already
             for stamp, frame in islice(broadcasts(download), known, None):
@@ -91,13 +94,16 @@ class Client:
                     heard = heard or Memory(self.shapes, signs=has_signs(frame))
                 sparse = self._hear(frame, stamp, heard)
                 model.numpy()[sparse.indices] += sparse.values
+                touched.append(sparse.indices)
         elif download.frame:
             sparse = decode(download.frame, size=self.size)
             model.numpy()[sparse.indices] = sparse.values
+            touched.append(sparse.indices)
             heard = None
         if checksum(model.numpy()) != download.checksum:
             raise OutOfSync("the model differs from the server's after the download")
         self.model, self.version, self.heard = model, download.version, heard
+        self.touched += touched
         return model
 
     def _hear(self, frame: memoryview, stamp: int, heard: Memory | None) -> Sparse:
@@ -135,6 +141,7 @@ class Client:
         """
         feedback = self.feedback
         feedback.compressor, feedback.values, feedback.seed = self._compressor(order), order.values, order.seed
+        feedback.clip = order.clip
         sparse = feedback.step(change, 0 if order.silent else order.parameter)
         frame = b"" if order.silent else self._encode(sparse, order)
         if order.step_ahead:
@@ -205,8 +212,14 @@ class Client:
         both = {"memory": self.memory, "heard": self.heard}
         return {name: memory for name, memory in both.items() if memory is not None}
 
-    def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
-        """Continue from `arrays` and `numbers`; what does not fit is refused, and nothing has changed then."""
+    def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any], trusted: bool = False) -> None:
+        """Continue from `arrays` and `numbers`; what does not fit is refused, and nothing has changed then.
+
+        Args:
+            arrays: As `arrays` returned them.
+            numbers: As `numbers` did.
+            trusted: Whether the residual is known to be as it was, and is used as it is instead of a copy.
+        """
         try:
             steps, sent, version = (int(numbers[name]) for name in ("steps", "sent", "version"))
             counts, last = bool(numbers.get("counts", False)), float(numbers.get("last", 0.0))  # older states have none
@@ -227,7 +240,11 @@ class Client:
             raise InvalidInput("this is not a client's state: its pending upload counts, and the memory is missing")
         if not 0 <= last < float("inf"):
             raise InvalidInput(f"this is not a client's state: the last change has norm {last}")
-        self.feedback.load_state_dict({"residual": residual, "steps": np.array(steps)})
+        if trusted:
+            self.feedback.residual, self.feedback.steps = torch.from_numpy(residual), steps
+        else:
+            self.feedback.load_state_dict({"residual": residual, "steps": np.array(steps)})
+        self.touched = []
         self.model = None if model is None else torch.from_numpy(model)
         self.version, self.sent, self.pending, self._counts, self.last = version, sent, pending, counts, last
         self.memory, self.heard = memories.get("memory"), memories.get("heard")

@@ -28,6 +28,7 @@ class Order(NamedTuple):
         clocks: With coded frames, whether the memory has clocks.
         counted: With coded frames, how many the server has counted. A client that has counted another number starts
             with an empty memory.
+        clip: The largest norm of what may be sent; 0 if there is no limit.
     """
 
     round: int
@@ -42,6 +43,7 @@ class Order(NamedTuple):
     step_ahead: float = 0.0
     clocks: bool = False
     counted: int = 0
+    clip: float = 0.0
 
     @property
     def compact(self) -> bool:
@@ -75,7 +77,8 @@ class Download(NamedTuple):
     Attributes:
         since: The client must have this version of the model, or, if values are sent, any later one; -1: none.
         version: The client has this version afterwards.
-        checksum: Of that model.
+        checksum: Of that model (`dagc.state.checksum`), so that a client that has another one than the server thinks is
+            noticed.
         steps: How many broadcasts follow each other in the frame, each a change to add; 0 if it holds values to set.
         frame: The bytes; empty if nothing is new.
     """

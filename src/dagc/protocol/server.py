@@ -134,12 +134,13 @@ class Server:
         else:
             known.examples = counted
 
-    def orders(self, present: Iterable[str], seconds: float = 0.0) -> dict[str, Order]:
+    def orders(self, present: Iterable[str], seconds: float = 0.0, clip: float | None = None) -> dict[str, Order]:
         """What each of these members is to do in the round that begins now, in the order of the roster.
 
         Args:
             present: Names of members. One that holds no data may train, and sends nothing.
             seconds: Since the start, for a rate per hour.
+            clip: A bound on the norm of uploads of this round, beside the plan's.
         """
         names = list(present)
         for name in names:
@@ -150,6 +151,7 @@ class Server:
         decided = self._decide([member.name for member in here if member.examples > 0], seconds)
         plan, self._orders, self._read = self.plan, {}, {}
         remembered = self._remembered([member.name for member in here])
+        bounds = [bound for bound in (plan.clip, clip) if bound is not None]
         for member in here:
             self._orders[member.name] = Order(
                 self.round + 1,
@@ -163,6 +165,7 @@ class Server:
                 member.taken,
                 plan.step_ahead,
                 *remembered[member.name],
+                float(min(bounds, default=0.0)),
             )
         self._visit(here)
         if self.account is not None:
@@ -241,7 +244,7 @@ class Server:
 
         Raises:
             MalformedPayload: If it is damaged, of another round, or more than was allowed.
-            OutsideBound: If it is well formed and its norm is above the plan's `norm_bound`.
+            OutsideBound: If it is well formed and its norm is above the plan's `clip` or `norm_bound`.
         """
         order = self._orders.get(name)
         if order is None:
@@ -256,18 +259,23 @@ class Server:
         if self.account is not None:
             self.account.spend(len(frame) - self._most(order))
         self.arrived(name)
-        self._bound(name, sparse)
+        self._bound(name, sparse, order.clip)
         return Upload(name, sparse, bytes(frame), norm)
 
-    def _bound(self, name: str, sparse: Sparse) -> None:
-        """Refuse what is far larger than most uploads are.
+    def _bound(self, name: str, sparse: Sparse, clip: float) -> None:
+        """Refuse what is larger than was allowed, or far larger than most uploads are.
 
         What is refused counts among the recent ones, too: so a change that all clients go through is followed, and a
         minority cannot move the median beyond what the others send.
         """
-        if self.plan.norm_bound is None or not len(sparse):
+        if (self.plan.norm_bound is None and not clip) or not len(sparse):
             return
-        self._read[name] = own = float(np.linalg.norm(sparse.values.astype(np.float64)))
+        own = float(np.linalg.norm(sparse.values.astype(np.float64)))
+        if clip and own > clip:
+            raise OutsideBound(f"its upload has the norm {own:.6g}, more than clip = {clip:g}")
+        if self.plan.norm_bound is None:
+            return
+        self._read[name] = own
         usual = float(np.median(self._norms)) if self._norms else 0.0
         if usual and own > self.plan.norm_bound * usual:
             raise OutsideBound(

@@ -89,6 +89,9 @@ class Config(BaseModel):
     per_tensor: bool = Field(False, description="select within each tensor of the model")
     options: dict[str, float] = Field(default_factory=dict, description='what else the method takes: {"interval": 5}')
 
+    clip: float | None = Field(
+        None, description="the largest norm of what a client sends in a round; the rest stays for later"
+    )
     norm_bound: float | None = Field(
         None, description="an upload this many times larger than the median of recent ones is not taken"
     )

@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
 
     nodes = int(config["nodes"])
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=nodes)
-    strategy = DataAware(strategy, ratio=float(config["ratio"]), down=str(config["down"]), run=str(config["run"]))
+    strategy = DataAware(strategy, ratio=float(config["ratio"]), down=str(config["down"]), run=config["run"] or None)
     strategy.start(
         grid,
         ArrayRecord(model.state_dict()),

@@ -1,0 +1,80 @@
+"""The example with adapters learns as well as without dagc, from a fiftieth of the bytes in both directions."""
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+pytest.importorskip("transformers", reason="examples/flower-lora needs transformers and peft")
+pytest.importorskip("peft", reason="examples/flower-lora needs transformers and peft")
+
+from flwr.app import ArrayRecord, Context, RecordDict
+
+from dagc.flower.local import LocalGrid
+from dagc.folder import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000), pytest.mark.filterwarnings("default")]
+APP = Path(__file__).parent.parent / "examples" / "flower-lora"
+NODES, ROUNDS = 3, 20
+ROLES = {
+    "first": ["To be, or not to be, that is the question:", "Whether 'tis nobler in the mind to suffer"] * 60,
+    "second": ["But, soft! what light through yonder window breaks?", "It is the east, and Juliet is the sun."] * 30,
+    "third": ["If music be the food of love, play on;", "Give me excess of it, that, surfeiting,"] * 15,
+    "fourth": ["Now is the winter of our discontent"],
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A function that runs the example in this process; it returns the losses."""
+    import json
+
+    (tmp_path / "roles.json").write_text(json.dumps(ROLES))
+    monkeypatch.setenv("DAGC_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.syspath_prepend(str(APP))
+    from shakespeare import server_app
+    from shakespeare.client_app import app as client
+
+    config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config |= {"text": str(tmp_path / "roles.json"), "rounds": ROUNDS, "nodes": NODES}
+    torch.set_num_threads(1)
+
+    def run(**changes):
+        losses, usual, ours = [], server_app.test, {**config, **changes}
+        with monkeypatch.context() as patch:
+            patch.setattr(server_app, "test", lambda *given: losses.append(usual(*given)) or losses[-1])
+            context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=ours)
+            server_app.app(LocalGrid(client, NODES, run_config=ours), context)
+        return losses
+
+    yield run
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shakespeare"]:
+        del sys.modules[name]
+
+
+def test_the_loss_is_that_without_dagc_and_bytes_are_fifty_times_fewer_both_ways(run, tmp_path):
+    plain = run(compress=False)
+    ours = run(compress=True, run="adapters")
+    fallen = plain[0] - min(plain)
+    assert fallen > 0.3
+    assert ours[0] == plain[0]
+    assert ours[-1] < plain[-1] + 0.15 * fallen
+    from shakespeare.task import adapters_of, build
+
+    config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    first = adapters_of(build(config))
+    assert isinstance(first, ArrayRecord)
+    assert all("lora" in name for name in first)
+    whole = ROUNDS * NODES * sum(array.numpy().nbytes for array in first.values())
+    last = read_metrics(tmp_path / "state" / "runs" / "adapters")[-1]
+    assert 50 * last["bytes_up"] < whole
+    assert 50 * last["bytes_down"] < whole
+
+
+def test_the_lines_of_dagc_are_marked_and_few():
+    marked = [line for path in sorted(APP.rglob("*.py")) for line in path.read_text().splitlines() if "# dagc" in line]
+    assert len(marked) == 4
