@@ -179,6 +179,7 @@ def _archive(entries: dict[str, bytes], links: dict[str, str] | None = None) -> 
         b"no archive",
         b"",
     ],
+    ids=["above", "root", "link", "cut", "another folder", "none", "empty"],
 )
 def test_archives_that_escape_or_are_damaged_change_nothing(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "a.tar.gz").write_bytes(raw)
