@@ -1,5 +1,6 @@
 """The example with adapters learns as well as without dagc, from a fiftieth of the bytes in both directions."""
 
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -19,20 +20,14 @@ from dagc.folder import read_metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000), pytest.mark.filterwarnings("default")]
 APP = Path(__file__).parent.parent / "examples" / "flower-lora"
 NODES, ROUNDS = 3, 20
-ROLES = {
-    "first": ["To be, or not to be, that is the question:", "Whether 'tis nobler in the mind to suffer"] * 60,
-    "second": ["But, soft! what light through yonder window breaks?", "It is the east, and Juliet is the sun."] * 30,
-    "third": ["If music be the food of love, play on;", "Give me excess of it, that, surfeiting,"] * 15,
-    "fourth": ["Now is the winter of our discontent"],
-}
+TEXT = "**/tinyshakespeare_by_role*.json"
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A function that runs the example in this process; it returns the losses."""
-    import json
-
-    (tmp_path / "roles.json").write_text(json.dumps(ROLES))
+    if not list(Path(os.environ.get("DAGC_DATA", ".")).glob(TEXT)):
+        pytest.skip(f"needs {TEXT} in DAGC_DATA")
     monkeypatch.setenv("DAGC_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.syspath_prepend(str(APP))
@@ -40,7 +35,7 @@ def run(tmp_path, monkeypatch):
     from shakespeare.client_app import app as client
 
     config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    config |= {"text": str(tmp_path / "roles.json"), "rounds": ROUNDS, "nodes": NODES}
+    config |= {"rounds": ROUNDS, "nodes": NODES}
     torch.set_num_threads(1)
 
     def run(**changes):

@@ -34,7 +34,7 @@ def build(config: Config) -> PeftModel:
                 num_hidden_layers=2,
                 num_attention_heads=4,
                 max_position_embeddings=config["context"],
-                initializer_range=0.2,  # frozen weights as large as trained ones, so that adapters have something to work with
+                initializer_range=0.2,  # as large as trained weights, so that adapters have something to work with
             )
         )
     targets = str(config["lora-targets"]).split(",")
