@@ -16,7 +16,7 @@ demo: $(READY)
 	@echo "The command dagc is in .venv: run .venv/bin/dagc --help, or put it on your path with  . .venv/bin/activate"
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -202,8 +202,8 @@ class WithBatchNorm(nn.Module):
 @pytest.mark.parametrize("inner", [fed_avg, lambda: FedMedian(fraction_evaluate=0.0)])
 def test_batch_norm_goes_whole_and_stays_sound(inner):
     grid = LocalGrid(client_app(model=WithBatchNorm), NODES)
-    start(DataAware(inner(), ratio=0.1, values="sign", run="norm"), grid, 7, model=WithBatchNorm)
-    strategy = DataAware(inner(), ratio=0.1, values="sign", run="norm")
+    start(DataAware(inner(), method="dagc-r", ratio=0.1, values="sign", run="norm"), grid, 7, model=WithBatchNorm)
+    strategy = DataAware(inner(), method="dagc-r", ratio=0.1, values="sign", run="norm")
     arrays = start(strategy, grid, 15, model=WithBatchNorm).arrays
     state = arrays.to_torch_state_dict()
     assert state["body.2.running_var"].min() > 0
@@ -830,7 +830,10 @@ def test_a_damaged_file_costs_its_node_a_round_and_its_residual_and_nothing_else
                 path.write_bytes({"cut": content[:-50], "empty": b""}.get(damage, content))
 
     result = start(
-        DataAware(fed_avg(), ratio=0.02, run="damaged"), LocalGrid(client_app(), NODES), 6, evaluate_fn=spoil
+        DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="damaged"),
+        LocalGrid(client_app(), NODES),
+        6,
+        evaluate_fn=spoil,
     )
     assert [line["present"] for line in read_metrics(states / "runs" / "damaged")] == [4, 4, 4, 3, 4, 4]
     assert "partition-1 (node 2) is left out" in caplog.text
@@ -1086,7 +1089,7 @@ def test_claims_of_next_to_no_examples_do_not_stop_the_server(states, claims, in
         return reply
 
     alone = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
-    result = start(DataAware(inner(**alone), ratio=0.1, run="tiny"), LocalGrid(app, len(claims)), 3)
+    result = start(DataAware(inner(**alone), method="dagc-r", ratio=0.1, run="tiny"), LocalGrid(app, len(claims)), 3)
     assert [line["present"] for line in read_metrics(states / "runs" / "tiny")] == [len(claims)] * 3
     assert flat(result.arrays).isfinite().all()
 

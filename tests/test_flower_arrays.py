@@ -69,7 +69,7 @@ def first(*dtypes):
 )
 @pytest.mark.parametrize("dtypes", [("float16",), ("bfloat16",), ("bfloat16", "float32", "float16")])
 def test_half_precision_is_compressed_and_comes_back_as_it_was(states, dtypes, inner):
-    strategy = DataAware(inner(), ratio=0.2, run="half")
+    strategy = DataAware(inner(), method="dagc-r", ratio=0.2, run="half")
     result = strategy.start(LocalGrid(toward(), NODES), first(*dtypes), num_rounds=40)
     assert [array.dtype for array in result.arrays.values()] == list(dtypes)
     assert all(array.shape == (SIZE,) for array in result.arrays.values())

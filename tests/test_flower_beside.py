@@ -75,7 +75,7 @@ def run(strategy, *mods, nodes=NODES, rounds=12, rate=0.5, **settings):
 
     grid.on_reply = read
     first = ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))})
-    aware = DataAware(strategy, **{"ratio": 0.2, **settings})
+    aware = DataAware(strategy, **{"method": "dagc-r", "ratio": 0.2, **settings})
     return sent, aware.start(grid, first, num_rounds=rounds)
 
 
@@ -130,13 +130,15 @@ def test_a_strategy_of_ones_own_gets_every_nodes_model():
 )
 def test_medians_of_entries_that_few_nodes_send_are_refused(name, plan):
     with pytest.raises(InvalidInput, match=f"{name} compares what nodes say about each entry.*give a ratio of 0.1"):
-        DataAware(LEARNING[name](), **plan).start(LocalGrid(toward(), 7), ArrayRecord({}))
+        DataAware(LEARNING[name](), **{"method": "dagc-r", **plan}).start(LocalGrid(toward(), 7), ArrayRecord({}))
 
 
 @pytest.mark.parametrize("name", ["Krum", "MultiKrum"])
 def test_krum_is_refused_where_nodes_wait(name):
     with pytest.raises(InvalidInput, match=f"{name} compares nodes, and with this plan some of them send nothing"):
-        DataAware(LEARNING[name](), ratio=0.2, overhead=0.2).start(LocalGrid(toward(), 7), ArrayRecord({}))
+        DataAware(LEARNING[name](), method="dagc-r", ratio=0.2, overhead=0.2).start(
+            LocalGrid(toward(), 7), ArrayRecord({})
+        )
 
 
 # What is sent is clipped, with what was kept back
@@ -165,7 +167,7 @@ def test_no_upload_is_longer_than_clip_and_nothing_is_lost(values, clip):
 
 
 def test_the_server_refuses_what_is_longer_than_clip():
-    server, client = Server(Plan(ratio=0.5, clip=1.0), torch.zeros(10)), Client([10])
+    server, client = Server(Plan(method="dagc-r", ratio=0.5, clip=1.0), torch.zeros(10)), Client([10])
     server.join("a", 10)
     order = server.orders(["a"])["a"]
     with pytest.raises(OutsideBound, match="more than clip = 1"):
@@ -173,7 +175,7 @@ def test_the_server_refuses_what_is_longer_than_clip():
 
 
 def test_a_rounds_own_bound_counts_beside_the_plans():
-    server = Server(Plan(ratio=0.5, clip=1.0), torch.zeros(10))
+    server = Server(Plan(method="dagc-r", ratio=0.5, clip=1.0), torch.zeros(10))
     server.join("a", 10)
     assert [server.orders(["a"], clip=bound)["a"].clip for bound in (None, 0.5, 2.0)] == [1.0, 0.5, 1.0]
 
@@ -296,12 +298,12 @@ def test_with_arrays_that_go_whole_clipping_is_refused():
         with pytest.raises(
             InvalidInput, match=r"clip bounds what is compressed, but precise, body.2.running_mean.* goes whole"
         ):
-            start(DataAware(strategy, ratio=0.1, **settings), grid, 1, model=WithBatchNorm)
+            start(DataAware(strategy, method="dagc-r", ratio=0.1, **settings), grid, 1, model=WithBatchNorm)
 
 
 def test_dagc_goes_around_the_wrappers_of_flower():
     strategy = noisy(DifferentialPrivacyServerSideFixedClipping)
-    strategy.strategy = DataAware(FedAvg(**OFF), ratio=0.2)
+    strategy.strategy = DataAware(FedAvg(**OFF), method="dagc-r", ratio=0.2)
     with pytest.raises(InvalidInput, match="other wrappers go inside"):
         strategy.start(LocalGrid(toward(), NODES), ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))}))
 
@@ -346,22 +348,22 @@ def test_a_mod_that_changes_the_model_is_refused_before_ours(mod):
     strategy = noisy(kinds[mod]) if mod in kinds else FedAvg(**OFF)
     app = client_app(mods=(mod, compress))
     with pytest.raises(TooFewNodes, match="is not its first mod"):
-        start(DataAware(strategy, ratio=0.2), LocalGrid(app, NODES), 2)
+        start(DataAware(strategy, method="dagc-r", ratio=0.2), LocalGrid(app, NODES), 2)
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_mods_that_only_look_go_before_and_after(first):
     looks = (message_size_mod, arrays_size_mod)
     app = client_app(mods=(*looks, compress) if first else (compress, *looks))
-    result = start(DataAware(fed_avg(), ratio=0.02), LocalGrid(app, NODES), 2)
-    plain = start(DataAware(fed_avg(), ratio=0.02), LocalGrid(client_app(), NODES), 2)
+    result = start(DataAware(fed_avg(), method="dagc-r", ratio=0.02), LocalGrid(app, NODES), 2)
+    plain = start(DataAware(fed_avg(), method="dagc-r", ratio=0.02), LocalGrid(client_app(), NODES), 2)
     assert torch.equal(flat(result.arrays), flat(plain.arrays))
 
 
 @pytest.mark.parametrize("mods", [(compress, secaggplus_mod), (secaggplus_mod, compress)])
 def test_secure_aggregation_is_refused_with_the_reason(mods):
     with pytest.raises(TooFewNodes, match="secure aggregation adds up masked vectors of all entries"):
-        start(DataAware(fed_avg(), ratio=0.02), LocalGrid(client_app(mods=mods), NODES), 2)
+        start(DataAware(fed_avg(), method="dagc-r", ratio=0.02), LocalGrid(client_app(mods=mods), NODES), 2)
 
 
 def test_the_results_of_a_run_say_which_strategy_it_was(states):

@@ -9,8 +9,7 @@ from dagc import InvalidInput, Plan
 from dagc.cli import app
 from dagc.cli.parse import link_rate, price
 from dagc.planning import MORE_ROUNDS, Fleet, choices, forecast, verdict
-from dagc.policies import POLICIES
-from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW
+from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW, usual_bytes
 from dagc.training import Config, Federation
 
 METHODS = ["dagc", "dagc-r, ratio 0.1 %", "top-k, ratio 0.1 %, raw frames", "stc, ratio 0.1 %", "none"]
@@ -110,7 +109,7 @@ def test_the_table(tmp_path):
     assert dense["seconds"] == pytest.approx(1000 * 2 * 44.8e6 * 8 / 2e6, rel=1e-3)
     assert dense["bytes_up_per_client"] == pytest.approx(dense["bytes_up"] / 3)
     assert dagc["first_download"] == pytest.approx(3 * 44.8e6, rel=1e-3)
-    assert dagc["bytes_up"] <= 3 * 1000 * POLICIES["dagc"].bytes(11_200_000)
+    assert dagc["bytes_up"] <= 3 * 1000 * usual_bytes(11_200_000)
     clients = {each["client"]: each["bytes_up"] for each in dagc["clients"]}
     assert clients["harbour"] > 2 * clients["[/x]"] > 2 * clients["[red]b"] > 0
     printed = run(*arguments)
@@ -157,7 +156,7 @@ def test_what_was_chosen_and_why():
     small, large = (Fleet(size, {"a": 1000.0, "b": 10.0}) for size in (7850, CODED_BELOW + 1))
     why = {choice.setting: choice for choice in choices(Plan(method="dagc"), small)}
     assert list(why) == ["budget", "allocation", "values", "frames", "overhead", "down", "step_ahead"]
-    assert why["budget"].chosen == f"{POLICIES['dagc'].bytes(7850):g} bytes a client and round"
+    assert why["budget"].chosen == f"{usual_bytes(7850):g} bytes a client and round"
     assert why["allocation"].why.startswith("sizes differ 100:1; ")
     assert (why["values"].chosen, why["frames"].chosen) == ("sign", "coded")
     assert f"below {100 * SIGNS_BELOW:g} %" in why["values"].why

@@ -131,8 +131,7 @@ def release_memory() -> int:
     Example:
         >>> import dagc, torch
         >>> feedback = dagc.ErrorFeedback(dagc.top_k, size=1_000_000)
-        >>> for _ in range(2):
-        ...     sparse = feedback.step(torch.ones(1_000_000), 1000)
+        >>> sparse = feedback.step(torch.ones(1_000_000), 1000)
         >>> dagc.release_memory() > 4_000_000
         True
         >>> dagc.release_memory()

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from dagc.compressors import COMPRESSORS, Compressor, Gradient, per_tensor
 from dagc.errors import InvalidInput, MalformedPayload, OutOfSync, unknown
 from dagc.feedback import ErrorFeedback
-from dagc.protocol.downlink import broadcasts, sizes_of
+from dagc.protocol.downlink import broadcasts, checksum, sizes_of
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.sparse import Sparse
-from dagc.state import below, checksum
+from dagc.state import below
 from dagc.wire import Memory, decode, encode, has_signs, is_coded
 from dagc.wire.coder import Shapes
 from dagc.wire.values import value_codec

@@ -1,5 +1,6 @@
 """The downlink: the server does what clients do. It sends the largest entries of what the clients do not have yet."""
 
+import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from math import prod
@@ -14,16 +15,21 @@ from dagc.errors import MalformedPayload
 from dagc.policies import Account, Plan, Situation
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
-from dagc.state import below, checksum
+from dagc.state import below
 from dagc.wire import Memory, encode, is_coded, quantise
 from dagc.wire.coder import Shapes
 from dagc.wire.frame import read_varint, varint
 
-__all__ = ["Downlink", "broadcasts", "sizes_of"]
+__all__ = ["Downlink", "broadcasts", "checksum", "sizes_of"]
 
 KEPT = 4
 """Downloads that are kept for clients in the same position; each may be as large as the model."""
 SERVER = "server"
+
+
+def checksum(model: NDArray[np.float32]) -> int:
+    """CRC-32 of a model, so that a client that has another one than the server thinks is noticed."""
+    return zlib.crc32(model.astype("<f4", copy=False).data)
 
 
 class Downlink:

@@ -77,8 +77,7 @@ class Download(NamedTuple):
     Attributes:
         since: The client must have this version of the model, or, if values are sent, any later one; -1: none.
         version: The client has this version afterwards.
-        checksum: Of that model (`dagc.state.checksum`), so that a client that has another one than the server thinks is
-            noticed.
+        checksum: Of that model, so that a client that has another one than the server thinks is noticed.
         steps: How many broadcasts follow each other in the frame, each a change to add; 0 if it holds values to set.
         frame: The bytes; empty if nothing is new.
     """
