@@ -226,7 +226,7 @@ def transmitted() -> int:
 
 def install(model: Any, method: str, examples: list[int], rank: int, world: int) -> tuple[Any, float]:
     if method in OURS:
-        return dagc.ddp.register(model, examples=examples[rank], **OURS[method]), 1.0
+        return dagc.ddp.register(model, examples=examples[rank], method="dagc-r", **OURS[method]), 1.0
     if method == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif method == "powersgd":

@@ -131,7 +131,7 @@ def training(method: str, task: Task) -> tuple[Iterator[None], Callable[[], torc
         diloco = DiLoCo(module, task.examples[rank] / sum(task.examples))
         return _steps(task, model, weight, optimiser, diloco.step), lambda: diloco.shared
     else:
-        local = dagc.ddp.LocalSteps(module, examples=task.examples[rank], steps=STEPS, **OURS[method])
+        local = dagc.ddp.LocalSteps(module, examples=task.examples[rank], steps=STEPS, method="dagc-r", **OURS[method])
         return _steps(task, model, weight, optimiser, local.step), lambda: local.shared
     return _steps(task, model, weight, optimiser, after), shared
 
