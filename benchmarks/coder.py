@@ -21,7 +21,7 @@ from rich.table import Table
 from dagc.errors import MissingData
 from dagc.sparse import Sparse
 from dagc.training import Config, Federation
-from dagc.wire import Memory, encode, is_coded
+from dagc.wire import Memory, encode
 from dagc.wire.coder import TABLES, Shapes
 
 SIGNS: dict[str, Any] = {"values": "sign", "frames": "compact", "first_model": "drawn", "method": "dagc-r"}
@@ -99,7 +99,7 @@ class Coded:
         memory = self.memories[name]
         frame = encode(sparse, values, compact=True, memory=memory, most=most)
         self.bytes += len(frame)
-        if is_coded(frame):
+        if frame:  # every frame that is taken counts, as in the protocol
             memory.learn(sparse)
             self._leave_out(memory)
 
