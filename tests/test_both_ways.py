@@ -270,3 +270,24 @@ def test_a_first_model_that_clients_draw_is_not_sent():
     assert rounds[0][-1].bytes_down - rounds[1][-1].bytes_down > 9 * whole
     assert rounds[1][0].down == 0
     assert rounds[1][-1].bytes_down < 12 * 10 * 40
+
+
+def test_a_client_that_lives_long_does_not_keep_where_every_frame_changed_the_model():
+    server, client, random = (
+        Server(Plan(method="dagc-r", ratio=0.5), torch.zeros(20)),
+        Client([20]),
+        np.random.default_rng(3),
+    )
+    server.join("a", 10)
+    before, model = None, np.zeros(20, np.float32)
+    for number in range(100):
+        client.receive(server.download("a"))
+        server.arrived("a")
+        before = client.model.clone() if before is None else before
+        assert sum(map(len, client.touched)) <= 2 * client.size
+        server.orders(["a"])
+        model[random.integers(0, 15, 3)] += number + 1
+        server.close([], torch.from_numpy(model.copy()))
+    changed = np.flatnonzero(client.model.numpy() != before.numpy())
+    assert len(changed) > 10
+    assert np.isin(changed, np.concatenate(client.touched)).all()

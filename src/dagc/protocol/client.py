@@ -42,7 +42,7 @@ class Client:
         pending: The last upload, until the server has said what became of it.
         memory: What both sides remember of this client's coded uploads; None before the first.
         heard: The same of the server's broadcasts.
-        touched: Where the model may have changed since it was made or loaded, a part for every frame that came.
+        touched: Where the model may have changed since it was made or loaded, in parts, and a place may be in several.
 
     Example:
         >>> client = Client([6])
@@ -104,6 +104,8 @@ class Client:
             raise OutOfSync("the model differs from the server's after the download")
         self.model, self.version, self.heard = model, download.version, heard
         self.touched += touched
+        if sum(map(len, self.touched)) > 2 * self.size:  # nobody may ever ask, and frames go on coming
+            self.touched = [np.unique(np.concatenate(self.touched))]
         return model
 
     def _hear(self, frame: memoryview, stamp: int, heard: Memory | None) -> Sparse:
