@@ -95,7 +95,8 @@ def get(
         console.print("No checksum is published for this file, so only its size was checked.", style="yellow")
     if place is None:
         console.print(
-            f"{name} still needs its images and metadata.csv in {data.data_folder(data_dir) / name}: see docs/data.md",
+            f"{name} still needs its images and metadata.csv in {data.data_folder(data_dir) / name}: "
+            "see docs/how-to/own-data.md",
             style="yellow",
         )
         raise typer.Exit(1)

@@ -123,7 +123,7 @@ CATALOGUE: dict[str, Entry] = {
             "flickr-mammal",
             "mammals by subcontinent, 32×32×3",
             10,
-            "docs/data.md",
+            "docs/how-to/own-data.md",
             "per photo",
             (Source(_FLICKR, None, "flickr-mammal-zenodo"),),
             flickr.locate,

@@ -36,7 +36,9 @@ def read_path(path: Path, root: Path, objective: str = "auto") -> Dataset:
         return read_npz(path, objective)
     if path.suffix.lower() == ".csv":
         return read_csv(path, objective=objective)
-    raise InvalidInput(f"{path} is neither .npz nor .csv nor .txt nor a folder; docs/data.md shows how to convert data")
+    raise InvalidInput(
+        f"{path} is neither .npz nor .csv nor .txt nor a folder; docs/how-to/own-data.md shows how to convert data"
+    )
 
 
 def read_npz(path: Path, objective: str = "auto") -> Dataset:
