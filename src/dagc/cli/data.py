@@ -239,4 +239,4 @@ def _legend(classes: tuple[str, ...]) -> Text:
 
 
 def _size(place: Path) -> int:
-    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in [place, *place.rglob("*")] if path.is_file())
