@@ -202,7 +202,7 @@ class LocalSteps:
             What the exchange took, where there was one; with `overlap`, what the one before it took.
 
         Raises:
-            NonFiniteGradient: A rank's model is not finite. On all ranks, and all are back where their local steps began.
+            NonFiniteGradient: A rank's model is not finite. On all ranks, which are back where they began.
             DagcError: A rank has died or hangs; this one is back where its local steps began.
         """
         self._done += 1
