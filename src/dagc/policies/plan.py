@@ -22,6 +22,8 @@ CODED_BELOW = 1 << 20
 """With "auto", models of up to this many entries have coded frames: `docs/studies/coder.md` has the reason."""
 SIGNS_BELOW = 0.1
 """With "auto", signs are sent below this ratio of entries: `docs/studies/beyond.md` measured ratios up to 7 %."""
+SIGNS_BELOW_BYTES = 48
+"""And below this many bytes, which have room for few exact values: `docs/studies/dagc.md` has what was measured."""
 
 
 def usual_bytes(size: int) -> float:
@@ -29,9 +31,9 @@ def usual_bytes(size: int) -> float:
 
     Example:
         >>> usual_bytes(7850), usual_bytes(236_000)
-        (64.0, 350.0)
+        (44.0, 243.0)
     """
-    return max(16.0, float(round(0.72 * math.sqrt(size))))
+    return max(16.0, float(round(0.5 * math.sqrt(size))))
 
 
 class Settings(TypedDict, total=False):
@@ -79,7 +81,7 @@ class Plan:
         ratio: The budget as the mean ratio of entries sent, or
         threshold: as the mean threshold, in the units of what is compressed (a gradient, or a change of the model), or
         bytes: as uploaded bytes. What a round leaves, later rounds may use; more is never sent. If no budget is given,
-            0.72 times the square root of the model's size. Or
+            half the square root of the model's size. Or
         rate: as uploaded bytes of each client over time: `200 kB/training`, or, together with `bytes` for a usual
             round, `1 MB/hour`.
         caps: The largest ratio of a client, by its name: a metered contract, a slow link.
@@ -194,10 +196,10 @@ class Plan:
             return self
         if self.ratio is None and not self.in_bytes:
             return replace(self, values="fp32")
-        ratio = self.ratio
-        if self.bytes is not None:
-            ratio = self.bytes / size  # with signs, an entry takes about a byte
-        return replace(self, values="int8" if ratio is not None and ratio >= SIGNS_BELOW else "sign")
+        exact = self.ratio is not None and self.ratio >= SIGNS_BELOW
+        if self.bytes is not None:  # with signs, an entry takes about a byte
+            exact = self.bytes >= max(SIGNS_BELOW * size, SIGNS_BELOW_BYTES)
+        return replace(self, values="int8" if exact else "sign")
 
     def policy(self, size: int) -> Policy:
         """What decides, each round, who sends how much of a model of that many entries.
