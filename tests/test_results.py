@@ -14,7 +14,8 @@ from dagc.experiments.origin import origin, source_commit, stamp
 from dagc.experiments.records import described, identity
 from dagc.experiments.reproduce import TUNED_ON
 from dagc.report import read_run
-from dagc.report.numbers import final, reached
+from dagc.report.figures import write_waterfall
+from dagc.report.numbers import final, in_bytes, reached
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -196,7 +197,21 @@ def test_tables_are_made_of_records(made, known, kind):
     assert tables.rewritten(text, store) == text
     assert tables.rewritten(text.replace("ours", "mine"), store) == text
     ours = Store(made / "results").lines()[made / "results" / "small" / "small" / "a.jsonl"][0]
-    assert f"{100 * ours.result['final_accuracy']:.0f}" in text or kind == "targets"
+    assert f"{100 * ours.result['final_accuracy']:.0f}" in text or kind in ("targets", "steps")
+
+
+def test_the_waterfall_has_every_step_with_its_factor(made, known, tmp_path):
+    panel = tables.shown("small", small(), Store(made / "results")).panel
+    write_waterfall([panel], tmp_path / "fall.svg")
+    text = (tmp_path / "fall.svg").read_text()
+    ours, theirs = (reached(one, 0.5).bytes_total.mean for one in panel.series)
+    for words in ("ours", "theirs", "to 50 %", in_bytes(ours), f"{in_bytes(theirs)}  × {theirs / ours:.2f}"):
+        assert words in text
+    never = replace(panel, targets=(0.3, 0.999))
+    write_waterfall([never], tmp_path / "again.svg")
+    assert "to 30 %" in (tmp_path / "again.svg").read_text()  # the highest that all reach
+    write_waterfall([replace(panel, targets=(0.5,))], tmp_path / "third.svg")
+    assert (tmp_path / "third.svg").read_text() == text
 
 
 def test_bytes_to_a_target_stand_beside_how_many_seeds_reached_it(made, known, monkeypatch):
