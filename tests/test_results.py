@@ -133,23 +133,6 @@ def test_a_stand_in_is_recorded_and_only_taken_if_it_may_be(tmp_path, monkeypatc
         Laboratory(tmp_path, Store(tmp_path / "results")).run([("small", cell)], 1)
 
 
-def test_data_of_ones_own_is_a_file_in_the_data_folder(tmp_path):
-    """Its place is in no record."""
-    rows = "".join(f"{i % 7},{i % 2},{i % 3}\n" for i in range(120))
-    data = tmp_path / "data"
-    data.mkdir()
-    cell = replace(small(), fields={"task": "logistic@own.csv", "rounds": 3, "partition": "iid:workers=3"})
-    laboratory = Laboratory(tmp_path, Store(tmp_path / "results"), data_dir=str(data))
-    with pytest.raises(MissingData, match=r"own\.csv is not in .*docs/data\.md"):
-        laboratory.run([("small", cell)], 1)
-    (data / "own.csv").write_text("a,b,label\n" + rows)
-    laboratory.run([("small", cell)], 1)
-    (path,) = (tmp_path / "results").glob("**/*.jsonl")
-    assert str(tmp_path) not in path.read_text()
-    (data / "own.csv").unlink()
-    assert len(Laboratory(tmp_path, Store(tmp_path / "results")).run([("small", cell)], 1)[0].series) == 2
-
-
 def test_settings_are_tuned_on_other_seeds_and_recorded(tmp_path, monkeypatch):
     cell = small(tune={"learning_rate": (0.01, 0.5), "schedule": ("constant", "linear")})
     own = Variant("theirs", {"method": "none", "learning_rate": 0.2}, tune={"optimizer": ("SGD", "Adam")})
