@@ -143,8 +143,8 @@ class ErrorFeedback:
         sparse = self.compressor(out, parameter, seed=seed)
         if sparse.size != self.size or len(sparse.values) != len(sparse) or not sparse.ascends:
             raise InvalidInput(f"the compressor selected what is not in a vector of {self.size} entries, or one twice")
-        seed = None if self.compressor in FUSED else sparse.seed  # the wire would send it in the indices' place
-        if seed is not None and not np.array_equal(draw(seed, self.size, len(sparse)), sparse.indices):
+        drawn = None if self.compressor in FUSED else sparse.seed  # the wire would send it in the indices' place
+        if drawn is not None and not np.array_equal(draw(drawn, self.size, len(sparse)), sparse.indices):
             raise InvalidInput("the compressor selected entries that are drawn from another seed than it says")
         if out.is_cpu:
             out.numpy()[sparse.indices] = 0.0

@@ -40,11 +40,10 @@ def _model() -> nn.Module:
     return nn.Sequential(nn.Linear(20, 10), nn.Tanh(), nn.Linear(10, 5))
 
 
-def _loss(model: nn.Module, rank: int, step: int) -> Tensor:
+def _loss(model: nn.Module, rank: int, step: int) -> Any:
     """Of this rank's batch."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
-    loss: Tensor = model(torch.randn(8, 20, generator=generator)).square().sum()
-    return loss
+    return model(torch.randn(8, 20, generator=generator)).square().sum()
 
 
 class Training:
@@ -142,10 +141,13 @@ class Local:
         dist.destroy_process_group(self.exchange.group)
 
 
+KINDS: tuple[type[Training] | type[Local], ...] = (Training, Local)
+
+
 def _disturbed(faults: Faults) -> list[Tensor]:
     """A training with faults, which both ranks draw alike."""
     plan, kind = faults.pick(PLANS), faults.pick(KINDS)
-    training = kind(plan)
+    training: Training | Local = kind(plan)
     saved, at = training.saved(), 0
 
     def again() -> Training | Local:
@@ -169,9 +171,6 @@ def _disturbed(faults: Faults) -> list[Tensor]:
             saved, at = training.saved(), training.step
     training.close()
     return training.result
-
-
-KINDS = (Training, Local)
 
 
 def _refused(doing: str, training: Training | Local, spoil: float) -> None:
