@@ -49,6 +49,8 @@ def _loss(model: nn.Module, rank: int, step: int) -> Any:
 class Training:
     """A model on this rank, which can be saved, restarted and disturbed."""
 
+    plans = PLANS
+
     def __init__(self, plan: dict[str, Any], saved: bytes = b"") -> None:
         self.model = DistributedDataParallel(_model())
         self.rank, self.step = dist.get_rank(), 0
@@ -96,6 +98,12 @@ class Training:
 
 class Local:
     """The same with local steps: a step is two of them and the exchange."""
+
+    plans = (
+        *PLANS,
+        {"bytes": 40, "values": "sign", "frames": "coded", "step_ahead": 0.5, "clip": 5.0},
+        {"ratio": 0.05, "values": "fp16", "momentum": 0.5, "outer_rate": 0.7},
+    )
 
     def __init__(self, plan: dict[str, Any], saved: bytes = b"") -> None:
         self.model, self.rank = _model(), dist.get_rank()
@@ -146,7 +154,8 @@ KINDS: tuple[type[Training] | type[Local], ...] = (Training, Local)
 
 def _disturbed(faults: Faults) -> list[Tensor]:
     """A training with faults, which both ranks draw alike."""
-    plan, kind = faults.pick(PLANS), faults.pick(KINDS)
+    kind = faults.pick(KINDS)
+    plan = faults.pick(kind.plans)
     training: Training | Local = kind(plan)
     saved, at = training.saved(), 0
 
@@ -202,8 +211,8 @@ def _work(seed: int, rate: float) -> Counter[str]:
     faults = Faults(seed, rate)
     result = _disturbed(faults)
     draws = Faults(seed, rate)
-    plan, kind = draws.pick(PLANS), draws.pick(KINDS)
-    straight: Training | Local = kind(plan)
+    kind = draws.pick(KINDS)
+    straight: Training | Local = kind(draws.pick(kind.plans))
     for _ in range(STEPS):
         straight.go_on()
     straight.close()

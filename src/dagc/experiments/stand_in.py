@@ -9,7 +9,7 @@ from dagc.data import CATALOGUE, data_folder
 from dagc.errors import MissingData
 from dagc.experiments.cells import Cell
 
-__all__ = ["STAND_INS", "at_hand", "with_data"]
+__all__ = ["STAND_INS", "at_hand", "label_of", "with_data"]
 
 _LARGEST, _SECOND, _SMALLEST, _REGIONS = 79_958, 44_900, 16, 15
 
@@ -55,6 +55,11 @@ def at_hand(name: str, root: Path) -> bool:
     return place is not None and (name != "speech-commands" or place.name.startswith("speech_commands"))
 
 
+def label_of(cell: Cell, located: Cell) -> str | None:
+    """What is used instead of a cell's data, if `with_data` has replaced it."""
+    return STAND_INS[cell.data].label if cell.data in STAND_INS and cell.data != located.data else None
+
+
 def with_data(cells: Sequence[Cell], stand_in: bool, data_dir: str | None = None) -> list[Cell]:
     """The cells with data that is here: the original or, if that is allowed, its stand-in, and a note that says so."""
     root = data_folder(data_dir)
@@ -67,7 +72,9 @@ def with_data(cells: Sequence[Cell], stand_in: bool, data_dir: str | None = None
                 if not at_hand(substitute, root):
                     problems.append(_how_to_get(substitute, root))
             elif not (root / substitute).exists():
-                problems.append(f"the stand-in {substitute} is not in {root}: docs/data.md says how to make it")
+                problems.append(
+                    f"the stand-in {substitute} is not in {root}: docs/how-to/own-data.md says how to make it"
+                )
         else:
             other = f", or add --stand-in ({STAND_INS[name].label})" if name in STAND_INS else ""
             problems.append(_how_to_get(name, root) + other)
@@ -85,4 +92,4 @@ def _replaced(cell: Cell, root: Path) -> Cell:
 
 
 def _how_to_get(name: str, root: Path) -> str:
-    return f"{name} is not in {root}: dagc data get {name} (see docs/data.md)"
+    return f"{name} is not in {root}: dagc data get {name} (see docs/how-to/own-data.md)"
