@@ -56,6 +56,7 @@ def test_all_experiments_are_there_with_the_papers_figures():
         "beyond": 15,
         "both-ways": 7,
         "rivals": 5,
+        "ablation": 2,
     }
     by_name = {(name, cell.name): cell for name, cells in EXPERIMENTS.items() for cell in cells}
     assert len(by_name) == sum(sizes.values())

@@ -14,7 +14,8 @@ from dagc.experiments.origin import origin, source_commit, stamp
 from dagc.experiments.records import described, identity
 from dagc.experiments.reproduce import TUNED_ON
 from dagc.report import read_run
-from dagc.report.numbers import final, reached
+from dagc.report.figures import write_waterfall
+from dagc.report.numbers import final, in_bytes, reached
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -92,6 +93,13 @@ def test_old_folders_give_records_by_their_settings(made, tmp_path, monkeypatch)
         Laboratory(tmp_path, store, commit=commit).run([("small", small())], 2)
         (lines,) = store.lines().values()
         assert [(line.commit, line.version) for line in lines] == [(commit, None)] * 4
+    store = Store(tmp_path / "c")
+    untuned = replace(
+        small(), variants=(*small().variants, Variant("new", {"method": "none"}, tune={"optimizer": ("SGD", "Adam")}))
+    )
+    assert Laboratory(tmp_path, store).collect([("small", untuned)], 3) == 2  # the third seed of the two that are tuned
+    (lines,) = store.lines().values()
+    assert [(line.variant, line.seed) for line in lines] == [("ours", 0), ("ours", 1), ("theirs", 0), ("theirs", 1)]
 
 
 def test_a_run_says_who_worked_on_it(tmp_path):
@@ -130,23 +138,6 @@ def test_a_stand_in_is_recorded_and_only_taken_if_it_may_be(tmp_path, monkeypatc
     assert tables.shown("small", cell, Store(tmp_path / "results")).panel.notes == (used.label,)
     with pytest.raises(MissingData):
         Laboratory(tmp_path, Store(tmp_path / "results")).run([("small", cell)], 1)
-
-
-def test_data_of_ones_own_is_a_file_in_the_data_folder(tmp_path):
-    """Its place is in no record."""
-    rows = "".join(f"{i % 7},{i % 2},{i % 3}\n" for i in range(120))
-    data = tmp_path / "data"
-    data.mkdir()
-    cell = replace(small(), fields={"task": "logistic@own.csv", "rounds": 3, "partition": "iid:workers=3"})
-    laboratory = Laboratory(tmp_path, Store(tmp_path / "results"), data_dir=str(data))
-    with pytest.raises(MissingData, match=r"own\.csv is not in .*docs/data\.md"):
-        laboratory.run([("small", cell)], 1)
-    (data / "own.csv").write_text("a,b,label\n" + rows)
-    laboratory.run([("small", cell)], 1)
-    (path,) = (tmp_path / "results").glob("**/*.jsonl")
-    assert str(tmp_path) not in path.read_text()
-    (data / "own.csv").unlink()
-    assert len(Laboratory(tmp_path, Store(tmp_path / "results")).run([("small", cell)], 1)[0].series) == 2
 
 
 def test_settings_are_tuned_on_other_seeds_and_recorded(tmp_path, monkeypatch):
@@ -196,7 +187,21 @@ def test_tables_are_made_of_records(made, known, kind):
     assert tables.rewritten(text, store) == text
     assert tables.rewritten(text.replace("ours", "mine"), store) == text
     ours = Store(made / "results").lines()[made / "results" / "small" / "small" / "a.jsonl"][0]
-    assert f"{100 * ours.result['final_accuracy']:.0f}" in text or kind == "targets"
+    assert f"{100 * ours.result['final_accuracy']:.0f}" in text or kind in ("targets", "steps")
+
+
+def test_the_waterfall_has_every_step_with_its_factor(made, known, tmp_path):
+    panel = tables.shown("small", small(), Store(made / "results")).panel
+    write_waterfall([panel], tmp_path / "fall.svg")
+    text = (tmp_path / "fall.svg").read_text()
+    ours, theirs = (reached(one, 0.5).bytes_total.mean for one in panel.series)
+    for words in ("ours", "theirs", "to 50 %", in_bytes(ours), f"{in_bytes(theirs)}  × {theirs / ours:.2f}"):
+        assert words in text
+    never = replace(panel, targets=(0.3, 0.999))
+    write_waterfall([never], tmp_path / "again.svg")
+    assert "to 30 %" in (tmp_path / "again.svg").read_text()  # the highest that all reach
+    write_waterfall([replace(panel, targets=(0.5,))], tmp_path / "third.svg")
+    assert (tmp_path / "third.svg").read_text() == text
 
 
 def test_bytes_to_a_target_stand_beside_how_many_seeds_reached_it(made, known, monkeypatch):

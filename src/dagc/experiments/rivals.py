@@ -8,7 +8,6 @@ __all__ = ["RIVALS"]
 
 _NOTES = ("the first model is drawn from the seed by every client, so nobody downloads it",)
 _LOGISTIC = "logistic@fashion-mnist"
-_RATES = (0.1, 0.2, 0.3)
 
 
 def _cell(
@@ -46,17 +45,18 @@ def _variants(
     )
 
 
-_SERVER = {"server_rate": (0.01, 0.03, 0.1)}
+_SERVER = {"server_rate": (0.01, 0.03)}
 
 RIVALS = (
     _cell(
         "logistic",
-        "Logistic@FMNIST, SR 100, ten clients, local steps tuned",
-        200,
+        "Logistic@FMNIST, SR 100, ten clients, 60 local steps",
+        140,
         2,
         (0.78, 0.80, 0.82),
-        _variants((0.002, 0.004, 0.008), (0.001, 0.004), 60, _SERVER),
-        {"local_steps": (20, 60), "learning_rate": _RATES},
+        _variants((0.004, 0.008), (0.001, 0.004), 60, _SERVER),
+        {"learning_rate": (0.1, 0.2, 0.3)},
+        local_steps=60,
     ),
     _cell(
         "logistic-1",
@@ -64,8 +64,8 @@ RIVALS = (
         1000,
         5,
         (0.75, 0.78, 0.80),
-        _variants((0.002, 0.004), (0.001, 0.004), 500, {"learning_rate": (0.003, 0.01, 0.03)}),
-        {"learning_rate": (0.1, 0.2, 0.5)},
+        _variants((0.004,), (0.001,), 500, {"learning_rate": (0.003, 0.01, 0.03)}),
+        {"learning_rate": (0.2, 0.5)},
     ),
     _cell(
         "digits",
@@ -73,7 +73,7 @@ RIVALS = (
         120,
         2,
         (0.90, 0.92, 0.94),
-        _variants((0.002, 0.004), (0.001, 0.004), 120, _SERVER),
+        _variants((0.002, 0.004), (0.001, 0.004), 120, {"server_rate": (0.01, 0.03, 0.1)}),
         {"learning_rate": (0.05, 0.1, 0.2)},
         task="mlp@digits",
         local_steps=10,
@@ -84,11 +84,12 @@ RIVALS = (
         300,
         5,
         (0.75, 0.78, 0.80),
-        _variants((0.004, 0.008), (0.001, 0.004), 60, _SERVER),
-        {"learning_rate": _RATES},
+        _variants((0.004,), (0.001,), 60, {"server_rate": (0.03,)}),
+        {},
         workers=50,
         participation=0.2,
         local_steps=20,
+        learning_rate=0.2,
     ),
     _cell(
         "adult",
@@ -96,8 +97,8 @@ RIVALS = (
         100,
         2,
         (0.80, 0.82, 0.83),
-        _variants((0.05, 0.1), (0.05, 0.1), 100, _SERVER),
-        {"learning_rate": (0.05, 0.1)},
+        _variants((0.05,), (0.05,), 100, {"server_rate": (0.03,)}),
+        {},
         task="logistic@adult",
         partition="by-client:min_size=10",
         local_steps=10,
@@ -105,7 +106,7 @@ RIVALS = (
     _cell(
         "cnn",
         "CNN@CIFAR-10, SR 100, ten clients, 10 local steps",
-        120,
+        160,
         5,
         (0.40, 0.45, 0.50),
         (

@@ -51,8 +51,6 @@ STAND_INS = {
 
 def at_hand(name: str, root: Path) -> bool:
     """Whether the original is in the data folder; another folder of spoken words is not Speech Commands."""
-    if name not in CATALOGUE:
-        return (root / name).exists()
     place = CATALOGUE[name].locate(root)
     return place is not None and (name != "speech-commands" or place.name.startswith("speech_commands"))
 
@@ -63,10 +61,7 @@ def label_of(cell: Cell, located: Cell) -> str | None:
 
 
 def with_data(cells: Sequence[Cell], stand_in: bool, data_dir: str | None = None) -> list[Cell]:
-    """The cells with data that is here: the original or, if that is allowed, its stand-in, and a note that says so.
-
-    Data that the catalogue does not have is a file in the data folder.
-    """
+    """The cells with data that is here: the original or, if that is allowed, its stand-in, and a note that says so."""
     root = data_folder(data_dir)
     missing = {cell.data for cell in cells if not at_hand(cell.data, root)}
     problems = []
@@ -85,7 +80,7 @@ def with_data(cells: Sequence[Cell], stand_in: bool, data_dir: str | None = None
             problems.append(_how_to_get(name, root) + other)
     if problems:
         raise MissingData("; ".join(problems) + "; or leave its cells out with --cells")
-    return [_replaced(cell, root) if cell.data in missing else _placed(cell, root) for cell in cells]
+    return [_replaced(cell, root) if cell.data in missing else cell for cell in cells]
 
 
 def _replaced(cell: Cell, root: Path) -> Cell:
@@ -96,15 +91,5 @@ def _replaced(cell: Cell, root: Path) -> Cell:
     return replace(cell, fields=fields, notes=(*cell.notes, substitute.label))
 
 
-def _placed(cell: Cell, root: Path) -> Cell:
-    """With the path of data that the catalogue does not have."""
-    if cell.data in CATALOGUE:
-        return cell
-    model = cell.fields["task"].partition("@")[0]
-    return replace(cell, fields={**cell.fields, "task": f"{model}@{root / cell.data}"})
-
-
 def _how_to_get(name: str, root: Path) -> str:
-    if name not in CATALOGUE:
-        return f"the file {name} is not in {root}: docs/how-to/own-data.md says how to make it"
     return f"{name} is not in {root}: dagc data get {name} (see docs/how-to/own-data.md)"

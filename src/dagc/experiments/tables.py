@@ -21,8 +21,9 @@ from dagc.errors import DagcError, InvalidInput, unknown
 from dagc.experiments.cells import Cell, choose
 from dagc.experiments.paper import EXPERIMENTS
 from dagc.experiments.records import Record, Store, Tuned
-from dagc.experiments.reproduce import TUNED_ON
+from dagc.experiments.reproduce import known_choice, known_tuning
 from dagc.report import Panel, Series
+from dagc.report.figures import highest_shared, write_waterfall
 from dagc.report.numbers import BYTES, Reached, Spread, difference, final, in_bytes, reached
 from dagc.report.panels import in_words
 from dagc.report.words import brief, percent
@@ -58,23 +59,13 @@ def shown(experiment: str, cell: Cell, store: Store) -> Shown:
     Raises:
         InvalidInput: There is no record of it.
     """
-    chosen: list[Mapping[str, Any]] = []
-    tuned = []
-    for variant in cell.variants:
-        candidates = cell.candidates(variant)
-        target = cell.targets[-1] if cell.targets else None
-        answers = [
-            one for one in store.tuned(experiment, cell, variant.label) if one.answers(candidates, TUNED_ON, target)
-        ]
-        tuned += answers[:1]
-        only = {name: values[0] for name, values in cell.grid(variant).items()}
-        chosen.append(answers[0].chosen if answers else only)
-    ready = cell.tuned(chosen)
-    untuned = {one.label for one in cell.variants if len(cell.candidates(one)) > 1} - {one.variant for one in tuned}
+    chosen = [known_choice(store, experiment, cell, variant) for variant in cell.variants]
+    tuned = [one for variant in cell.variants if (one := known_tuning(store, experiment, cell, variant)) is not None]
+    ready = cell.tuned([choice or {} for choice in chosen])
     runs: list[list[Record]] = []
-    for variant in ready.variants:
+    for variant, choice in zip(ready.variants, chosen, strict=True):
         wanted = [{**ready.settings(variant), "seed": seed} for seed in range(MOST_SEEDS)]
-        runs.append([] if variant.label in untuned else _recorded(wanted, store))
+        runs.append([] if choice is None else _recorded(wanted, store))
     records = tuple(record for some in runs for record in some)
     if not records:
         raise InvalidInput(
@@ -192,6 +183,28 @@ def accuracy(some: Sequence[Shown]) -> tuple[list[str], list[list[str]]]:
     return heads, body
 
 
+def steps(some: Sequence[Shown]) -> tuple[list[str], list[list[str]]]:
+    """Bytes to the highest target that all variants reach, and how many times fewer each takes than the one before."""
+    several = len(some) > 1
+    total = "total" if several else f"total to {100 * highest_shared(some[0].panel):g} %"
+    heads = [*["setting"] * several, "", "up", "down", total, "times fewer", "rounds", "seconds"]
+    body = []
+    for one in some:
+        goal = highest_shared(one.panel)
+        before: Spread | None = None
+        for number, series in enumerate(one.panel.series):
+            head = [f"{one.panel.title}, to {100 * goal:g} %" if not number else ""] * several
+            way = reached(series, goal)
+            if way.bytes_total is None:
+                body.append([*head, series.label, "", "", f"{way.seeds} of {way.of} seeds", "", "", ""])
+                continue
+            times = f"{before.mean / way.bytes_total.mean:.2f}" if before is not None else ""
+            bytes = [_bytes(getattr(way, name)) for name in BYTES]
+            body.append([*head, series.label, *bytes, times, _count(way.rounds), _seconds(way.seconds)])
+            before = way.bytes_total
+    return heads, body
+
+
 def tuning(some: Sequence[Shown]) -> tuple[list[str], list[list[str]]]:
     """What was tried for each variant, on which seeds, and what was chosen."""
     several = len(some) > 1
@@ -209,7 +222,7 @@ def tuning(some: Sequence[Shown]) -> tuple[list[str], list[list[str]]]:
 
 
 Kind = Callable[[Sequence[Shown]], tuple[list[str], list[list[str]]]]
-KINDS: dict[str, Kind] = {"totals": totals, "targets": targets, "accuracy": accuracy, "tuning": tuning}
+KINDS: dict[str, Kind] = {"totals": totals, "targets": targets, "accuracy": accuracy, "steps": steps, "tuning": tuning}
 """Every kind of table."""
 
 
@@ -307,7 +320,15 @@ def main(folder: Path) -> int:
             path.write_text(after, encoding="utf-8")
             changed += 1
             print(f"{path.relative_to(folder)}: its tables are written again")
+    waterfall(store, folder / "docs" / "images" / "ablation.svg")
     return changed
+
+
+def waterfall(store: Store, path: Path) -> None:
+    """Draw the ablation, if any of it is recorded."""
+    cells = [cell for cell in EXPERIMENTS["ablation"] if store.path("ablation", cell).exists()]
+    if cells:
+        write_waterfall([shown("ablation", cell, store).panel for cell in cells], path)
 
 
 if __name__ == "__main__":
