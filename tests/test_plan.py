@@ -163,7 +163,7 @@ def test_what_was_chosen_and_why():
     assert f"{CODED_BELOW:,}" in why["frames"].why
     assert "31.4 kB of memory" in why["frames"].why
     assert "37 entries" in why["overhead"].why
-    assert why["down"].why.startswith("64 bytes a visit")
+    assert why["down"].why.startswith("44 bytes a visit")
     why = {choice.setting: choice for choice in choices(Plan(method="dagc", ratio=0.2), large)}
     assert (why["values"].chosen, why["frames"].chosen) == ("int8", "compact")
     assert why["budget"].why == "as given"
