@@ -287,14 +287,14 @@ def test_a_sum_of_entries_in_disorder_stays_within_its_memory(kernels):
     if kernels == "torch":
         with pytest.raises(InvalidInput, match="client 0 do not ascend"):
             aggregate([bad], [1])
-    with pytest.raises(InvalidInput, match="one for each"):
+    with pytest.raises(InvalidInput, match="one value per index"):
         aggregate([unchecked(10, [1, 2, 3], np.ones(2, np.float32))], [1])
 
 
 def test_what_a_compressor_of_somebody_else_selects_is_looked_at():
     for wrong in ([-1], [10], [3, 2], [4, 4]):
         feedback = dagc.ErrorFeedback(lambda vector, parameter, *, seed=0, w=wrong: unchecked(10, w), 10)
-        with pytest.raises(InvalidInput, match="selected what is not in"):
+        with pytest.raises(InvalidInput, match="selected an entry twice, or one that is not in"):
             feedback.step(torch.ones(10), 1)
         assert not feedback.residual.any()
 

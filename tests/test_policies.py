@@ -119,7 +119,7 @@ def test_clients_of_a_tiny_model_do_not_wait_forever(size):
     for _ in range(200):
         account.earn(len(NAMES))
         counts = waiting.decide(now(allowance=account.balance))
-        account.spend(int(payload_size(size, [c for c in counts if c], plan.values, compact=True).sum()))
+        account.spend(int(payload_size(size, [c for c in counts if c], plan.values, frames="compact").sum()))
         assert account.balance >= 0
         sent |= {name for name, count in zip(NAMES, counts, strict=True) if count}
     assert sent == set(NAMES)

@@ -254,7 +254,7 @@ def _check_decisions(plan: Plan, where: str) -> None:
         if "rate" in POLICIES[plan.method].budgets and plan.threshold is None:  # it keeps budgets
             entries_due += 0.0 if plan.ratio is None else plan.ratio * len(present) * size
             sent = [k for k in decided if k]
-            taken = int(payload_size(size, sent, plan.values, compact=plan.compact, raw=plan.raw).sum())
+            taken = int(payload_size(size, sent, plan.values, frames=plan.frames).sum())
             if account is not None:
                 assert taken <= account.balance, f"{at}: up to {taken} bytes, more than {account.balance}"
                 account.spend(taken)

@@ -57,7 +57,8 @@ def allocate(
         raise InvalidInput(f"--bytes is {bytes:g}: it must be above 0 and at most 2^48")
     if ratio is None and threshold is None and bytes is None:
         ratio = 0.001
-    compact, raw = frames != "plain", frames == "raw"
+    if frames == "auto":  # coded or compact, which have the same bound
+        frames = "compact"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", BudgetWarning)
         given = dagc.allocate(
@@ -69,8 +70,7 @@ def allocate(
             caps=limits,
             size=size if bytes is not None else None,
             values=values,
-            compact=compact,
-            raw=raw,
+            frames=frames,
         )
     messages = [str(warning.message) for warning in caught if issubclass(warning.category, BudgetWarning)]
     scaled = weights / weights.max()  # the sum of huge ones would overflow
@@ -83,7 +83,7 @@ def allocate(
             client["threshold"] = float(value) if np.isfinite(value) else None
     else:
         counts = dagc.entries(given, size, caps=limits)
-        most = dagc.payload_size(size, counts, values, compact=compact, raw=raw)
+        most = dagc.payload_size(size, counts, values, frames=frames)
         for client, value, count, bound in zip(clients, given, counts, most, strict=True):
             client |= {"ratio": float(value), "entries": int(count), "bytes": int(bound) if count else 0}
     if as_json:

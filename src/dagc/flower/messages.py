@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from dagc.errors import MalformedPayload
 from dagc.protocol import Download, Order
+from dagc.wire import FRAMES
 
 __all__ = [
     "ASK", "MODEL", "OUT_OF_SYNC", "RECORD", "STYPE", "TRAIN", "Answer", "Instruction", "payload_of", "record_of",
@@ -108,7 +109,7 @@ class Instruction(_Record):
         """The order in it, which a server may have made up; what it selects by is checked where it is used."""
         wrong = {
             "seed": not re.fullmatch("[0-9a-f]{1,16}", self.seed),
-            "frames": self.frames not in ("plain", "compact", "coded", "raw"),
+            "frames": self.frames not in FRAMES,
             "taken": self.taken < 0,
             "step_ahead": not 0 <= self.step_ahead <= 1,
             "counted": self.counted < 0,

@@ -108,7 +108,7 @@ def _overhead(plan: Plan, fleet: Fleet) -> tuple[str, str]:
     policy = plan.policy(fleet.parameters)
     if not plan.overhead or not isinstance(policy, Allocated):
         return "nobody waits", "unless a budget is too small for a frame from everybody"
-    frame = int(payload_size(fleet.parameters, policy.least, plan.values, compact=plan.compact, raw=plan.raw)[0])
+    frame = int(payload_size(fleet.parameters, policy.least, plan.values, frames=plan.frames)[0])
     why = f"a client waits until it has saved up for {policy.least:,} entries, {in_bytes(frame)}"
     return f"at most {plan.overhead:g} of a frame", why
 

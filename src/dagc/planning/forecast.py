@@ -230,7 +230,7 @@ def _entries(order: Order, plan: Plan, size: int) -> int:
 
 def _frames(size: int, entries: NDArray[Any], plan: Plan) -> Array:
     """The most bytes of each frame; who sends no entries sends nothing."""
-    most = payload_size(size, entries, plan.values, compact=plan.compact, raw=plan.raw)
+    most = payload_size(size, entries, plan.values, frames=plan.frames)
     most = np.where(entries == size, np.minimum(most, dense_bytes(size, plan.values)), most)
     return np.where(entries > 0, most, 0).astype(np.float64)
 
@@ -271,7 +271,7 @@ class _Broadcasts:
         missed = self.totals[-1] - np.array(self.totals)[has]
         if self._server is None:
             entries = np.minimum(missed, self.size)
-            found = np.where(entries > 0, payload_size(self.size, entries, raw=self.plan.raw), 0)
+            found = np.where(entries > 0, payload_size(self.size, entries, indices=self.plan.indices), 0)
         else:  # several are sent with their lengths
             several = self._numbers[-1] - np.array(self._numbers)[has] > 1
             found = missed + several * (self._lengths[-1] - np.array(self._lengths)[has])

@@ -68,8 +68,8 @@ def tables(ways: Sequence[Way], fleet: Fleet, price: float = 0.0) -> dict[str, A
         "dense": [dense_bytes(size) for size in sizes],
         "entries": [each.tolist() for each in counts],
         "lossless": {
-            kind: [_lossless(size, each, kind == "raw") for size, each in zip(sizes, counts, strict=True)]
-            for kind in sorted({"raw" if plan.raw else "plain" for _, plan, _ in ways if plan.lossless})
+            indices or "plain": [_lossless(size, each, indices) for size, each in zip(sizes, counts, strict=True)]
+            for indices in sorted({plan.indices for _, plan, _ in ways if plan.lossless}, key=str)
         },
         "methods": [_method(label, plan, own / rounds, sizes, budgets) for label, plan, own in ways],
         "sliders": _sliders(ways, fleet, price, sizes, budgets, round(rounds)),
@@ -114,7 +114,7 @@ def _method(label: str, plan: Plan, factor: float, sizes: list[int], budgets: di
         "budget": kind,
         "rounds": factor,
         "drawn": plan.first_model == "drawn",
-        "lossless": ("raw" if plan.raw else "plain") if plan.lossless else None,
+        "lossless": plan.indices or "plain" if plan.lossless else None,
         "cells": [[_cell(each, size) for each in plans] for size in sizes],
     }
 
@@ -143,8 +143,8 @@ def _cell(plan: Plan, size: int) -> list[float] | None:
     return [float(f"{number:.6g}") for number in (up, found.largest_upload, found.entries, back)]
 
 
-def _lossless(size: int, counts: Any, raw: bool) -> list[int]:
-    frames = payload_size(size, counts, raw=raw)
+def _lossless(size: int, counts: Any, indices: str | None) -> list[int]:
+    frames = payload_size(size, counts, indices=indices)
     return [int(count) for count in np.minimum(frames, dense_bytes(size))]
 
 

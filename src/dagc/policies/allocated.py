@@ -72,8 +72,7 @@ class Allocated:
             exponent=plan.exponent,
             size=self.size,
             values=plan.values,
-            compact=plan.compact,
-            raw=plan.raw,
+            frames=plan.frames,
             caps=caps,
         )
         if plan.threshold is not None:
@@ -117,9 +116,7 @@ class Allocated:
         assert now.allowance is not None
         limit = np.array([self.size])
         plan = self.plan
-        one = apportion_bytes(
-            np.ones(1), now.allowance, limit, self.size, plan.values, compact=plan.compact, raw=plan.raw
-        )
+        one = apportion_bytes(np.ones(1), now.allowance, limit, self.size, plan.values, frames=plan.frames)
         enough = self.least if one[0] >= self.size else 1.0  # with everything, a tenth less may never be enough
         return max(0.9 * float(one[0]), min(float(enough), float(one[0])))  # of one frame; several take more
 
@@ -128,7 +125,7 @@ class Allocated:
         plan = self.plan
         if plan.ratio is None:
             assert allowance is not None
-            return apportion_bytes(quota, allowance, most, self.size, plan.values, compact=plan.compact, raw=plan.raw)
+            return apportion_bytes(quota, allowance, most, self.size, plan.values, frames=plan.frames)
         return apportion(quota, min(int(total), int(most.sum())), most, least=0)
 
     def _caps(self, present: Sequence[str]) -> Array | None:
@@ -154,7 +151,7 @@ def worth_a_frame(plan: Plan, size: int) -> int:
     """
     assert plan.overhead is not None
     counts = np.arange(1, min(size, 1024) + 1)
-    taken = payload_size(size, counts, plan.values, compact=plan.compact, raw=plan.raw)
+    taken = payload_size(size, counts, plan.values, frames=plan.frames)
     empty = 2 * int(taken[0]) - int(taken[min(1, len(taken) - 1)])
     enough = counts[plan.overhead * taken >= empty]
     return int(enough[0] if len(enough) else counts[-1])

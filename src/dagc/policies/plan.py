@@ -186,7 +186,7 @@ class Plan:
             raise InvalidInput(f"frames is 'coded', but the model has {size:,} entries: choose compact or auto")
         if self.frames == "auto":
             return replace(self, frames="coded" if size <= CODED_BELOW else "compact").for_size(size)
-        if self.raw and size > RAW_SIZE:
+        if self.frames == "raw" and size > RAW_SIZE:
             raise InvalidInput(f"frames is 'raw': int32 indices are too small for a model of {size} entries")
         if "bytes" in self._kind.budgets and not self._given:
             return replace(self, bytes=usual_bytes(size)).for_size(size)
@@ -252,14 +252,9 @@ class Plan:
         return self.rate is not None and make_rate(self.rate).per == "hour"
 
     @property
-    def compact(self) -> bool:
-        """Whether small frames leave out what the receiver knows."""
-        return self.frames != "plain"
-
-    @property
-    def raw(self) -> bool:
-        """Whether indices are sent as int32."""
-        return self.frames == "raw"
+    def indices(self) -> str | None:
+        """The index codec of lossless downloads; None for the smallest."""
+        return "raw" if self.frames == "raw" else None
 
     @property
     def in_bytes(self) -> bool:

@@ -178,8 +178,7 @@ class Client:
             sparse,
             order.values,
             round=order.stamp,
-            compact=order.compact,
-            raw=order.raw,
+            frames=order.frames,
             memory=memory,
             most=order.most,
         )

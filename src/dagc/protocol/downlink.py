@@ -48,7 +48,7 @@ class Downlink:
         model: The first model, a float32 vector; copied.
         shapes: Of the model's tensors, for plans that select per tensor and for coded frames.
         rounds: How many rounds the training has, for a rate per training.
-        raw: Whether indices are sent as int32.
+        indices: The index codec of downloads that are not broadcasts, `Plan.indices`.
 
     Attributes:
         version: How often y has changed.
@@ -73,10 +73,10 @@ class Downlink:
         model: NDArray[np.float32],
         shapes: Shapes | None = None,
         rounds: int | None = None,
-        raw: bool = False,
+        indices: str | None = None,
     ) -> None:
         """Begin with version 0."""
-        self.plan, self.raw = plan, raw
+        self.plan, self.indices = plan, indices
         self.version = 0
         self.model = model.copy()
         self.target = self.model if plan is None else model.copy()
@@ -136,7 +136,7 @@ class Downlink:
             memory.reset()
         self._restart = False
         stamp = (self.version + 1) % STAMPS
-        frame = encode(sparse, plan.values, round=stamp, compact=plan.compact, raw=self.raw, memory=memory)
+        frame = encode(sparse, plan.values, round=stamp, frames=plan.frames, memory=memory)
         if memory is not None and (is_coded(frame) or memory.frames):
             memory.learn(sparse)
         return frame
@@ -205,7 +205,8 @@ class Downlink:
 
     def _values(self, indices: NDArray[np.int64]) -> bytes:
         sparse = Sparse.trusted(len(self.model), indices, self.model[indices])
-        return encode(sparse, round=self.version % STAMPS, raw=self.raw)
+        everything = len(indices) == len(self.model)
+        return encode(sparse, round=self.version % STAMPS, indices=None if everything else self.indices)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of the state."""

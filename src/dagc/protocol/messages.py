@@ -46,16 +46,6 @@ class Order(NamedTuple):
     clip: float = 0.0
 
     @property
-    def compact(self) -> bool:
-        """Whether small frames leave out what the server knows."""
-        return self.frames != "plain"
-
-    @property
-    def raw(self) -> bool:
-        """Whether indices are sent as int32."""
-        return self.frames == "raw"
-
-    @property
     def most(self) -> int | None:
         """The most entries that may be sent; None if that has no limit."""
         return self.parameter if isinstance(self.parameter, int) else None

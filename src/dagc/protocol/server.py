@@ -103,7 +103,7 @@ class Server:
         self.account = self.plan.account(rounds)
         self.downlink: Downlink | None = None
         if not isinstance(model, int):
-            self.downlink = Downlink(self.plan.downward(), _array(model), shapes, rounds, self.plan.raw)
+            self.downlink = Downlink(self.plan.downward(), _array(model), shapes, rounds, self.plan.indices)
         self._shapes = [self.size] if shapes is None else shapes
         self._memories: dict[str, Memory] = {}  # whoever was here last comes last
         self._room = 0  # for how many
@@ -327,7 +327,7 @@ class Server:
         """The most bytes that an answer to this order can take; 0 if it has no limit."""
         if not order.most:
             return 0
-        return _largest_frame(self.size, order.most, order.values, order.compact, order.raw)
+        return _largest_frame(self.size, order.most, order.values, order.frames)
 
     def _check_length(self, order: Order, frame: bytes | memoryview) -> None:
         if order.most is not None and len(frame) > self._most(order):
@@ -449,8 +449,8 @@ def _whole(number: Any, least: int = 0) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _largest_frame(size: int, entries: int, values: str, compact: bool, raw: bool) -> int:
-    return int(payload_size(size, entries, values, compact=compact, raw=raw)[0])
+def _largest_frame(size: int, entries: int, values: str, frames: str) -> int:
+    return int(payload_size(size, entries, values, frames=frames)[0])
 
 
 def _array(model: torch.Tensor) -> NDArray[np.float32]:
