@@ -1,4 +1,4 @@
-"""The coded frame in plain Python, written from docs/wire-format.md alone, against which `dagc.wire.Memory` is checked.
+"""The coded frame in plain Python, written from docs/reference/wire-format.md alone; `dagc.wire.Memory` must agree.
 
 Lists and integers of any length, one coordinate after the other, nothing shared with the library. It is slow, and it
 is meant to be read beside the section "The coded frame".

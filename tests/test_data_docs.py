@@ -1,4 +1,4 @@
-"""The recipes in docs/data.md, run on tiny files of the shape that they speak of."""
+"""The recipes in docs/how-to/own-data.md, run on tiny files of the shape that they speak of."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from dagc.data import load, make_partition
 
-PAGE = Path(__file__).parent.parent / "docs" / "data.md"
+PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "own-data.md"
 
 
 def _recipe(word: str) -> str:

@@ -253,7 +253,7 @@ def test_every_official_address_names_a_file_and_a_well_formed_checksum() -> Non
     lengths = {"md5": 32, "sha256": 64}
     for entry in CATALOGUE.values():
         for source in entry.sources:
-            assert re.fullmatch(r"https?://[\w./~-]+/[\w.-]+\.gz", source.url)
+            assert re.fullmatch(r"https?://[\w./~-]+/[\w.-]+\.(gz|data|txt)", source.url)
             if source.checksum is not None:
                 kind, digest = source.checksum.split(":")
                 assert re.fullmatch(r"[0-9a-f]+", digest)

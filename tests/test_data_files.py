@@ -1,5 +1,6 @@
 """The loaders on tiny files in the official formats, whole and damaged."""
 
+import json
 import os
 from pathlib import Path
 
@@ -297,3 +298,40 @@ def test_a_data_set_refuses_what_cannot_be_trained_on() -> None:
     ):
         with pytest.raises(InvalidInput, match=reason):
             Dataset(**(good | change))
+
+
+ROW = "39, State-gov, 77516, Bachelors, 13, Single, Clerk, None, White, Male, 2174, 0, 40, {}, {}"
+
+
+def test_adult_is_read_as_it_is_published_with_countries_as_clients(tmp_path: Path) -> None:
+    rows = [ROW.format(country, income) for country in ("Cuba", "Peru") for income in ("<=50K", ">50K") * 5]
+    (tmp_path / "adult").mkdir()
+    (tmp_path / "adult/adult.data").write_text("\n".join([*rows, "", ""]))
+    data = load("adult", tmp_path)
+    assert data.name == "adult"
+    assert data.classes == ("<=50K", ">50K")
+    assert data.clients == ("Cuba", "Peru")
+    assert len(data) == 16
+    assert len(data.test_y) == 4
+    (tmp_path / "adult/adult.data").write_text("\n".join([*rows, "39, State-gov"]))
+    with pytest.raises(DataError, match=r"line 22 has 2 fields where"):
+        load("adult", tmp_path)
+
+
+def test_shakespeare_is_read_by_role_from_the_plays_and_from_json(tmp_path: Path) -> None:
+    text = "\n\n".join(f"{role}:\n{'To be, or not to be.' * 8}\nThat is it." for role in ("HAM", "LEAR", "HAM"))
+    (tmp_path / "shakespeare").mkdir()
+    (tmp_path / "shakespeare/input.txt").write_text(text + "\n")
+    plays = load("shakespeare", tmp_path)
+    assert plays.clients == ("HAM", "LEAR")
+    assert plays.objective == "next-token"
+    speech = f"{'To be, or not to be.' * 8}\nThat is it."
+    (tmp_path / "natural").mkdir()
+    by_role = tmp_path / "natural/tinyshakespeare_by_role.json"
+    by_role.write_text(json.dumps({"HAM": [speech, speech], "LEAR": [speech]}))
+    (tmp_path / "shakespeare/input.txt").unlink()
+    assert torch.equal(load("shakespeare", tmp_path).train_x, plays.train_x)
+    for wrong in ("[1, 2]", "{", '{"HAM": 3}'):
+        by_role.write_text(wrong)
+        with pytest.raises(DataError, match="is not Shakespeare by role"):
+            load("shakespeare", tmp_path)

@@ -22,7 +22,7 @@ from _superlink import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 PROJECT = Path(__file__).parent.parent
-GUIDE = (PROJECT / "docs" / "flower.md").read_text()
+GUIDE = (PROJECT / "docs" / "how-to" / "flower.md").read_text()
 
 
 def commands(start):

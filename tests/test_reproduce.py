@@ -122,7 +122,7 @@ def test_missing_data_is_named_with_the_way_to_get_it(tmp_path, monkeypatch):
     message = str(caught.value)
     for words in ("dagc data get fashion-mnist", "dagc data get flickr-mammal", "--stand-in", "--cells", str(tmp_path)):
         assert words in message
-    with pytest.raises(MissingData, match=r"stand-in audiomnist-by-speaker\.npz is not in .*docs/data\.md"):
+    with pytest.raises(MissingData, match=r"stand-in audiomnist-by-speaker\.npz is not in .*docs/how-to/own-data\.md"):
         with_data(EXPERIMENTS["fig2"][1:], True, str(tmp_path))
 
 

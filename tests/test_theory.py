@@ -1,4 +1,4 @@
-"""The formulas of the paper, and what they really do: the figures of docs/theory.md, held against slow references."""
+"""The paper's formulas and what they really do: the figures of docs/explanation/theory.md against slow references."""
 
 from dataclasses import replace
 from itertools import product

@@ -20,7 +20,7 @@ from dagc import INDEX_CODECS, VALUE_CODECS, InvalidInput, MalformedPayload, Spa
 from dagc.wire import payload_size
 from dagc.wire.frame import COMPACT_VERSION, varint
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "wire-format.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "wire-format.md"
 
 
 @st.composite

@@ -1,7 +1,7 @@
 """What the paper proves about an allocation: key factors, step-size limits and iteration bounds, as plain functions.
 
-Nothing in the way of a gradient calls this module; it is for judging an allocation before training. `docs/theory.md`
-explains what the formulas say and where they mislead.
+Nothing in the way of a gradient calls this module; it is for judging an allocation before training.
+`docs/explanation/theory.md` explains what the formulas say and where they mislead.
 
 Everywhere, `weights` are the clients' data sizes in any unit; they are scaled to the paper's shares p_i with Σp_i = 1,
 and clients of weight 0 are left out, from n too. `ratios` are the δ_i of relative compressors (Top-k, Random-k), and

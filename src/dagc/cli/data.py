@@ -95,7 +95,8 @@ def get(
         console.print("No checksum is published for this file, so only its size was checked.", style="yellow")
     if place is None:
         console.print(
-            f"{name} still needs its images and metadata.csv in {data.data_folder(data_dir) / name}: see docs/data.md",
+            f"{name} still needs its images and metadata.csv in {data.data_folder(data_dir) / name}: "
+            "see docs/how-to/own-data.md",
             style="yellow",
         )
         raise typer.Exit(1)
@@ -238,4 +239,4 @@ def _legend(classes: tuple[str, ...]) -> Text:
 
 
 def _size(place: Path) -> int:
-    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in [place, *place.rglob("*")] if path.is_file())

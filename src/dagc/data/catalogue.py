@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dagc.data import cifar, digits, fashion_mnist, flickr, own, speech
+from dagc.data import cifar, digits, fashion_mnist, flickr, natural, own, speech
 from dagc.data.dataset import Dataset
 from dagc.data.download import Report, Source, fetch_all
 from dagc.data.folder import data_folder
@@ -50,6 +50,8 @@ _FASHION_MD5 = {  # published in the README of that repository
 _KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz"  # its page publishes the md5 sums of the archives
 _SPEECH = "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz"
 _SPEECH_SHA256 = "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58"  # as torchaudio publishes it
+_ADULT = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/adult.data"
+_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 _FLICKR = "https://zenodo.org/records/3676081/files/geo_animal.tar.gz"  # no checksum known to us
 
 CATALOGUE: dict[str, Entry] = {
@@ -120,10 +122,30 @@ CATALOGUE: dict[str, Entry] = {
             speech.read,
         ),
         Entry(
+            "adult",
+            "32,561 incomes by country, a table",
+            2,
+            "4 MB",
+            "CC BY 4.0",
+            (Source(_ADULT, None, "adult"),),
+            natural.locate_adult,
+            natural.read_adult,
+        ),
+        Entry(
+            "shakespeare",
+            "plays by role, next character",
+            65,
+            "1 MB",
+            "public domain",
+            (Source(_SHAKESPEARE, None, "shakespeare"),),
+            natural.locate_shakespeare,
+            natural.read_shakespeare,
+        ),
+        Entry(
             "flickr-mammal",
             "mammals by subcontinent, 32×32×3",
             10,
-            "docs/data.md",
+            "docs/how-to/own-data.md",
             "per photo",
             (Source(_FLICKR, None, "flickr-mammal-zenodo"),),
             flickr.locate,

@@ -36,7 +36,9 @@ def read_path(path: Path, root: Path, objective: str = "auto") -> Dataset:
         return read_npz(path, objective)
     if path.suffix.lower() == ".csv":
         return read_csv(path, objective=objective)
-    raise InvalidInput(f"{path} is neither .npz nor .csv nor .txt nor a folder; docs/data.md shows how to convert data")
+    raise InvalidInput(
+        f"{path} is neither .npz nor .csv nor .txt nor a folder; docs/how-to/own-data.md shows how to convert data"
+    )
 
 
 def read_npz(path: Path, objective: str = "auto") -> Dataset:
@@ -55,7 +57,13 @@ def read_npz(path: Path, objective: str = "auto") -> Dataset:
     return _assemble(path, x, y, client, objective=objective)
 
 
-def read_csv(path: Path, label: str = "label", client: str = "client", objective: str = "auto") -> Dataset:
+def read_csv(
+    path: Path,
+    label: str = "label",
+    client: str = "client",
+    objective: str = "auto",
+    names: list[str] | None = None,
+) -> Dataset:
     """Load a CSV file with a first line of column names.
 
     Args:
@@ -63,11 +71,12 @@ def read_csv(path: Path, label: str = "label", client: str = "client", objective
         label: The column to predict.
         client: The column that says whose the row is; the file need not have one.
         objective: `regression` if the label is a number to predict. With `auto` it is one if it has fractions.
+        names: The columns, where the file has no such line.
 
     Every other column is a feature: numbers as they are (missing ones, empty or `?`, become the column's mean), text
     as one column of 0 and 1 per value.
     """
-    table = read_table(path, label, client)
+    table = read_table(path, label, client, names)
     labels = _as_numbers(table.labels)
     if objective == "regression" and labels is None:
         raise DataError(f"{path}: the column {label!r} is text, not numbers: leave regression out to predict a class")

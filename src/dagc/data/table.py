@@ -24,9 +24,16 @@ class Table(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_table(path: Path, label: str, client: str) -> Table:
-    """Read the file; text columns become one column of 0 and 1 per value, missing numbers the column's mean."""
-    names, rows = _rows(path)
+def read_table(path: Path, label: str, client: str, names: list[str] | None = None) -> Table:
+    """Read the file; text columns become one column of 0 and 1 per value, missing numbers the column's mean.
+
+    Args:
+        path: The file.
+        label: The column to predict.
+        client: The column that says whose the row is, if there is one.
+        names: The columns, where the file has no first line of names.
+    """
+    names, rows = _rows(path, names)
     if label not in names:
         raise DataError(f"{path} has no column {label!r}; its columns are {', '.join(names)}")
     columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
@@ -46,12 +53,13 @@ def read_table(path: Path, label: str, client: str) -> Table:
     return Table(np.concatenate(features, axis=1), np.array(columns[label]), owners, tuple(notes))
 
 
-def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
+def _rows(path: Path, given: list[str] | None) -> tuple[list[str], list[list[str]]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [[field.strip() for field in row] for row in csv.reader(file, skipinitialspace=True)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV ({error})") from None
+    lines = lines if given is None else [given, *lines]
     if len(lines) < 3:
         raise DataError(f"{path} has {len(lines)} lines; a line of column names and two rows or more are needed")
     names = lines[0]

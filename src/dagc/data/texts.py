@@ -1,5 +1,6 @@
 """Texts as sequences of characters: a file per client, and the next character to predict."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from dagc.data.dataset import Dataset, hold_out
 from dagc.errors import DataError
 
-__all__ = ["LENGTH", "read_texts"]
+__all__ = ["LENGTH", "from_texts", "read_texts"]
 
 LENGTH = 64
 """Characters that a sequence has, beside the one that follows its last."""
@@ -20,25 +21,29 @@ def read_texts(path: Path, files: list[Path]) -> Dataset:
 
     A fifth of each client's sequences is held out. Files with fewer than two sequences are left out, with a note.
     """
-    texts = {file.stem: _read(file) for file in files}
+    return from_texts(str(path), {file.stem: _read(file) for file in files})
+
+
+def from_texts(name: str, texts: Mapping[str, str]) -> Dataset:
+    """The same from texts by client."""
     characters = sorted(set().union(*texts.values()))
     place = {character: number for number, character in enumerate(characters)}
     pieces: dict[str, NDArray[np.int64]] = {}
-    for name, text in texts.items():
+    for client, text in texts.items():
         count = (len(text) - 1) // LENGTH
         if count < 2:
             continue
         tokens = np.array([place[character] for character in text[: count * LENGTH + 1]], dtype=np.int64)
-        pieces[name] = np.stack([tokens[LENGTH * i : LENGTH * (i + 1) + 1] for i in range(count)])
+        pieces[client] = np.stack([tokens[LENGTH * i : LENGTH * (i + 1) + 1] for i in range(count)])
     if not pieces:
-        raise DataError(f"{path}: no text has {2 * LENGTH + 1} characters; two sequences of {LENGTH} are needed")
+        raise DataError(f"{name}: no text has {2 * LENGTH + 1} characters; two sequences of {LENGTH} are needed")
     owner = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces.values()])
     sequences = torch.from_numpy(np.concatenate(list(pieces.values())))
     kept, held = (torch.from_numpy(part) for part in hold_out(owner))
     left_out = len(texts) - len(pieces)
     notes = (f"{left_out} of {len(texts)} texts are shorter than {2 * LENGTH + 1} characters and left out",)
     return Dataset(
-        str(path),
+        name,
         *(sequences[kept][:, :-1].contiguous(), sequences[kept][:, 1:].contiguous()),
         *(sequences[held][:, :-1].contiguous(), sequences[held][:, 1:].contiguous()),
         tuple(characters),

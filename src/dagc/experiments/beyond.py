@@ -1,4 +1,4 @@
-"""Beyond the paper: one budget in bytes for all, spent where it counts. What `docs/beyond.md` is made of."""
+"""Beyond the paper: one budget in bytes for all, spent where it counts. What `docs/studies/beyond.md` is made of."""
 
 from typing import Any
 

@@ -67,7 +67,9 @@ def with_data(cells: Sequence[Cell], stand_in: bool, data_dir: str | None = None
                 if not at_hand(substitute, root):
                     problems.append(_how_to_get(substitute, root))
             elif not (root / substitute).exists():
-                problems.append(f"the stand-in {substitute} is not in {root}: docs/data.md says how to make it")
+                problems.append(
+                    f"the stand-in {substitute} is not in {root}: docs/how-to/own-data.md says how to make it"
+                )
         else:
             other = f", or add --stand-in ({STAND_INS[name].label})" if name in STAND_INS else ""
             problems.append(_how_to_get(name, root) + other)
@@ -85,4 +87,4 @@ def _replaced(cell: Cell, root: Path) -> Cell:
 
 
 def _how_to_get(name: str, root: Path) -> str:
-    return f"{name} is not in {root}: dagc data get {name} (see docs/data.md)"
+    return f"{name} is not in {root}: dagc data get {name} (see docs/how-to/own-data.md)"

@@ -21,7 +21,7 @@ FIRST_MODEL = ("sent", "drawn")
 CODED_BELOW = 1 << 20
 """With "auto", models of up to this many entries have coded frames: `docs/studies/coder.md` has the reason."""
 SIGNS_BELOW = 0.1
-"""With "auto", signs are sent below this ratio of entries: `docs/beyond.md` has what was measured, up to 7 %."""
+"""With "auto", signs are sent below this ratio of entries: `docs/studies/beyond.md` measured ratios up to 7 %."""
 
 
 def usual_bytes(size: int) -> float:

@@ -1,4 +1,4 @@
-"""The frame: one versioned, checksummed message that carries one `Sparse`. `docs/wire-format.md` has every byte.
+"""The frame: one versioned, checksummed message with one `Sparse`. `docs/reference/wire-format.md` has every byte.
 
     magic DA 6C | version | codecs | round | size | entries | index bytes | indices | values | CRC-32
 
