@@ -22,7 +22,7 @@ from dagc.cli import app, main
 from dagc.cli.options import CODECS, FRAME_KINDS
 from dagc.cli.train import _bars
 from dagc.policies import POLICIES
-from dagc.policies.plan import FRAMES
+from dagc.policies.checks import FRAMES
 
 
 def run(*arguments):

@@ -127,7 +127,7 @@ def test_a_rate_of_time_makes_rounds_wait():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"method": "dagc-r", "rate": "1 MB/hour"}, "needs bytes, too"),
+        ({"method": "dagc-r", "rate": "1 MB/hour"}, "also needs bytes"),
         ({"method": "dagc-r", "rate": "600/training", "bytes": 600}, "give one budget, not bytes and rate"),
         ({"method": "none", "rate": "600/training"}, "'none' takes no budget, but rate is given"),
         ({"method": "accordion", "rate": "600/training"}, "'accordion' takes no rate: give its budget as ratio"),

@@ -9,7 +9,7 @@ from dagc.allocation import allocate
 from dagc.planning.forecast import Fleet
 from dagc.policies import POLICIES, Allocated, Plan
 from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW, usual_bytes
-from dagc.protocol.server import CLOCKS
+from dagc.protocol.memories import CLOCKS
 from dagc.report.numbers import in_bytes
 from dagc.wire import payload_size
 

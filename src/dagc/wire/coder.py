@@ -38,7 +38,7 @@ from dagc._numba import compiled
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
 
-__all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory", "Shapes"]
+__all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory", "Shapes", "memory_bytes"]
 
 Shapes = Sequence[int | Sequence[int]]
 """The shape of each tensor of a model; a number stands for a vector of that length."""
@@ -122,7 +122,7 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in use. The tables count twice: a frame that was read but not yet counted has its own copy."""
+        """Bytes in use, as `memory_bytes` counts them."""
         return self._tables.nbytes + sum(array.nbytes for array in self.arrays().values())
 
     def write(self, sparse: Sparse, most: int | None = None, limit: int | None = None) -> bytes | None:
@@ -317,6 +317,18 @@ class Memory:
             and bool(self.frames) == bool(self.fingerprint)
             and max(self._columns.max(), self._last.max(initial=0)) < self._now
         )
+
+
+def memory_bytes(shapes: Shapes, clocks: bool = True) -> int:
+    """The bytes that a `Memory` takes. Its tables count twice: a frame that was read but not yet counted has a copy.
+
+    Example:
+        >>> memory_bytes([(8, 98)]) == Memory([(8, 98)]).nbytes
+        True
+    """
+    rows, columns = _rows(tuple(_shape(shape) for shape in shapes))
+    tables = _places(len(rows) // 3)[-1] + len(rows) // 3
+    return 2 * 8 * tables + 2 * columns + (4 * int(rows[-3] + rows[-2]) if clocks else 0)
 
 
 class _Entries(NamedTuple):
