@@ -166,7 +166,7 @@ def test_whatever_is_wrong_is_one_line_with_a_guess(command, arguments, says):
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "error: the disk is full: make room"),
+        (OSError(errno.ENOSPC, "No space left on device"), "error: the disk is full: free some space"),
         (
             ZeroDivisionError("division by zero\nand more"),
             "error: ZeroDivisionError: division by zero; this is a fault",

@@ -92,7 +92,7 @@ class TestTheSuiteCatches:
 
     def test_a_codec_whose_size_falls(self):
         fp32 = VALUE_CODECS["fp32"]
-        with pytest.raises(AssertionError, match="more bytes than with one value more"):
+        with pytest.raises(AssertionError, match="more bytes than one value more would"):
             check_value_codec(fp32._replace(size=lambda count: 0 if count == 256 else fp32.size(count)))
 
     def test_a_policy_that_forgets(self):

@@ -546,7 +546,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(runs, tmp_path):
         write_report(panels, tmp_path / "file" / "below", "t", "c")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "curves-rounds.svg").symlink_to("/dev/full")
-    with pytest.raises(InvalidInput, match="the disk is full: make room"):
+    with pytest.raises(InvalidInput, match="the disk is full: free some space"):
         write_report(panels, tmp_path / "full", "t", "c")
 
 
