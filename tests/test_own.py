@@ -415,7 +415,7 @@ def test_texts_are_clients_whose_next_characters_are_learnt(tmp_path):
     training = train(Config(task=f"token-lstm@{tmp_path}", method="none", rounds=30, learning_rate=1.0))
     assert training.federation.names == ("ann", "bob")
     assert training.run().accuracy > 0.4
-    with pytest.raises(InvalidInput, match="are sequences of tokens, and mlp takes no such: use token-lstm"):
+    with pytest.raises(InvalidInput, match="are sequences of tokens, which mlp cannot take: use token-lstm"):
         Federation(Config(task=f"mlp@{tmp_path}", method="none"))
-    with pytest.raises(InvalidInput, match="are not sequences of tokens, and token-lstm takes only such: use logistic"):
+    with pytest.raises(InvalidInput, match="are not sequences of tokens, which token-lstm needs: use logistic"):
         Federation(Config(task="token-lstm@digits", method="none"))

@@ -282,7 +282,7 @@ def test_metrics_that_do_not_fit_are_reported_in_one_line(tmp_path):
         check=False,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "cannot be written to" in done.stderr
+    assert "cannot write to" in done.stderr
     _, numbers = checkpoint.load(folder / "checkpoints")
     assert numbers["round"] == 60
 

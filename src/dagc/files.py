@@ -121,7 +121,8 @@ def failure(error: OSError) -> str:
     """Why a disk operation failed, and what to do about it.
 
     Example:
-
+        >>> failure(OSError(errno.ENOSPC, "No space left on device"))
+        'the disk is full: free some space'
     """
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "the disk is full: free some space" if full else str(error)
