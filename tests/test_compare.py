@@ -257,7 +257,7 @@ def test_compare_tunes_sweeps_and_takes_variants_on_the_command_line(tmp_path):
 def test_compare_asks_for_a_budget_and_for_values_that_can_be(tmp_path):
     with pytest.raises(InvalidInput, match="'dagc-a' needs a budget: give threshold"):
         run("compare", "logistic@digits", "--methods", "dagc,dagc-a")
-    with pytest.raises(InvalidInput, match=r"--ratio is '0\.1,,0\.2': write different values with commas"):
+    with pytest.raises(InvalidInput, match=r"--ratio is '0\.1,,0\.2': write different values, separated by commas"):
         run("compare", "logistic@digits", "--ratio", "0.1,,0.2")
     with pytest.raises(InvalidInput, match="ratio is 'much': input should be a valid number"):
         run("compare", "logistic@digits", "--ratio", "much")

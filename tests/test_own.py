@@ -307,11 +307,11 @@ def test_what_cannot_work_is_refused_with_words(given, says):
 
 def test_a_task_is_not_contradicted():
     model = nn.Linear(64, 10)
-    with pytest.raises(InvalidInput, match="task is 'mlp@digits', and model is given, too"):
+    with pytest.raises(InvalidInput, match="task is 'mlp@digits', but model is also given"):
         train(config(task="mlp@digits"), model=model)
-    with pytest.raises(InvalidInput, match="task is 'own@digits': your own model comes from Python"):
+    with pytest.raises(InvalidInput, match="task is 'own@digits': pass your own model in Python"):
         train(config(task="own@digits"))
-    with pytest.raises(InvalidInput, match="your own model comes from Python"):
+    with pytest.raises(InvalidInput, match="pass your own model in Python"):
         Federation(config(task="own@digits"))
     with pytest.raises(InvalidInput, match="leave one out"):
         train(config(partition="iid"), model=nn.Linear(6, 2), data=(X, LABELS), partition={"a": [1]})
