@@ -136,7 +136,7 @@ def test_every_setting_can_be_given_for_all_and_for_one():
     assert ways[0]["bytes_up_per_client"] <= 20 * 90
     why = {choice["setting"]: choice for choice in found["choices"]}
     assert why["values"] == {"setting": "values", "chosen": "int8", "why": "as given"}
-    assert (why["budget"]["chosen"], why["budget"]["why"]) == ("90 bytes a client and round", "as given")
+    assert (why["budget"]["chosen"], why["budget"]["why"]) == ("90 bytes per client and round", "as given")
     assert not any("same rounds" in line for line in found["verdict"])
     swept = planned("--methods", "top-k", "--ratio", "0.01,0.02", "--rounds", 5)["methods"]
     assert [way["label"] for way in swept] == ["top-k, ratio 1 %", "top-k, ratio 2 %"]
@@ -156,7 +156,7 @@ def test_what_was_chosen_and_why():
     small, large = (Fleet(size, {"a": 1000.0, "b": 10.0}) for size in (7850, CODED_BELOW + 1))
     why = {choice.setting: choice for choice in choices(Plan(method="dagc"), small)}
     assert list(why) == ["budget", "allocation", "values", "frames", "overhead", "down", "step_ahead"]
-    assert why["budget"].chosen == f"{usual_bytes(7850):g} bytes a client and round"
+    assert why["budget"].chosen == f"{usual_bytes(7850):g} bytes per client and round"
     assert why["allocation"].why.startswith("sizes differ 100:1; ")
     assert (why["values"].chosen, why["frames"].chosen) == ("sign", "coded")
     assert f"below {100 * SIGNS_BELOW:g} %" in why["values"].why
@@ -170,7 +170,7 @@ def test_what_was_chosen_and_why():
     many = Fleet(CODED_BELOW, {str(i): 1.0 for i in range(40)})
     why = {choice.setting: choice for choice in choices(Plan(method="dagc"), many)}
     assert "for the first 16 of 40 clients" in why["frames"].why
-    assert why["allocation"].chosen == "all alike"
+    assert why["allocation"].chosen == "the same for all"
 
 
 def test_where_compression_is_not_worth_it():
@@ -258,7 +258,7 @@ def test_rounds_and_bytes_of_runs(finished):
         (["--compute-seconds", "measured"], "before training, give seconds"),
         (["--participation", "0"], "participation is"),
         (["--ratio", "3"], "ratio is 3"),
-        (["--threshold", "0.1", "--methods", "dagc-a"], "depends on the gradients: plan it with a ratio or bytes"),
+        (["--threshold", "0.1", "--methods", "dagc-a"], "depends on the gradients: give a ratio or bytes"),
         (["--methods", "dagc:local-steps=5"], "local_steps changes nothing about the bytes"),
         (["--methods", "dagcr"], "did you mean 'dagc-r'"),
         (["--caps", '{"9": 0.1}', "--clients", "3"], "no client with the cap '9'"),
