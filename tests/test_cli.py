@@ -171,7 +171,7 @@ def test_whatever_is_wrong_is_one_line_with_a_guess(command, arguments, says):
             ZeroDivisionError("division by zero\nand more"),
             "error: ZeroDivisionError: division by zero; this is a fault",
         ),
-        (MemoryError(), "error: MemoryError: ; this is a fault in dagc: DAGC_TRACEBACK=1 shows where"),
+        (MemoryError(), "error: MemoryError: ; this is a bug in dagc: DAGC_TRACEBACK=1 shows where"),
     ],
 )
 def test_no_error_is_a_traceback(command, monkeypatch, error, says):

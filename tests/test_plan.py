@@ -253,18 +253,18 @@ def test_rounds_and_bytes_of_runs(finished):
         (["--sizes", "5,x"], "size 'x'"),
         (["--sizes", "5,-3"], "weight -3"),
         (["--sizes", "missing.csv"], r"missing\.csv cannot be read"),
-        (["--sizes", "5,3", "--clients", "2"], "--sizes says who they are"),
+        (["--sizes", "5,3", "--clients", "2"], "--sizes lists the clients"),
         (["--compute-seconds", "-5"], "compute_seconds is"),
         (["--compute-seconds", "measured"], "before training, give seconds"),
         (["--participation", "0"], "participation is"),
         (["--ratio", "3"], "ratio is 3"),
         (["--threshold", "0.1", "--methods", "dagc-a"], "depends on the gradients: give a ratio or bytes"),
-        (["--methods", "dagc:local-steps=5"], "local_steps changes nothing about the bytes"),
+        (["--methods", "dagc:local-steps=5"], "local_steps does not affect the bytes"),
         (["--methods", "dagcr"], "did you mean 'dagc-r'"),
         (["--caps", '{"9": 0.1}', "--clients", "3"], "no client with the cap '9'"),
-        (["--accuracy", "0.9"], "only runs say when it is reached"),
+        (["--accuracy", "0.9"], "only runs show when it is reached"),
         (["--runs", "nowhere"], "give the accuracy to be reached"),
-        (["--runs", "nowhere", "--accuracy", "0.9", "--clients", "3"], "--clients and --runs: the runs say that"),
+        (["--runs", "nowhere", "--accuracy", "0.9", "--clients", "3"], "--clients is known from the runs in --runs"),
         (["--runs", "nowhere", "--accuracy", "0.9"], "there is no folder nowhere"),
         (["--methods", "top-k", "--rate", "1 kB/training", "--page", "plan.html"], "which the page has no slider for"),
         (["--methods", "none", "--page", "missing/plan.html/x"], "the page cannot be written"),
@@ -279,7 +279,7 @@ def test_bad_input_is_refused(arguments, says, tmp_path, monkeypatch):
 
 def test_two_clients_of_one_name_are_refused(tmp_path):
     (tmp_path / "clients.csv").write_text("client,size\na,5\na,3\n")
-    with pytest.raises(InvalidInput, match="there are two clients 'a'"):
+    with pytest.raises(InvalidInput, match="two clients are called 'a'"):
         run("--sizes", tmp_path / "clients.csv")
 
 

@@ -20,7 +20,7 @@ from dagc.policies.rate import MOST_BYTES
 __all__ = ["allocate"]
 
 SAME = {"top-k": "uniform", "random-k": "uniform", "hard-threshold": "uniform"}
-"""Methods of a training that give everybody the same."""
+"""Training methods that give every client the same, and their allocators."""
 
 
 def allocate(
@@ -30,7 +30,7 @@ def allocate(
     bytes: Annotated[
         float | None,
         typer.Option(
-            help="Budget: bytes per client and round, on average. (dagc.allocate in Python takes those of all clients.)"
+            help="Budget: bytes per client and round, on average. (dagc.allocate in Python takes the sum over clients.)"
         ),
     ] = None,
     method: Annotated[str, typer.Option(help=f"One of {', '.join([*dagc.ALLOCATORS, *SAME])}.")] = "dagc-r",
@@ -118,7 +118,7 @@ def _print(clients: list[dict[str, Any]], method: str, parameters: int, values: 
         dense = parameters * 4 * sum(client["size"] > 0 for client in clients)
         console.print(
             f"At most {total[3]:,} bytes per round with {values} values, {dense / max(1, total[3]):,.0f} times fewer "
-            f"than sending everything ({dense:,})."
+            f"than without compression ({dense:,})."
         )
 
 
