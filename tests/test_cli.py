@@ -139,6 +139,8 @@ def test_help_lists_every_codec_and_kind_of_frames_in_a_line(command):
     ("arguments", "says"),
     [
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?"),
+        (["plugin"], "No such command 'plugin'. Did you mean 'plugins', 'plan'?"),
+        (["run", "mlp@nowhere.csv"], "there is no file or folder 'nowhere.csv'"),
         (["run", "mpl@digits", "--ratio", "0.1"], "did you mean 'mlp'"),
         (["run", "mlp@digit", "--ratio", "0.1"], "did you mean 'digits'"),
         (["run", "mlp@digits", "--ratio", "0.1", "--values", "sing"], "did you mean 'sign'"),

@@ -259,7 +259,7 @@ def test_compare_asks_for_a_budget_and_for_values_that_can_be(tmp_path):
         run("compare", "logistic@digits", "--methods", "dagc,dagc-a")
     with pytest.raises(InvalidInput, match=r"--ratio is '0\.1,,0\.2': write different values, separated by commas"):
         run("compare", "logistic@digits", "--ratio", "0.1,,0.2")
-    with pytest.raises(InvalidInput, match="ratio is 'much': input should be a valid number"):
+    with pytest.raises(InvalidInput, match="ratio is 'much': it must be a valid number"):
         run("compare", "logistic@digits", "--ratio", "much")
     with pytest.raises(InvalidInput, match="--tune is 'learning-rate': write a setting and values"):
         run("compare", "logistic@digits", "--ratio", 0.1, "--tune", "learning-rate")

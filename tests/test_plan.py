@@ -261,7 +261,7 @@ def test_rounds_and_bytes_of_runs(finished):
         (["--threshold", "0.1", "--methods", "dagc-a"], "depends on the gradients: give a ratio or bytes"),
         (["--methods", "dagc:local-steps=5"], "local_steps does not affect the bytes"),
         (["--methods", "dagcr"], "did you mean 'dagc-r'"),
-        (["--caps", '{"9": 0.1}', "--clients", "3"], "no client with the cap '9'"),
+        (["--caps", '{"9": 0.1}', "--clients", "3"], "no client for the cap of '9'"),
         (["--accuracy", "0.9"], "only runs show when it is reached"),
         (["--runs", "nowhere"], "give the accuracy to be reached"),
         (["--runs", "nowhere", "--accuracy", "0.9", "--clients", "3"], "--clients is known from the runs in --runs"),

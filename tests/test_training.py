@@ -551,9 +551,9 @@ def test_bad_configurations_are_refused_naming_field_value_and_what_is_allowed(f
         ({"server_schedule": "linear"}, "server_schedule is 'linear': with one local step"),
         ({"client_momentum": 0.9}, "client_momentum is 0.9: with one local step"),
         ({"client_weight_decay": 0.1}, "client_weight_decay is 0.1: with one local step"),
-        ({"client_momentum": 1.0, "local_steps": 2}, "client_momentum is 1.0: input should be less than 1"),
-        ({"server_rate": 0.0, "local_steps": 2}, "server_rate is 0.0: input should be greater than 0"),
-        ({"schedule": "step"}, "schedule is 'step': input should be 'constant', 'linear' or 'cosine'"),
+        ({"client_momentum": 1.0, "local_steps": 2}, "client_momentum is 1.0: it must be below 1"),
+        ({"server_rate": 0.0, "local_steps": 2}, "server_rate is 0.0: it must be above 0"),
+        ({"schedule": "step"}, "schedule is 'step': it must be 'constant', 'linear' or 'cosine'"),
         (
             {"method": "dagc-a", "ratio": None, "threshold": 0.1, "schedule": "linear"},
             "threshold_units is 'update' and the gradient is compressed, but the learning rate .* 'linear'",

@@ -83,5 +83,6 @@ def main() -> None:
 
 
 def _once(message: str) -> str:
-    """A message as one line without repeated sentences: click and typer may both make the same suggestion."""
-    return " ".join(dict.fromkeys(re.split(r"(?<=[.?!]) ", " ".join(message.split()))))
+    """A message as one line with one suggestion: click and typer may both make one."""
+    said, *suggestions = re.split(r" \(?(?=Did you mean)", " ".join(message.split()))
+    return " ".join([said, *(one.rstrip(")") for one in suggestions[:1])])

@@ -171,7 +171,7 @@ def _assumed(fleet: Fleet, settings: dict[str, Any], methods: str) -> tuple[Flee
         fleet = replace(fleet, participation=config.participation, compute_seconds=config.compute_seconds)
         for name in config.caps:
             if name not in fleet.examples:
-                raise unknown("client with the cap", name, list(fleet.examples))
+                raise unknown("client for the cap of", name, list(fleet.examples))
         plan = config.plan()
         expected = forecast(plan, fleet, config.rounds)
         own = plan.settings()

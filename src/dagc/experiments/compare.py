@@ -72,7 +72,7 @@ def comparison_fields(
             raise InvalidInput(f"method {text!r} is named twice: name each once")
     for name in tune or {}:
         if name not in SWEPT:
-            raise unknown("setting that can be tuned", name, SWEPT)
+            raise unknown("tunable setting", name, SWEPT)
     shared = {name: value for name, value in settings.items() if value is not None}
     first = _points(shared)[0]
     for name in SHARED:
@@ -122,7 +122,7 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
         if not equals:
             raise InvalidInput(f"{text!r}: {part!r} is not key=value: write e.g. {method}:frames=raw")
         if name not in SOLUTION[1:]:
-            raise unknown("setting that a variant can have", name, SOLUTION[1:])
+            raise unknown("setting of a variant", name, SOLUTION[1:])
         given[name] = value.strip()
         if name in NAMED:
             try:
@@ -177,5 +177,5 @@ def _points(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     several = {name: value for name, value in settings.items() if isinstance(value, list | tuple)}
     for name in several:
         if name not in SWEPT:
-            raise unknown("setting that can have several values", name, SWEPT)
+            raise unknown("setting with several values", name, SWEPT)
     return [{**settings, **dict(zip(several, values, strict=True))} for values in product(*several.values())]

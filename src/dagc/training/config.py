@@ -43,6 +43,16 @@ SOLUTION = (
 )
 """The settings that describe how a problem is solved. All others, except the seed, describe the problem."""
 
+PLAINER = {
+    "Input should be": "it must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+    "a valid dictionary": "names and values",
+}
+"""Pydantic's words, and ours."""
+
 IRRELEVANT = ("threads", "data_dir", "checkpoint_every")
 """Settings that cannot change a result."""
 
@@ -228,9 +238,10 @@ class Config(BaseModel):
             raise ValueError(f"write MODEL@DATA with a model of {', '.join(MODELS)}")
         if model not in MODELS and not is_own(model):
             raise unknown("model", model, MODELS)
-        if (
-            data not in CATALOGUE and not is_own(data) and not os.path.exists(data)
-        ):  # Path.exists fails on texts too long for a name
+        if data not in CATALOGUE and not is_own(data) and not os.path.exists(data):
+            # os.path, since Path.exists fails on texts too long for a name
+            if os.path.splitext(data)[1] or os.sep in data:
+                raise ValueError(f"there is no file or folder {shown(data)}: give the path of your data")
             raise unknown("data set or path", data, CATALOGUE)
         return task
 
@@ -336,6 +347,9 @@ def is_own(name: str) -> bool:
 def _in_words(problem: Any) -> str:
     field = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] != "value_error":
+        for theirs, ours in PLAINER.items():
+            message = message.replace(theirs, ours)
     if problem["type"] == "extra_forbidden":
         return str(unknown("setting", field, Config.model_fields))
     if not field:
@@ -343,5 +357,5 @@ def _in_words(problem: Any) -> str:
     choices = get_args(Config.model_fields[field].annotation) if field in Config.model_fields else ()
     given = problem["input"][:100] if isinstance(problem["input"], str) else ""
     near = get_close_matches(given, [each for each in choices if isinstance(each, str)], n=1)
-    message = f"did you mean {near[0]!r}? {message}" if near else message[:1].lower() + message[1:]
+    message = f"did you mean {near[0]!r}? {message[:1].upper()}{message[1:]}" if near else message
     return f"{field} is {shown(problem['input'])}: {message}"

@@ -112,7 +112,7 @@ class Federation:
         self.optimizer = ServerOptimizer(self.vector.clone(), config.optimizer, **config.optimizer_options)
         for name in config.caps:
             if name not in self.names:
-                raise unknown("client with the cap", name, self.names)
+                raise unknown("client for the cap of", name, self.names)
         self.server = Server(config.plan(), self.vector, config.rounds, self._shapes)
         self.first_orders()
         self.clients: dict[str, Client] = {}
