@@ -422,7 +422,9 @@ def test_a_memory_of_another_model_or_value_codec_writes_nothing():
     for memory, values in ((Memory([99]), "sign"), (Memory([101]), "sign"), (Memory([100]), "fp32")):
         with pytest.raises(InvalidInput, match="the memory is for"):
             encode(sparse, values, memory=memory)
-    with pytest.raises(InvalidInput, match="the memory is for 100 entries without signs, not for 100 entries sent as sign"):
+    with pytest.raises(
+        InvalidInput, match="the memory is for 100 entries without signs, not for 100 entries sent as sign"
+    ):
         encode(sparse, "sign", memory=Memory([100], signs=False))
 
 

@@ -294,7 +294,7 @@ def test_a_loss_and_a_metric_of_ones_own():
         ({"data": {"ann": (X[:0], LABELS[:0])}}, "client 'ann' has no samples"),
         ({"data": {}}, "data has no clients"),
         ({"data": 7}, "data is 7: give a tuple"),
-        ({"data": Pairs([torch.zeros(2), torch.zeros(3)], [0, 1])}, "its samples cannot be put together"),
+        ({"data": Pairs([torch.zeros(2), torch.zeros(3)], [0, 1])}, "its samples cannot be combined"),
         ({"data": type("Stream", (IterableDataset,), {"__iter__": None})()}, "is a Stream without a length"),
         ({"partition": "by-client"}, "partition is 'by-client': give a dagc.data.Partition"),
         ({"model": nn.Embedding(9, 9, sparse=True), "data": TOKENS}, "sparse gradients: make it with sparse=False"),
