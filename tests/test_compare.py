@@ -97,7 +97,7 @@ def test_what_is_finished_is_not_done_again(finished):
         (["stc", "none"], {"ratio": 0.1, "values": "int8"}, "none of the methods stc, none takes values int8"),
         (["dagc-r", "accordion"], {}, "'accordion' needs a budget: give ratio or threshold"),
         (["top-k", "top-k"], {"ratio": 0.1}, "'top-k' is named twice"),
-        (["top-k", "top-k:frames=plain"], {"ratio": 0.1}, "'top-k:frames=plain' comes to the same as 'top-k'"),
+        (["top-k", "top-k:frames=plain"], {"ratio": 0.1}, "'top-k:frames=plain' is the same as 'top-k'"),
         (["top-k:frame=raw"], {"ratio": 0.1}, "no setting that a variant can have 'frame': did you mean 'frames'"),
         (["top-k:workers=3"], {"ratio": 0.1}, "no setting that a variant can have 'workers'"),
         (["top-k:raw"], {"ratio": 0.1}, "'raw' is not key=value: write e.g. top-k:frames=raw"),

@@ -48,20 +48,20 @@ class Training:
             self.step = state["step"]
 
     def saved(self) -> bytes:
-        """Everything to continue from."""
+        """The whole state."""
         file = BytesIO()
         torch.save({"model": self.model.state_dict(), "hook": self.hook.state_dict(), "step": self.step}, file)
         return file.getvalue()
 
     def backward(self, spoil: float = 1.0) -> None:
-        """A gradient of this rank's batch, summed up with the others'."""
+        """A backward pass on this rank's batch, exchanged with the others."""
         generator = torch.Generator().manual_seed(1000 * self.rank + self.step)
         self.model.zero_grad()
         loss = self.model(torch.randn(8, 20, generator=generator)).square().sum()
         (loss * spoil).backward()
 
     def go_on(self) -> None:
-        """A step that nothing happens to."""
+        """An undisturbed step."""
         self.backward()
         for parameter in self.model.parameters():
             assert parameter.grad is not None
@@ -76,7 +76,7 @@ class Training:
 
 
 def _disturbed(faults: Faults) -> list[Tensor]:
-    """A training with faults, which both ranks draw alike."""
+    """A training with faults; both ranks draw the same ones."""
     plan = faults.pick(PLANS)
     training = Training(plan)
     saved = training.saved()
@@ -92,7 +92,7 @@ def _disturbed(faults: Faults) -> list[Tensor]:
         if behind is not None:
             if behind.step == training.step:
                 continue
-            ahead = Training(plan, training.saved())  # to be thrown away: DDP does not survive what comes now
+            ahead = Training(plan, training.saved())  # discarded afterwards: DDP does not survive what comes now
             refused("a step at different steps", (behind if faults.number(2) == training.rank else ahead).backward)
             training = Training(plan, saved)
             continue
@@ -111,7 +111,7 @@ def _refused(doing: str, training: Training, spoil: float) -> None:
 
 
 def _damaged(training: Training, rank: int, where: int) -> None:
-    """The payload of a rank is damaged on its way to all."""
+    """Damage the payload of a rank on its way to all others."""
     exchange = training.hook._exchange
     usual = exchange.all_gather
 
@@ -127,14 +127,14 @@ def _damaged(training: Training, rank: int, where: int) -> None:
 
 
 def _work(seed: int, rate: float) -> Counter[str]:
-    """One schedule on this rank; `Broken` if it ends with other bits than a training that nothing happens to."""
+    """One schedule on this rank; `Broken` if it ends with other bits than an undisturbed training."""
     faults = Faults(seed, rate)
     result = _disturbed(faults)
     straight = Training(Faults(seed, rate).pick(PLANS))
     for _ in range(STEPS):
         straight.go_on()
     if not all(torch.equal(one, other) for one, other in zip(result, straight.result, strict=True)):
-        raise Broken("the training ended with other bits than one that nothing happened to")
+        raise Broken("the training ended with other bits than an undisturbed one")
     return faults.happened
 
 
@@ -158,7 +158,7 @@ class Group:
         atexit.register(self.close)
 
     def work(self, seed: int, rate: float) -> list[Any]:
-        """Everybody's answer."""
+        """Every process's answer."""
         for end in self._ends:
             end.send((seed, rate))
         if not all(end.poll(PATIENCE) for end in self._ends):

@@ -1,4 +1,4 @@
-"""What an experiment is made of: cells, each one setting in which several variants run with the same seeds."""
+"""The parts of an experiment: cells, each one setting in which several variants run with the same seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,9 +17,9 @@ class Variant:
     """One line of a picture, one column of a table.
 
     Attributes:
-        label: What people call it.
+        label: Its name in tables and curves.
         fields: What it changes in the cell's `Config`: its method, its budget, its value codec.
-        paper: The accuracy that the paper has for it, in percent.
+        paper: The accuracy that the paper reports for it, in percent.
     """
 
     label: str
@@ -32,13 +32,13 @@ class Cell:
     """One setting of an experiment.
 
     Attributes:
-        name: Words with slashes between them, such as `cnn/sr100/0.001`: what `--cells` chooses by.
-        title: For people.
+        name: Words separated by slashes, such as `cnn/sr100/0.001`, for `--cells`.
+        title: The title in reports.
         fields: The `Config` that all variants share.
         variants: What is compared; the first is the one that the paper proposes.
-        targets: Accuracies; the report says when they are reached.
+        targets: Accuracies; the report says when each is reached.
         evaluations: How many times a run is evaluated.
-        paper: What the paper says of it, where that is not an accuracy in a table.
+        paper: What the paper says about it, if that is not an accuracy in a table.
         notes: What differs from the paper.
     """
 
@@ -61,14 +61,16 @@ class Cell:
         for variant in self.variants:
             register(variant.fields["method"])
         rounds = self.fields["rounds"]
-        interval = max(rounds // self.evaluations, 400 // self.evaluations, 1)  # a short run is not all evaluation
+        interval = max(
+            rounds // self.evaluations, 400 // self.evaluations, 1
+        )  # a short run should not be all evaluation
         shared = {**self.fields, "evaluate_every": interval, "checkpoint_every": max(rounds // 10, 500), **where}
         return [
             [Config(**{**shared, **variant.fields, "seed": seed}) for seed in range(seeds)] for variant in self.variants
         ]
 
     def shrunk(self, iterations: int | None) -> "Cell":
-        """The same with other iterations, and a note that says so."""
+        """The same cell with another number of iterations, and a note about that."""
         if iterations is None or iterations == self.fields["rounds"]:
             return self
         note = f"{iterations:,} iterations instead of {self.fields['rounds']:,}"
@@ -76,7 +78,7 @@ class Cell:
 
 
 def choose(cells: Sequence[Cell], wanted: str | None) -> list[Cell]:
-    """The cells that a text asks for: beginnings of names with commas between them, and * for any word.
+    """The cells that a text selects: beginnings of names, separated by commas, with * for any word.
 
     Example:
         >>> cells = [Cell(name, "", {}, ()) for name in ("cnn/sr10/0.1", "cnn/sr100/0.1", "logistic/sr10/0.1")]

@@ -1,4 +1,4 @@
-"""Run the cells of an experiment: a run that several of them share is done once, a finished one never again."""
+"""Run the cells of an experiment. A run that several of them share is done once, a finished one never again."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,9 +22,9 @@ def run_cells(
     data_dir: str | None = None,
     progress: Progress = lambda runs, number, done: None,
 ) -> list[list[list[Path]]]:
-    """Run everything that is not finished; returns, for each cell and each of its variants, the folders by seed.
+    """Run everything that is not finished. Returns, for each cell and each of its variants, the folders by seed.
 
-    Killed or interrupted, the same call continues where it was.
+    If it was killed or interrupted, the same call continues.
     """
     wanted = [cell.configs(seeds, device=device, data_dir=data_dir) for cell in cells]
     once = {config.key(): config for cell in wanted for variant in cell for config in variant}
