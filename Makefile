@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp dist lint clean
+.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp results dist lint clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -43,6 +43,10 @@ bench: $(READY)
 bench-ddp: $(READY)
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.internet
+
+# The tables of README.md and docs/ again, from the records in results/.
+results: $(READY)
+	$(BIN)/python -m dagc.experiments.tables
 
 dist: $(READY)
 	$(BIN)/python -c "from setuptools import build_meta as b; print(b.build_sdist('dist'), b.build_wheel('dist'))"
