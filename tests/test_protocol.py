@@ -249,7 +249,7 @@ class TestReading:
         silent = next(name for name, order in orders.items() if order.silent)
         assert len(server.read(silent, b"").sparse) == 0
         server, _ = self.server(bytes=11, ratio=None)
-        with pytest.raises(MalformedPayload, match="was to send nothing"):
+        with pytest.raises(MalformedPayload, match="was ordered to send nothing"):
             server.read(silent, self.frame(1))
 
     def test_silence_where_something_was_ordered_and_odd_norms(self):
