@@ -342,7 +342,7 @@ def test_settings_that_were_changed_under_a_half_done_run_are_refused(half_done)
     config.write_text(config.read_text().replace("ratio = 0.1", "ratio = 0.2"))
     done = CliRunner().invoke(app, ["resume", str(half_done)])
     assert isinstance(done.exception, InvalidInput)
-    assert "config.toml was changed since the checkpoint" in str(done.exception)
+    assert "config.toml was changed since the last checkpoint" in str(done.exception)
 
 
 def test_numbers_that_are_written_in_another_way_do_not_change_settings(half_done):

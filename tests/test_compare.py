@@ -399,7 +399,7 @@ def test_a_comparison_is_resumed_and_never_overwrites_another(tmp_path, monkeypa
     assert (folder / "report.html").read_bytes() == page
     found = run("report", tmp_path, "--output", tmp_path / "report", "--no-figures").stdout
     assert "top-k" in found
-    with pytest.raises(InvalidInput, match="--jobs is for one"):
+    with pytest.raises(InvalidInput, match="--jobs is for comparisons"):
         run("resume", next(path.parent for path in folder.glob("*/config.toml")), "--jobs", 1)
     for damaged, says in (
         ("{", "cannot be read"),

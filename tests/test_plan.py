@@ -163,7 +163,7 @@ def test_what_was_chosen_and_why():
     assert f"{CODED_BELOW:,}" in why["frames"].why
     assert "31.4 kB of memory" in why["frames"].why
     assert "37 entries" in why["overhead"].why
-    assert why["down"].why.startswith("64 bytes a visit")
+    assert why["down"].why.startswith("64 bytes per visit")
     why = {choice.setting: choice for choice in choices(Plan(method="dagc", ratio=0.2), large)}
     assert (why["values"].chosen, why["frames"].chosen) == ("int8", "compact")
     assert why["budget"].why == "as given"
@@ -263,10 +263,10 @@ def test_rounds_and_bytes_of_runs(finished):
         (["--methods", "dagcr"], "did you mean 'dagc-r'"),
         (["--caps", '{"9": 0.1}', "--clients", "3"], "no client for the cap of '9'"),
         (["--accuracy", "0.9"], "only runs show when it is reached"),
-        (["--runs", "nowhere"], "give the accuracy to be reached"),
+        (["--runs", "nowhere"], "give the accuracy to reach"),
         (["--runs", "nowhere", "--accuracy", "0.9", "--clients", "3"], "--clients is known from the runs in --runs"),
         (["--runs", "nowhere", "--accuracy", "0.9"], "there is no folder nowhere"),
-        (["--methods", "top-k", "--rate", "1 kB/training", "--page", "plan.html"], "which the page has no slider for"),
+        (["--methods", "top-k", "--rate", "1 kB/training", "--page", "plan.html"], "for which the page has no slider"),
         (["--methods", "none", "--page", "missing/plan.html/x"], "the page cannot be written"),
     ],
 )

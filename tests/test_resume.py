@@ -99,7 +99,7 @@ def attempt(where, number):
         state.checksum = counted(state.checksum, after=True)  # of the first array, once that is written
     elif where == "before the checkpoint has its name":
         files.Path.replace = counted(files.Path.replace, after=False)
-    elif where == "after a checkpoint":
+    elif where == "with a checkpoint":
         checkpoint.save = counted(checkpoint.save, after=True)
     train(Config(**fields), folder, callbacks).run()
 
@@ -120,7 +120,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(method, tmp
         ("half-way through a file", 1),
         ("between rounds", 6),
         ("before the checkpoint has its name", 2),
-        ("after a checkpoint", 2),
+        ("with a checkpoint", 2),
         ("between rounds", 17),
         ("between rounds", 23),
     ]

@@ -216,7 +216,7 @@ class TestHostile:
             (forged(head(["x", "complex128", [1], 0]), bytes(16)), "'x' is of type 'complex128'"),
             (forged(head(["x", ["uint8"], [1], 0]), bytes(16)), "'x' is of type"),
             (forged(head([["x"], "uint8", [1], 0]), bytes(1)), "is listed twice, or that is not a name"),
-            (forged(head(["x", "uint8", [0], 0], ["x", "uint8", [1], 0]), bytes(1)), "'x' is there twice"),
+            (forged(head(["x", "uint8", [0], 0], ["x", "uint8", [1], 0]), bytes(1)), "'x' is listed twice"),
             (forged(head(["x", "uint8", [-1], 0])), r"has shape \[-1\]"),
             (forged(head(["x", "uint8", [True], 0]), b"a"), r"has shape \[True\]"),
             (forged(head(["x", "uint8", [1.0], 0]), b"a"), r"has shape \[1.0\]"),
