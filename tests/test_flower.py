@@ -1139,7 +1139,7 @@ LAYOUTS = {
     "deep": "[" * 5000,
     "objects": '[["a",[650],"object",true],["b",[650],"float32",false]]',
     "fields": '[["a",[650],"f4,f4",true],["b",[650],"float32",false]]',
-    "not a supported type": '[["a",[650],null,true],["b",[650],"float32",false]]',
+    "no type": '[["a",[650],null,true],["b",[650],"float32",false]]',
     "axes": '[["a",[' + "1," * 100 + '650],"float32",false]]',
     "words": '"abcd"',
     "number": "7",

@@ -120,7 +120,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(method, tmp
         ("half-way through a file", 1),
         ("between rounds", 6),
         ("before the checkpoint has its name", 2),
-        ("with a checkpoint", 2),
+        ("after a checkpoint", 2),
         ("between rounds", 17),
         ("between rounds", 23),
     ]
