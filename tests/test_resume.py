@@ -99,7 +99,7 @@ def attempt(where, number):
         state.checksum = counted(state.checksum, after=True)  # of the first array, once that is written
     elif where == "before the checkpoint has its name":
         files.Path.replace = counted(files.Path.replace, after=False)
-    elif where == "with a checkpoint":
+    elif where == "after a checkpoint":
         checkpoint.save = counted(checkpoint.save, after=True)
     train(Config(**fields), folder, callbacks).run()
 
