@@ -65,7 +65,7 @@ def test_allocate_thresholds_caps_and_bytes():
     capped = run("allocate", "--sizes", "9,1", "--ratio", "0.5", "--caps", '{"0": 0.1, "1": 0.1}', "--json")
     answer = json.loads(capped.output)
     assert [client["ratio"] for client in answer["clients"]] == [0.1, 0.1]
-    assert "below the budget" in answer["warnings"][0]
+    assert "less than the budget" in answer["warnings"][0]
     bytes_ = json.loads(run("allocate", "--sizes", "9,1,0", "--bytes", "5000", "--values", "sign", "--json").output)
     assert 9_900 < sum(client["bytes"] for client in bytes_["clients"]) <= 10_000  # of the two that hold data
     compact = ("allocate", "--sizes", "9,1", "--bytes", "40", "--values", "sign", "--parameters", "1k", "--json")
@@ -171,7 +171,7 @@ def test_whatever_is_wrong_is_one_line_with_a_guess(command, arguments, says):
         (OSError(errno.ENOSPC, "No space left on device"), "error: the disk is full: free some space"),
         (
             ZeroDivisionError("division by zero\nand more"),
-            "error: ZeroDivisionError: division by zero; this is a fault",
+            "error: ZeroDivisionError: division by zero; this is a bug",
         ),
         (MemoryError(), "error: MemoryError: ; this is a bug in dagc: DAGC_TRACEBACK=1 shows where"),
     ],

@@ -56,7 +56,7 @@ POLICIES |= {
     "stc": Method(
         ("ratio", "bytes", "rate"),
         partial(Allocated, allocator="uniform", compressor="top-k"),
-        about="Sparse Ternary Compression: top-k as signs, in both directions",
+        about="Sparse Ternary Compression: top-k as signs, both ways",
         defaults={"values": "sign", "frames": "compact", "down": "same"},
         fixed=True,
     ),
@@ -75,7 +75,7 @@ POLICIES |= {
         ("ratio", "bytes", "rate", "threshold"),
         _power,
         waits=True,
-        about="entries or thresholds in proportion to (share of data)^exponent",
+        about="in proportion to (share of data)^exponent",
     ),
     "accordion": Method(
         ("ratio", "threshold"),
