@@ -11,7 +11,7 @@ from dagc._memory import pool
 from dagc._numba import compiled
 from dagc.compressors import Compressor, Gradient, hard_threshold, random_k, top_k
 from dagc.compressors._vector import flat, refuse_non_finite, tensors
-from dagc.draws import scramble
+from dagc.draws import draw, scramble
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 from dagc.wire import quantise
@@ -145,6 +145,9 @@ class ErrorFeedback:
             raise InvalidInput(
                 f"the compressor selected an entry twice, or one that is not in a vector of {self.size} entries"
             )
+        drawn = None if self.compressor in FUSED else sparse.seed  # the wire would send it instead of the indices
+        if drawn is not None and not np.array_equal(draw(drawn, self.size, len(sparse)), sparse.indices):
+            raise InvalidInput("the compressor selected entries that its seed does not draw")
         if out.is_cpu:
             out.numpy()[sparse.indices] = 0.0
         else:
@@ -160,6 +163,7 @@ class ErrorFeedback:
             raise InvalidInput(
                 f"the upload is from a vector of {sparse.size} entries, this error feedback is for {self.size}"
             )
+        sparse.checked()
         residual = self._empty().copy_(self._residual)
         residual[self._places(sparse)] += torch.from_numpy(sparse.values).to(residual.device)
         self._residual = residual

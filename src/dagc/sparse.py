@@ -73,7 +73,8 @@ class Sparse:
     ) -> Self:
         """Store entries (and their seed) without checking them, because kernels or `decode` already have.
 
-        The caller is responsible for them. `aggregate` checks indices again, so a wrong one is an error there.
+        The caller is responsible for them. Code that writes to memory or to the wire checks them again (`checked`), so
+        a wrong index is an error there.
         """
         sparse = cls.__new__(cls)
         sparse._hold(size, indices, values, seed)
@@ -84,6 +85,14 @@ class Sparse:
         """Whether the indices are in range and strictly ascending. Only `trusted` can make one where they are not."""
         index = self.indices
         return not len(index) or bool(index[0] >= 0 and index[-1] < self.size and (index[1:] > index[:-1]).all())
+
+    def checked(self) -> Self:
+        """Itself, if it holds what `trusted` was promised; `InvalidInput` otherwise."""
+        if self.indices.ndim != 1 or self.values.shape != self.indices.shape:
+            raise InvalidInput(f"{self.indices.shape} indices have {self.values.shape} values: give one for each")
+        if not self.ascends:
+            raise InvalidInput(f"the indices of the entries do not ascend from 0 to {self.size - 1}")
+        return self
 
     def __len__(self) -> int:
         """The number of entries."""
@@ -101,6 +110,7 @@ class Sparse:
 
     def dense(self, device: Any = None) -> torch.Tensor:
         """The whole vector, as a float32 tensor."""
+        self.checked()
         vector = torch.zeros(self.size, dtype=torch.float32)
         vector[torch.from_numpy(self.indices)] = torch.from_numpy(self.values)
         return vector.to(device) if device is not None else vector
