@@ -316,7 +316,7 @@ def test_what_a_codec_of_somebody_else_reads_is_looked_at(monkeypatch):
 def test_nothing_is_made_of_entries_that_are_not_in_the_vector(kernels, indices):
     """Kernels that write gaps between indices would run over their memory, or for ever."""
     bad = unchecked(100_000, np.array(indices))
-    ways = [{}, {"compact": True}, {"raw": True}, {"memory": Memory([100_000], signs=False)}]
+    ways = [{}, {"frames": "compact"}, {"frames": "raw"}, {"memory": Memory([100_000], signs=False)}]
     ways += [{"indices": name} for name in INDEX_CODECS]
     for way in ways:
         with pytest.raises(InvalidInput, match="do not ascend"):
@@ -350,7 +350,7 @@ def doubled(number, read=lambda section, count: np.frombuffer(section, "<f4") / 
     )
 
 
-@pytest.mark.parametrize("way", [{}, {"compact": True}, {"memory": Memory([10], signs=False)}], ids=list)
+@pytest.mark.parametrize("way", [{}, {"frames": "compact"}, {"memory": Memory([10], signs=False)}], ids=list)
 def test_codecs_that_were_registered_later_are_read(monkeypatch, way):
     monkeypatch.setitem(VALUE_CODECS, "doubled", doubled(9))
     monkeypatch.setitem(INDEX_CODECS, "again", INDEX_CODECS["raw"]._replace(id=7))
@@ -377,7 +377,7 @@ def test_a_codec_with_a_number_of_another_is_refused(monkeypatch, number):
 def test_what_a_value_codec_of_somebody_else_reads_is_looked_at_in_coded_frames_too(monkeypatch, wrong):
     monkeypatch.setitem(VALUE_CODECS, "doubled", doubled(9))
     for memory in (None, Memory([10], signs=False)):
-        frame = dagc.encode(Sparse(10, [1, 7], [1.0, 2.0]), "doubled", compact=memory is None, memory=memory)
+        frame = dagc.encode(Sparse(10, [1, 7], [1.0, 2.0]), "doubled", frames="compact", memory=memory)
         assert is_coded(frame) == (memory is not None)
         with monkeypatch.context() as other:
             other.setitem(VALUE_CODECS, "doubled", doubled(9, lambda *_: wrong.astype(np.float32)))
