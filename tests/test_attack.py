@@ -376,8 +376,8 @@ def test_a_codec_with_a_number_of_another_is_refused(monkeypatch, number):
 @pytest.mark.parametrize("wrong", [np.ones(1), np.ones(3), np.full(2, np.nan), np.ones((2, 1))], ids=str)
 def test_what_a_value_codec_of_somebody_else_reads_is_looked_at_in_coded_frames_too(monkeypatch, wrong):
     monkeypatch.setitem(VALUE_CODECS, "doubled", doubled(9))
-    for memory in (None, Memory([10], signs=False)):
-        frame = dagc.encode(Sparse(10, [1, 7], [1.0, 2.0]), "doubled", frames="compact", memory=memory)
+    for frames, memory in (("compact", None), ("plain", Memory([10], signs=False))):
+        frame = dagc.encode(Sparse(10, [1, 7], [1.0, 2.0]), "doubled", frames=frames, memory=memory)
         assert is_coded(frame) == (memory is not None)
         with monkeypatch.context() as other:
             other.setitem(VALUE_CODECS, "doubled", doubled(9, lambda *_: wrong.astype(np.float32)))
