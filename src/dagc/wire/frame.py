@@ -41,8 +41,6 @@ COMPACT_BELOW = 1024
 CODED, CODED_FIRST = 8, 9
 """In place of an index codec: coded with a memory; coded with an empty one."""
 _SMALLEST = len(MAGIC) + 1 + 1 + 4 + CHECKSUM
-_INDEX_NAMES = {codec.id: name for name, codec in INDEX_CODECS.items()}
-_VALUE_NAMES = {codec.id: name for name, codec in VALUE_CODECS.items()}
 _OURS = {*INDEX_CODECS.values(), *VALUE_CODECS.values()}
 """What other codecs read is looked at again."""
 
@@ -277,9 +275,10 @@ def _compact_header(view: memoryview, size: int | None, round: int) -> Header:
 
 def _codecs(byte: int) -> tuple[str, str]:
     index_id = byte >> 4
-    if index_id not in _INDEX_NAMES:
-        raise MalformedPayload(f"the frame uses the unknown index codec {index_id}")
-    return _INDEX_NAMES[index_id], _value_name(byte & 15)
+    for name, codec in INDEX_CODECS.items():  # as they are now: somebody may have registered one
+        if codec.id == index_id:
+            return name, _value_name(byte & 15)
+    raise MalformedPayload(f"the frame uses the unknown index codec {index_id}")
 
 
 def _value_name(value_id: int) -> str:
@@ -287,9 +286,10 @@ def _value_name(value_id: int) -> str:
         raise MalformedPayload(
             f"the frame uses value codec {value_id}, {RETIRED[value_id]}, which is retired: update the sender"
         )
-    if value_id not in _VALUE_NAMES:
-        raise MalformedPayload(f"the frame uses the unknown value codec {value_id}")
-    return _VALUE_NAMES[value_id]
+    for name, codec in VALUE_CODECS.items():
+        if codec.id == value_id:
+            return name
+    raise MalformedPayload(f"the frame uses the unknown value codec {value_id}")
 
 
 def _short_checksum(body: bytes | memoryview, size: int, round: int) -> bytes:
