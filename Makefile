@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp docs dist lint clean
+.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp results docs dist lint clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -48,6 +48,10 @@ bench-ddp: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "site/index.html"
+
+# The tables of README.md and docs/ again, from the records in results/.
+results: $(READY)
+	$(BIN)/python -m dagc.experiments.tables
 
 dist: $(READY)
 	$(BIN)/python -c "from setuptools import build_meta as b; print(b.build_sdist('dist'), b.build_wheel('dist'))"

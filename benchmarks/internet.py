@@ -52,11 +52,15 @@ DENSE = {
 }
 NESTEROV = {"outer_rate": 0.7, "momentum": 0.9}
 OURS: dict[str, dict[str, Any]] = {
+    f"ours, {STEPS} steps, default": {},
+    f"ours, {STEPS} steps, 2 %": {"ratio": 0.02},
+    f"ours, {STEPS} steps, 10 %": {"ratio": 0.1},
     f"ours, {STEPS} steps, 2 % two-bit": {"ratio": 0.02, "values": "two-bit"},
-    f"ours, {STEPS} steps, 2 % two-bit, Nesterov": {"ratio": 0.02, "values": "two-bit", **NESTEROV},
     f"ours, {STEPS} steps, 10 % two-bit": {"ratio": 0.1, "values": "two-bit"},
     f"ours, {STEPS} steps, 10 % two-bit, Nesterov": {"ratio": 0.1, "values": "two-bit", **NESTEROV},
     f"ours, {STEPS} steps, 10 % two-bit, overlap": {"ratio": 0.1, "values": "two-bit", "overlap": True},
+    f"ours, {STEPS} steps, dagc-r 2 % two-bit": {"method": "dagc-r", "ratio": 0.02, "values": "two-bit"},
+    f"ours, {STEPS} steps, dagc-r 10 % two-bit": {"method": "dagc-r", "ratio": 0.1, "values": "two-bit"},
 }
 METHODS = {**EVERY_STEP, **DENSE, **{name: name for name in OURS}}
 
@@ -131,7 +135,7 @@ def training(method: str, task: Task) -> tuple[Iterator[None], Callable[[], torc
         diloco = DiLoCo(module, task.examples[rank] / sum(task.examples))
         return _steps(task, model, weight, optimiser, diloco.step), lambda: diloco.shared
     else:
-        local = dagc.ddp.LocalSteps(module, examples=task.examples[rank], steps=STEPS, method="dagc-r", **OURS[method])
+        local = dagc.ddp.LocalSteps(module, examples=task.examples[rank], steps=STEPS, **OURS[method])
         return _steps(task, model, weight, optimiser, local.step), lambda: local.shared
     return _steps(task, model, weight, optimiser, after), shared
 

@@ -567,6 +567,24 @@ RUBBISH = {
 }  # fmt: skip
 
 
+def test_the_log_is_under_dagc_and_once_among_flowers_own_lines(caplog):
+    theirs, ours = [], logging.getLogger("flwr")
+    handler = logging.Handler(logging.INFO)
+    handler.emit = theirs.append
+    ours.addHandler(handler)
+    level = ours.level
+    try:
+        start(DataAware(fed_avg(), ratio=0.02), LocalGrid(client_app(), NODES), 1)
+        ours.setLevel(logging.ERROR)
+        start(DataAware(fed_avg(), ratio=0.02), LocalGrid(client_app(), NODES), 1)
+    finally:
+        ours.setLevel(level)
+        ours.removeHandler(handler)
+    said = [record for record in caplog.records if "dagc: round 1: 4 of 4 nodes" in record.getMessage()]
+    assert [record.name for record in said] == ["dagc.flower"] * 2
+    assert [record for record in theirs if record in said] == said[:1]  # the second time, Flower was to be quiet
+
+
 @pytest.mark.parametrize("kind", RUBBISH)
 def test_a_node_that_sends_rubbish_is_left_out_of_that_round_by_name(states, caplog, kind):
     grid = LocalGrid(client_app(), NODES)
@@ -582,10 +600,10 @@ def test_a_node_that_sends_rubbish_is_left_out_of_that_round_by_name(states, cap
 
     grid.on_reply = spoil
     strategy = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="rubbish")
-    with caplog.at_level(logging.WARNING, "flwr.dagc"):
+    with caplog.at_level(logging.WARNING, "dagc.flower"):
         result = start(strategy, grid, 5)
     assert replies == 1
-    warnings = [record.getMessage() for record in caplog.records if record.name == "flwr.dagc"]
+    warnings = [record.getMessage() for record in caplog.records if record.name == "dagc.flower"]
     assert len(warnings) == 1
     assert warnings[0].startswith("dagc: round 3: partition-2 (node 3) is left out: ")
     assert [line["present"] for line in read_metrics(states / "runs" / "rubbish")] == [4, 4, 3, 4, 4]

@@ -223,7 +223,7 @@ def test_a_state_dict_of_adapters_alone_is_a_model_too(states):
 
 def test_bytes_are_among_the_metrics_and_in_the_log(states, caplog):
     strategy = DataAware(FedAvg(), ratio=0.02, run="counted", budget_mb=0.005)
-    with caplog.at_level(logging.INFO, "flwr.dagc"):
+    with caplog.at_level(logging.INFO, "dagc.flower"):
         result = start(strategy, LocalGrid(client_app(), NODES), 4)
     lines = read_metrics(states / "runs" / "counted")
     assert len(lines) == 4

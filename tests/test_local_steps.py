@@ -119,7 +119,8 @@ def as_engine(config, options):
         optimiser.step()
         exchanged = local.step()
         if exchanged is not None:
-            models.append(weights(model))
+            assert plan.step_ahead or torch.equal(weights(model), local.shared)
+            models.append(local.shared.clone())
             payload += exchanged.payload
     return models, local.client.feedback.residual, payload
 
@@ -140,14 +141,17 @@ def as_engine(config, options):
         (4, {"method": "random-k", "ratio": 0.05, "values": "bf16"}, {}),
         (4, {"method": "dagc-a", "threshold": 0.01, "values": "fp16"}, {}),
         (4, {"method": "dagc", "down": "lossless", "step_ahead": 0.0}, {"momentum": 0.9}),
+        (4, {"method": "dagc", "down": "lossless"}, {}),
+        (4, {"ratio": 0.01, "step_ahead": 1.0, "clip": 0.5}, {"outer_rate": 0.5, "momentum": 0.5}),
         (2, {"method": "none"}, {"momentum": 0.9}),
     ],
 )
 def test_after_every_exchange_replicas_and_the_local_engine_are_bit_identical(two, four, world, settings, options):
     outer = {"momentum": options["momentum"], "nesterov": True} if options else {}
+    rate = options.get("outer_rate", 1.0)
     config = Config(
         task="mlp@digits", workers=world, skew_ratio=10, rounds=12, local_steps=4, learning_rate=0.1, seed=3,
-        optimizer_options=outer, threads=1, **{"method": "dagc-r", **settings},
+        optimizer_options=outer, server_rate=rate, threads=1, **{"method": "dagc-r", **settings},
     )  # fmt: skip
     answers = good({2: two, 4: four}[world].run(as_engine, config, options))
     engine = Federation(config)
@@ -424,9 +428,9 @@ def saving(folder, settings, rounds, die=None):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"values": "two-bit", "momentum": 0.9, "outer_rate": 0.7},
+        {"values": "two-bit", "momentum": 0.9, "outer_rate": 0.7, "step_ahead": 0.5},
         {"method": "accordion", "ratio": None, "threshold": 0.002, "values": "int8"},
-        {"overlap": True, "values": "sign"},
+        {"overlap": True, "values": "sign", "step_ahead": 0.5},
         {"overlap": True, "values": "two-bit", "frames": "coded"},
     ],
 )
@@ -569,12 +573,14 @@ def test_states_that_cannot_be_used_are_refused_on_all_ranks(two, tmp_path):
 # Errors
 
 
-def spoilt(overlap):
+def spoilt(overlap, step_ahead):
     """Rank 1's model becomes NaN before the second exchange."""
     model = small()
-    local = around(model, overlap=overlap, values="int8", frames="coded")
+    local = around(model, overlap=overlap, values="int8", frames="coded", step_ahead=step_ahead)
     messages = []
     for step in range(12):
+        if step == 3:
+            begun = weights(model)
         one_step(model, sgd(model), step)
         if step == 4:
             before, residual = local.shared.clone(), local.client.feedback.residual.clone()
@@ -584,16 +590,16 @@ def spoilt(overlap):
             local.step()
         except NonFiniteGradient as error:
             messages.append(str(error))
-            same = torch.equal(weights(model), local.shared)
+            same = torch.equal(weights(model), begun if step_ahead else local.shared)
             if not overlap:
                 same &= torch.equal(local.shared, before) & torch.equal(local.client.feedback.residual, residual)
     local.finish()
     return messages, same, weights(model), local.round
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_nan_on_one_rank_is_an_error_on_all_and_they_go_on_from_the_shared_model(two, overlap):
-    answers = good(two.run(spoilt, overlap))
+@pytest.mark.parametrize(("overlap", "step_ahead"), [(False, 0.0), (True, 0.0), (False, 0.5)])
+def test_a_nan_on_one_rank_is_an_error_on_all_and_they_go_on_from_where_they_began(two, overlap, step_ahead):
+    answers = good(two.run(spoilt, overlap, step_ahead))
     assert len({tuple(messages) for messages, *_ in answers}) == 1
     assert len(answers[0][0]) == 1
     assert answers[0][0][0].startswith("rank 1: entry 0 of 785 is nan")

@@ -35,22 +35,22 @@ def agree(exchange: Exchange, examples: Any, arguments: dict[str, Any]) -> list[
     return list(counts)
 
 
-def make_plan(settings: Settings, world: int, clock: bool) -> Plan:
-    """The plan, with what ranks cannot do refused; `clock` says whether the ranks share one."""
+def make_plan(settings: Settings, world: int, local_steps: bool) -> Plan:
+    """The plan, with what ranks cannot do refused; some of it they can do only if they exchange after local steps."""
     plan = Plan(**settings)
     if settings.get("down") is None and not plan.lossless:  # the method's own
         plan = replace(plan, down="lossless")
-    if settings.get("step_ahead") is None and plan.step_ahead:
+    if settings.get("step_ahead") is None and plan.step_ahead and not local_steps:
         plan = replace(plan, step_ahead=0.0)
     if not plan.lossless:
         raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")
-    if plan.step_ahead:
+    if plan.step_ahead and not local_steps:
         raise InvalidInput(
-            f"step_ahead is {plan.step_ahead:g}: ranks train from the model that all of them have; leave it out"
+            f"step_ahead is {plan.step_ahead:g}: DDP computes gradients at the model that all ranks have; leave it out"
         )
     if plan.first_model != "sent":
         raise InvalidInput(f"first_model is {plan.first_model!r}: DDP sends the first model itself; leave it out")
-    if plan.per_hour and not clock:
+    if plan.per_hour and not local_steps:
         raise InvalidInput(
             f"rate is {plan.rate!r}: the ranks' clocks differ, so DDP keeps no rate per hour; give bytes alone"
         )

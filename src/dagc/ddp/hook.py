@@ -128,7 +128,7 @@ class Hook:
         self._exchange = Exchange(model.process_group, self._device)
         given = {"rounds": rounds, "sizes": sizes, "scaler": scaler is not None}
         self.examples = agree(self._exchange, examples, {**settings, **given})
-        plan = make_plan(settings, self._exchange.world, clock=False)  # not before: what is wrong is wrong on all ranks
+        plan = make_plan(settings, self._exchange.world, local_steps=False)  # not before: all ranks are to refuse it
         self._about = {**plan.settings(), **given}
         shapes = [tuple(parameter.shape) for parameter in parameters]
         self.client = Rank(shapes, self._device)

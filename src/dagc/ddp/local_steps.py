@@ -2,7 +2,7 @@
 
 The shared model is the same on all ranks, to the bit. A rank sends the largest entries of what its model has moved away
 from it, and of what it has not sent before. What all have sent, weighted by their data, moves the shared model, and
-every rank trains on from there.
+every rank trains on from there, or from ahead of it.
 """
 
 import json
@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from fnmatch import fnmatch
 from functools import partial
-from itertools import accumulate, pairwise
 from struct import Struct
 from time import perf_counter
 from typing import Any, NamedTuple, Unpack
@@ -21,13 +19,13 @@ from typing import Any, NamedTuple, Unpack
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from dagc.ddp.agreement import agree, log, make_plan, read_all, same_step
 from dagc.ddp.exchange import Exchange, Packet
+from dagc.ddp.replica import Replica
 from dagc.ddp.resume import SHARED, VERSION, Choice, choose, spread
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
-from dagc.protocol import Client, Server, Settings
+from dagc.protocol import Client, Order, Server, Settings
 from dagc.state import below, checksum
 
 __all__ = ["Exchanged", "LocalSteps"]
@@ -102,7 +100,6 @@ class LocalSteps:
         examples: How many examples each rank holds, in rank order.
         client: This rank's half of the protocol, over all exchanged parameters in the model's order.
         server: The server's half, which decides alike on all ranks.
-        shared: The shared model as a float32 vector, the same bits on all ranks.
         missing: The ranks, in the numbering of the state resumed from, whose residuals are lost.
         downloaded: Whether this rank got the shared model from another one at the start.
         last: What the last exchange took; None before the first.
@@ -144,28 +141,22 @@ class LocalSteps:
         **settings: Unpack[Settings],
     ) -> None:
         """Agree with the others, and begin or continue with the same model."""
-        self._parameters = _exchanged(model, local)
-        self._device = self._parameters[0].device
-        sizes = [parameter.numel() for parameter in self._parameters]
+        self._replica = replica = Replica(model, local)
         self.steps, self.seconds, self.outer_rate, self.momentum = steps, seconds, outer_rate, momentum
         group = _group(timeout)
-        self._exchange, talk = (Exchange(group, self._device, "exchange") for _ in range(2))
-        given = {"rounds": rounds, "sizes": sizes}
+        self._exchange, talk = (Exchange(group, replica.device, "exchange") for _ in range(2))
+        given = {"rounds": rounds, "sizes": replica.sizes}
         ways = {"steps": steps, "seconds": seconds, "outer_rate": outer_rate, "momentum": momentum, "overlap": overlap}
-        kinds = [str(parameter.dtype) for parameter in self._parameters]
+        kinds = [str(parameter.dtype) for parameter in replica.parameters]
         same = {**settings, **given, **ways, "dtypes": kinds, "allow_missing": allow_missing}
         self.examples = agree(talk, examples, same)
         _check_numbers(ways)  # not before: what is wrong is then wrong on all ranks
-        plan = make_plan(settings, talk.world, clock=True)
+        plan = make_plan(settings, talk.world, local_steps=True)
         self._about = {**plan.settings(), **given}
-        shapes = [tuple(parameter.shape) for parameter in self._parameters]
-        self.client = Client(shapes, self._device)
-        self.server = Server(plan, sum(sizes), rounds, shapes)
+        self.client = Client(replica.shapes, replica.device)
+        self.server = Server(plan, sum(replica.sizes), rounds, replica.shapes)
 
-        self.shared = torch.cat([parameter.detach().reshape(-1).float() for parameter in self._parameters])
-        places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
-        self._parts = [self.shared[at].view(p.shape) for at, p in zip(places, self._parameters, strict=True)]
-        self._velocity = torch.zeros_like(self.shared) if momentum else None
+        replica.velocity = torch.zeros_like(replica.shared) if momentum else None
         self._sender = ThreadPoolExecutor(1, "dagc-exchange") if overlap else None
         self._flight: _Flight | None = None
         self.last: Exchanged | None = None
@@ -179,19 +170,25 @@ class LocalSteps:
             if held or str(rank) in self.server.members:
                 self.server.join(str(rank), held)
         own = None if choice is None or choice.own is None else choice.own["arrays"].get("start")
-        if own is None or self._sender is None:
-            self._set(self._parts)
-        else:  # it was ahead of the shared model
-            self._set([own[at].view(part.shape) for at, part in zip(places, self._parts, strict=True)])
-        self._starts = self._parts if self._sender is None else [p.detach().clone() for p in self._parameters]
+        self._start(None if own is None or not self._ahead else own.to(replica.device, copy=True))
         self._checksum = self._same_model(talk)
         self._began = perf_counter()
         self._clock = self._began - self._seconds
 
     @property
+    def shared(self) -> Tensor:
+        """The shared model as a float32 vector, the same bits on all ranks."""
+        return self._replica.shared
+
+    @property
     def round(self) -> int:
         """The number of exchanges done."""
         return self.server.round
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether local steps begin ahead of the shared model."""
+        return self._sender is not None or self.server.plan.step_ahead > 0
 
     @property
     def _present(self) -> list[str]:
@@ -205,8 +202,8 @@ class LocalSteps:
             What the exchange took, where there was one; with `overlap`, what the one before it took.
 
         Raises:
-            NonFiniteGradient: A rank's model is not finite. On all ranks, and all are back at the shared model.
-            DagcError: A rank has died or hangs; this one is back at the shared model.
+            NonFiniteGradient: A rank's model is not finite. On all ranks, which are back where they began.
+            DagcError: A rank has died or hangs; this one is back where its local steps began.
         """
         self._done += 1
         return None if self._done < self._due else self._turn()
@@ -216,7 +213,7 @@ class LocalSteps:
         if self._done:
             self._turn()
         self._land()
-        self._back()
+        self._start(self.shared)
         return self.last
 
     def state_dict(self) -> dict[str, Any]:
@@ -238,10 +235,10 @@ class LocalSteps:
         halves = {**self.client.arrays(), **{f"server.{name}": array for name, array in self.server.arrays().items()}}
         arrays = {name: torch.from_numpy(array) for name, array in halves.items()}
         arrays["shared"] = self.shared
-        if self._velocity is not None:
-            arrays["velocity"] = self._velocity
-        if self._sender is not None:
-            arrays["start"] = torch.cat([parameter.detach().reshape(-1).float() for parameter in self._parameters])
+        if self._replica.velocity is not None:
+            arrays["velocity"] = self._replica.velocity
+        if self._ahead:
+            arrays["start"] = self._replica.start
         return {
             "version": VERSION,
             "round": self.round,
@@ -261,55 +258,42 @@ class LocalSteps:
     def _turn(self) -> Exchanged | None:
         """What the model has moved goes out; what has come in moves the shared model."""
         pace = max(1e-9, (perf_counter() - self._began) / self._done)
-        moved = self._moved()
+        moved = self._replica.moved()
         try:
             self._land()
             flight = self._upload(moved, pace)
         except BaseException:
-            self._back()
+            self._start()
             raise
         if self._sender is None:
             self._take(flight, partial(self._exchange.all_gather, flight.own))
-            self._back()
-            return self.last
-        flight.answers, self._flight = self._sender.submit(self._exchange.all_gather, flight.own), flight
-        for parameter, part, change, start in zip(self._parameters, self._parts, moved, self._starts, strict=True):
-            # This rank stays ahead by what is on its way, on top of what the others have brought.
-            start.copy_(parameter.detach().copy_(part - change))
-        self._rest()
+        else:
+            flight.answers, self._flight = self._sender.submit(self._exchange.all_gather, flight.own), flight
+        self._start()
         return self.last
 
-    def _back(self) -> None:
-        """Go to the shared model."""
-        self._set(self._parts)
-        if self._sender is not None:
-            for parameter, start in zip(self._parameters, self._starts, strict=True):
-                start.copy_(parameter.detach())
-        self._rest()
+    def _start(self, at: Tensor | None = None) -> None:
+        """Begin to count local steps again: at the shared model or ahead of it, or where it is said.
 
-    def _rest(self) -> None:
-        """Begin to count local steps again."""
+        A rank is ahead by its own upload that is on its way, and by part of what it has not sent yet.
+        """
+        if at is None:
+            at, pending = self.shared, self.client.pending
+            if self._sender is not None:
+                at = at.clone()  # the shared model moves while this rank trains
+                if pending is not None:
+                    places = torch.from_numpy(pending.indices).to(at.device)
+                    at[places] -= self.outer_rate * torch.from_numpy(pending.values).to(at.device)
+            step_ahead = self.server.plan.step_ahead
+            order = Order(self.round + 1, 0, self.server.policy.compressor, step_ahead=step_ahead)
+            at = self.client.start(at, order, self.outer_rate)
+        self._replica.begin(at)
         self._done, self._due, self._began = 0, self._next, perf_counter()
-
-    def _moved(self) -> list[Tensor]:
-        """What the model has moved, as float32; of float32 parameters in their own memory, since they are set next."""
-        found = []
-        for start, parameter in zip(self._starts, self._parameters, strict=True):
-            now = parameter.detach()
-            if now.dtype == torch.float32:
-                found.append(torch.sub(start, now, out=now))
-            else:
-                found.append(start.to(now.dtype).float() - now.float())
-        return found
-
-    def _set(self, parts: Sequence[Tensor]) -> None:
-        for parameter, part in zip(self._parameters, parts, strict=True):
-            parameter.detach().copy_(part)
 
     def _upload(self, moved: list[Tensor], pace: float) -> _Flight:
         """This rank's message; its body says why, if the model cannot be used."""
         client, began = self.client, perf_counter()
-        before = client.feedback.residual, client.feedback.steps, client.sent, self.server.numbers()
+        before = client.feedback.residual, client.feedback.steps, client.sent, client.last, self.server.numbers()
         order = self.server.orders(self._present, self._seconds).get(str(self._exchange.rank))
         head = _HEAD.pack(self._checksum, perf_counter() - self._clock, pace)
         own, entries = Packet(False, self.round, 0.0, head), 0
@@ -337,13 +321,13 @@ class LocalSteps:
             uploads = read_all(self.server, self._present, packets, _HEAD.size)
         except BaseException:
             feedback = self.client.feedback
-            feedback.residual, feedback.steps, self.client.sent, server = flight.before
+            feedback.residual, feedback.steps, self.client.sent, self.client.last, server = flight.before
             self.client.pending = None
             self.server.load(self.server.arrays(), server)
-            self._back()
+            self._start()
             raise
         if uploads:
-            self._move(self.server.total(uploads).to(self._device))
+            self._replica.move(self.server.total(uploads).to(self.shared.device), self.outer_rate, self.momentum)
         self.server.close(uploads)
         own = self.server.members.get(str(self._exchange.rank))
         if own is not None:  # what was left out goes back into the residual
@@ -370,13 +354,6 @@ class LocalSteps:
         _same_checksums([head[0] for head in heads], self.round)
         return heads
 
-    def _move(self, total: Tensor) -> None:
-        """The outer optimiser: plain, or with Nesterov's momentum; the same operations as those of torch's SGD."""
-        if self._velocity is not None:
-            self._velocity.mul_(self.momentum).add_(total)
-            total.add_(self._velocity, alpha=self.momentum)
-        self.shared.add_(total, alpha=-self.outer_rate)
-
     def _steps_until_next(self, pace: float) -> int:
         """How many local steps come next; all ranks compute the same."""
         steps = self.steps if self.seconds is None else max(1, int(self.seconds / pace))
@@ -401,8 +378,8 @@ class LocalSteps:
         if state is not None:
             arrays = state["arrays"]
             self.shared.copy_(arrays["shared"])
-            if self._velocity is not None and "velocity" in arrays:
-                self._velocity.copy_(arrays["velocity"])
+            if self._replica.velocity is not None and "velocity" in arrays:
+                self._replica.velocity.copy_(arrays["velocity"])
             if talk.rank == first:
                 body = json.dumps([state["server"], state["due"], state["seconds"], state["examples"]]).encode()
         said = talk.all_gather(Packet(False, 0, 0.0, body))[first].body
@@ -436,10 +413,9 @@ class LocalSteps:
         return total
 
     def _download(self, talk: Exchange, holders: Sequence[int]) -> None:
-        vectors = [self.shared] if self._velocity is None else [self.shared, self._velocity]
-        received = [vector.cpu() for vector in vectors]
+        received = [vector.cpu() for vector in self._replica.vectors]
         spread(talk, received, holders)
-        for vector, tensor in zip(vectors, received, strict=True):
+        for vector, tensor in zip(self._replica.vectors, received, strict=True):
             vector.copy_(tensor)
 
     def _same_model(self, talk: Exchange) -> int:
@@ -447,30 +423,6 @@ class LocalSteps:
         own = checksum(self.shared.cpu().numpy())
         _same_checksums([numbers[0] for numbers in talk.numbers([own])], self.round)
         return own
-
-
-def _exchanged(model: nn.Module, local: Sequence[str]) -> list[nn.Parameter]:
-    """The parameters to exchange, in the model's order."""
-    if isinstance(model, DistributedDataParallel):
-        raise InvalidInput("the model is wrapped in DDP, which exchanges in every step: give the module itself")
-    if isinstance(local, str):
-        raise InvalidInput(f"local is {local!r}: give a list of patterns, e.g. [{local!r}]")
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
-    for pattern in local:
-        if not any(fnmatch(name, pattern) for name in trainable):
-            raise InvalidInput(
-                f"local: no trainable parameter is called {pattern!r}; there are {list(trainable)!r:.300}"
-            )
-    found = {name: p for name, p in trainable.items() if not any(fnmatch(name, pattern) for pattern in local)}
-    if not found:
-        raise InvalidInput("there is nothing to exchange: no parameter needs a gradient, or all are local")
-    for name, parameter in found.items():
-        if not parameter.is_floating_point():
-            raise InvalidInput(f"parameter {name!r} is of type {parameter.dtype}: only real numbers are exchanged")
-    devices = {parameter.device for parameter in found.values()}
-    if len(devices) > 1:
-        raise InvalidInput(f"the exchanged parameters must be on one device, not on {sorted(map(str, devices))}")
-    return list(found.values())
 
 
 def _group(timeout: float | None) -> dist.ProcessGroup:

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from logging import getLogger
 from typing import Any, NamedTuple
 
 from flwr.app import Message, MetricRecord
@@ -12,6 +11,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from numpy.typing import NDArray
 
 from dagc.errors import DagcError, MalformedPayload
+from dagc.flower.logs import log
 from dagc.flower.messages import ASK, OUT_OF_SYNC, RECORD, STYPE, TRAIN, Answer, Instruction, payload_of
 from dagc.flower.run import FlowerRun
 from dagc.protocol import Upload
@@ -31,7 +31,6 @@ CAUSES = {
 }
 """What is behind an error in which one of these words occurs."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,109}")
-log = getLogger("flwr.dagc")
 
 
 class Sent(NamedTuple):
