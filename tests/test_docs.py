@@ -1,11 +1,13 @@
 """README and docs: every block of code runs or says why it does not, links lead somewhere, the site builds."""
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ import _docs
 import dagc.ddp
 from dagc.cli import app
 from dagc.data import load, make_partition
+from dagc.experiments import runner
 
 CODE = {page: [block for block in _docs.blocks(page) if block.code] for page in _docs.PAGES}
 BLOCKS = [block for page in _docs.PAGES for block in _docs.blocks(page)]
@@ -76,6 +79,14 @@ MADE = {"docs/how-to/own-data.md": own_data_made}
 """What the blocks of a page leave behind: a function of what they have printed."""
 
 
+class Here(ThreadPoolExecutor):
+    """In the place of processes, each of which would load torch again."""
+
+    def __init__(self, workers, *, mp_context, initializer, initargs):
+        super().__init__(1)
+        runner._stop = initargs[0]
+
+
 @pytest.fixture
 def group():
     """No process group is left behind."""
@@ -86,6 +97,8 @@ def group():
 
 @pytest.mark.parametrize("page", [page for page, found in CODE.items() if found], ids=lambda page: page.stem)
 def test_every_block_of_code_runs(page, tmp_path, monkeypatch, capsys, group):
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(runner, "_stop", None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAGC_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("DAGC_STATE", str(tmp_path / "state"))
@@ -123,10 +136,11 @@ def ran(arguments, block):
 def parsed(arguments, block):
     """A command that is not run exists, at least, with all its flags."""
     command = typer.main.get_command(app)
-    while isinstance(command, typer.core.TyperGroup):
-        context = command.make_context("dagc", list(arguments))
-        name, command, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
-    command.make_context(name, list(arguments), parent=context)
+    with contextlib.suppress(typer.Exit):  # of --help
+        while isinstance(command, typer.core.TyperGroup):
+            context = command.make_context("dagc", list(arguments))
+            name, command, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
+        command.make_context(name, list(arguments), parent=context)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
