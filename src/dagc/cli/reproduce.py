@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,9 @@ def reproduce(
     commit: Annotated[
         str | None, typer.Option(help="What finished runs in the output folder were made with, if they do not say.")
     ] = None,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Record what is finished in the output folder, and run nothing.")
+    ] = False,
     list_cells: Annotated[bool, typer.Option("--list", help="Print the names of the cells and exit.")] = False,
 ) -> None:
     """Repeat the paper's experiments and write a page for each, with the paper's numbers next to ours.
@@ -62,11 +66,14 @@ def reproduce(
                 Console(highlight=False, soft_wrap=True).print(f"{name} {cell.name}: {cell.title}", markup=False)
         return
     wanted = [(name, cell.shrunk(iterations)) for name, some in chosen.items() for cell in some]
+    place = Laboratory(output, Store(records), jobs or os.cpu_count() or 1, device, data_dir, stand_in, commit)
+    if collect:
+        left = place.collect(wanted, seeds)
+        say(f"what is finished in {output} is recorded in {records}; {left} runs are not finished")
+        return
     try:
         with _progress() as show:
-            panels = Laboratory(
-                output, Store(records), jobs or os.cpu_count() or 1, device, data_dir, stand_in, commit, show
-            ).run(wanted, seeds)
+            panels = replace(place, progress=show).run(wanted, seeds)
     except KeyboardInterrupt:
         say(f"stopped; finished work is in {output}, and the same command continues from there")
         raise

@@ -80,9 +80,7 @@ def _allocation(plan: Plan, fleet: Fleet) -> tuple[str, str]:
     if np.allclose(ratios, even):
         return "the same for all", "all hold equally much data, or the method ignores it"
     factor = theory.residual_factor(weights, ratios) / theory.residual_factor(weights, even)
-    why = (
-        f"sizes differ {skew:,.3g}:1; {1 - factor:.0%} less is left unsent than with equal shares (Σ p²/δ², theory.md)"
-    )
+    why = f"sizes differ {skew:,.3g}:1; {1 - factor:.0%} less is left unsent than with equal shares (Σ p²/δ²)"
     return f"by data ({policy.allocator})", why
 
 

@@ -21,7 +21,7 @@ moves. Phase and near take 4 bytes per coordinate; a memory without clocks does 
 
 The memory changes only with frames that were accepted (`learn`); reading and writing do not change it. So either both
 sides have counted a frame or neither has. `fingerprint` identifies everything counted so far, and is part of a frame's
-checksum. `docs/reference/wire-format.md` has every step, `docs/studies/coder.md` what each table is worth.
+checksum. `docs/reference/wire-coded.md` has every step, `docs/studies/coder.md` what each table is worth.
 """
 
 import zlib
