@@ -556,4 +556,4 @@ def test_a_codec_that_is_registered_later_is_read_too(monkeypatch):
     monkeypatch.setitem(VALUE_CODECS, "halves", halves)
     sparse = Sparse(100, np.array([3, 70]), np.array([0.5, -2.0], dtype=np.float32))
     assert decode(encode(sparse, values="halves")) == sparse
-    assert decode(encode(sparse, values="halves", round=4, compact=True), size=100, round=4) == sparse
+    assert decode(encode(sparse, values="halves", round=4, frames="compact"), size=100, round=4) == sparse
