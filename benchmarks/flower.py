@@ -1,6 +1,6 @@
 """What the mod and the wrapper cost: rounds of the same Flower app with and without them, in this process.
 
-    python -m benchmarks.flower            # 1 M parameters, 5 nodes, 1 %; half a minute
+    python -m benchmarks.flower            # 1 M parameters, 5 nodes, 1 %; a minute
     python -m benchmarks.flower --full     # more rounds
 
 Both apps take turns, round by round, in a grid without a network, on one thread. Node files and checkpoints are written
@@ -34,6 +34,8 @@ from dagc.flower.local import LocalGrid
 
 NODES = 5
 BATCH = 32
+METHODS = ("dagc-r", "dagc")
+"""The paper's, whose frames stand alone, and the default, whose frames are coded with a memory."""
 
 
 def model() -> nn.Module:
@@ -105,11 +107,11 @@ def rounds(strategy: Strategy, app: ClientApp, count: int, number: int, turns: T
     return took[2:]
 
 
-def measure(steps: int, count: int) -> dict[str, tuple[float, float]]:
+def measure(method: str, steps: int, count: int) -> dict[str, tuple[float, float]]:
     """Medians of a round without and with us, by the clock and of the processor."""
     turns, found = Turns(2), {}
     plain = FedAvg(fraction_evaluate=0.0)
-    aware = DataAware(FedAvg(fraction_evaluate=0.0), ratio=0.01, run=f"bench-{steps}")
+    aware = DataAware(FedAvg(fraction_evaluate=0.0), method=method, ratio=0.01, run=f"{method}-{steps}")
     jobs = {"without": (plain, client_app(steps, [])), "with": (aware, client_app(steps, [compress]))}
 
     def work(name: str, number: int) -> None:
@@ -130,19 +132,21 @@ def measure(steps: int, count: int) -> dict[str, tuple[float, float]]:
 def main(quick: bool = True) -> None:
     """Print the table and save it."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    table = Table(title=f"A round of {NODES} nodes, 1.0 M parameters, in this process")
-    for name in ("local steps", "CPU without", "CPU with dagc-r 1 %", "overhead", "clock without", "with", "overhead"):
+    table = Table(title=f"A round of {NODES} nodes, 1.0 M parameters, 1 %, in this process")
+    names = ("method", "local steps", "CPU without", "with", "overhead", "clock without", "with", "overhead")
+    for name in names:
         table.add_column(name, justify="right")
     results = {}
     with tempfile.TemporaryDirectory() as state:
         os.environ["DAGC_STATE"] = state
-        for steps in (5, 20, 50):
-            found = measure(steps, 10 if quick else 30)
+        for method, steps in ((method, steps) for method in METHODS for steps in (5, 20, 50)):
+            found = measure(method, steps, 10 if quick else 30)
             (clock, cpu), (our_clock, our_cpu) = found["without"], found["with"]
-            results[steps] = {**found, "overhead": our_cpu / cpu - 1, "overhead on the clock": our_clock / clock - 1}
+            overheads = {"overhead": our_cpu / cpu - 1, "overhead on the clock": our_clock / clock - 1}
+            results[f"{method}, {steps} steps"] = {**found, **overheads}
             seconds = [f"{cpu:.3f} s", f"{our_cpu:.3f} s", f"{our_cpu / cpu - 1:+.1%}"]
             seconds += [f"{clock:.3f} s", f"{our_clock:.3f} s", f"{our_clock / clock - 1:+.1%}"]
-            table.add_row(str(steps), *seconds)
+            table.add_row(method, str(steps), *seconds)
     Console().print(table)
     folder = Path("results")
     folder.mkdir(exist_ok=True)

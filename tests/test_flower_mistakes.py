@@ -155,7 +155,7 @@ def test_so_does_one_that_never_got_through_its_first_round():
 
 def test_a_run_that_is_finished_says_so_and_what_to_do(states, caplog):
     start(DataAware(fed_avg(), ratio=0.02, run="done"), LocalGrid(client_app(), NODES), 2)
-    with caplog.at_level(logging.WARNING, "flwr.dagc"):
+    with caplog.at_level(logging.WARNING, "dagc.flower"):
         start(DataAware(fed_avg(), ratio=0.02, run="done"), LocalGrid(client_app(), NODES), 2)
     (said,) = [record.getMessage() for record in caplog.records if "already" in record.getMessage()]
     assert said.startswith("dagc: run done has been trained for 2 rounds already, and 2 are wanted")

@@ -186,6 +186,24 @@ def test_a_node_is_read_as_it_was_written(tmp_path, unplugged, frames):
     assert in_place > 20
 
 
+@pytest.mark.parametrize("ratio", [0.001, 0.01, 0.015, 0.1])
+def test_after_its_first_upload_a_node_never_writes_a_whole_file_again(tmp_path, unplugged, ratio):
+    size, path = 50_000, tmp_path / "node.state"
+    server = Server(Plan(method="top-k", ratio=ratio), torch.zeros(size))
+    server.join("a", 5)
+    layout = Layout([Piece("w", (size,), "float32", False)])
+    files = []
+    for number in range(8):
+        node = read(path, mapped=True) or Node("lineage", layout, Client([size]))
+        gradient = torch.randn(size, generator=torch.Generator().manual_seed(number))
+        frame = _round(node.client, server.orders(["a"])["a"], server.download("a"), gradient)
+        write(path, node)
+        files.append(path.stat().st_ino)
+        upload = server.read("a", frame)
+        server.close([upload], server.model - 0.1 * server.total([upload]))
+    assert len(set(files)) == 1
+
+
 def _round(client, order: Order, download, gradient):
     client.settle(order.taken)
     client.receive(download)

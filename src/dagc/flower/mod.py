@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from logging import getLogger
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, OutOfSync
 from dagc.flower.layout import AppModel, Layout
+from dagc.flower.logs import log
 from dagc.flower.messages import ASK, MODEL, OUT_OF_SYNC, RECORD, TRAIN, Answer, Instruction, payload_of, record_of
 from dagc.flower.node import Node, node_name, read, state_path, write
 from dagc.protocol import Client
@@ -23,7 +23,6 @@ FirstModel = Callable[[Context], ArrayRecord]
 
 COMPUTED = "dagc-computed."
 """Names in the context's state that begin so hold what the app answered when the node was asked for its examples."""
-log = getLogger("flwr.dagc")
 
 
 def compress(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -7,7 +7,6 @@ has not taken goes back into the residual.
 import os
 import re
 from dataclasses import dataclass, field
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from dagc.errors import CheckpointError, InvalidInput, MalformedPayload
 from dagc.flower import store
 from dagc.flower.layout import AppModel, Layout
+from dagc.flower.logs import log
 from dagc.protocol import Client
 from dagc.state import NewerVersion, load_state
 
@@ -30,7 +30,6 @@ VERSION = 2
 NUMBERS = ("lineage", "message", "examples")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What runs and nodes may be called."""
-log = getLogger("flwr.dagc")
 
 
 @dataclass

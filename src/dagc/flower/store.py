@@ -38,6 +38,8 @@ LENGTH = 8
 ALIGN = 64
 FEW = 64
 """A model of which more than one in so many entries has changed is written as a whole."""
+PATCHED = 12
+"""Bytes that an entry of the model takes in a head."""
 MODEL, RESIDUAL = 0, 2
 """The first of the two places of each."""
 FLOAT = np.dtype("<f4")
@@ -111,7 +113,8 @@ def replace(
     """Write a whole file; it is there, or what was there before."""
     slots = MODEL, RESIDUAL
     head = _head(version, numbers, {**arrays, **NOTHING}, 0, slots, model, residual)
-    place = Place(len(model), _aligned(2 * len(head) + 4096))
+    patches = 2 * PATCHED * (len(model) // FEW)  # of two rounds
+    place = Place(len(model), _aligned(2 * len(head) + 4096 + patches))
     try:
         with write_atomically(path, private=True) as file:
             file.write(place.preamble() + head)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from logging import getLogger
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -29,6 +28,7 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 from dagc.errors import InvalidInput, TooFewNodes, shown
 from dagc.flower.intake import Received, Sent, evaluations, introductions, uploads
 from dagc.flower.layout import AppModel
+from dagc.flower.logs import log
 from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Instruction, record_of
 from dagc.flower.node import FILE_NAME, state_folder
 from dagc.flower.run import FlowerFolder, FlowerRun, chain_of
@@ -50,7 +50,6 @@ MB = 1_000_000
 NOTHING = Array(np.array(-0.0, np.float32))
 """Added to any number, it leaves all of its bits as they are."""
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
-log = getLogger("flwr.dagc")
 
 
 class DataAware(Strategy):

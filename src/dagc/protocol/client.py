@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dagc._memory import pool
 from dagc.compressors import COMPRESSORS, Compressor, Gradient, per_tensor
 from dagc.errors import InvalidInput, MalformedPayload, OutOfSync, unknown
 from dagc.feedback import ErrorFeedback
@@ -87,7 +88,8 @@ class Client:
         if download.since >= 0 and (self.model is None or self.version < download.since):
             has = "no model" if self.model is None else f"version {self.version}"
             raise OutOfSync(f"the download builds on version {download.since} of the model, but this client has {has}")
-        model = torch.zeros(self.size) if self.model is None else self.model.clone()
+        model = torch.from_numpy(pool.take(self.size, np.dtype(np.float32)))
+        model = model.zero_() if self.model is None else model.copy_(self.model)
         heard, self.heard = self.heard, None  # if this fails in the middle, the full model is next
         touched = []
         if download.steps:
