@@ -260,8 +260,11 @@ class Client:
 
 def _length(parts: Iterable[torch.Tensor]) -> float:
     """The norm of all parts together, the same on any number of threads; large ones are never whole in float64."""
-    pieces = (piece for part in parts for piece in (part.reshape(-1).split(PIECE) if part.numel() > PIECE else [part]))
-    squares = [np.square(piece.detach().cpu().numpy(), dtype=np.float64).sum() for piece in pieces]
+    squares = []
+    for part in parts:
+        array = part.detach().cpu().numpy()
+        cut = [array] if array.size <= PIECE else np.split(array.reshape(-1), range(PIECE, array.size, PIECE))
+        squares += [np.square(piece, dtype=np.float64).sum() for piece in cut]
     return float(np.sqrt(sum(squares)))
 
 
