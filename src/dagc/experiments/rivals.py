@@ -45,7 +45,7 @@ def _variants(
     )
 
 
-_SERVER = {"server_rate": (0.01, 0.03)}
+_SERVER: dict[str, tuple[float, ...]] = {"server_rate": (0.01, 0.03)}
 
 RIVALS = (
     _cell(
