@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp dist lint clean
+.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp results docs dist lint clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[flower,lab,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[flower,lab,dev,docs]'
 	touch $(READY)
 
 demo: $(READY)
@@ -43,6 +43,15 @@ bench: $(READY)
 bench-ddp: $(READY)
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.internet
+
+# The site, in site/: opens from the disk, fetches nothing. Every warning is an error.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
+
+# The tables of README.md and docs/ again, from the records in results/.
+results: $(READY)
+	$(BIN)/python -m dagc.experiments.tables
 
 dist: $(READY)
 	$(BIN)/python -c "from setuptools import build_meta as b; print(b.build_sdist('dist'), b.build_wheel('dist'))"

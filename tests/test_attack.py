@@ -25,9 +25,11 @@ from dagc.data.download import fetch, unpack
 from dagc.data.idx import read_idx
 from dagc.data.own import read_npz
 from dagc.errors import CheckpointError, DataError, OutsideBound
-from dagc.folder import finished, read_settings
+from dagc.folder import finished, read_metrics, read_settings
 from dagc.protocol import Client, Server
+from dagc.report.runs import read_run
 from dagc.training import Config, Federation, train
+from dagc.wire import VALUE_CODECS, Memory, is_coded
 from dagc.wire.indices import INDEX_CODECS
 
 # 12. Settings, files and addresses that are no such thing are refused with words
@@ -308,6 +310,81 @@ def test_what_a_codec_of_somebody_else_reads_is_looked_at(monkeypatch):
             dagc.decode(frame)
 
 
+@pytest.mark.parametrize(
+    "indices", [[-1], [100_000], [5, 2], [4, 4], [2**62], [-(2**62), 5], [0] * 3000, range(5000, 0, -1)], ids=str
+)
+def test_nothing_is_made_of_entries_that_are_not_in_the_vector(kernels, indices):
+    """Kernels that write gaps between indices would run over their memory, or for ever."""
+    bad = unchecked(100_000, np.array(indices))
+    ways = [{}, {"compact": True}, {"raw": True}, {"memory": Memory([100_000], signs=False)}]
+    ways += [{"indices": name} for name in INDEX_CODECS]
+    for way in ways:
+        with pytest.raises(InvalidInput, match="do not ascend"):
+            dagc.encode(bad, **way)
+    feedback = dagc.ErrorFeedback(dagc.top_k, 100_000)
+    for use in (bad.dense, lambda: feedback.unsend(bad)):
+        with pytest.raises(InvalidInput, match="do not ascend"):
+            use()
+    assert not feedback.residual.any()
+
+
+def test_a_seed_from_which_other_entries_follow_is_found_out():
+    """The server would read other places than the client believes it has sent."""
+    drawn = dagc.random_k(torch.zeros(10), 3, seed=5)
+    others = np.setdiff1d(np.arange(10), drawn.indices)[:3]
+    for indices, right in ((drawn.indices, True), (others, False)):
+        values = np.ones(3, np.float32)
+        chosen = Sparse.trusted(10, indices, values, drawn.seed)
+        feedback = dagc.ErrorFeedback(lambda vector, parameter, *, seed=0, c=chosen: c, 10)
+        if right:
+            assert feedback.step(torch.ones(10), 3).seed == drawn.seed
+        else:
+            with pytest.raises(InvalidInput, match="another seed"):
+                feedback.step(torch.ones(10), 3)
+
+
+def doubled(number, read=lambda section, count: np.frombuffer(section, "<f4") / 2):
+    """A value codec of somebody else."""
+    return VALUE_CODECS["fp32"]._replace(
+        id=number, write=lambda values: (2 * values).astype("<f4").tobytes(), read=read
+    )
+
+
+@pytest.mark.parametrize("way", [{}, {"compact": True}, {"memory": Memory([10], signs=False)}], ids=list)
+def test_codecs_that_were_registered_later_are_read(monkeypatch, way):
+    monkeypatch.setitem(VALUE_CODECS, "doubled", doubled(9))
+    monkeypatch.setitem(INDEX_CODECS, "again", INDEX_CODECS["raw"]._replace(id=7))
+    sparse = Sparse(10, [1, 7], [1.0, 2.0])
+    frame = dagc.encode(sparse, "doubled", indices="again", **way)
+    assert dagc.decode(frame, size=10, memory=way.get("memory")) == sparse
+    if not way:
+        assert dagc.read_header(frame)[3:5] == ("again", "doubled")
+
+
+@pytest.mark.parametrize("number", [0, 4, 16, -1])
+def test_a_codec_with_a_number_of_another_is_refused(monkeypatch, number):
+    """Or frames would be read by the other one, and be something else."""
+    sparse = Sparse(10, [1, 7], [1.0, 2.0])
+    monkeypatch.setitem(VALUE_CODECS, "thief", doubled(number))
+    with pytest.raises(InvalidInput, match="value codec 'thief' has the number"):
+        dagc.encode(sparse, "thief")
+    monkeypatch.setitem(INDEX_CODECS, "thief", INDEX_CODECS["raw"]._replace(id=8 if number == 4 else number))
+    with pytest.raises(InvalidInput, match="index codec 'thief' has the number"):
+        dagc.encode(sparse, indices="thief")
+
+
+@pytest.mark.parametrize("wrong", [np.ones(1), np.ones(3), np.full(2, np.nan), np.ones((2, 1))], ids=str)
+def test_what_a_value_codec_of_somebody_else_reads_is_looked_at_in_coded_frames_too(monkeypatch, wrong):
+    monkeypatch.setitem(VALUE_CODECS, "doubled", doubled(9))
+    for memory in (None, Memory([10], signs=False)):
+        frame = dagc.encode(Sparse(10, [1, 7], [1.0, 2.0]), "doubled", compact=memory is None, memory=memory)
+        assert is_coded(frame) == (memory is not None)
+        with monkeypatch.context() as other:
+            other.setitem(VALUE_CODECS, "doubled", doubled(9, lambda *_: wrong.astype(np.float32)))
+            with pytest.raises(MalformedPayload):
+                dagc.decode(frame, size=10, memory=memory)
+
+
 # 6. Files that have changed since they were written are noticed
 
 RUN = {"task": "logistic@digits", "ratio": 0.1, "rounds": 4, "workers": 3, "skew_ratio": 2, "checkpoint_every": 2}
@@ -369,6 +446,36 @@ def test_a_finished_run_whose_model_is_damaged_is_not_finished(half_done, damage
     train(Config(**RUN), half_done).run()
     assert model.read_bytes() == good
     assert finished(half_done)
+
+
+# 8. A run's numbers may be anybody's: what is no number of a run is refused, with its line
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        *(("round", number) for number in (0, -1, 1e308, 10**400, 2.5)),
+        *(("entries", number) for number in (-1, 1e308, 10**400)),
+        *(("bytes_down", number) for number in (-5, 1.7e308, 10**400)),
+        *(("seconds", number) for number in (-5, 1e300, True)),
+    ],
+)
+def test_numbers_that_no_run_has_are_refused_with_their_line(half_done, name, number):
+    lines = read_metrics(half_done)
+    lines[1][name] = number
+    (half_done / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(InvalidInput, match=rf"line 2 of .*metrics\.jsonl has .* as {name}"):
+        read_run(half_done)
+
+
+@pytest.mark.parametrize("accuracy", [1.7e308, -1e308, float("inf"), 10**400])
+def test_an_accuracy_that_a_node_made_up_is_as_good_as_none(half_done, accuracy):
+    lines = read_metrics(half_done)
+    lines[1]["accuracy"] = accuracy
+    (half_done / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert np.isnan(read_run(half_done).rows[1]["accuracy"])
+    done = CliRunner().invoke(app, ["report", str(half_done)])
+    assert done.exception is None, done.exception
 
 
 # 3. Uploads far larger than most, claims of more examples than anybody holds

@@ -20,7 +20,7 @@ from dagc.wire import Memory, _coder, coder, is_coded
 from dagc.wire.coder import MOST_ENTRIES
 from dagc.wire.frame import _coded, _coded_checksum
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "wire-format.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "wire-vectors.md"
 SIGN = VALUE_CODECS["sign"].id
 
 

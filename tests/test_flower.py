@@ -6,6 +6,7 @@ import logging
 import sys
 import tomllib
 import tracemalloc
+from copy import copy
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -1261,6 +1262,8 @@ MEASURED = {
     "NaN examples": with_metrics(**{"num-examples": float("nan")}),
     "negative examples": with_metrics(**{"num-examples": -40}),
     "0 examples": with_metrics(**{"num-examples": 0}),
+    "NaN": with_metrics(eval_acc=float("nan")),
+    "infinity": with_metrics(eval_acc=float("-inf")),
 }
 
 
@@ -1277,6 +1280,35 @@ def test_a_node_cannot_stop_the_server_when_it_evaluates_either(states, caplog, 
     assert [dict(metrics) for metrics in result.evaluate_metrics_clientapp.values()] == [{"eval_acc": 0.5}] * 2
     for number in (1, 2):
         assert f"evaluating round {number}: partition-2 (node 3) is left out: its metrics" in caplog.text
+
+
+def test_a_metric_that_nobody_could_measure_stops_nobody_from_measuring_the_others(caplog):
+    grid = LocalGrid(client_app(), NODES)
+    grid.on_reply = lambda reply: (
+        [reply] if RECORD in reply.content else with_metrics(eval_auc=float("nan"))(reply)  # of one class, say
+    )
+    result = start(DataAware(FedAvg(), ratio=0.02), grid, 1)
+    assert result.evaluate_metrics_clientapp[1]["eval_acc"] == 0.5
+    assert "is left out" not in caplog.text
+
+
+def test_a_node_cannot_answer_in_the_place_of_another(states, caplog):
+    """Should it learn what the message to the other one is called."""
+    grid = LocalGrid(client_app(), NODES)
+
+    def forge(reply):
+        about = reply.content[RECORD]
+        if (about["name"], about["kind"], about["round"]) != ("partition-1", "train", 2):
+            return [reply]
+        forged = Message(RecordDict(dict(reply.content.items())), metadata=copy(reply.metadata))
+        forged.metadata.__dict__["_src_node_id"] = 4
+        return [forged, reply]
+
+    grid.on_reply = forge
+    start(DataAware(fed_avg(), ratio=0.02, run="forged"), grid, 3)
+    assert "round 2: node 4 answers in the place of partition-1 (node 2), which is refused" in caplog.text
+    assert "is left out" not in caplog.text
+    assert [line["present"] for line in read_metrics(states / "runs" / "forged")] == [4, 4, 4]
 
 
 def test_an_error_of_a_node_is_one_line_of_the_log(caplog):

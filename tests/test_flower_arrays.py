@@ -124,6 +124,16 @@ def test_the_app_is_not_blamed_for_rounding():
     assert torch.equal(layout.split(layout.join(AppModel(vector, []), wide=True)).vector, vector)
 
 
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("wrong", [torch.inf, -torch.inf, torch.nan])
+def test_what_goes_whole_is_finite_in_every_precision(kind, wrong):
+    arrays = ArrayRecord({**dict(first("float32").items()), "kept": as_type(torch.ones(3), kind)})
+    layout = Layout.of(arrays, ["kept"])
+    payload = layout.pack(b"frame", [np.array([1, wrong, 2], "float32" if kind == "bfloat16" else kind)])
+    with pytest.raises(MalformedPayload, match="array 'kept' holds NaN, infinity"):
+        layout.unpack(payload)
+
+
 def test_bfloat16_that_goes_whole_is_whole(states):
     arrays = ArrayRecord({**dict(first("float32").items()), "kept": bfloat16(torch.tensor([[1.5, -2.0]]))})
     layout = Layout.of(arrays, ["kept"])

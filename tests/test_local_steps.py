@@ -537,6 +537,7 @@ def wrong_states(folder):
     rank = dist.get_rank()
     state = torch.load(f"{folder}/002-{rank}-of-2.pt", weights_only=True)["dagc"]
     arrays = state["arrays"]
+    pending = {"pending.indices": torch.tensor([9, 3]), "pending.values": torch.ones(2)}
     mistakes = {
         "has version 2, this is 1: update dagc": {"version": 2},
         "not the state of a dagc.ddp.LocalSteps: it holds": {"more": 1},
@@ -547,11 +548,20 @@ def wrong_states(folder):
         "it has no arrays or no examples": {"arrays": None},
         "do not fit": {"rank": 2},
         "the state is damaged": {"server": {}},
+        "state is damaged: this is not a client's": {"client": {}},
+        "this is not a client's state: TypeError": {"client": 5},
+        "its due or seconds is no time": {"seconds": float("nan")},
+        "a state is damaged: its due": {"due": 0},
+        "state is damaged: indices must ascend": {"arrays": {**arrays, **pending}},
+        "state is damaged: 'str' object": {"arrays": {**arrays, "pending.indices": "x"}},
     }
-    for words, change in mistakes.items():
-        states = [{**state, **change}] if rank == 0 else [state]  # wrong on one rank: an error on all
-        with pytest.raises(InvalidInput, match=words):
-            around(small(), resume=states)
+    for wrong in (0, 1):
+        for words, change in mistakes.items():
+            if wrong and "server" in change:  # that of rank 0 is used everywhere
+                continue
+            states = [{**state, **change}] if rank == wrong else [state]  # wrong on one rank: an error on all
+            with pytest.raises(InvalidInput, match=words):
+                around(small(), resume=states, timeout=PATIENCE)
     with pytest.raises(InvalidInput, match=r"not the state of a dagc.ddp.LocalSteps$"):
         around(small(), resume=[{"residual": 1}])
     if rank == 0:

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,18 @@ from typer.testing import CliRunner
 
 from dagc.cli import app
 from dagc.errors import InvalidInput, MissingData
-from dagc.experiments import EXPERIMENTS, STAND_INS, TITLES, Cell, Variant, choose, run_cells, stand_in, with_data
+from dagc.experiments import (
+    EXPERIMENTS,
+    STAND_INS,
+    TITLES,
+    Cell,
+    Laboratory,
+    Store,
+    Variant,
+    choose,
+    stand_in,
+    with_data,
+)
 from dagc.training import read_metrics
 
 command = importlib.import_module("dagc.cli.reproduce")  # in the package, that name is the function
@@ -44,6 +56,7 @@ def test_all_experiments_are_there_with_the_papers_figures():
         "beyond": 15,
         "both-ways": 7,
         "rivals": 5,
+        "ablation": 2,
     }
     by_name = {(name, cell.name): cell for name, cells in EXPERIMENTS.items() for cell in cells}
     assert len(by_name) == sum(sizes.values())
@@ -71,13 +84,15 @@ def test_methods_of_the_papers_experiments_are_known_where_they_are_asked_for(tm
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from dagc.experiments import Cell, Variant, run_cells\n"
+        "from dagc.experiments import Cell, Laboratory, Store, Variant\n"
         "from dagc.policies import POLICIES\n"
         "if __name__ == '__main__':\n"
         "    assert not {'scheme-i', 'scheme-ii', 'phi-optimal'} & POLICIES.keys()\n"
         "    variants = (Variant('I', {'method': 'scheme-i', 'ratio': 0.02}),)\n"
         "    cell = Cell('c', 'C', {'task': 'logistic@digits', 'rounds': 3}, variants)\n"
-        f"    print(run_cells([cell], 1, Path({str(tmp_path)!r}), 1)[0][0][0])\n"
+        f"    there = Path({str(tmp_path)!r})\n"
+        "    (panel,) = Laboratory(there, Store(there / 'results')).run([('tiny', cell)], 1)\n"
+        "    print(panel.series[0].runs[0].path)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -151,6 +166,7 @@ def test_other_spoken_words_are_not_speech_commands(tmp_path):
 
 def test_reproduce_writes_the_report_and_does_nothing_twice(tiny_paper, tmp_path):
     arguments = ["reproduce", "tiny", "--seeds", "2", "--iterations", "4", "--jobs", "1", "--output", str(tmp_path)]
+    arguments += ["--records", str(tmp_path / "results")]
     first = CliRunner().invoke(app, arguments)
     assert first.exit_code == 0, first.output
     assert "83.00 %" in first.output
@@ -163,6 +179,12 @@ def test_reproduce_writes_the_report_and_does_nothing_twice(tiny_paper, tmp_path
     before = [(run / "metrics.jsonl").stat().st_mtime_ns for run in runs]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert [(run / "metrics.jsonl").stat().st_mtime_ns for run in runs] == before
+    records = sorted((tmp_path / "results").glob("**/*.jsonl"))
+    assert [path.name for path in records] == ["a.jsonl", "b.jsonl"]
+    assert [len(path.read_text().splitlines()) for path in records] == [4, 4]
+    shutil.rmtree(tmp_path / "runs")
+    assert "83.00 %" in CliRunner().invoke(app, arguments).output
+    assert not (tmp_path / "runs").exists()  # the records are enough
 
 
 def test_listing_runs_nothing(tiny_paper, tmp_path):
@@ -191,7 +213,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from dagc.experiments import run_cells
+from dagc.experiments import Laboratory, Store
 from test_reproduce import tiny
 
 def progress(runs, number, done):
@@ -199,7 +221,8 @@ def progress(runs, number, done):
         print("going", flush=True)
 
 if __name__ == "__main__":
-    run_cells([tiny(rounds=1000)], 1, Path(sys.argv[1]), 1, progress=progress)
+    there = Path(sys.argv[1])
+    Laboratory(there, Store(there / "results"), progress=progress).run([("tiny", tiny(rounds=1000))], 1)
 """
 
 
@@ -207,19 +230,18 @@ if __name__ == "__main__":
 def test_killed_it_goes_on_where_it_was(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    runs = tmp_path / "runs"
     here = os.path.dirname(__file__)
-    with subprocess.Popen([sys.executable, script, runs, here], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, script, tmp_path, here], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "going\n"
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.read()  # ends when the run, which has the same pipe, has noticed and stopped
-    (one,) = (path for path in runs.iterdir() if path.name.startswith("dagc-r"))
+    (one,) = (path for path in (tmp_path / "runs").iterdir() if path.name.startswith("dagc-r"))
     done = len(read_metrics(one))
     assert 20 < done < 1000
     kept = (one / "metrics.jsonl").read_bytes()
     cell = tiny(rounds=1000)
     cell = replace(cell, variants=cell.variants[:1])
-    run_cells([cell], 1, runs, 1)
+    Laboratory(tmp_path, Store(tmp_path / "results")).run([("tiny", cell)], 1)
     assert (one / "metrics.jsonl").read_bytes().startswith(kept)  # nothing was done twice
     assert [row["round"] for row in read_metrics(one)] == list(range(1, 1001))

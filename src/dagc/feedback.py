@@ -11,7 +11,7 @@ from dagc._memory import pool
 from dagc._numba import compiled
 from dagc.compressors import Compressor, Gradient, hard_threshold, random_k, top_k
 from dagc.compressors._vector import flat, refuse_non_finite, tensors
-from dagc.draws import scramble
+from dagc.draws import draw, scramble
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 from dagc.wire import quantise
@@ -143,6 +143,9 @@ class ErrorFeedback:
         sparse = self.compressor(out, parameter, seed=seed)
         if sparse.size != self.size or len(sparse.values) != len(sparse) or not sparse.ascends:
             raise InvalidInput(f"the compressor selected what is not in a vector of {self.size} entries, or one twice")
+        drawn = None if self.compressor in FUSED else sparse.seed  # the wire would send it in the indices' place
+        if drawn is not None and not np.array_equal(draw(drawn, self.size, len(sparse)), sparse.indices):
+            raise InvalidInput("the compressor selected entries that are drawn from another seed than it says")
         if out.is_cpu:
             out.numpy()[sparse.indices] = 0.0
         else:
@@ -158,6 +161,7 @@ class ErrorFeedback:
             raise InvalidInput(
                 f"the upload is of a vector of {sparse.size} entries, this error feedback is for {self.size}"
             )
+        sparse.checked()
         residual = self._empty().copy_(self._residual)
         residual[self._places(sparse)] += torch.from_numpy(sparse.values).to(residual.device)
         self._residual = residual

@@ -73,7 +73,8 @@ class Sparse:
     ) -> Self:
         """Hold entries (and their seed) that are known to be right, unchecked: from kernels or from `decode`.
 
-        Whoever calls this answers for them. `aggregate` looks again, so that a wrong index is an error there.
+        Whoever calls this answers for them. What goes to memory or to the wire by them looks again (`checked`): a wrong
+        index is an error there.
         """
         sparse = cls.__new__(cls)
         sparse._hold(size, indices, values, seed)
@@ -84,6 +85,14 @@ class Sparse:
         """Whether the indices are within the vector and ascend, each once: always, but for what was only `trusted`."""
         index = self.indices
         return not len(index) or bool(index[0] >= 0 and index[-1] < self.size and (index[1:] > index[:-1]).all())
+
+    def checked(self) -> Self:
+        """Itself, if it holds what `trusted` was promised; `InvalidInput` otherwise."""
+        if self.indices.ndim != 1 or self.values.shape != self.indices.shape:
+            raise InvalidInput(f"{self.indices.shape} indices have {self.values.shape} values: give one for each")
+        if not self.ascends:
+            raise InvalidInput(f"the indices of the entries do not ascend from 0 to {self.size - 1}")
+        return self
 
     def __len__(self) -> int:
         """The number of entries held."""
@@ -101,6 +110,7 @@ class Sparse:
 
     def dense(self, device: Any = None) -> torch.Tensor:
         """The whole vector, as a float32 tensor."""
+        self.checked()
         vector = torch.zeros(self.size, dtype=torch.float32)
         vector[torch.from_numpy(self.indices)] = torch.from_numpy(self.values)
         return vector.to(device) if device is not None else vector

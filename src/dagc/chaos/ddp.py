@@ -1,4 +1,4 @@
-"""Faults around DDP, in two processes of a gloo group: bad gradients, damaged payloads, ranks that start again."""
+"""Faults around DDP and local steps, in two processes of a gloo group: bad gradients, damaged payloads, restarts."""
 
 import atexit
 import multiprocessing
@@ -20,10 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from dagc import ddp
 from dagc.chaos.faults import Broken, Faults, refused
 from dagc.ddp.exchange import Packet
+from dagc.ddp.local_steps import _HEAD
 
 __all__ = ["break_ddp"]
 
 RANKS, STEPS, PATIENCE = 2, 10, 120
+EXAMPLES = (100, 700)
 PLANS: tuple[dict[str, Any], ...] = (
     {"ratio": 0.05},
     {"bytes": 40, "values": "sign", "frames": "compact", "overhead": 0.25},
@@ -33,14 +35,27 @@ PLANS: tuple[dict[str, Any], ...] = (
 )
 
 
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 10), nn.Tanh(), nn.Linear(10, 5))
+
+
+def _loss(model: nn.Module, rank: int, step: int) -> Any:
+    """Of this rank's batch."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return model(torch.randn(8, 20, generator=generator)).square().sum()
+
+
 class Training:
     """A model on this rank, which can be saved, restarted and disturbed."""
 
+    plans = PLANS
+
     def __init__(self, plan: dict[str, Any], saved: bytes = b"") -> None:
-        torch.manual_seed(0)
-        self.model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 10), nn.Tanh(), nn.Linear(10, 5)))
+        self.model = DistributedDataParallel(_model())
         self.rank, self.step = dist.get_rank(), 0
-        self.hook = ddp.register(self.model, examples=700 if self.rank else 100, **plan)
+        self.hook = ddp.register(self.model, examples=EXAMPLES[self.rank], **plan)
+        self.exchange, self.head = self.hook._exchange, 0
         if saved:
             state = torch.load(BytesIO(saved), weights_only=True)
             self.model.load_state_dict(state["model"])
@@ -55,10 +70,8 @@ class Training:
 
     def backward(self, spoil: float = 1.0) -> None:
         """A gradient of this rank's batch, summed up with the others'."""
-        generator = torch.Generator().manual_seed(1000 * self.rank + self.step)
         self.model.zero_grad()
-        loss = self.model(torch.randn(8, 20, generator=generator)).square().sum()
-        (loss * spoil).backward()
+        (_loss(self.model, self.rank, self.step) * spoil).backward()
 
     def go_on(self) -> None:
         """A step that nothing happens to."""
@@ -74,35 +87,102 @@ class Training:
         parameters = [parameter.detach() for parameter in self.model.parameters()]
         return [*(parameter.clone() for parameter in parameters), self.hook.client.feedback.residual.clone()]
 
+    def meets(self, plan: dict[str, Any], saved: bytes, other: int) -> None:
+        """The other rank is at the step of its last checkpoint, and this one goes on."""
+        one = Training(plan, saved if other == self.rank else self.saved())  # DDP does not survive it: thrown away
+        refused("a step at different steps", one.backward)
+
+    def close(self) -> None:
+        """Nothing is left of it."""
+
+
+class Local:
+    """The same with local steps: a step is two of them and the exchange."""
+
+    plans = (
+        *PLANS,
+        {"bytes": 40, "values": "sign", "frames": "coded", "step_ahead": 0.5, "clip": 5.0},
+        {"ratio": 0.05, "values": "fp16", "momentum": 0.5, "outer_rate": 0.7},
+    )
+
+    def __init__(self, plan: dict[str, Any], saved: bytes = b"") -> None:
+        self.model, self.rank = _model(), dist.get_rank()
+        states = [torch.load(BytesIO(saved), weights_only=True)] if saved else []
+        self.local = ddp.LocalSteps(self.model, examples=EXAMPLES[self.rank], steps=2, resume=states, **plan)
+        self.exchange, self.head = self.local._exchange, _HEAD.size
+
+    @property
+    def step(self) -> int:
+        """How many exchanges are done."""
+        return self.local.round
+
+    def saved(self) -> bytes:
+        """Everything to continue from."""
+        file = BytesIO()
+        torch.save(self.local.state_dict(), file)
+        return file.getvalue()
+
+    def backward(self, spoil: float = 1.0) -> None:
+        """Two steps of this rank's own, and what they moved to all."""
+        for number in range(2):
+            self.model.zero_grad()
+            _loss(self.model, self.rank, 2 * self.step + number).backward()
+            for parameter in self.model.parameters():
+                assert parameter.grad is not None
+                parameter.data.add_(parameter.grad * spoil, alpha=-0.01)
+            self.local.step()
+
+    go_on = backward
+
+    @property
+    def result(self) -> list[Tensor]:
+        """What an exchange may change."""
+        return [self.local.shared.clone(), self.local.client.feedback.residual.clone()]
+
+    def meets(self, plan: dict[str, Any], saved: bytes, other: int) -> None:
+        """The other rank has nothing but its last checkpoint, and this one a newer state."""
+        own = saved if other == self.rank else self.saved()
+        refused("to continue from different exchanges", lambda: Local(plan, own))
+
+    def close(self) -> None:
+        """Leave the group that it has made."""
+        dist.destroy_process_group(self.exchange.group)
+
+
+KINDS: tuple[type[Training] | type[Local], ...] = (Training, Local)
+
 
 def _disturbed(faults: Faults) -> list[Tensor]:
     """A training with faults, which both ranks draw alike."""
-    plan = faults.pick(PLANS)
-    training = Training(plan)
-    saved = training.saved()
+    kind = faults.pick(KINDS)
+    plan = faults.pick(kind.plans)
+    training: Training | Local = kind(plan)
+    saved, at = training.saved(), 0
+
+    def again() -> Training | Local:
+        training.close()
+        return kind(plan, saved)
+
     while training.step < STEPS:
         if faults.happens("killed ranks", 0.1):
-            training = Training(plan, saved)
+            training = again()
             continue
         if faults.happens("gradient that is not finite", 0.1):
             _refused("a gradient that is not finite", training, torch.nan if training.rank == faults.number(2) else 1.0)
         if faults.happens("damaged payload", 0.1):
             _damaged(training, faults.number(2), faults.number(1 << 30))
-        behind = Training(plan, saved) if faults.happens("ranks at different steps", 0.05) else None
-        if behind is not None:
-            if behind.step == training.step:
-                continue
-            ahead = Training(plan, training.saved())  # to be thrown away: DDP does not survive what comes now
-            refused("a step at different steps", (behind if faults.number(2) == training.rank else ahead).backward)
-            training = Training(plan, saved)
+        if at != training.step and faults.happens("ranks at different steps", 0.05):
+            training.meets(plan, saved, faults.number(2))
+            training = again()
             continue
         training.go_on()
         if not faults.number(3) and not faults.happens("full disk", 0.2):
-            saved = training.saved()
+            saved, at = training.saved(), training.step
+    training.close()
     return training.result
 
 
-def _refused(doing: str, training: Training, spoil: float) -> None:
+def _refused(doing: str, training: Training | Local, spoil: float) -> None:
     """This backward pass is refused on all ranks and leaves no trace."""
     before = training.result
     refused(doing, lambda: training.backward(spoil))
@@ -110,14 +190,14 @@ def _refused(doing: str, training: Training, spoil: float) -> None:
         raise Broken(f"{doing} has changed something")
 
 
-def _damaged(training: Training, rank: int, where: int) -> None:
+def _damaged(training: Training | Local, rank: int, where: int) -> None:
     """The payload of a rank is damaged on its way to all."""
-    exchange = training.hook._exchange
+    exchange, head = training.exchange, training.head
     usual = exchange.all_gather
 
     def damaging(packet: Packet) -> list[Packet]:
-        body = bytes(packet.body) or b"?"
-        at = where % (8 * len(body))
+        body = bytes(packet.body) if len(packet.body) > head else bytes(packet.body) + b"?"
+        at = 8 * head + where % (8 * (len(body) - head))
         flipped = body[: at // 8] + bytes([body[at // 8] ^ 1 << at % 8]) + body[at // 8 + 1 :]
         return usual(packet._replace(body=flipped) if training.rank == rank else packet)
 
@@ -130,9 +210,12 @@ def _work(seed: int, rate: float) -> Counter[str]:
     """One schedule on this rank; `Broken` if it ends with other bits than a training that nothing happens to."""
     faults = Faults(seed, rate)
     result = _disturbed(faults)
-    straight = Training(Faults(seed, rate).pick(PLANS))
+    draws = Faults(seed, rate)
+    kind = draws.pick(KINDS)
+    straight: Training | Local = kind(draws.pick(kind.plans))
     for _ in range(STEPS):
         straight.go_on()
+    straight.close()
     if not all(torch.equal(one, other) for one, other in zip(result, straight.result, strict=True)):
         raise Broken("the training ended with other bits than one that nothing happened to")
     return faults.happened

@@ -37,6 +37,8 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"method": "dagc-a", "threshold": 1.0},
     {"method": "accordion", "ratio": 0.05, "options": {"interval": 1}},
     {"bytes": 30, "values": "sign", "frames": "coded", "overhead": 0.25, "down": "same"},
+    {"bytes": 30, "values": "sign", "frames": "coded", "down": 60, "step_ahead": 0.5},
+    {"ratio": 0.05, "values": "fp16", "frames": "coded", "down": 60, "clip": 30.0},
     {"method": "dagc"},
 )
 

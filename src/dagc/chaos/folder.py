@@ -24,6 +24,8 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"bytes": 40, "values": "sign", "frames": "compact", "overhead": 0.25, "down": "same", "participation": 0.6},
     {"method": "random-k", "bytes": 60, "values": "int8", "optimizer_options": {"momentum": 0.5}},
     {"method": "accordion", "ratio": 0.02, "options": {"interval": 1}, "optimizer": "Adam", "learning_rate": 0.01},
+    {"bytes": 40, "values": "sign", "frames": "coded", "down": 60, "local_steps": 2, "step_ahead": 0.5},
+    {"method": "dagc", "local_steps": 2, "first_model": "drawn", "participation": 0.6, "clip": 1.0, "norm_bound": 20},
 )
 MOST = 200
 """Starts after which a run should have ended, whatever happens."""

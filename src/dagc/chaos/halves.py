@@ -28,6 +28,7 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"method": "accordion", "ratio": 0.05, "options": {"interval": 1}},
     {"bytes": 30, "values": "sign", "frames": "coded", "overhead": 0.25, "down": "same"},
     {"ratio": 0.05, "values": "fp16", "frames": "coded", "down": 60},
+    {"bytes": 30, "values": "sign", "frames": "coded", "down": 60, "step_ahead": 0.5, "clip": 30.0},
     {"method": "dagc"},
 )
 
@@ -114,12 +115,15 @@ class Halves:
                 self.server.out_of_sync(name)
                 return None
         try:
-            client.receive(download)
+            model = client.receive(download)
         except OutOfSync:
             self.server.out_of_sync(name)
             return None
         client.settle(order.taken)
         change = self._gradient(name)
+        apart = float((client.start(model, order) - model).norm())
+        if apart > 1.0001 * client.last:
+            raise Broken(f"{name} would train from {apart:g} away of the model, farther than its last change")
         before = client.sent, client.feedback.steps
         upload = client.upload(change, order)
         if faults.happens("client killed before it saved", 0.05):

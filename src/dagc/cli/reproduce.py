@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from dagc.cli.report import command_line, print_table
 from dagc.cli.terminal import log, say
 from dagc.errors import InvalidInput, unknown
-from dagc.experiments import EXPERIMENTS, TITLES, Cell, choose, run_cells, with_data
+from dagc.experiments import EXPERIMENTS, TITLES, Cell, Laboratory, Store, choose
 from dagc.experiments.reproduce import Progress as Show
-from dagc.report import Panel, Run, Series, read_run, sentence, write_report
+from dagc.report import sentence, write_report
 from dagc.training import Config
 
 __all__ = ["reproduce"]
@@ -35,11 +36,22 @@ def reproduce(
         str | None, typer.Option(help="The data folder (else DAGC_DATA, else the user's cache).")
     ] = None,
     output: Annotated[Path, typer.Option(help="Where runs and reports go.")] = Path("runs/reproduce"),
+    records: Annotated[Path, typer.Option(help="Where records are; a run that has one is not run again.")] = Path(
+        "results"
+    ),
+    commit: Annotated[
+        str | None, typer.Option(help="What finished runs in the output folder were made with, if they do not say.")
+    ] = None,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Record what is finished in the output folder, and run nothing.")
+    ] = False,
     list_cells: Annotated[bool, typer.Option("--list", help="Print the names of the cells and stop.")] = False,
 ) -> None:
     """Repeat the paper's experiments and write a page for each, with the paper's figures beside ours.
 
-    Killed or stopped with Ctrl-C, the same command continues where it was; what is finished is not repeated.
+    Killed or stopped with Ctrl-C, the same command continues where it was; what is finished is not repeated. Every run
+    that ends is recorded in results/, and one that has a record there is not run again, on any machine: for runs of
+    your own choose another --records.
 
     Example: dagc reproduce table3 --cells logistic --seeds 1 --iterations 200
     """
@@ -51,22 +63,23 @@ def reproduce(
             for cell in some:
                 Console(highlight=False, soft_wrap=True).print(f"{name} {cell.name}: {cell.title}", markup=False)
         return
-    ready = {
-        name: [cell.shrunk(iterations) for cell in with_data(some, stand_in, data_dir)] for name, some in chosen.items()
-    }
-    everything = [cell for some in ready.values() for cell in some]
+    wanted = [(name, cell.shrunk(iterations)) for name, some in chosen.items() for cell in some]
+    place = Laboratory(output, Store(records), jobs or os.cpu_count() or 1, device, data_dir, stand_in, commit)
+    if collect:
+        left = place.collect(wanted, seeds)
+        say(f"what is finished in {output} is recorded in {records}; {left} runs are not finished")
+        return
     try:
         with _progress() as show:
-            paths = run_cells(everything, seeds, output / "runs", jobs or os.cpu_count() or 1, device, data_dir, show)
+            panels = replace(place, progress=show).run(wanted, seeds)
     except KeyboardInterrupt:
         say(f"stopped; what is done is kept in {output}, and the same command continues from there")
         raise
-    read: dict[Path, Run] = {}
-    for name, some in ready.items():
-        panels = [_panel(cell, paths.pop(0), read) for cell in some]
-        page = write_report(panels, output / name, TITLES[name], command_line())
-        print_table(panels, TITLES[name])
-        Console(highlight=False, soft_wrap=True).print(f"{sentence(panels)}\npage: {page}\n", markup=False)
+    for name in chosen:
+        own = [panel for (whose, _), panel in zip(wanted, panels, strict=True) if whose == name]
+        page = write_report(own, output / name, TITLES[name], command_line())
+        print_table(own, TITLES[name])
+        Console(highlight=False, soft_wrap=True).print(f"{sentence(own)}\npage: {page}\n", markup=False)
 
 
 def _chosen(names: Sequence[str], wanted: str | None) -> dict[str, list[Cell]]:
@@ -88,24 +101,22 @@ def _any(cells: Sequence[Cell], part: str) -> bool:
         return False
 
 
-def _panel(cell: Cell, paths: Sequence[Sequence[Path]], read: dict[Path, Run]) -> Panel:
-    """A cell's runs; each folder is read once, though several cells may share it."""
-    series = []
-    for variant, folders in zip(cell.variants, paths, strict=True):
-        for folder in folders:
-            read.setdefault(folder, read_run(folder))
-        runs = tuple(read[folder] for folder in folders)
-        series.append(Series(variant.label, runs, variant.paper))
-    return Panel(cell.title, tuple(series), cell.targets, cell.paper, cell.notes)
-
-
 @contextmanager
 def _progress() -> Iterator[Show]:
     """One bar for all runs on a terminal; on anything else a line for each run that is done."""
     done: dict[int, int] = {}
+    current: list[Config] = []
+
+    def begin(runs: list[Config]) -> None:
+        """Count from the beginning if these are others than before."""
+        if runs != current:
+            done.clear()
+            current[:] = runs
+
     if not log.is_terminal:
 
         def lines(runs: list[Config], number: int, rounds: int) -> None:
+            begin(runs)
             if rounds == runs[number].rounds and done.get(number) != rounds:
                 done[number] = rounds
                 config = runs[number]
@@ -119,6 +130,7 @@ def _progress() -> Iterator[Show]:
         bar = bars.add_task("starting", total=None)
 
         def show(runs: list[Config], number: int, rounds: int) -> None:
+            begin(runs)
             done[number] = rounds
             finished = sum(done[n] == runs[n].rounds for n in done)
             total = sum(config.rounds for config in runs)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dagc.ddp.agreement import agree, log, make_plan, read_all, same_step
 from dagc.ddp.exchange import Exchange, Packet
 from dagc.ddp.replica import Replica
-from dagc.ddp.resume import SHARED, VERSION, Choice, choose, spread
+from dagc.ddp.resume import SHARED, VERSION, Choice, all_or_none, choose, spread
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.protocol import Client, Order, Server, Settings
 from dagc.state import below, checksum
@@ -372,9 +372,7 @@ class LocalSteps:
 
     def _continue(self, talk: Exchange, choice: Choice) -> bool:
         """Take over the states that were agreed on."""
-        state, first = choice.state, choice.holders[0]
-        own = {} if choice.own is None else {name: array.numpy() for name, array in choice.own["arrays"].items()}
-        body = b""
+        state, first, body, refused = choice.state, choice.holders[0], b"", None
         if state is not None:
             arrays = state["arrays"]
             self.shared.copy_(arrays["shared"])
@@ -383,19 +381,23 @@ class LocalSteps:
             if talk.rank == first:
                 body = json.dumps([state["server"], state["due"], state["seconds"], state["examples"]]).encode()
         said = talk.all_gather(Packet(False, 0, 0.0, body))[first].body
+        examples = None
         try:
             server, due, seconds, examples = json.loads(bytes(said))
+            self._due = self._next = int(due)
+            self._seconds = float(seconds)
+            own = {} if choice.own is None else {name: array.numpy() for name, array in choice.own["arrays"].items()}
             # Where ranks have come or gone, what coders remember is forgotten: that costs some bytes once.
             memories = below(own, "server.") if choice.same else {}
             self.server.load(memories, server if choice.same else {**server, "coders": {}})
-            self._due = self._next = int(due)
-            self._seconds = float(seconds)
-        except (ValueError, TypeError) as error:
-            raise InvalidInput(f"the state is damaged: {error}") from error
+            if choice.own is not None:
+                arrays = {name: array for name, array in own.items() if name not in SHARED}
+                self.client.load(arrays, choice.own["client"])
+        except (ValueError, TypeError, AttributeError) as error:
+            refused = f"the state is damaged: {error}"
+        all_or_none(talk, refused)
         self._download(talk, choice.holders)
         self.missing = choice.missing
-        if choice.own is not None:
-            self.client.load({name: array for name, array in own.items() if name not in SHARED}, choice.own["client"])
         alone = len(choice.carried) == 1 and choice.carried[0] is choice.own
         if not alone or examples != self.examples:
             self.client.feedback.residual = self._carried(choice.carried)

@@ -5,6 +5,7 @@ on one round. Each residual of that round is carried by one rank, whatever the n
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from dagc.ddp.exchange import Exchange, Packet
 from dagc.errors import InvalidInput, MalformedPayload
 
-__all__ = ["SHARED", "VERSION", "Choice", "choose", "spread"]
+__all__ = ["SHARED", "VERSION", "Choice", "all_or_none", "choose", "spread"]
 
 VERSION = 1
 """Of what `LocalSteps.state_dict` returns."""
@@ -67,11 +68,7 @@ def choose(
     """
     refused = next((words for words in (_unusable(state, about) for state in states) if words), None)
     listed = [] if refused else [[int(state[name]) for name in ("round", "world_size", "rank")] for state in states]
-    body = (refused or json.dumps(listed)).encode()
-    packets = exchange.all_gather(Packet(refused is not None, 0, 0.0, body))
-    for rank, packet in enumerate(packets):
-        if packet.refused:
-            raise InvalidInput(f"rank {rank}: {bytes(packet.body).decode(errors='replace')}")
+    packets = all_or_none(exchange, refused, json.dumps(listed).encode())
     found: dict[tuple[int, int], dict[int, list[int]]] = {}  # who has the states of a round, by the ranks of that time
     for rank, packet in enumerate(packets):
         for round, world, old in _listed(packet.body):
@@ -94,6 +91,15 @@ def choose(
     all_own = all(rank in found[chosen].get(rank, ()) for rank in range(exchange.world))
     same = chosen[1] == exchange.world and all_own
     return Choice(next(iter(here.values()), None), own, carried, holders, same, missing)
+
+
+def all_or_none(exchange: Exchange, refused: str | None, body: bytes = b"") -> list[Packet]:
+    """Everybody's message; an error on all ranks if one of them says what is wrong instead."""
+    packets = exchange.all_gather(Packet(bool(refused), 0, 0.0, refused.encode() if refused else body))
+    for rank, packet in enumerate(packets):
+        if packet.refused:
+            raise InvalidInput(f"rank {rank}: {bytes(packet.body).decode(errors='replace')}")
+    return packets
 
 
 def spread(exchange: Exchange, tensors: Sequence[Tensor], holders: Sequence[int]) -> None:
@@ -138,6 +144,9 @@ def _unusable(state: Any, about: Mapping[str, Any]) -> str | None:
         return "a state is damaged: its round, ranks or examples are not numbers"
     if len(state["examples"]) != state["world_size"] or state["rank"] >= state["world_size"]:
         return "a state is damaged: its ranks and examples do not fit"
+    due, seconds = state["due"], state["seconds"]
+    if not (isinstance(due, int) and due >= 1 and isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+        return f"a state is damaged: its due or seconds is no time ({due!r:.50}, {seconds!r:.50})"
     size = sum(about["sizes"])
     for name in ("shared", "residual", *(name for name in SHARED if name in state["arrays"])):
         tensor = state["arrays"].get(name)

@@ -1,12 +1,14 @@
 """What an experiment is made of: cells, each one setting in which several variants run with the same seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any
 
 from dagc.errors import InvalidInput
 from dagc.experiments.allocators import register
+from dagc.report import Panel, Run, Series
 from dagc.training import Config
 
 __all__ = ["Cell", "Variant", "choose"]
@@ -20,11 +22,13 @@ class Variant:
         label: What people call it.
         fields: What it changes in the cell's `Config`: its method, its budget, its value codec.
         paper: The accuracy that the paper has for it, in percent.
+        tune: Settings that only this one is tuned in, with the values to choose from.
     """
 
     label: str
     fields: dict[str, Any]
     paper: float | None = None
+    tune: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Cell:
         evaluations: How many times a run is evaluated.
         paper: What the paper says of it, where that is not an accuracy in a table.
         notes: What differs from the paper.
+        tune: Settings that are chosen for every variant on other seeds, with the values to choose from; a variant that
+            has such a setting in its fields keeps it.
     """
 
     name: str
@@ -50,22 +56,61 @@ class Cell:
     evaluations: int = 20
     paper: str = ""
     notes: tuple[str, ...] = field(default=())
+    tune: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def data(self) -> str:
         """The data set that it needs."""
         return str(self.fields["task"]).partition("@")[2]
 
+    def settings(self, variant: Variant) -> dict[str, Any]:
+        """The fields of a variant's `Config`, but for the seed."""
+        rounds = self.fields["rounds"]
+        interval = max(rounds // self.evaluations, 400 // self.evaluations, 1)  # a short run is not all evaluation
+        often = {"evaluate_every": interval, "checkpoint_every": max(rounds // 10, 500)}
+        return {**self.fields, **often, **variant.fields}
+
     def configs(self, seeds: int, **where: Any) -> list[list[Config]]:
         """For each variant, a configuration for every seed; `where` adds fields such as `device`."""
         for variant in self.variants:
             register(variant.fields["method"])
-        rounds = self.fields["rounds"]
-        interval = max(rounds // self.evaluations, 400 // self.evaluations, 1)  # a short run is not all evaluation
-        shared = {**self.fields, "evaluate_every": interval, "checkpoint_every": max(rounds // 10, 500), **where}
         return [
-            [Config(**{**shared, **variant.fields, "seed": seed}) for seed in range(seeds)] for variant in self.variants
+            [Config(**{**self.settings(variant), **where, "seed": seed}) for seed in range(seeds)]
+            for variant in self.variants
         ]
+
+    def grid(self, variant: Variant) -> dict[str, tuple[Any, ...]]:
+        """What is tuned for a variant, and the values to choose from."""
+        return {name: values for name, values in {**self.tune, **variant.tune}.items() if name not in variant.fields}
+
+    def candidates(self, variant: Variant) -> list[dict[str, Any]]:
+        """The fields of every way in which a variant may be run: one, if nothing is tuned."""
+        grid = self.grid(variant)
+        points = product(*grid.values())
+        return [{**self.settings(variant), **dict(zip(grid, point, strict=True))} for point in points]
+
+    def tuned(self, chosen: Sequence[Mapping[str, Any]]) -> "Cell":
+        """The same with what was chosen for each variant, and nothing left to choose."""
+        variants = tuple(
+            replace(variant, fields={**variant.fields, **some}, tune={})
+            for variant, some in zip(self.variants, chosen, strict=True)
+        )
+        return replace(self, variants=variants, tune={})
+
+    def panel(self, runs: Sequence[Sequence[Run]], labels: Iterable[str | None] = ()) -> Panel:
+        """The runs of each variant beside each other; those without any are left out.
+
+        Args:
+            runs: For each variant.
+            labels: What was used instead of the cell's data.
+        """
+        series = tuple(
+            Series(variant.label, tuple(some), variant.paper)
+            for variant, some in zip(self.variants, runs, strict=True)
+            if some
+        )
+        used = [label for label in dict.fromkeys(labels) if label is not None]
+        return Panel(self.title, series, self.targets, self.paper, (*self.notes, *used))
 
     def shrunk(self, iterations: int | None) -> "Cell":
         """The same with other iterations, and a note that says so."""

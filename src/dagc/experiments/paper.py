@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dagc.experiments.ablation import ABLATION
 from dagc.experiments.beyond import BEYOND
 from dagc.experiments.both_ways import BOTH_WAYS
 from dagc.experiments.cells import Cell, Variant
@@ -247,6 +248,7 @@ TITLES = {
     "beyond": "Beyond the paper: one budget, spent where it counts",
     "both-ways": "Both ways: a downlink as lean as the uplink",
     "rivals": "dagc and what others do",
+    "ablation": "From Top-k to dagc, one step at a time",
 }
 """What each experiment is called."""
 
@@ -263,5 +265,6 @@ EXPERIMENTS: dict[str, tuple[Cell, ...]] = {
     "beyond": BEYOND,
     "both-ways": BOTH_WAYS,
     "rivals": RIVALS,
+    "ablation": ABLATION,
 }
 """Every experiment by name."""

@@ -1,5 +1,6 @@
 """Many runs at once, in processes of their own; what is finished is not done again."""
 
+import math
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,8 @@ from typing import Any
 
 from dagc.errors import DagcError, Diverged, MalformedPayload, NonFiniteGradient
 from dagc.experiments.allocators import register
-from dagc.folder import finished
+from dagc.experiments.origin import source_commit, stamp
+from dagc.folder import finished, read_metrics
 from dagc.plugins import load_plugins
 from dagc.training import Config, train
 
@@ -51,11 +53,13 @@ def run_all(
     jobs: int,
     progress: Progress = lambda run, done: None,
     diverged: Callable[[int, DagcError], object] | None = None,
+    done: Callable[[int, Path], object] = lambda run, path: None,
+    until: float | None = None,
 ) -> list[Path]:
     """Run every configuration in a folder of its own below `folder`; returns those folders.
 
     Runs that are finished are left alone, and those that were interrupted continue. On `KeyboardInterrupt` each run
-    stops after its round, with a checkpoint.
+    stops after its round, with a checkpoint. The commit that a run was made with is written to its folder.
 
     Args:
         configs: What to run.
@@ -63,11 +67,14 @@ def run_all(
         jobs: How many at a time.
         progress: Called now and then.
         diverged: Called with a run whose model or gradients became NaN or too large; without it that ends them all.
+        done: Called with a run that has come to its end, and its folder.
+        until: An accuracy at which a run may end; it is not finished then, and nothing is trained if it is asked again.
     """
     paths = [folder / f"{config.method}-seed{config.seed}-{config.key()}" for config in configs]
     threads = max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(configs))))
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
+    commit = source_commit()
     pool = ProcessPoolExecutor(min(jobs, len(configs)), mp_context=context, initializer=_begin, initargs=(stop,))
     try:
         tasks: dict[Future[bool], int] = {}
@@ -75,18 +82,22 @@ def run_all(
             for number, (config, path) in enumerate(zip(configs, paths, strict=True)):
                 if finished(path):
                     progress(number, config.rounds)
+                    done(number, path)
                 else:
                     alone = config if config.threads else config.model_copy(update={"threads": threads})
-                    tasks[pool.submit(_run, alone.model_dump(exclude_unset=True), str(path))] = number
+                    fields = alone.model_dump(exclude_unset=True)
+                    tasks[pool.submit(_run, fields, path, commit, until)] = number
         waiting = set(tasks)
         while waiting:
-            done, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
-            for task in done:
+            ended, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
+            for task in ended:
                 error = task.exception()
                 if diverged is not None and isinstance(error, DIVERGED):
                     diverged(tasks[task], error)
                 elif not task.result():
                     raise KeyboardInterrupt
+                else:
+                    done(tasks[task], paths[tasks[task]])
             for number in tasks.values():
                 progress(number, last_round(paths[number]))
     except BrokenProcessPool:
@@ -147,12 +158,19 @@ def _begin(stop: Any) -> None:
     threading.Thread(target=wait_for_parent, daemon=True).start()
 
 
-def _run(fields: dict[str, Any], path: str) -> bool:
+def _run(fields: dict[str, Any], path: Path, commit: str | None, until: float | None) -> bool:
     """One run in this process; whether it came to its end."""
     load_plugins()
     register(fields["method"])
+    enough = math.inf if until is None else until
+    rows = read_metrics(path) if until is not None and (path / "metrics.jsonl").exists() else []
+    if any(row.get("accuracy", -math.inf) >= enough for row in rows):
+        return True
     with _working, stopping() as stop:
-        for _ in train(Config(**fields), path):
+        stamp(path, commit)
+        for result in train(Config(**fields), path):
             if stop.is_set() or _stop.is_set() or _orphaned.is_set():
                 return False
+            if result.accuracy is not None and result.accuracy >= enough:
+                break
     return True

@@ -9,7 +9,7 @@ from dagc.data import CATALOGUE, data_folder
 from dagc.errors import MissingData
 from dagc.experiments.cells import Cell
 
-__all__ = ["STAND_INS", "at_hand", "with_data"]
+__all__ = ["STAND_INS", "at_hand", "label_of", "with_data"]
 
 _LARGEST, _SECOND, _SMALLEST, _REGIONS = 79_958, 44_900, 16, 15
 
@@ -53,6 +53,11 @@ def at_hand(name: str, root: Path) -> bool:
     """Whether the original is in the data folder; another folder of spoken words is not Speech Commands."""
     place = CATALOGUE[name].locate(root)
     return place is not None and (name != "speech-commands" or place.name.startswith("speech_commands"))
+
+
+def label_of(cell: Cell, located: Cell) -> str | None:
+    """What is used instead of a cell's data, if `with_data` has replaced it."""
+    return STAND_INS[cell.data].label if cell.data in STAND_INS and cell.data != located.data else None
 
 
 def with_data(cells: Sequence[Cell], stand_in: bool, data_dir: str | None = None) -> list[Cell]:

@@ -29,8 +29,8 @@ class Choice:
     Attributes:
         chosen: The settings that the other candidates have otherwise; empty if there was nothing to choose.
         by: What decided: `bytes_total`, the bytes both ways to the target, or `accuracy`, the final one.
-        tried: For each candidate its settings, `bytes_total` (None if a seed did not reach the target) and `accuracy`
-            (None if a seed diverged), means over the seeds.
+        tried: For each candidate its settings, `bytes_total` (None if a seed did not reach the target), `reached` (how
+            many seeds did) and `accuracy` (None if a seed diverged), means over the seeds.
     """
 
     chosen: dict[str, Any]
@@ -56,10 +56,12 @@ def tune(
     folder: Path,
     jobs: int,
     watch: Callable[[Sequence[Config]], Progress] = lambda configs: lambda run, done: None,
+    until: float | None = None,
 ) -> list[Choice]:
     """Choose one of the candidates for every way: the fewest total bytes to the target, or the highest accuracy.
 
-    By accuracy where there is no target, or no candidate reaches it with all seeds. What was chosen is kept in
+    By accuracy where there is no target, or no candidate reaches it with all seeds: then of those that reach it with
+    most. What was chosen is kept in
     `tuning.json`, so that it is done once; the runs are kept in a folder beside it.
 
     Args:
@@ -70,6 +72,7 @@ def tune(
         folder: The comparison's.
         jobs: Runs at a time.
         watch: Makes what is called with the progress of the runs.
+        until: An accuracy at which a run may end, to be done sooner.
     """
     asked = question(ways, seeds, target)
     known = _read(folder / "tuning.json", asked)
@@ -77,9 +80,9 @@ def tune(
         return known
     configs = [Config(**{**fields, "seed": seed}) for way in ways if len(way) > 1 for fields in way for seed in seeds]
     failed: set[int] = set()
-    paths = (
-        run_all(configs, folder / TUNING, jobs, watch(configs), lambda run, error: failed.add(run)) if configs else []
-    )
+    paths = []
+    if configs:
+        paths = run_all(configs, folder / TUNING, jobs, watch(configs), lambda run, error: failed.add(run), until=until)
     found, at = [], 0
     for way in ways:
         tried = []
@@ -87,7 +90,7 @@ def tune(
             config = Config(**{**fields, "seed": seeds[0]})
             own = range(at, at + len(seeds))
             at += len(seeds)
-            scores: dict[str, float | None] = {"bytes_total": None, "accuracy": None}
+            scores: dict[str, float | None] = {"bytes_total": None, "reached": 0, "accuracy": None}
             if not failed.intersection(own):
                 scores = _scores([paths[number] for number in own], target)
             tried.append({**{name: getattr(config, name) for name in names}, **scores})
@@ -105,9 +108,10 @@ def question(ways: Sequence[Sequence[Mapping[str, Any]]], seeds: Sequence[int], 
 def _scores(paths: Sequence[Path], target: float | None) -> dict[str, float | None]:
     series = Series("", tuple(map(read_run, paths)))
     accuracy = final(series).mean
-    total = None if target is None else reached(series, target).bytes_total
+    there = None if target is None else reached(series, target)
     return {
-        "bytes_total": None if total is None else total.mean,
+        "bytes_total": None if there is None or there.bytes_total is None else there.bytes_total.mean,
+        "reached": 0 if there is None else there.seeds,
         "accuracy": accuracy if math.isfinite(accuracy) else None,
     }
 
@@ -120,7 +124,10 @@ def _chosen(tried: list[dict[str, Any]], names: Sequence[str]) -> Choice:
     measured = there or [one for one in tried if one["accuracy"] is not None]
     if not measured:
         raise InvalidInput(f"every candidate of {', '.join(names)} diverged: try smaller learning rates")
-    best = min(there, key=lambda one: one["bytes_total"]) if there else max(measured, key=lambda one: one["accuracy"])
+    if there:
+        best = min(there, key=lambda one: one["bytes_total"])
+    else:
+        best = max(measured, key=lambda one: (one["reached"], one["accuracy"]))
     return Choice({name: best[name] for name in names}, by, tried)
 
 

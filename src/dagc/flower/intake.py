@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 from flwr.app import Message, MetricRecord
@@ -76,6 +77,11 @@ def replies_to(
     """Each message with its one good reply; errors, silence and second replies are logged."""
     waiting = {one.message.metadata.message_id: one for one in sent}
     for reply in replies:
+        asked = waiting.get(reply.metadata.reply_to_message_id)
+        if asked is not None and asked.message.metadata.dst_node_id != reply.metadata.src_node_id:
+            node = reply.metadata.src_node_id
+            log.warning("dagc: %s: node %d answers in the place of %s, which is refused", doing, node, asked)
+            continue
         one = waiting.pop(reply.metadata.reply_to_message_id, None)
         if one is None:
             log.warning("dagc: %s: a second or late reply of node %d is refused", doing, reply.metadata.src_node_id)
@@ -148,8 +154,20 @@ def evaluations(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun
             records[0][examples] = most
         good.append((one, reply))
     good.sort(key=lambda pair: pair[0].message.metadata.dst_node_id)
+    good = list(_measured(good, run, doing))
     alike = set(_alike(good, run, run.evaluated, doing))
     return [reply for one, reply in good if one in alike]
+
+
+def _measured(good: Sequence[tuple[Sent, Message]], run: FlowerRun, doing: str) -> Iterator[tuple[Sent, Message]]:
+    """Those whose metrics are numbers: one NaN would be everybody's mean. A metric that is nobody's number may stay."""
+    wrong = [{name for name, value in _record(reply).items() if not _finite(value)} for _, reply in good]
+    nobodys = set.intersection(*wrong) if wrong else set()
+    for (one, reply), own in zip(good, wrong, strict=True):
+        if own - nobodys:
+            leave_out(run, doing, one, f"its metrics {', '.join(sorted(own - nobodys)):.200} are NaN or infinite")
+        else:
+            yield one, reply
 
 
 def _alike(good: Sequence[tuple[Sent, Message]], run: FlowerRun, before: list[str], doing: str) -> Iterator[Sent]:
@@ -200,6 +218,10 @@ def _answer(reply: Message, instruction: Instruction, kind: str) -> Answer:
 
 def _record(reply: Message) -> MetricRecord:
     return next(iter(reply.content.metric_records.values()))
+
+
+def _finite(value: Any) -> bool:
+    return all(map(isfinite, value if isinstance(value, list) else [value]))
 
 
 def _metrics(reply: Message) -> Metrics:

@@ -205,7 +205,8 @@ class Layout:
             dtype, entries = _wire_type(piece.dtype), prod(piece.shape)
             found = np.frombuffer(rest, dtype, entries, at).reshape(piece.shape)
             array = _from_bfloat16(found) if piece.dtype == BFLOAT16 else found.astype(piece.dtype)
-            if array.dtype.kind == "f" and not (np.abs(array) <= LARGEST).all():
+            # As float64: among float16 numbers, the limit itself would be infinity.
+            if array.dtype.kind == "f" and not (np.abs(array, dtype=np.float64) <= LARGEST).all():
                 raise MalformedPayload(f"array {piece.name!r} holds NaN, infinity or a value above {LARGEST:g}")
             whole.append(array)
             at += entries * dtype.itemsize

@@ -80,7 +80,7 @@ def _allocation(plan: Plan, fleet: Fleet) -> tuple[str, str]:
     if np.allclose(ratios, even):
         return "all alike", "all hold as much data, or the method does not look at it"
     factor = theory.residual_factor(weights, ratios) / theory.residual_factor(weights, even)
-    why = f"sizes differ {skew:,.3g}:1; {1 - factor:.0%} less stays behind than if all sent alike (Σ p²/δ², theory.md)"
+    why = f"sizes differ {skew:,.3g}:1; {1 - factor:.0%} less stays behind than if all sent alike (Σ p²/δ²)"
     return f"by data ({policy.allocator})", why
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from dagc.report.numbers import BYTES, curve
+from dagc.report.numbers import BYTES, Reached, curve, in_bytes, reached
 from dagc.report.panels import Panel
 
-__all__ = ["COLOURS", "write_figures"]
+__all__ = ["COLOURS", "highest_shared", "write_figures", "write_waterfall"]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#6b6b6b")
 """Colours that people with any colour vision can distinguish (after Okabe and Ito); the page uses the same."""
@@ -51,6 +51,63 @@ def write_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
                 figure.savefig(path, dpi=160, metadata={"Date": None} if ending == "svg" else {})
                 written.append(path)
     return written
+
+
+def highest_shared(panel: Panel) -> float:
+    """The highest target that every series reaches with all seeds; the lowest of all if there is none."""
+    every = [goal for goal in panel.targets if all(reached(one, goal).bytes_total for one in panel.series)]
+    return max(every, default=min(panel.targets))
+
+
+def write_waterfall(panels: Sequence[Panel], path: Path) -> None:
+    """Draw what each series of a panel takes off the bytes of the one before it, up and in total, to one accuracy."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {"font.size": 9, "svg.hashsalt": "dagc", "svg.fonttype": "none"}
+    with matplotlib.rc_context(style):
+        rows = max(len(panel.series) for panel in panels)
+        figure = Figure(figsize=(11, (0.32 * rows + 1.1) * len(panels)), layout="constrained")
+        for number, panel in enumerate(panels):
+            goal = highest_shared(panel)
+            ways = [reached(one, goal) for one in panel.series]
+            for place, (name, words) in enumerate((("bytes_up", "bytes up"), ("bytes_total", "bytes up and down"))):
+                axes = figure.add_subplot(len(panels), 2, 2 * number + place + 1)
+                _fall(axes, ways, name)
+                axes.set_yticks(
+                    range(len(ways)), [one.label for one in panel.series] if not place else [""] * len(ways)
+                )
+                axes.set(xscale="log", xlabel=f"{words} to {100 * goal:g} %, all clients")
+                if not place:
+                    axes.set_title(panel.title, fontsize=9, loc="left")
+        figure.savefig(path, metadata={"Date": None})
+
+
+def _fall(axes: Any, ways: Sequence[Reached], name: str) -> None:
+    """A bar from the bytes of the one before to one's own, and how many times fewer that is."""
+    means = [None if (found := getattr(way, name)) is None else found.mean for way in ways]
+    known = [mean for mean in means if mean is not None]
+    before = None
+    for row, mean in enumerate(means):
+        if mean is None:
+            axes.text(
+                max(known), row, f"{ways[row].seeds} of {ways[row].of} seeds", va="center", ha="right", fontsize=8
+            )
+            continue
+        low, high = sorted((mean, before if before is not None else mean))
+        colour = COLOURS[7] if before is None else COLOURS[2] if mean <= before else COLOURS[1]
+        axes.barh(row, high - low, left=low, height=0.62, color=colour)
+        axes.plot([mean, mean], [row - 0.31, row + 0.31], color="black", lw=1.4)
+        times = "" if before is None else f"  ÷ {before / mean:.2f}" if mean <= before else f"  × {mean / before:.2f}"
+        axes.annotate(
+            f"{in_bytes(mean)}{times}", (high, row), (4, 0), textcoords="offset points", va="center", fontsize=8
+        )
+        before = mean
+    axes.set_ylim(len(ways) - 0.5, -0.5)
+    axes.set_xlim(min(known) / 1.3, max(known) * 6)
+    axes.grid(axis="x", alpha=0.25, lw=0.5)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
 
 
 def _draw(axes: Any, panel: Panel, axis: str, words: str) -> None:

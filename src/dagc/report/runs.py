@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, shown
 from dagc.folder import read_metrics, read_settings, summary
 
 __all__ = ["TUNING", "Run", "find_runs", "read_run", "read_runs"]
 
 TUNING = "tuning"
 """A folder of runs that only chose settings for others: they are not among those below a folder that holds it."""
-NUMBERS = ("round", "entries", "bytes_up", "bytes_down", "seconds", "accuracy")
+NUMBERS = ("round", "entries", "bytes_up", "bytes_down", "seconds")
+LARGEST = 2.0**53
+"""Numbers of a run are smaller."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +82,8 @@ def read_run(path: Path) -> Run:
     if missing:
         raise InvalidInput(f"{path} is not a run's folder: its config.toml has no {', '.join(missing)}")
     clients = _clients(path)
-    lines = read_metrics(path)
-    rows = _evaluated(path, lines)
+    lines = [_line(path, number, line) for number, line in enumerate(read_metrics(path), 1)]
+    rows = _evaluated(lines)
     if not rows:
         resume = f": continue it with dagc resume {path}" if "engine" not in settings else ""
         raise InvalidInput(f"{path} has not been evaluated yet{resume}")
@@ -144,15 +146,24 @@ def _first_download(settings: dict[str, Any], clients: dict[str, Any], line: dic
     return int(line["bytes_down"])
 
 
-def _evaluated(path: Path, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _line(path: Path, number: int, line: dict[str, Any]) -> dict[str, Any]:
+    """A line of the metrics, if its numbers can be those of a run. An accuracy beyond all bounds is as good as none."""
+    for name in NUMBERS:
+        value, least = line.get(name), 1 if name == "round" else 0
+        right = isinstance(value, int | float) and not isinstance(value, bool) and least <= value < LARGEST
+        if not right or (name == "round" and not isinstance(value, int)):
+            raise InvalidInput(
+                f"line {number} of {path / 'metrics.jsonl'} has {shown(value)} as {name}, which is no number of a run"
+            )
+    accuracy = line.get("accuracy", 0.0)
+    if not isinstance(accuracy, int | float):
+        raise InvalidInput(f"line {number} of {path / 'metrics.jsonl'} has {shown(accuracy)} as accuracy")
+    return line if abs(accuracy) < LARGEST else {**line, "accuracy": math.nan}
+
+
+def _evaluated(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows, entries = [], 0
-    for number, line in enumerate(lines, 1):
-        for name in NUMBERS:
-            value = line.get(name, 0)
-            if not isinstance(value, (int, float)) or (name != "accuracy" and not math.isfinite(value)):
-                raise InvalidInput(
-                    f"line {number} of {path / 'metrics.jsonl'} has {value!r:.100} as {name}, not a number"
-                )
+    for line in lines:
         entries += line["entries"]
         if "accuracy" in line:
             rows.append({**line, "entries_sent": entries})

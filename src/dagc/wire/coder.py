@@ -21,7 +21,7 @@ Phase and near take 4 bytes per coordinate; a memory without clocks does without
 
 Memory moves only with frames that were taken (`learn`): reading and writing leave it as it is. So both sides have
 counted a frame or neither has. `fingerprint` stands for everything counted so far, and is part of a frame's checksum.
-`docs/reference/wire-format.md` has every step; `docs/studies/coder.md` what each table is worth.
+`docs/reference/wire-coded.md` has every step; `docs/studies/coder.md` what each table is worth.
 """
 
 import zlib

@@ -23,7 +23,7 @@ from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import MAX_SIZE, Sparse
 from dagc.wire import rice
 from dagc.wire.coder import Memory
-from dagc.wire.indices import INDEX_CODECS, largest_section, smallest
+from dagc.wire.indices import INDEX_CODECS, by_number, largest_section, smallest
 from dagc.wire.values import RETIRED, VALUE_CODECS, ValueCodec, quantise, value_codec
 
 __all__ = ["Header", "decode", "encode", "has_signs", "is_coded", "payload_size", "read_header"]
@@ -41,8 +41,6 @@ COMPACT_BELOW = 1024
 CODED, CODED_FIRST = 8, 9
 """In place of an index codec: coded with a memory; coded with an empty one."""
 _SMALLEST = len(MAGIC) + 1 + 1 + 4 + CHECKSUM
-_INDEX_NAMES = {codec.id: name for name, codec in INDEX_CODECS.items()}
-_VALUE_NAMES = {codec.id: name for name, codec in VALUE_CODECS.items()}
 _OURS = {*INDEX_CODECS.values(), *VALUE_CODECS.values()}
 """What other codecs read is looked at again."""
 
@@ -94,6 +92,11 @@ def encode(
         11
     """
     codec = value_codec(values)
+    sparse.checked()
+    if codec.id in RETIRED or not 0 <= codec.id < 16 or by_number(VALUE_CODECS, codec.id) != values:
+        raise InvalidInput(
+            f"the value codec {values!r} has the number {codec.id}, which is not its own: give it another"
+        )
     if not 0 <= round < MAX_SIZE:
         raise InvalidInput(f"round must be from 0 to 2^48 - 1, not {round}")
     if raw and len(sparse) < sparse.size:
@@ -188,10 +191,7 @@ def decode(
     if not np.isfinite(values).all():
         raise MalformedPayload("a value is NaN or infinite")
     if {INDEX_CODECS[header.index_codec], VALUE_CODECS[header.value_codec]} - _OURS:
-        try:
-            return Sparse(header.size, indices, values)
-        except InvalidInput as error:
-            raise MalformedPayload(f"the codecs {header.index_codec} and {header.value_codec} read {error}") from error
+        return _looked_at(header.size, indices, values, header.index_codec, header.value_codec)
     seed = int.from_bytes(index_section, "little") if header.index_codec == "seed" else None
     return Sparse.trusted(header.size, indices, values, seed)
 
@@ -202,7 +202,8 @@ def _decode_coded(view: memoryview, size: int | None, round: int, memory: Memory
     if size is not None and size != memory.size:
         raise MalformedPayload(f"the frame is for a vector of {memory.size} entries, expected {size}")
     first = view[0] >> 4 == CODED_FIRST
-    codec = VALUE_CODECS[_value_name(view[0] & 15)]
+    name = _value_name(view[0] & 15)
+    codec = VALUE_CODECS[name]
     if memory.signs != (codec is VALUE_CODECS["sign"]):
         raise MalformedPayload(f"the frame has value codec {view[0] & 15}, which its memory is not for")
     end = len(view) - (SHORT_CHECKSUM if len(view) < COMPACT_BELOW else CHECKSUM)
@@ -219,7 +220,17 @@ def _decode_coded(view: memoryview, size: int | None, round: int, memory: Memory
     values = codec.read(section, len(sparse))
     if not np.isfinite(values).all():
         raise MalformedPayload("a value is NaN or infinite")
+    if codec not in _OURS:
+        return _looked_at(sparse.size, sparse.indices, values, name)
     return Sparse.trusted(sparse.size, sparse.indices, values)
+
+
+def _looked_at(size: int, indices: ArrayLike, values: ArrayLike, *codecs: str) -> Sparse:
+    """What codecs of somebody else have read, if it can be."""
+    try:
+        return Sparse(size, indices, values)
+    except InvalidInput as error:
+        raise MalformedPayload(f"what the codecs {', '.join(codecs)} have read: {error}") from error
 
 
 def read_header(payload: bytes | bytearray | memoryview, *, size: int | None = None, round: int = 0) -> Header:
@@ -276,10 +287,10 @@ def _compact_header(view: memoryview, size: int | None, round: int) -> Header:
 
 
 def _codecs(byte: int) -> tuple[str, str]:
-    index_id = byte >> 4
-    if index_id not in _INDEX_NAMES:
-        raise MalformedPayload(f"the frame uses the unknown index codec {index_id}")
-    return _INDEX_NAMES[index_id], _value_name(byte & 15)
+    index_name = by_number(INDEX_CODECS, byte >> 4)
+    if index_name is None:
+        raise MalformedPayload(f"the frame uses the unknown index codec {byte >> 4}")
+    return index_name, _value_name(byte & 15)
 
 
 def _value_name(value_id: int) -> str:
@@ -287,9 +298,10 @@ def _value_name(value_id: int) -> str:
         raise MalformedPayload(
             f"the frame uses value codec {value_id}, {RETIRED[value_id]}, which is retired: update the sender"
         )
-    if value_id not in _VALUE_NAMES:
+    name = by_number(VALUE_CODECS, value_id)
+    if name is None:
         raise MalformedPayload(f"the frame uses the unknown value codec {value_id}")
-    return _VALUE_NAMES[value_id]
+    return name
 
 
 def _short_checksum(body: bytes | memoryview, size: int, round: int) -> bytes:

@@ -1,7 +1,7 @@
 """How the positions of entries are written: seven codecs, and the rule that takes the smallest."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from dagc.errors import InvalidInput, MalformedPayload, unknown
 from dagc.sparse import Sparse
 from dagc.wire import rice, tight_rice
 
-__all__ = ["INDEX_CODECS", "IndexCodec", "largest_section", "smallest"]
+__all__ = ["INDEX_CODECS", "IndexCodec", "by_number", "largest_section", "smallest"]
 
 Ints = NDArray[np.int64]
 
@@ -20,7 +20,7 @@ class IndexCodec(NamedTuple):
     """One way to write indices.
 
     Attributes:
-        id: Its number on the wire, from 0 to 15.
+        id: Its number on the wire, from 0 to 7.
         plan: `sparse -> (size, write) | None`: the exact number of bytes, known before anything is written, and the
             function that writes them; None where this codec does not apply.
         read: `(section, size, count) -> indices`: checks everything; `MalformedPayload` for what is not exactly right.
@@ -121,18 +121,27 @@ def smallest(sparse: Sparse, name: str | None = None, compact: bool = False) -> 
     """The codec's number and the section, by the named codec or by the one that needs the fewest bytes."""
     if name is not None and name not in INDEX_CODECS:
         raise unknown("index codec", name, INDEX_CODECS)
-    best: tuple[int, int, Callable[[], bytes]] | None = None
+    best: tuple[int, str, Callable[[], bytes]] | None = None
     left_out = ONLY_ASKED if compact else (*ONLY_ASKED, *ONLY_COMPACT)
     names = [name] if name else [name for name in INDEX_CODECS if name not in left_out]
     if name is None and len(sparse) <= rice.BLOCK:
         names.remove("adaptive-rice")  # with a single block it is as long as plain Rice
-    for codec in map(INDEX_CODECS.__getitem__, names):
-        planned = codec.plan(sparse)
+    for known in names:
+        planned = INDEX_CODECS[known].plan(sparse)
         if planned is not None and (best is None or planned[0] < best[0]):
-            best = planned[0], codec.id, planned[1]
+            best = planned[0], known, planned[1]
     if best is None:
         raise InvalidInput(f"the index codec {name!r} cannot hold {len(sparse)} of {sparse.size} entries")
-    return best[1], best[2]()
+    _, chosen, write = best
+    number = INDEX_CODECS[chosen].id
+    if not 0 <= number < 8 or by_number(INDEX_CODECS, number) != chosen:
+        raise InvalidInput(f"the index codec {chosen!r} has the number {number}, which is not its own: choose another")
+    return number, write()
+
+
+def by_number(codecs: Mapping[str, Any], number: int) -> str | None:
+    """The name of the codec with this number, of those that were registered until now; None if there is none."""
+    return next((name for name, codec in codecs.items() if codec.id == number), None)
 
 
 def largest_section(size: int, counts: Ints, compact: bool = False, raw: bool = False) -> Ints:

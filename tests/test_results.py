@@ -1,0 +1,273 @@
+"""Every run behind a figure has a record, a recorded run is not run again, and tables are what the records say."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import dagc
+from dagc.errors import InvalidInput, MissingData
+from dagc.experiments import EXPERIMENTS, STAND_INS, Cell, Laboratory, Record, Store, Tuned, Variant, stand_in, tables
+from dagc.experiments.origin import origin, source_commit, stamp
+from dagc.experiments.records import described, identity
+from dagc.experiments.reproduce import TUNED_ON
+from dagc.report import read_run
+from dagc.report.figures import write_waterfall
+from dagc.report.numbers import final, in_bytes, reached
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+
+def small(name="small/a", rounds=40, **more):
+    variants = (Variant("ours", {"method": "dagc-r", "ratio": 0.02}), Variant("theirs", {"method": "none"}))
+    fields = {"task": "logistic@digits", "rounds": rounds, "learning_rate": 0.5}
+    return Cell(name, f"Small {name}", fields, variants, (0.3, 0.5), evaluations=400, **more)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A cell of two variants that was run with two seeds."""
+    folder = tmp_path_factory.mktemp("made")
+    Laboratory(folder, Store(folder / "results")).run([("small", small())], 2)
+    return folder
+
+
+@pytest.fixture
+def known(monkeypatch):
+    monkeypatch.setitem(EXPERIMENTS, "small", (small(), small("small/b")))
+
+
+def test_a_record_has_all_that_a_report_needs(made):
+    (path,) = (made / "results").glob("**/*.jsonl")
+    assert path == made / "results" / "small" / "small" / "a.jsonl"
+    lines = path.read_text().splitlines()
+    assert [(line["variant"], line["seed"]) for line in map(json.loads, lines)] == [
+        ("ours", 0), ("ours", 1), ("theirs", 0), ("theirs", 1)
+    ]  # fmt: skip
+    assert all(len(line) < 6000 for line in lines)
+    folders = {run.settings["method"] + str(run.seed): run for run in map(read_run, (made / "runs").iterdir())}
+    for record in Store(made / "results").lines()[path]:
+        run, kept = folders[record.settings["method"] + str(record.seed)], record.run()
+        assert kept.result == {name: run.result[name] for name in kept.result}
+        assert kept.finished
+        assert {name: kept.settings[name] for name in ("task", "ratio", "learning_rate") if name in kept.settings} == {
+            name: run.settings[name] for name in ("task", "ratio", "learning_rate") if name in run.settings
+        }
+        assert not {"threads", "data_dir", "checkpoint_every"} & kept.settings.keys()
+        assert (record.commit, record.version) == (source_commit(), dagc.__version__)
+        assert len(kept.rows) < len(run.rows)  # thinned, and yet the first evaluation at any accuracy is there
+        for thousandths in range(1000):
+            goal = thousandths / 1000
+            first = [next((row for row in one.rows if row["accuracy"] >= goal), None) for one in (kept, run)]
+            assert first[0] == (None if first[1] is None else {name: first[1][name] for name in first[0]})
+
+
+def test_what_is_recorded_is_not_run_again_wherever_it_is(made, tmp_path, monkeypatch):
+    shutil.copytree(made / "results", tmp_path / "results")
+    monkeypatch.setattr("dagc.experiments.reproduce.run_all", None)
+    laboratory = Laboratory(tmp_path, Store(tmp_path / "results"))
+    (panel,) = laboratory.run([("small", small())], 2)
+    assert not (tmp_path / "runs").exists()
+    (original,) = Laboratory(made, Store(made / "results")).run([("small", small())], 2)
+    for one, other in zip(panel.series, original.series, strict=True):
+        assert final(one) == final(other)
+        assert [reached(one, goal) for goal in panel.targets] == [reached(other, goal) for goal in panel.targets]
+    laboratory.run([("other", small("other/name"))], 2)  # of another cell with the same runs, too
+    assert len(Store(tmp_path / "results").lines()[tmp_path / "results" / "other" / "other" / "name.jsonl"]) == 4
+    with pytest.raises(TypeError):
+        laboratory.run([("small", small(rounds=41))], 1)
+
+
+def test_old_folders_give_records_by_their_settings(made, tmp_path, monkeypatch):
+    """Whatever they are called, and whoever made them."""
+    shutil.copytree(made / "runs", tmp_path / "runs")
+    for number, run in enumerate(sorted((tmp_path / "runs").iterdir())):
+        (run / "origin.json").unlink()
+        run.rename(run.with_name(f"old-{number}"))
+    monkeypatch.setattr("dagc.experiments.reproduce.run_all", None)
+    for commit, place in ((None, "a"), ("a25f3ee", "b")):
+        store = Store(tmp_path / place)
+        Laboratory(tmp_path, store, commit=commit).run([("small", small())], 2)
+        (lines,) = store.lines().values()
+        assert [(line.commit, line.version) for line in lines] == [(commit, None)] * 4
+    store = Store(tmp_path / "c")
+    untuned = replace(
+        small(), variants=(*small().variants, Variant("new", {"method": "none"}, tune={"optimizer": ("SGD", "Adam")}))
+    )
+    assert Laboratory(tmp_path, store).collect([("small", untuned)], 3) == 2  # the third seed of the two that are tuned
+    (lines,) = store.lines().values()
+    assert [(line.variant, line.seed) for line in lines] == [("ours", 0), ("ours", 1), ("theirs", 0), ("theirs", 1)]
+
+
+def test_a_run_says_who_worked_on_it(tmp_path):
+    assert origin(tmp_path) == {"commit": None, "version": None}
+    stamp(tmp_path / "a", "abc1234")
+    stamp(tmp_path / "a", "abc1234")
+    assert origin(tmp_path / "a") == {"commit": "abc1234", "version": dagc.__version__}
+    stamp(tmp_path / "a", "def5678+")
+    assert origin(tmp_path / "a")["commit"] == "abc1234, def5678+"
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.toml").touch()  # somebody else began it
+    stamp(tmp_path / "b", "abc1234")
+    assert origin(tmp_path / "b")["commit"] is None
+
+
+def test_a_later_version_with_another_setting_knows_a_record_again(made, monkeypatch):
+    """A record that lacks a setting has its default."""
+    (lines,) = Store(made / "results").lines().values()
+    settings = lines[0].settings
+    without = {name: value for name, value in settings.items() if name not in ("clip", "late", "augment")}
+    assert identity(without) == identity(settings)
+    assert identity({**settings, "late": 0.1}) != identity(settings)
+    assert identity({**settings, "task": "logistic@elsewhere.csv"}) != identity(settings)  # not on this machine
+    assert described({**settings, "task": "logistic@elsewhere.csv"})["task"] == "logistic@elsewhere.csv"
+
+
+def test_a_stand_in_is_recorded_and_only_taken_if_it_may_be(tmp_path, monkeypatch):
+    cell = replace(small(), fields={"task": "logistic@speech-commands", "rounds": 3, "partition": "iid:workers=3"})
+    used = replace(STAND_INS["speech-commands"], data="digits")
+    monkeypatch.setitem(STAND_INS, "speech-commands", used)
+    monkeypatch.setattr(stand_in, "at_hand", lambda name, root: name == "digits")
+    (panel,) = Laboratory(tmp_path, Store(tmp_path / "results"), stand_in=True).run([("small", cell)], 1)
+    assert panel.notes == (used.label,)
+    (lines,) = Store(tmp_path / "results").lines().values()
+    assert {(line.stand_in, line.settings["task"]) for line in lines} == {(used.label, "logistic@speech-commands")}
+    assert tables.shown("small", cell, Store(tmp_path / "results")).panel.notes == (used.label,)
+    with pytest.raises(MissingData):
+        Laboratory(tmp_path, Store(tmp_path / "results")).run([("small", cell)], 1)
+
+
+def test_settings_are_tuned_on_other_seeds_and_recorded(tmp_path, monkeypatch):
+    cell = small(tune={"learning_rate": (0.01, 0.5), "schedule": ("constant", "linear")})
+    own = Variant("theirs", {"method": "none", "learning_rate": 0.2}, tune={"optimizer": ("SGD", "Adam")})
+    assert cell.grid(own) == {"schedule": ("constant", "linear"), "optimizer": ("SGD", "Adam")}
+    assert len(cell.candidates(own)) == 4
+    fixed = Variant("theirs", {"method": "none", "learning_rate": 0.2, "schedule": "linear"})
+    cell = replace(cell, variants=(cell.variants[0], fixed))
+    assert [len(cell.candidates(variant)) for variant in cell.variants] == [4, 1]
+    Laboratory(tmp_path, Store(tmp_path / "results"), jobs=2).run([("small", cell)], 1)
+    store = Store(tmp_path / "results")
+    (lines,) = store.lines().values()
+    (tuned,) = [line for line in lines if isinstance(line, Tuned)]
+    assert tuned.variant == "ours"
+    assert tuned.chosen["learning_rate"] == 0.5
+    assert tuned.seeds == list(TUNED_ON)
+    assert min(TUNED_ON) > 100
+    assert [point["reached"] for point in tuned.tried] == [0, 0, 2, 2]
+    (run,) = [line for line in lines if isinstance(line, Record) and line.variant == "ours"]
+    assert {name: run.settings[name] for name in tuned.chosen} == tuned.chosen
+    stopped = [read_run(path) for path in (tmp_path / "tuning").glob("*/tuning/*")]
+    assert len(stopped) == 8
+    assert {run.finished for run in stopped if run.result["best_accuracy"] >= 0.5} == {False}  # that was enough
+    monkeypatch.setattr("dagc.experiments.reproduce.tune", None)  # once is enough, elsewhere, too
+    shutil.rmtree(tmp_path / "tuning")
+    Laboratory(tmp_path, store).run([("small", cell)], 1)
+    monkeypatch.setitem(EXPERIMENTS, "small", (cell,))
+    text = tables.table("tuning small small/a", store)
+    assert "| ours | " in text
+    assert "learning rate 0.01, schedule constant: " in text
+    assert tables.table("totals small", store).count("\n| ") == 3
+    other = replace(cell, tune={"learning_rate": (0.01, 0.4)})
+    with pytest.raises(TypeError):
+        Laboratory(tmp_path, store).run([("small", other)], 1)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in tables.KINDS if kind != "tuning"])
+def test_tables_are_made_of_records(made, known, kind):
+    store = Store(made / "results")
+    text = tables.rewritten(
+        f"Before.\n<!-- begin: table {kind} small small/a -->\n<!-- end: table -->\nAfter.\n", store
+    )
+    assert text.startswith(f"Before.\n<!-- begin: table {kind} small small/a -->\n|")
+    assert text.endswith("<!-- end: table -->\nAfter.\n")
+    assert "`results/small/small/a.jsonl`; 2 seeds" in text
+    assert tables.rewritten(text, store) == text
+    assert tables.rewritten(text.replace("ours", "mine"), store) == text
+    ours = Store(made / "results").lines()[made / "results" / "small" / "small" / "a.jsonl"][0]
+    assert f"{100 * ours.result['final_accuracy']:.0f}" in text or kind in ("targets", "steps")
+
+
+def test_the_waterfall_has_every_step_with_its_factor(made, known, tmp_path):
+    panel = tables.shown("small", small(), Store(made / "results")).panel
+    write_waterfall([panel], tmp_path / "fall.svg")
+    text = (tmp_path / "fall.svg").read_text()
+    ours, theirs = (reached(one, 0.5).bytes_total.mean for one in panel.series)
+    for words in ("ours", "theirs", "to 50 %", in_bytes(ours), f"{in_bytes(theirs)}  × {theirs / ours:.2f}"):
+        assert words in text
+    never = replace(panel, targets=(0.3, 0.999))
+    write_waterfall([never], tmp_path / "again.svg")
+    assert "to 30 %" in (tmp_path / "again.svg").read_text()  # the highest that all reach
+    write_waterfall([replace(panel, targets=(0.5,))], tmp_path / "third.svg")
+    assert (tmp_path / "third.svg").read_text() == text
+
+
+def test_bytes_to_a_target_stand_beside_how_many_seeds_reached_it(made, known, monkeypatch):
+    store = Store(made / "results")
+    text = tables.table("targets small small/a", store)
+    heads, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line
+    ]
+    assert heads == ["to", "", "up", "down", "total", "more than the first", "rounds", "seconds"]
+    assert [row[:2] for row in rows] == [["30 %", "ours"], ["", "theirs"], ["50 %", "ours"], ["", "theirs"]]
+    panel = tables.shown("small", small(), store).panel
+    goal = reached(panel.series[0], 0.3)
+    assert rows[0][4].strip("*").startswith(f"{goal.bytes_total.mean / 1e3:.1f} ± ")
+    assert rows[1][5].startswith("+")
+    monkeypatch.setitem(EXPERIMENTS, "small", (replace(small(), targets=(0.999,)),))
+    assert "0 of 2 seeds" in tables.table("targets small", store)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("totals small small/b", "there is no record of small small/b"),
+        ("totals small small/a iterations=7", "with 7 rounds"),
+        ("totals small small/a rounds=7", "write KIND EXPERIMENT CELLS"),
+        ("sums small", "there is no kind of table 'sums'"),
+        ("totals huge", "there is no experiment 'huge'"),
+        ("totals", "there is no experiment ''"),
+        ("tuning small small/a", "nothing is tuned"),
+        ("totals small small/c", "no cell begins with 'small/c'"),
+    ],
+)
+def test_a_table_without_a_record_is_refused(made, known, monkeypatch, words, message):
+    other = replace(small("small/b"), fields={**small().fields, "learning_rate": 0.3})
+    monkeypatch.setitem(EXPERIMENTS, "small", (small(), other))
+    with pytest.raises(InvalidInput, match=message):
+        tables.table(words, Store(made / "results"))
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"variant": "a"}\n')
+    with pytest.raises(InvalidInput, match=r"line 1 of .*x\.jsonl is not a record"):
+        Store(tmp_path)
+
+
+def test_every_table_of_the_documents_is_what_the_records_say():
+    store, tables_found = Store(ROOT / "results"), 0
+    for path in DOCUMENTS:
+        text = path.read_text()
+        found = len(tables.MARKED.findall(text))
+        assert text.count("<!-- begin: table") == text.count("<!-- end: table") == found, path
+        assert tables.rewritten(text, store) == text, f"{path}: make results"
+        tables_found += found
+    assert tables_found or not store.lines()
+
+
+def test_every_record_is_of_a_cell_that_there_is():
+    """Whatever is no longer part of an experiment goes."""
+    store = Store(ROOT / "results")
+    for path, lines in store.lines().items():
+        experiment, _, name = str(path.relative_to(ROOT / "results").with_suffix("").as_posix()).partition("/")
+        (cell,) = [cell for cell in EXPERIMENTS[experiment] if cell.name == name]
+        for line in lines:
+            same = cell.shrunk(line.settings["rounds"])
+            (variant,) = [one for one in same.variants if one.label == line.variant]
+            if isinstance(line, Record):
+                ways = [{**fields, "seed": line.seed} for fields in same.candidates(variant)]
+                assert identity(line.settings) in map(identity, ways), f"{path}: {line.variant}, seed {line.seed}"
+    size = sum(path.stat().st_size for path in store.lines())
+    assert size < 3_000_000
