@@ -217,7 +217,7 @@ class TestReading:
     def test_more_entries_than_ordered(self):
         server, orders = self.server()
         assert orders["0"].parameter == 4
-        with pytest.raises(MalformedPayload, match="sends 5 entries and may send 4"):
+        with pytest.raises(MalformedPayload, match="sends 5 entries, but may send 4"):
             server.read("0", self.frame(5))
 
     def test_more_bytes_than_that_many_entries_take(self):
@@ -230,7 +230,7 @@ class TestReading:
 
     @pytest.mark.parametrize(
         ("options", "words"),
-        [({"round": 2}, "is of round 2"), ({"values": "fp16"}, "values are fp16"), ({"values": "int8"}, "int8")],
+        [({"round": 2}, "is from round 2"), ({"values": "fp16"}, "values are fp16"), ({"values": "int8"}, "int8")],
     )
     def test_another_round_or_codec(self, options, words):
         server, _ = self.server()
@@ -249,7 +249,7 @@ class TestReading:
         silent = next(name for name, order in orders.items() if order.silent)
         assert len(server.read(silent, b"").sparse) == 0
         server, _ = self.server(bytes=11, ratio=None)
-        with pytest.raises(MalformedPayload, match="was to send nothing"):
+        with pytest.raises(MalformedPayload, match="was ordered to send nothing"):
             server.read(silent, self.frame(1))
 
     def test_silence_where_something_was_ordered_and_odd_norms(self):
@@ -441,7 +441,7 @@ WRONG = [
     ({"bytes": 0}, "bytes is 0: it must be a number above 0"),
     ({"bytes": float("nan")}, "bytes is nan"),
     ({"rate": "fast"}, "rate is 'fast': write bytes per client, like 200 kB/training or 1.5 MB/hour"),
-    ({"rate": "1 MB/hour"}, "a rate per hour needs bytes, too"),
+    ({"rate": "1 MB/hour"}, "a rate per hour also needs bytes"),
     ({"ratio": 0.1, "values": "fp8"}, "there is no value codec 'fp8': choose one of fp32"),
     ({"ratio": 0.1, "frames": "compct"}, "there is no kind of frames 'compct': did you mean 'compact'?"),
     ({"ratio": 0.1, "overhead": 2}, "overhead is 2: it must be a number from 0 (nobody waits) to 1"),
@@ -454,7 +454,10 @@ WRONG = [
     ({"method": "accordion", "ratio": 0.1, "options": {"intervall": 2}}, "did you mean 'interval'?"),
     ({"ratio": 0.1, "seed": -1}, "seed"),
     ({"bytes": 1e308}, "bytes is 1e+308: it must be a number above 0 and at most 2^48"),
-    ({"method": "accordion", "ratio": 0.1, "options": {"interval": float("inf")}}, "it must give finite numbers"),
+    (
+        {"method": "accordion", "ratio": 0.1, "options": {"interval": float("inf")}},
+        "it must map names to finite numbers",
+    ),
     ({"method": "accordion", "bytes": 64}, "method 'accordion' takes no bytes: give its budget as ratio or threshold"),
     ({"ration": 0.1}, "there is no setting 'ration': did you mean 'ratio'?"),
 ]

@@ -1,4 +1,4 @@
-"""Rivals: `dagc` and what others do, each at its best. What `docs/studies/dagc.md` is made of."""
+"""Rivals: `dagc` and what others do, each at its best. The source of `docs/studies/dagc.md`."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def _cell(
 
 
 def _defaults(stc: tuple[float, ...]) -> tuple[Variant, ...]:
-    """`dagc` without a setting, beside the others: DAGC-R with the same bytes up, STC at the ratios given."""
+    """`dagc` with its defaults, DAGC-R with the same bytes up, and STC at the given ratios."""
     return (
         Variant("dagc", {"method": "dagc"}),
         *(Variant(f"STC, {100 * ratio:g} %", {"method": "stc", "ratio": ratio}) for ratio in stc),
