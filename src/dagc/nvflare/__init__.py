@@ -187,7 +187,8 @@ class Compress(_Both):
         if not isinstance(fields, dict) or not isinstance(frame, bytes):
             raise MalformedPayload("the server did not send a frame: it needs the filter dagc.nvflare.DataAware")
         try:
-            order, download = Order(*fields["order"]).checked(), Download(*map(int, fields["download"]), frame)
+            order = Order(*fields["order"]).checked()
+            since, version, checksum, steps = map(int, fields["download"])
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedPayload(f"the server's order cannot be read: {error!r:.200}") from error
         if "layout" in fields:
@@ -197,7 +198,8 @@ class Compress(_Both):
         if kept is None:
             raise MalformedPayload("this client has nothing of this job, and gets the whole model with the next task")
         kept.client.settle(order.taken)
-        kept.order, kept.start = order, kept.client.start(kept.client.receive(download), order)
+        model = kept.client.receive(Download(since, version, checksum, steps, frame))
+        kept.order, kept.start = order, kept.client.start(model, order)
         kept.rest = {name: np.asarray(value) for name, value in dxo.data.items() if name != OURS}
         meta = {key: value for key, value in dxo.meta.items() if key != OURS}
         return DXO(DataKind.WEIGHTS, {**kept.rest, **_arrays(kept.start, kept.layout)}, meta)
