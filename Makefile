@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp results dist lint clean
+.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp results docs dist lint clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[flower,lab,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[flower,lab,dev,docs]'
 	touch $(READY)
 
 demo: $(READY)
@@ -44,6 +44,11 @@ bench-ddp: $(READY)
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.internet
 
+# The site, in site/: opens from the disk, fetches nothing. Every warning is an error.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
+
 # The tables of README.md and docs/ again, from the records in results/.
 results: $(READY)
 	$(BIN)/python -m dagc.experiments.tables
@@ -55,6 +60,8 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/python tools/prose.py
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info

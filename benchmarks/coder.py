@@ -97,7 +97,7 @@ class Coded:
             self.memories[name] = Memory(shapes, self.clocks, values == "sign")
             self._leave_out(self.memories[name])
         memory = self.memories[name]
-        frame = encode(sparse, values, compact=True, memory=memory, most=most)
+        frame = encode(sparse, values, frames="compact", memory=memory, most=most)
         self.bytes += len(frame)
         if frame:  # every frame that is taken counts, as in the protocol
             memory.learn(sparse)

@@ -1,7 +1,7 @@
-"""The coded frame in plain Python, written from docs/reference/wire-format.md alone; `dagc.wire.Memory` must agree.
+"""The coded frame in plain Python, written from its two pages in docs/reference alone; `dagc.wire.Memory` must agree.
 
 Lists and integers of any length, one coordinate after the other, nothing shared with the library. It is slow, and it
-is meant to be read beside the section "The coded frame".
+is meant to be read beside wire-coded.md and wire-coder.md.
 """
 
 import copy

@@ -93,4 +93,4 @@ def test_the_command_prints_what_repeats_a_failure():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "again: python -m dagc.chaos --engine halves --seed 5 --rate 1 --schedules 1" in done.stderr
+    assert "repeat it with: python -m dagc.chaos --engine halves --seed 5 --rate 1 --schedules 1" in done.stderr

@@ -22,7 +22,7 @@ from dagc.cli import app, main
 from dagc.cli.options import CODECS, FRAME_KINDS
 from dagc.cli.train import _bars
 from dagc.policies import POLICIES
-from dagc.policies.plan import FRAMES
+from dagc.policies.checks import FRAMES
 
 
 def run(*arguments):
@@ -65,7 +65,7 @@ def test_allocate_thresholds_caps_and_bytes():
     capped = run("allocate", "--sizes", "9,1", "--ratio", "0.5", "--caps", '{"0": 0.1, "1": 0.1}', "--json")
     answer = json.loads(capped.output)
     assert [client["ratio"] for client in answer["clients"]] == [0.1, 0.1]
-    assert "below the budget" in answer["warnings"][0]
+    assert "less than the budget" in answer["warnings"][0]
     bytes_ = json.loads(run("allocate", "--sizes", "9,1,0", "--bytes", "5000", "--values", "sign", "--json").output)
     assert 9_900 < sum(client["bytes"] for client in bytes_["clients"]) <= 10_000  # of the two that hold data
     compact = ("allocate", "--sizes", "9,1", "--bytes", "40", "--values", "sign", "--parameters", "1k", "--json")
@@ -139,6 +139,8 @@ def test_help_lists_every_codec_and_kind_of_frames_in_a_line(command):
     ("arguments", "says"),
     [
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?"),
+        (["plugin"], "No such command 'plugin'. Did you mean 'plugins', 'plan'?"),
+        (["run", "mlp@nowhere.csv"], "there is no file or folder 'nowhere.csv'"),
         (["run", "mpl@digits", "--ratio", "0.1"], "did you mean 'mlp'"),
         (["run", "mlp@digit", "--ratio", "0.1"], "did you mean 'digits'"),
         (["run", "mlp@digits", "--ratio", "0.1", "--values", "sing"], "did you mean 'sign'"),
@@ -148,7 +150,7 @@ def test_help_lists_every_codec_and_kind_of_frames_in_a_line(command):
         (["run", "mlp@digits", "--ratio", "0.1", "--partition", "idd"], "did you mean 'iid'"),
         (["run", "mlp@digits", "--ratio", "0.1", "--network", "constnt"], "did you mean 'constant'"),
         (["run", "mlp@digits", "--ratio", "much"], "'much' is not a valid float"),
-        (["run", "own@digits", "--ratio", "0.1"], "your own model comes from Python, dagc.train(config, model=…)"),
+        (["run", "own@digits", "--ratio", "0.1"], "pass your own model in Python, dagc.train(config, model=…)"),
         (["data", "get", "digit"], "did you mean 'digits'"),
         (["reproduce", "tabel3"], "did you mean 'table3'"),
         (["report", "no/such/folder"], "there is no folder"),
@@ -166,12 +168,12 @@ def test_whatever_is_wrong_is_one_line_with_a_guess(command, arguments, says):
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "error: the disk is full: make room"),
+        (OSError(errno.ENOSPC, "No space left on device"), "error: the disk is full: free some space"),
         (
             ZeroDivisionError("division by zero\nand more"),
-            "error: ZeroDivisionError: division by zero; this is a fault",
+            "error: ZeroDivisionError: division by zero; this is a bug",
         ),
-        (MemoryError(), "error: MemoryError: ; this is a fault in dagc: DAGC_TRACEBACK=1 shows where"),
+        (MemoryError(), "error: MemoryError: ; this is a bug in dagc: DAGC_TRACEBACK=1 shows where"),
     ],
 )
 def test_no_error_is_a_traceback(command, monkeypatch, error, says):

@@ -20,7 +20,7 @@ from dagc.wire import Memory, _coder, coder, is_coded
 from dagc.wire.coder import MOST_ENTRIES
 from dagc.wire.frame import _coded, _coded_checksum
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "wire-format.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "wire-vectors.md"
 SIGN = VALUE_CODECS["sign"].id
 
 
@@ -144,8 +144,8 @@ def test_frames_are_those_of_the_reference_byte_for_byte(shapes, clocks, values,
     for number, (sparse, most) in enumerate(data.draw(histories(size, signs))):
         entries = entries_of(sparse, values)
         expected = reference.write(entries, round_number=number, most=most)
-        plain = encode(sparse, values, round=number, compact=True)
-        frame = encode(sparse, values, round=number, compact=True, memory=sender, most=most)
+        plain = encode(sparse, values, round=number, frames="compact")
+        frame = encode(sparse, values, round=number, frames="compact", memory=sender, most=most)
         assert frame == (expected if len(expected) < len(plain) else plain)
         assert sender.write(sparse, most) == reference.section(entries, most)
         assert reference.read(expected, number, entries.codec, most) == entries
@@ -358,13 +358,13 @@ def test_a_model_without_entries_or_with_too_many_has_no_memory():
 # Frames
 
 
-@given(shapes(), st.booleans(), st.sampled_from(list(VALUE_CODECS)), st.booleans(), st.data())
+@given(shapes(), st.booleans(), st.sampled_from(list(VALUE_CODECS)), st.sampled_from(["plain", "coded"]), st.data())
 @settings(max_examples=60)
-def test_a_memory_never_makes_a_frame_longer(shapes, clocks, values, compact, data):
+def test_a_memory_never_makes_a_frame_longer(shapes, clocks, values, frames, data):
     memory = Memory(shapes, clocks, values == "sign")
     for sparse, most in data.draw(histories(size_of(shapes), values == "sign")):
-        plain = encode(sparse, values, compact=compact)
-        frame = encode(sparse, values, compact=compact, memory=memory, most=most)
+        plain = encode(sparse, values, frames=frames)
+        frame = encode(sparse, values, frames=frames, memory=memory, most=most)
         assert len(frame) < len(plain) if is_coded(frame) else frame == plain
         memory.learn(sparse)
 
@@ -413,7 +413,7 @@ def test_more_entries_than_the_reader_expects_are_sent_without_memory():
     sparse, memory = signed(100, [3, 4, 5], 0, 0x3C00), Memory([100])
     assert memory.write(sparse, most=2) is None
     assert memory.write(sparse, most=0) is None
-    assert not is_coded(encode(sparse, "sign", compact=True, memory=memory, most=2))
+    assert not is_coded(encode(sparse, "sign", frames="compact", memory=memory, most=2))
     assert memory.write(sparse, most=3) is not None
 
 
@@ -422,7 +422,9 @@ def test_a_memory_of_another_model_or_value_codec_writes_nothing():
     for memory, values in ((Memory([99]), "sign"), (Memory([101]), "sign"), (Memory([100]), "fp32")):
         with pytest.raises(InvalidInput, match="the memory is for"):
             encode(sparse, values, memory=memory)
-    with pytest.raises(InvalidInput, match="the memory is for 100 entries without signs, not for 100 as sign"):
+    with pytest.raises(
+        InvalidInput, match="the memory is for 100 entries without signs, not for 100 entries sent as sign"
+    ):
         encode(sparse, "sign", memory=Memory([100], signs=False))
 
 
@@ -478,7 +480,7 @@ def test_coded_vectors(connection):
         assert decode(payload, size=size, round=number, memory=receiver, most=most) == sparse
         if payload[0] >> 4 == 9:  # the sender starts with an empty memory, for the first time or again
             sender, reference = Memory(shapes, clocks, values == "sign"), reference_for(shapes, clocks)
-        assert encode(sparse, values, round=number, compact=True, memory=sender, most=most) == payload
+        assert encode(sparse, values, round=number, frames="compact", memory=sender, most=most) == payload
         entries = entries_of(sparse, values)
         assert reference.write(entries, number, most) == payload
         for memory in (sender, receiver):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dagc import InvalidInput, MalformedPayload, OutOfSync
 from dagc.policies import Plan
 from dagc.protocol import Client, Server
-from dagc.protocol import server as server_module
+from dagc.protocol import memories as memories_module
 from dagc.wire import Memory, is_coded
 from test_coder import state
 from test_protocol import copied
@@ -185,7 +185,7 @@ class Network:
         if name in self.gone and self.gone[name] is None:  # the state of another time: the books start here
             self.computed[name] = self.delivered[name] + client.feedback.residual.double().numpy()
             self.gone[name] = np.zeros(SIZE)
-        memory, other = client.memory, self.server._memories.get(name)
+        memory, other = client.memory, self.server.memories.by_name.get(name)
         if (
             memory is None
             or other is None
@@ -266,7 +266,7 @@ def test_memories_agree_or_start_again_and_nothing_is_lost_whatever_goes_wrong(p
     network.round()
     for name in NAMES:
         assert "refused" not in network.outcomes(name, since)
-        memory, other = network.clients[name].memory, network.server._memories.get(name)
+        memory, other = network.clients[name].memory, network.server.memories.by_name.get(name)
         network.clients[name].settle(network.server.members[name].taken)
         if memory is not None and other is not None and memory.frames == other.frames:
             assert state(memory) == state(other)
@@ -299,7 +299,7 @@ def after(fault, plan="same", rounds=4):
 
 
 def agree(network, name="0"):
-    client, other = network.clients[name], network.server._memories[name]
+    client, other = network.clients[name], network.server.memories.by_name[name]
     client.settle(network.server.members[name].taken)
     return client.memory.frames > 0 and state(client.memory) == state(other)
 
@@ -322,28 +322,28 @@ def test_memories_stay_the_same(plan, fault):
     outcomes, network = after(fault, plan)
     assert undisturbed(outcomes)
     assert agree(network)
-    assert network.server._memories["0"].frames == network.counted["0"]
+    assert network.server.memories.by_name["0"].frames == network.counted["0"]
 
 
 def test_a_damaged_frame_costs_the_memory_and_nothing_else():
     outcomes, network = after("damaged")
     assert undisturbed(outcomes)
     assert agree(network)
-    assert network.server._memories["0"].frames == outcomes.count("coded")
+    assert network.server.memories.by_name["0"].frames == outcomes.count("coded")
 
 
 def test_a_late_frame_costs_nothing_if_the_right_one_arrives():
     outcomes, network = after("late")
     assert undisturbed(outcomes)
     assert agree(network)
-    assert network.server._memories["0"].frames == network.counted["0"]
+    assert network.server.memories.by_name["0"].frames == network.counted["0"]
 
 
 def test_a_client_that_forgot_everything_starts_again():
     outcomes, network = after("forgotten")
     assert "refused" not in outcomes
     assert agree(network)
-    assert network.server._memories["0"].frames == outcomes.count("coded") <= 5
+    assert network.server.memories.by_name["0"].frames == outcomes.count("coded") <= 5
 
 
 def test_a_client_with_an_old_backup_starts_again():
@@ -351,7 +351,7 @@ def test_a_client_with_an_old_backup_starts_again():
     outcomes, network = after("old backup")
     assert "refused" not in outcomes
     assert agree(network)
-    assert network.server._memories["0"].frames == outcomes.count("coded") <= 5
+    assert network.server.memories.by_name["0"].frames == outcomes.count("coded") <= 5
 
 
 def test_a_backup_with_as_many_frames_but_others_is_refused_once():
@@ -391,7 +391,7 @@ def test_a_server_that_restarts_between_rounds_changes_nothing():
         undisturbed.round()
     assert network.log == undisturbed.log
     for name in NAMES:
-        assert state(network.server._memories[name]) == state(undisturbed.server._memories[name])
+        assert state(network.server.memories.by_name[name]) == state(undisturbed.server.memories.by_name[name])
 
 
 @pytest.mark.parametrize("fault", ["download damaged", "download out of order"])
@@ -485,8 +485,8 @@ def visit(server, name, client=None):
 def crowd(monkeypatch, memories, clients=0):
     """A server with room for that many memories, and clients that it knows."""
     with_clocks, without = (Memory(SHAPES, clocks=clocks) for clocks in (True, False))
-    monkeypatch.setattr(server_module, "MEMORIES", memories * without.nbytes)
-    monkeypatch.setattr(server_module, "CLOCKS", 2 * 4 * SIZE)
+    monkeypatch.setattr(memories_module, "MEMORIES", memories * without.nbytes)
+    monkeypatch.setattr(memories_module, "CLOCKS", 2 * 4 * SIZE)
     assert with_clocks.nbytes == without.nbytes + 4 * SIZE
     server = Server(Plan(method="dagc-r", frames="coded", **PLANS["lossless"]), torch.zeros(SIZE), shapes=SHAPES)
     for number in range(clients):
@@ -501,14 +501,14 @@ def test_clients_that_were_seen_once_do_not_fill_the_servers_memory(monkeypatch)
     for number in range(39):
         visit(server, str(number))
         assert visit(server, regular, clients[regular]).counted == number, "who comes often is not forgotten"
-        assert len(server._memories) <= 5
-    assert list(server._memories) == ["35", "36", "37", "38", regular], "those who were not here for longest are gone"
+        assert len(server.memories.by_name) <= 5
+    assert list(server.memories.by_name) == ["35", "36", "37", "38", regular], "those away for longest are gone"
     again = Server(server.plan, torch.zeros(SIZE), shapes=SHAPES)
     again.load(*copied(server))
     for one in (server, again):
         visit(one, "0")
         visit(one, "36")
-        assert list(one._memories) == ["37", "38", regular, "0", "36"], "a restart changes nothing"
+        assert list(one.memories.by_name) == ["37", "38", regular, "0", "36"], "a restart changes nothing"
 
 
 def test_a_client_that_was_forgotten_starts_again_and_nothing_is_lost(monkeypatch):
@@ -518,13 +518,13 @@ def test_a_client_that_was_forgotten_starts_again_and_nothing_is_lost(monkeypatc
         assert not visit(server, "0", client).silent
     for name in "123":
         visit(server, name)
-    assert "0" not in server._memories
+    assert "0" not in server.memories.by_name
     assert client.memory.frames
     assert visit(server, "0", client).counted == 0
     assert visit(server, "0", client).counted == 1
     assert client.pending is not None
     client.settle(server.members["0"].taken)
-    assert state(client.memory) == state(server._memories["0"])
+    assert state(client.memory) == state(server.memories.by_name["0"])
     assert server.model.double().sub(before).abs().sum() > 0
 
 
@@ -541,7 +541,7 @@ def test_with_more_clients_in_every_round_than_memories_some_have_one_and_no_upl
             uploads.append(server.read(name, clients[name].upload(torch.from_numpy(change), order).frame))
             assert uploads[-1].sparse == clients[name].pending
         server.close(uploads, server.model - server.total(uploads))
-        assert list(server._memories) == ["0", "1", "2"]
+        assert list(server.memories.by_name) == ["0", "1", "2"]
         assert [order.counted for order in orders.values()] == [t, t, t, 0, 0, 0, 0, 0]
 
 
@@ -554,6 +554,6 @@ def test_100_000_clients_seen_once_cost_no_more_than_the_bound():
     for name in server.orders(server.members):
         with pytest.raises(MalformedPayload):
             server.read(name, b"?")
-    most = server_module.CLOCKS + server_module.MEMORIES
-    assert most / 2 < sum(memory.nbytes for memory in server._memories.values()) <= most < 400e6
+    most = memories_module.CLOCKS + memories_module.MEMORIES
+    assert most / 2 < sum(memory.nbytes for memory in server.memories.by_name.values()) <= most < 400e6
     assert 100_000 * Memory(shapes).nbytes > 3e9, "what all of them would take"

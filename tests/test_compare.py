@@ -97,7 +97,7 @@ def test_what_is_finished_is_not_done_again(finished):
         (["stc", "none"], {"ratio": 0.1, "values": "int8"}, "none of the methods stc, none takes values int8"),
         (["dagc-r", "accordion"], {}, "'accordion' needs a budget: give ratio or threshold"),
         (["top-k", "top-k"], {"ratio": 0.1}, "'top-k' is named twice"),
-        (["top-k", "top-k:frames=plain"], {"ratio": 0.1}, "'top-k:frames=plain' comes to the same as 'top-k'"),
+        (["top-k", "top-k:frames=plain"], {"ratio": 0.1}, "'top-k:frames=plain' is the same as 'top-k'"),
         (["top-k:frame=raw"], {"ratio": 0.1}, "no setting that a variant can have 'frame': did you mean 'frames'"),
         (["top-k:workers=3"], {"ratio": 0.1}, "no setting that a variant can have 'workers'"),
         (["top-k:raw"], {"ratio": 0.1}, "'raw' is not key=value: write e.g. top-k:frames=raw"),
@@ -211,7 +211,7 @@ def test_tuning_chooses_for_each_way_and_does_it_once(tmp_path, monkeypatch):
     with pytest.raises(InvalidInput, match="holds no run"):
         read_runs([tmp_path / "bytes"])  # what was only tried is no result
 
-    monkeypatch.setattr("dagc.experiments.tuning.run_all", lambda *_: pytest.fail("it is done already"))
+    monkeypatch.setattr("dagc.experiments.tuning.run_all", lambda *_, **__: pytest.fail("it is done already"))
     assert tune(ways, ["learning_rate"], [1000, 1001], 0.5, tmp_path / "bytes", jobs=2) == by_bytes
     with pytest.raises(pytest.fail.Exception, match="done already"):  # another target is another question
         tune(ways, ["learning_rate"], [1000, 1001], 0.6, tmp_path / "bytes", jobs=2)
@@ -257,9 +257,9 @@ def test_compare_tunes_sweeps_and_takes_variants_on_the_command_line(tmp_path):
 def test_compare_asks_for_a_budget_and_for_values_that_can_be(tmp_path):
     with pytest.raises(InvalidInput, match="'dagc-a' needs a budget: give threshold"):
         run("compare", "logistic@digits", "--methods", "dagc,dagc-a")
-    with pytest.raises(InvalidInput, match=r"--ratio is '0\.1,,0\.2': write different values with commas"):
+    with pytest.raises(InvalidInput, match=r"--ratio is '0\.1,,0\.2': write different values, separated by commas"):
         run("compare", "logistic@digits", "--ratio", "0.1,,0.2")
-    with pytest.raises(InvalidInput, match="ratio is 'much': input should be a valid number"):
+    with pytest.raises(InvalidInput, match="ratio is 'much': it must be a valid number"):
         run("compare", "logistic@digits", "--ratio", "much")
     with pytest.raises(InvalidInput, match="--tune is 'learning-rate': write a setting and values"):
         run("compare", "logistic@digits", "--ratio", 0.1, "--tune", "learning-rate")
@@ -399,7 +399,7 @@ def test_a_comparison_is_resumed_and_never_overwrites_another(tmp_path, monkeypa
     assert (folder / "report.html").read_bytes() == page
     found = run("report", tmp_path, "--output", tmp_path / "report", "--no-figures").stdout
     assert "top-k" in found
-    with pytest.raises(InvalidInput, match="--jobs is for one"):
+    with pytest.raises(InvalidInput, match="--jobs is for comparisons"):
         run("resume", next(path.parent for path in folder.glob("*/config.toml")), "--jobs", 1)
     for damaged, says in (
         ("{", "cannot be read"),

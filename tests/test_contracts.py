@@ -92,7 +92,7 @@ class TestTheSuiteCatches:
 
     def test_a_codec_whose_size_falls(self):
         fp32 = VALUE_CODECS["fp32"]
-        with pytest.raises(AssertionError, match="more bytes than with one value more"):
+        with pytest.raises(AssertionError, match="more bytes than one value more would"):
             check_value_codec(fp32._replace(size=lambda count: 0 if count == 256 else fp32.size(count)))
 
     def test_a_policy_that_forgets(self):
@@ -100,7 +100,7 @@ class TestTheSuiteCatches:
             def load_state_dict(self, state):
                 pass
 
-        with pytest.raises(AssertionError, match="decides otherwise"):
+        with pytest.raises(AssertionError, match="decides differently"):
             check_policy(Method(("ratio",), Forgetful))
 
     def test_a_policy_that_remembers_by_position(self):
@@ -111,7 +111,7 @@ class TestTheSuiteCatches:
                 self.calls = getattr(self, "calls", 0) + 1  # not in its state
                 return decided if self.calls % 5 else decided[::-1]
 
-        with pytest.raises(AssertionError, match="decides otherwise"):
+        with pytest.raises(AssertionError, match="decides differently"):
             check_policy(Method(("bytes",), lambda plan, size: ByPosition(plan, size, "dagc-r", "top-k"), waits=True))
 
     def test_a_policy_that_overspends(self):

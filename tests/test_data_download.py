@@ -103,7 +103,7 @@ def test_a_broken_off_download_goes_on_where_it_stopped(server: Server, tmp_path
 def test_what_has_come_is_kept_for_the_next_command(server: Server, tmp_path: Path) -> None:
     server.files["f"] = BODY
     server.faults = 4
-    with pytest.raises(DataError, match=r"broke off at byte 4,000 .*run the same command again to continue"):
+    with pytest.raises(DataError, match=r"was interrupted at byte 4,000 .*run the same command again to continue"):
         fetch(f"{server.url}/f", tmp_path / "f", MD5, pause=0)
     assert not (tmp_path / "f").exists()
     fetch(f"{server.url}/f", tmp_path / "f", MD5, pause=0)
@@ -150,7 +150,7 @@ def test_addresses_that_are_none_or_dead(tmp_path: Path) -> None:
         fetch("nonsense", tmp_path / "f", None, pause=0)
     with Server() as gone:
         url = gone.url
-    with pytest.raises(DataError, match="broke off at byte 0"):
+    with pytest.raises(DataError, match="was interrupted at byte 0"):
         fetch(f"{url}/f", tmp_path / "f", None, pause=0)
 
 

@@ -531,7 +531,7 @@ def sparse_gradient():
 @pytest.mark.parametrize(
     ("cases", "words"),
     [
-        ("twice", "has a communication hook already"),
+        ("twice", "already has a communication hook"),
         (({"method": "magic"},) * 2, "there is no method 'magic'"),
         (({"values": "fp8"},) * 2, "there is no value codec 'fp8'"),
         (({"ratio": 1.5},) * 2, "ratio is 1.5: it must be a number above 0 and at most 1"),

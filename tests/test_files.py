@@ -178,5 +178,5 @@ def test_one_process_does_not_lock_twice_and_may_release_on_another_thread(tmp_p
 
 
 def test_a_full_disk_is_said_so():
-    assert failure(OSError(errno.EDQUOT, "Disk quota exceeded")) == "the disk is full: make room"
+    assert failure(OSError(errno.EDQUOT, "Disk quota exceeded")) == "the disk is full: free some space"
     assert "Permission denied" in failure(PermissionError(errno.EACCES, "Permission denied"))

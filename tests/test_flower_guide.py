@@ -22,7 +22,7 @@ from _superlink import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 PROJECT = Path(__file__).parent.parent
-GUIDE = (PROJECT / "docs" / "how-to" / "flower.md").read_text()
+GUIDE = "".join((PROJECT / "docs" / "how-to" / page).read_text() for page in ("flower.md", "flower-hosts.md"))
 
 
 def commands(start):

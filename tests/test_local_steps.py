@@ -674,7 +674,7 @@ def making(cases):
         (({"local": ["*"]},) * 2, "there is nothing to exchange"),
         (({"down": 100},) * 2, "DDP has no server that sends a model down"),
         (({"first_model": "drawn"},) * 2, "DDP sends the first model itself"),
-        (({"caps": {"7": 0.1}},) * 2, "there is no rank with the cap '7'"),
+        (({"caps": {"7": 0.1}},) * 2, "there is no rank for the cap of '7'"),
         (({"ratio": None, "rate": "1 MB/training"},) * 2, "a rate per training needs rounds"),
         (({}, {"examples": -1}), "examples of rank 1 is not a number"),
         (({"examples": 0},) * 2, "examples is 0 on all ranks"),

@@ -294,7 +294,7 @@ def test_a_loss_and_a_metric_of_ones_own():
         ({"data": {"ann": (X[:0], LABELS[:0])}}, "client 'ann' has no samples"),
         ({"data": {}}, "data has no clients"),
         ({"data": 7}, "data is 7: give a tuple"),
-        ({"data": Pairs([torch.zeros(2), torch.zeros(3)], [0, 1])}, "its samples cannot be put together"),
+        ({"data": Pairs([torch.zeros(2), torch.zeros(3)], [0, 1])}, "its samples cannot be combined"),
         ({"data": type("Stream", (IterableDataset,), {"__iter__": None})()}, "is a Stream without a length"),
         ({"partition": "by-client"}, "partition is 'by-client': give a dagc.data.Partition"),
         ({"model": nn.Embedding(9, 9, sparse=True), "data": TOKENS}, "sparse gradients: make it with sparse=False"),
@@ -307,11 +307,11 @@ def test_what_cannot_work_is_refused_with_words(given, says):
 
 def test_a_task_is_not_contradicted():
     model = nn.Linear(64, 10)
-    with pytest.raises(InvalidInput, match="task is 'mlp@digits', and model is given, too"):
+    with pytest.raises(InvalidInput, match="task is 'mlp@digits', but model is also given"):
         train(config(task="mlp@digits"), model=model)
-    with pytest.raises(InvalidInput, match="task is 'own@digits': your own model comes from Python"):
+    with pytest.raises(InvalidInput, match="task is 'own@digits': pass your own model in Python"):
         train(config(task="own@digits"))
-    with pytest.raises(InvalidInput, match="your own model comes from Python"):
+    with pytest.raises(InvalidInput, match="pass your own model in Python"):
         Federation(config(task="own@digits"))
     with pytest.raises(InvalidInput, match="leave one out"):
         train(config(partition="iid"), model=nn.Linear(6, 2), data=(X, LABELS), partition={"a": [1]})
@@ -415,7 +415,7 @@ def test_texts_are_clients_whose_next_characters_are_learnt(tmp_path):
     training = train(Config(task=f"token-lstm@{tmp_path}", method="none", rounds=30, learning_rate=1.0))
     assert training.federation.names == ("ann", "bob")
     assert training.run().accuracy > 0.4
-    with pytest.raises(InvalidInput, match="are sequences of tokens, and mlp takes no such: use token-lstm"):
+    with pytest.raises(InvalidInput, match="are sequences of tokens, which mlp cannot take: use token-lstm"):
         Federation(Config(task=f"mlp@{tmp_path}", method="none"))
-    with pytest.raises(InvalidInput, match="are not sequences of tokens, and token-lstm takes only such: use logistic"):
+    with pytest.raises(InvalidInput, match="are not sequences of tokens, which token-lstm needs: use logistic"):
         Federation(Config(task="token-lstm@digits", method="none"))

@@ -71,7 +71,7 @@ def test_a_training_sends_what_was_foreseen_and_no_more(settings):
 
 def test_rounds_after_those_gone_through_are_like_them():
     fleet = Fleet(7850, {str(i): 1.0 + i for i in range(20)}, participation=0.25)
-    for settings in ({"method": "dagc"}, {"method": "dagc-r", "ratio": 0.01}, {"method": "none"}):
+    for settings in ({"method": "dagc", "bytes": 64}, {"method": "dagc-r", "ratio": 0.01}, {"method": "none"}):
         plan = Plan(**settings)
         short, long = forecast(plan, fleet, 100), forecast(plan, fleet, 2000)
         assert long.bytes_up == pytest.approx(20 * short.bytes_up, rel=0.02)
@@ -136,7 +136,7 @@ def test_every_setting_can_be_given_for_all_and_for_one():
     assert ways[0]["bytes_up_per_client"] <= 20 * 90
     why = {choice["setting"]: choice for choice in found["choices"]}
     assert why["values"] == {"setting": "values", "chosen": "int8", "why": "as given"}
-    assert (why["budget"]["chosen"], why["budget"]["why"]) == ("90 bytes a client and round", "as given")
+    assert (why["budget"]["chosen"], why["budget"]["why"]) == ("90 bytes per client and round", "as given")
     assert not any("same rounds" in line for line in found["verdict"])
     swept = planned("--methods", "top-k", "--ratio", "0.01,0.02", "--rounds", 5)["methods"]
     assert [way["label"] for way in swept] == ["top-k, ratio 1 %", "top-k, ratio 2 %"]
@@ -156,21 +156,21 @@ def test_what_was_chosen_and_why():
     small, large = (Fleet(size, {"a": 1000.0, "b": 10.0}) for size in (7850, CODED_BELOW + 1))
     why = {choice.setting: choice for choice in choices(Plan(method="dagc"), small)}
     assert list(why) == ["budget", "allocation", "values", "frames", "overhead", "down", "step_ahead"]
-    assert why["budget"].chosen == f"{usual_bytes(7850):g} bytes a client and round"
+    assert why["budget"].chosen == f"{usual_bytes(7850):g} bytes per client and round"
     assert why["allocation"].why.startswith("sizes differ 100:1; ")
     assert (why["values"].chosen, why["frames"].chosen) == ("sign", "coded")
     assert f"below {100 * SIGNS_BELOW:g} %" in why["values"].why
     assert f"{CODED_BELOW:,}" in why["frames"].why
     assert "31.4 kB of memory" in why["frames"].why
     assert "37 entries" in why["overhead"].why
-    assert why["down"].why.startswith("64 bytes a visit")
+    assert why["down"].why.startswith("64 bytes per visit")
     why = {choice.setting: choice for choice in choices(Plan(method="dagc", ratio=0.2), large)}
     assert (why["values"].chosen, why["frames"].chosen) == ("int8", "compact")
     assert why["budget"].why == "as given"
     many = Fleet(CODED_BELOW, {str(i): 1.0 for i in range(40)})
     why = {choice.setting: choice for choice in choices(Plan(method="dagc"), many)}
     assert "for the first 16 of 40 clients" in why["frames"].why
-    assert why["allocation"].chosen == "all alike"
+    assert why["allocation"].chosen == "the same for all"
 
 
 def test_where_compression_is_not_worth_it():
@@ -253,20 +253,20 @@ def test_rounds_and_bytes_of_runs(finished):
         (["--sizes", "5,x"], "size 'x'"),
         (["--sizes", "5,-3"], "weight -3"),
         (["--sizes", "missing.csv"], r"missing\.csv cannot be read"),
-        (["--sizes", "5,3", "--clients", "2"], "--sizes says who they are"),
+        (["--sizes", "5,3", "--clients", "2"], "--sizes lists the clients"),
         (["--compute-seconds", "-5"], "compute_seconds is"),
         (["--compute-seconds", "measured"], "before training, give seconds"),
         (["--participation", "0"], "participation is"),
         (["--ratio", "3"], "ratio is 3"),
-        (["--threshold", "0.1", "--methods", "dagc-a"], "depends on the gradients: plan it with a ratio or bytes"),
-        (["--methods", "dagc:local-steps=5"], "local_steps changes nothing about the bytes"),
+        (["--threshold", "0.1", "--methods", "dagc-a"], "depends on the gradients: give a ratio or bytes"),
+        (["--methods", "dagc:local-steps=5"], "local_steps does not affect the bytes"),
         (["--methods", "dagcr"], "did you mean 'dagc-r'"),
-        (["--caps", '{"9": 0.1}', "--clients", "3"], "no client with the cap '9'"),
-        (["--accuracy", "0.9"], "only runs say when it is reached"),
-        (["--runs", "nowhere"], "give the accuracy to be reached"),
-        (["--runs", "nowhere", "--accuracy", "0.9", "--clients", "3"], "--clients and --runs: the runs say that"),
+        (["--caps", '{"9": 0.1}', "--clients", "3"], "no client for the cap of '9'"),
+        (["--accuracy", "0.9"], "only runs show when it is reached"),
+        (["--runs", "nowhere"], "give the accuracy to reach"),
+        (["--runs", "nowhere", "--accuracy", "0.9", "--clients", "3"], "--clients is known from the runs in --runs"),
         (["--runs", "nowhere", "--accuracy", "0.9"], "there is no folder nowhere"),
-        (["--methods", "top-k", "--rate", "1 kB/training", "--page", "plan.html"], "which the page has no slider for"),
+        (["--methods", "top-k", "--rate", "1 kB/training", "--page", "plan.html"], "for which the page has no slider"),
         (["--methods", "none", "--page", "missing/plan.html/x"], "the page cannot be written"),
     ],
 )
@@ -279,7 +279,7 @@ def test_bad_input_is_refused(arguments, says, tmp_path, monkeypatch):
 
 def test_two_clients_of_one_name_are_refused(tmp_path):
     (tmp_path / "clients.csv").write_text("client,size\na,5\na,3\n")
-    with pytest.raises(InvalidInput, match="there are two clients 'a'"):
+    with pytest.raises(InvalidInput, match="two clients are called 'a'"):
         run("--sizes", tmp_path / "clients.csv")
 
 

@@ -51,7 +51,7 @@ def test_a_plan_is_the_same_from_its_settings():
         ({"method": "dagc-a", "threshold": 0.1, "caps": {"a": 0.5}}, "caps limit how many entries are sent"),
         ({"method": "none", "caps": {"a": 0.5}}, "caps limit how many entries are sent"),
         ({"ratio": "much"}, "ratio is 'much': it must be a number"),
-        ({"ratio": 0.1, "caps": {3: 0.1}}, "caps is .*: it must give finite numbers by name"),
+        ({"ratio": 0.1, "caps": {3: 0.1}}, "caps is .*: it must map names to finite numbers"),
         ({"ratio": 0.1, "seed": -1}, "seed is -1"),
         ({"ratio": 0.1, "per_tensor": "yes"}, "per_tensor is 'yes'"),
     ],
@@ -119,7 +119,7 @@ def test_clients_of_a_tiny_model_do_not_wait_forever(size):
     for _ in range(200):
         account.earn(len(NAMES))
         counts = waiting.decide(now(allowance=account.balance))
-        account.spend(int(payload_size(size, [c for c in counts if c], plan.values, compact=True).sum()))
+        account.spend(int(payload_size(size, [c for c in counts if c], plan.values, frames="compact").sum()))
         assert account.balance >= 0
         sent |= {name for name, count in zip(NAMES, counts, strict=True) if count}
     assert sent == set(NAMES)

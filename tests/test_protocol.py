@@ -13,6 +13,7 @@ import dagc
 from dagc import DagcError, InvalidInput, MalformedPayload, OutOfSync, Sparse
 from dagc.policies import POLICIES, Plan
 from dagc.protocol import Client, Order, Server
+from dagc.protocol.client import PIECE
 from dagc.training import Config
 from dagc.wire import payload_size
 
@@ -217,7 +218,7 @@ class TestReading:
     def test_more_entries_than_ordered(self):
         server, orders = self.server()
         assert orders["0"].parameter == 4
-        with pytest.raises(MalformedPayload, match="sends 5 entries and may send 4"):
+        with pytest.raises(MalformedPayload, match="sends 5 entries, but may send 4"):
             server.read("0", self.frame(5))
 
     def test_more_bytes_than_that_many_entries_take(self):
@@ -230,7 +231,7 @@ class TestReading:
 
     @pytest.mark.parametrize(
         ("options", "words"),
-        [({"round": 2}, "is of round 2"), ({"values": "fp16"}, "values are fp16"), ({"values": "int8"}, "int8")],
+        [({"round": 2}, "is from round 2"), ({"values": "fp16"}, "values are fp16"), ({"values": "int8"}, "int8")],
     )
     def test_another_round_or_codec(self, options, words):
         server, _ = self.server()
@@ -249,7 +250,7 @@ class TestReading:
         silent = next(name for name, order in orders.items() if order.silent)
         assert len(server.read(silent, b"").sparse) == 0
         server, _ = self.server(bytes=11, ratio=None)
-        with pytest.raises(MalformedPayload, match="was to send nothing"):
+        with pytest.raises(MalformedPayload, match="was ordered to send nothing"):
             server.read(silent, self.frame(1))
 
     def test_silence_where_something_was_ordered_and_odd_norms(self):
@@ -441,7 +442,7 @@ WRONG = [
     ({"bytes": 0}, "bytes is 0: it must be a number above 0"),
     ({"bytes": float("nan")}, "bytes is nan"),
     ({"rate": "fast"}, "rate is 'fast': write bytes per client, like 200 kB/training or 1.5 MB/hour"),
-    ({"rate": "1 MB/hour"}, "a rate per hour needs bytes, too"),
+    ({"rate": "1 MB/hour"}, "a rate per hour also needs bytes"),
     ({"ratio": 0.1, "values": "fp8"}, "there is no value codec 'fp8': choose one of fp32"),
     ({"ratio": 0.1, "frames": "compct"}, "there is no kind of frames 'compct': did you mean 'compact'?"),
     ({"ratio": 0.1, "overhead": 2}, "overhead is 2: it must be a number from 0 (nobody waits) to 1"),
@@ -454,7 +455,10 @@ WRONG = [
     ({"method": "accordion", "ratio": 0.1, "options": {"intervall": 2}}, "did you mean 'interval'?"),
     ({"ratio": 0.1, "seed": -1}, "seed"),
     ({"bytes": 1e308}, "bytes is 1e+308: it must be a number above 0 and at most 2^48"),
-    ({"method": "accordion", "ratio": 0.1, "options": {"interval": float("inf")}}, "it must give finite numbers"),
+    (
+        {"method": "accordion", "ratio": 0.1, "options": {"interval": float("inf")}},
+        "it must map names to finite numbers",
+    ),
     ({"method": "accordion", "bytes": 64}, "method 'accordion' takes no bytes: give its budget as ratio or threshold"),
     ({"ration": 0.1}, "there is no setting 'ration': did you mean 'ratio'?"),
 ]
@@ -526,3 +530,18 @@ def test_settings_make_the_same_plan_again():
         for plan in plans_of(method):
             assert Plan(**plan.settings()) == plan
         assert kind.about, f"{method} has a line for people who choose"
+
+
+def test_a_client_begins_ahead_of_the_model_by_part_of_what_it_kept_but_no_farther_than_it_moved():
+    size = PIECE + 5  # norms are summed up in two pieces
+    client, model = Client([size]), torch.zeros(size)
+    order = Order(round=1, parameter=1, compressor="top-k", step_ahead=0.5)
+    assert client.start(model, order) is model  # nothing is kept yet
+    change = torch.linspace(-1, 1, size)
+    client.upload(change, order)
+    residual = client.feedback.residual
+    assert client.last == pytest.approx(float(change.double().norm()), rel=1e-12)
+    assert torch.equal(client.start(model, order, unit=0.5), -0.25 * residual)
+    client.last = 0.1 * float(residual.double().norm())
+    assert torch.allclose(client.start(model, order), -0.1 * residual, rtol=1e-6)
+    assert not model.any()

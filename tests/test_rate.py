@@ -127,7 +127,7 @@ def test_a_rate_of_time_makes_rounds_wait():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"method": "dagc-r", "rate": "1 MB/hour"}, "needs bytes, too"),
+        ({"method": "dagc-r", "rate": "1 MB/hour"}, "also needs bytes"),
         ({"method": "dagc-r", "rate": "600/training", "bytes": 600}, "give one budget, not bytes and rate"),
         ({"method": "none", "rate": "600/training"}, "'none' takes no budget, but rate is given"),
         ({"method": "accordion", "rate": "600/training"}, "'accordion' takes no rate: give its budget as ratio"),
@@ -174,7 +174,7 @@ def test_a_budget_that_is_too_small_for_everybody_is_shared_in_turns():
     sent = np.zeros(10)
     for t in range(300):
         counts = np.array(usual.decide(now(t, allowance=60)))
-        taken = payload_size(10_000, counts[counts > 0], "sign", compact=True).sum()
+        taken = payload_size(10_000, counts[counts > 0], "sign", frames="compact").sum()
         assert 45 < taken <= 60
         sent += counts
     assert np.all(sent > 0), "everybody has a turn"
@@ -187,7 +187,7 @@ def test_who_has_too_little_for_a_frame_waits(bytes, fewest, most):
     for t in range(600):
         account.earn(10)
         counts = np.array(waiting.decide(now(t, allowance=account.balance)))
-        taken = payload_size(10_000, counts[counts > 0], "sign", compact=True)
+        taken = payload_size(10_000, counts[counts > 0], "sign", frames="compact")
         assert taken.sum() <= account.balance
         account.spend(taken.sum())
         assert np.all(counts[counts > 0] >= 0.75 * waiting.least), "worth a frame, if the frames are alike"

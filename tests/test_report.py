@@ -296,7 +296,7 @@ def test_several_runs_of_one_seed_count_once():
     (panel,) = panels_of([stopped, whole, again, other])
     (series,) = panel.series
     assert series.runs == (whole, other)
-    assert panel.notes == ("top-k: 4 runs of 2 seeds; each seed is counted once",)
+    assert panel.notes == ("top-k: 4 runs of 2 seeds; each seed counts once",)
     assert final(series).sd == pytest.approx(0.0707, abs=1e-4)
     (panel,) = panels_of([whole, other])
     assert panel.notes == ()
@@ -546,7 +546,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(runs, tmp_path):
         write_report(panels, tmp_path / "file" / "below", "t", "c")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "curves-rounds.svg").symlink_to("/dev/full")
-    with pytest.raises(InvalidInput, match="the disk is full: make room"):
+    with pytest.raises(InvalidInput, match="the disk is full: free some space"):
         write_report(panels, tmp_path / "full", "t", "c")
 
 

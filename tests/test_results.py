@@ -93,6 +93,13 @@ def test_old_folders_give_records_by_their_settings(made, tmp_path, monkeypatch)
         Laboratory(tmp_path, store, commit=commit).run([("small", small())], 2)
         (lines,) = store.lines().values()
         assert [(line.commit, line.version) for line in lines] == [(commit, None)] * 4
+    store = Store(tmp_path / "c")
+    untuned = replace(
+        small(), variants=(*small().variants, Variant("new", {"method": "none"}, tune={"optimizer": ("SGD", "Adam")}))
+    )
+    assert Laboratory(tmp_path, store).collect([("small", untuned)], 3) == 2  # the third seed of the two that are tuned
+    (lines,) = store.lines().values()
+    assert [(line.variant, line.seed) for line in lines] == [("ours", 0), ("ours", 1), ("theirs", 0), ("theirs", 1)]
 
 
 def test_a_run_says_who_worked_on_it(tmp_path):

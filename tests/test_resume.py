@@ -251,7 +251,7 @@ def test_a_full_disk_stops_the_run_and_leaves_a_usable_checkpoint(tmp_path, stra
             yield file
 
     monkeypatch.setattr(state, "write_atomically", full)
-    reason = r"disk is full: make room; the last good one is round-00000008\.state"
+    reason = r"disk is full: free some space; the last good one is round-00000008\.state"
     with pytest.raises(CheckpointError, match=reason):
         train(settings(), tmp_path / "run").run()
     left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
@@ -282,7 +282,7 @@ def test_metrics_that_do_not_fit_are_reported_in_one_line(tmp_path):
         check=False,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "cannot be written to" in done.stderr
+    assert "cannot write to" in done.stderr
     _, numbers = checkpoint.load(folder / "checkpoints")
     assert numbers["round"] == 60
 

@@ -156,7 +156,7 @@ class TestDamage:
                 read(tmp_path / "it")
         for more in (b"\0", bytes(64), raw):
             (tmp_path / "it").write_bytes(raw + more)
-            with pytest.raises(CheckpointError, match=r"it has \d+ bytes, its head says"):
+            with pytest.raises(CheckpointError, match=r"it has \d+ bytes, but its head says"):
                 read(tmp_path / "it")
 
     @pytest.mark.parametrize("at", [0, 5, 100, 40_000, 131_071, -1])
@@ -193,21 +193,21 @@ class TestHostile:
     @pytest.mark.parametrize(
         ("raw", "reason"),
         [
-            (b"", "does not begin as a file of dagc does"),
-            (b"PK\x03\x04" + bytes(100), "does not begin as a file of dagc does"),
-            (b"dagc\0" + bytes(100), "does not begin as a file of dagc does"),
-            (forged(head(), length=(1 << 64) - 1), "its head alone 18,446"),
+            (b"", "does not start like a file of dagc"),
+            (b"PK\x03\x04" + bytes(100), "does not start like a file of dagc"),
+            (b"dagc\0" + bytes(100), "does not start like a file of dagc"),
+            (forged(head(), length=(1 << 64) - 1), "its head claims 18,446"),
             (forged(head(), length=3), "is damaged"),
             (forged(b"[" * 200_000), "recursion"),
             (forged(b"\xff{}"), "decode"),
             (forged(b'{"kind": ' + b"1" * 10_000 + b"}"), "digits"),
-            (forged([1]), "head is not as it should be"),
-            (forged({}), "head is not as it should be"),
-            (forged(head(more=1)), "head is not as it should be"),
-            (forged(head(kind=1)), "head is not as it should be"),
-            (forged(head(version="1")), "head is not as it should be"),
-            (forged(head(version=True)), "head is not as it should be"),
-            (forged(head(numbers=[])), "head is not as it should be"),
+            (forged([1]), "head is malformed"),
+            (forged({}), "head is malformed"),
+            (forged(head(more=1)), "head is malformed"),
+            (forged(head(kind=1)), "head is malformed"),
+            (forged(head(version="1")), "head is malformed"),
+            (forged(head(version=True)), "head is malformed"),
+            (forged(head(numbers=[])), "head is malformed"),
             (forged(head(arrays=None)), "is damaged"),
             (forged(head(arrays=[1])), "is damaged"),
             (forged(head(["x", "uint8", [6]]), b"abcdef"), "is damaged"),
@@ -215,13 +215,13 @@ class TestHostile:
             (forged(head(["x", "S8", [1], 0]), bytes(8)), "'x' is of type 'S8'"),
             (forged(head(["x", "complex128", [1], 0]), bytes(16)), "'x' is of type 'complex128'"),
             (forged(head(["x", ["uint8"], [1], 0]), bytes(16)), "'x' is of type"),
-            (forged(head([["x"], "uint8", [1], 0]), bytes(1)), "is there twice, or not a name"),
-            (forged(head(["x", "uint8", [0], 0], ["x", "uint8", [1], 0]), bytes(1)), "'x' is there twice"),
-            (forged(head(["x", "uint8", [-1], 0])), r"has the shape \[-1\]"),
-            (forged(head(["x", "uint8", [True], 0]), b"a"), r"has the shape \[True\]"),
-            (forged(head(["x", "uint8", [1.0], 0]), b"a"), r"has the shape \[1.0\]"),
-            (forged(head(["x", "uint8", 6, 0]), b"abcdef"), "has the shape 6"),
-            (forged(head(["x", "uint8", [1] * 33, 0]), b"a"), "has the shape"),
+            (forged(head([["x"], "uint8", [1], 0]), bytes(1)), "is listed twice, or that is not a name"),
+            (forged(head(["x", "uint8", [0], 0], ["x", "uint8", [1], 0]), bytes(1)), "'x' is listed twice"),
+            (forged(head(["x", "uint8", [-1], 0])), r"has shape \[-1\]"),
+            (forged(head(["x", "uint8", [True], 0]), b"a"), r"has shape \[True\]"),
+            (forged(head(["x", "uint8", [1.0], 0]), b"a"), r"has shape \[1.0\]"),
+            (forged(head(["x", "uint8", 6, 0]), b"abcdef"), "has shape 6"),
+            (forged(head(["x", "uint8", [1] * 33, 0]), b"a"), "has shape"),
             (forged(head(["x", "uint8", [10**18], 0]), b"a"), "its head says 1,000,000,000,000"),
             (forged(head(["x", "uint8", [10**30], 0]), b"a"), "its head says"),
             (forged(head(["x", "float64", [0, 10**30], 0])), "is damaged"),
@@ -258,7 +258,7 @@ class TestVersions:
 
     def test_another_kind_is_refused(self, tmp_path):
         written(tmp_path / "it", *SMALL)
-        with pytest.raises(CheckpointError, match="holds a state of the kind 'test', not 'node'"):
+        with pytest.raises(CheckpointError, match="holds a state of kind 'test', not 'node'"):
             load_state(tmp_path / "it", "node", 1)
 
 
@@ -414,7 +414,10 @@ class TestFolder:
         assert not (tmp_path / "metrics.jsonl").exists()
 
     def test_a_name_that_toml_cannot_hold(self, tmp_path):
-        with Folder(tmp_path, Counter()) as folder, pytest.raises(InvalidInput, match=r"udcff.*: use names in UTF-8"):
+        with (
+            Folder(tmp_path, Counter()) as folder,
+            pytest.raises(InvalidInput, match=r"udcff.*: use names that are valid UTF-8"),
+        ):
             folder.describe({"task": "mlp@\udcff.csv"}, {})
 
 
@@ -423,9 +426,9 @@ class TestSettings:
         ("text", "reason"),
         [
             (b"version = 2", "was written by a newer version of dagc: update"),
-            (b"version = 0", "has the version 0: write version = 1"),
-            (b"version = true", "has the version True"),
-            (b'version = "1"', "has the version '1'"),
+            (b"version = 0", "has version 0: write version = 1"),
+            (b"version = true", "has version True"),
+            (b'version = "1"', "has version '1'"),
             (b"task = ", "are not valid TOML"),
             (b"task = '\xff'", "are not valid TOML"),
             (b"task = " + b"[" * 10_000, "are not valid TOML"),

@@ -109,7 +109,7 @@ def test_a_training_runs_to_its_end_or_says_that_nothing_was_trained():
     assert training.run().round == 4
     assert training.run() is None
     unused = train(config(rounds=4))
-    with pytest.warns(RuntimeWarning, match="nothing was trained: iterate over what it returns"):
+    with pytest.warns(RuntimeWarning, match="nothing was trained: iterate over its result"):
         del unused
 
 
@@ -521,11 +521,11 @@ def test_callbacks_see_every_round():
         ({"participation": 0}, "participation is 0: "),
         ({"late": 1.0}, "late is 1.0: "),
         ({"threshold_units": "inches"}, "threshold_units is 'inches'"),
-        ({"optimizer": "Magic"}, "optimizer is 'Magic': name a class of torch.optim"),
+        ({"optimizer": "Magic"}, "optimizer is 'Magic': choose a class of torch.optim"),
         ({"optimizer": "Optimizer"}, "optimizer is 'Optimizer'"),
         (
             {"optimizer": "SparseAdam"},
-            "optimizer is 'SparseAdam': name a class of torch.optim that steps on a gradient",
+            "optimizer is 'SparseAdam': choose a class of torch.optim that only needs a gradient",
         ),
         ({"optimizer_options": {"speed": 3}}, "speed"),
         ({"network": "constant:up=-2"}, "network is 'constant:up=-2': up must be above 0"),
@@ -551,9 +551,9 @@ def test_bad_configurations_are_refused_naming_field_value_and_what_is_allowed(f
         ({"server_schedule": "linear"}, "server_schedule is 'linear': with one local step"),
         ({"client_momentum": 0.9}, "client_momentum is 0.9: with one local step"),
         ({"client_weight_decay": 0.1}, "client_weight_decay is 0.1: with one local step"),
-        ({"client_momentum": 1.0, "local_steps": 2}, "client_momentum is 1.0: input should be less than 1"),
-        ({"server_rate": 0.0, "local_steps": 2}, "server_rate is 0.0: input should be greater than 0"),
-        ({"schedule": "step"}, "schedule is 'step': input should be 'constant', 'linear' or 'cosine'"),
+        ({"client_momentum": 1.0, "local_steps": 2}, "client_momentum is 1.0: it must be below 1"),
+        ({"server_rate": 0.0, "local_steps": 2}, "server_rate is 0.0: it must be above 0"),
+        ({"schedule": "step"}, "schedule is 'step': it must be 'constant', 'linear' or 'cosine'"),
         (
             {"method": "dagc-a", "ratio": None, "threshold": 0.1, "schedule": "linear"},
             "threshold_units is 'update' and the gradient is compressed, but the learning rate .* 'linear'",

@@ -20,7 +20,7 @@ from dagc import INDEX_CODECS, VALUE_CODECS, InvalidInput, MalformedPayload, Spa
 from dagc.wire import payload_size
 from dagc.wire.frame import COMPACT_VERSION, varint
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "wire-format.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "wire-vectors.md"
 
 
 @st.composite
@@ -104,8 +104,8 @@ def test_the_smallest_codec_is_taken(sparse, codec):
         if name != "seed" and (name != "dense" or codec == "dense")
     }
     assert len(payload) == min(sizes[name] for name in sizes if name != "tight-rice")
-    compact = {name: len(encode(sparse, indices=name, compact=True)) for name in sizes}
-    assert len(encode(sparse, compact=True)) == min(compact.values())
+    compact = {name: len(encode(sparse, indices=name, frames="compact")) for name in sizes}
+    assert len(encode(sparse, frames="compact")) == min(compact.values())
 
 
 def placed(style, size, count, rng):
@@ -128,29 +128,27 @@ def test_no_support_takes_more_than_payload_size_says(size, data):
     style = data.draw(st.sampled_from(["random", "first", "last", "even", "ends"]))
     indices = placed(style, size, count, np.random.default_rng(data.draw(st.integers(0, 1000))))
     for values in VALUE_CODECS:
-        for compact in (False, True):
-            for raw in (False, True):
-                wire = {"compact": compact, "raw": raw}
-                payload = encode(Sparse(size, indices, np.ones(len(indices))), values, round=2**21 - 1, **wire)
-                assert len(payload) <= payload_size(size, allowed, values, **wire)[0]
+        for wire in ({}, {"frames": "compact"}, {"frames": "raw"}, {"indices": "raw"} if count < size else {}):
+            payload = encode(Sparse(size, indices, np.ones(len(indices))), values, round=2**21 - 1, **wire)
+            assert len(payload) <= payload_size(size, allowed, values, **wire)[0]
 
 
 @pytest.mark.parametrize("values", VALUE_CODECS)
-@pytest.mark.parametrize("compact", [False, True])
-def test_every_support_of_a_short_vector_is_within_payload_size(values, compact):
+@pytest.mark.parametrize("frames", ["plain", "compact"])
+def test_every_support_of_a_short_vector_is_within_payload_size(values, frames):
     for size in range(1, 12):
         most = np.zeros(size + 1, dtype=np.int64)
         for number in range(1 << size):
             indices = [i for i in range(size) if number >> i & 1]
-            payload = encode(Sparse(size, indices, np.ones(len(indices))), values, round=2**21 - 1, compact=compact)
+            payload = encode(Sparse(size, indices, np.ones(len(indices))), values, round=2**21 - 1, frames=frames)
             most[len(indices)] = max(most[len(indices)], len(payload))
-        bound = payload_size(size, range(size + 1), values, compact=compact)
+        bound = payload_size(size, range(size + 1), values, frames=frames)
         assert np.all(np.maximum.accumulate(most) <= bound)
         assert bound[0] == most[0]
 
 
 @pytest.mark.parametrize("values", VALUE_CODECS)
-@pytest.mark.parametrize("wire", [{}, {"compact": True}, {"raw": True}, {"compact": True, "raw": True}])
+@pytest.mark.parametrize("wire", [{}, {"frames": "compact"}, {"indices": "raw"}, {"frames": "raw"}])
 def test_more_entries_never_take_fewer_bytes(values, wire):
     for size in [*range(1, 400), 1023, 1500, 7850, 65_536]:
         sizes = payload_size(size, range(size + 1), values, **wire)
@@ -161,17 +159,26 @@ def test_more_entries_never_take_fewer_bytes(values, wire):
 
 def test_raw_indices_are_int32_where_they_are_asked_for():
     sparse = Sparse(7850, [3, 500, 7000], [0.5, -2.0, 1.0])
-    payload = encode(sparse, round=7, compact=True, raw=True)
-    assert len(payload) == 4 + 8 * 3 == payload_size(7850, 3, compact=True, raw=True)[0]
+    payload = encode(sparse, round=7, frames="raw")
+    assert len(payload) == 4 + 8 * 3 == payload_size(7850, 3, frames="raw")[0]
     assert payload[2:14] == np.array([3, 500, 7000], dtype="<i4").tobytes()
     assert decode(payload, size=7850, round=7) == sparse
     assert read_header(encode(sparse)).index_codec != "raw"
     everything = Sparse(20, range(20), np.ones(20))
-    assert encode(everything, raw=True) == encode(everything)  # nobody sends indices for that
+    assert encode(everything, frames="raw") == encode(everything, frames="compact")  # nobody sends indices for that
     drawn = dagc.random_k(torch.ones(100), 20, seed=5)
-    assert read_header(encode(drawn, raw=True)).index_codec == "raw"
+    assert read_header(encode(drawn, frames="raw"), size=100).index_codec == "raw"
     with pytest.raises(InvalidInput, match="'raw' cannot hold 1 of"):
-        encode(Sparse((1 << 31) + 1, [5], [1.0]), raw=True)
+        encode(Sparse((1 << 31) + 1, [5], [1.0]), frames="raw")
+
+
+def test_a_kind_of_frames_or_a_bound_that_does_not_exist_is_refused():
+    with pytest.raises(InvalidInput, match="no kind of frames 'compat': did you mean 'compact'"):
+        encode(Sparse(9, [5], [1.0]), frames="compat")
+    with pytest.raises(InvalidInput, match="no kind of frames 'auto'"):
+        payload_size(9, 1, frames="auto")
+    with pytest.raises(InvalidInput, match="indices must be None or 'raw', not 'bitmap'"):
+        payload_size(9, 1, indices="bitmap")
 
 
 def test_payload_size_keeps_the_shape_of_what_it_is_asked():
@@ -183,14 +190,14 @@ def test_payload_size_keeps_the_shape_of_what_it_is_asked():
 def test_payload_size_of_a_million_different_counts_takes_less_than_three_seconds():
     counts = np.random.default_rng(0).permutation(1_000_000)
     started = time.process_time()
-    sizes = payload_size(1 << 40, counts, "int8", compact=True)
+    sizes = payload_size(1 << 40, counts, "int8", frames="compact")
     assert time.process_time() - started < 3
-    assert sizes[counts == 5] == payload_size(1 << 40, 5, "int8", compact=True)
+    assert sizes[counts == 5] == payload_size(1 << 40, 5, "int8", frames="compact")
 
 
 @given(sparses(), st.integers(0, 1 << 40), st.sampled_from(list(VALUE_CODECS)))
 def test_compact_frames_hold_the_same_in_less(sparse, round, values):
-    plain, compact = encode(sparse, values, round=round), encode(sparse, values, round=round, compact=True)
+    plain, compact = encode(sparse, values, round=round), encode(sparse, values, round=round, frames="compact")
     assert len(compact) <= len(plain) - 8 if len(compact) < 1024 else compact == plain
     assert decode(compact, size=sparse.size, round=round) == decode(plain)
     header = read_header(compact, size=sparse.size, round=round)
@@ -199,10 +206,10 @@ def test_compact_frames_hold_the_same_in_less(sparse, round, values):
 
 
 def test_a_compact_frame_of_another_round_or_model_is_refused():
-    payload = encode(Sparse(1000, [3, 500], [0.5, -2.0]), round=7, compact=True)
+    payload = encode(Sparse(1000, [3, 500], [0.5, -2.0]), round=7, frames="compact")
     assert len(decode(payload, size=1000, round=7)) == 2
     for size, round in ((1000, 6), (1000, 0), (1001, 7), (999, 7)):
-        with pytest.raises(MalformedPayload, match="damaged on the way, or of another round, model or version"):
+        with pytest.raises(MalformedPayload, match="damaged in transit, or from another round, model or version"):
             decode(payload, size=size, round=round)
     with pytest.raises(MalformedPayload, match="cannot be read without size="):
         decode(payload)
@@ -210,7 +217,7 @@ def test_a_compact_frame_of_another_round_or_model_is_refused():
 
 @given(sparses(), st.integers(0, 1 << 40))
 def test_a_compact_frame_of_another_version_is_always_refused(sparse, round):
-    payload = encode(sparse, "sign", round=round, compact=True)
+    payload = encode(sparse, "sign", round=round, frames="compact")
     if not read_header(payload, size=sparse.size).compact:
         return
     body, refused = payload[:-2], 0
@@ -220,7 +227,7 @@ def test_a_compact_frame_of_another_version_is_always_refused(sparse, round):
         if version == COMPACT_VERSION:
             assert other == payload
             continue
-        with pytest.raises(MalformedPayload, match="damaged on the way, or of another round, model or version"):
+        with pytest.raises(MalformedPayload, match="damaged in transit, or from another round, model or version"):
             decode(other, size=sparse.size, round=round)
         refused += 1
     assert refused == 255
@@ -252,18 +259,20 @@ class TestDocumentedBytes:
         decoded = decode(bytes.fromhex(frame), size=int(size), round=int(round))
         assert decoded.indices.tolist() == [int(index) for index in indices.split()]
         assert decoded.values.tolist() == [float(value) for value in values.split()]
-        again = encode(decoded, value_codec, round=int(round), indices=index_codec, compact=True)
+        again = encode(decoded, value_codec, round=int(round), indices=index_codec, frames="compact")
         assert again == bytes.fromhex(frame)
 
     @pytest.mark.parametrize("line", REFUSED)
     def test_refused_vector(self, line):
         size, round, frame, why = (part.strip() for part in line.split("|"))
-        says = {"value codec 4": "value codec 4, .* retired", "checksum": "the bytes were damaged on the way"}
-        with pytest.raises(MalformedPayload, match=says.get(why, "of another round, model or version of dagc")):
+        says = {"value codec 4": "value codec 4 .* retired", "checksum": "the bytes were damaged in transit"}
+        with pytest.raises(MalformedPayload, match=says.get(why, "from another round, model or version of dagc")):
             decode(bytes.fromhex(frame), size=int(size), round=int(round))
 
     def test_the_short_checksum_by_hand(self):
-        assert "are the bytes `01 0C AA 3D`, and their CRC-16 is 925E" in DOCUMENT.read_text()
+        assert (
+            "are the bytes `01 0C AA 3D`, and their CRC-16 is 925E" in DOCUMENT.with_name("wire-format.md").read_text()
+        )
         crc = 0xFFFF
         for byte in bytes.fromhex("010caa3d" + "5506110050c1d61b20fc88593e0a"):
             crc ^= byte << 8
@@ -328,7 +337,7 @@ GOOD = encode(Sparse(1000, [3, 500, 999], [1.0, -2.0, 0.5]))
         (frame(value_id=3, values=b"\x00\x00\x80\xbf\x01"), "scale"),
         (frame(value_id=3, values=b"\x01\x00\x80\x3f\x01"), "scale"),
         (frame(value_id=3, values=b"\x00\x00\x80\x3f\x80"), "-128"),
-        (frame(value_id=4, values=b"\x00\x00\x80\x3f\x01"), "value codec 4, .* mean of 4 bytes, .* retired"),
+        (frame(value_id=4, values=b"\x00\x00\x80\x3f\x01"), "value codec 4 .* mean of 4 bytes.* retired"),
         (frame(value_id=5, values=b"\x80\xbf\x01"), "mean magnitude is negative"),
         (frame(value_id=5, values=b"\x80\x3f\x02"), "sign bits"),
         (frame(value_id=6, values=b"\x00\x3f\x80\xbf\x00"), "above the large one"),
@@ -336,11 +345,11 @@ GOOD = encode(Sparse(1000, [3, 500, 999], [1.0, -2.0, 0.5]))
         (frame(value_id=6, values=b"\x00\x80\x80\x3f\x00"), "is negative"),
         (frame(value_id=6, values=b"\xc0\x7f\x80\x3f\x02"), "is negative or above"),
         (frame(value_id=6, values=b"\x80\x7f\x80\x7f\x00"), "NaN or infinite"),
-        (frame(value_id=6, values=b"\x80\x3f\x80\x3f\x02"), "only one twice"),
-        (frame(value_id=6, values=b"\x00\x3f\x80\x3f\x00"), "does not have both"),
-        (frame(value_id=6, values=b"\x00\x3f\x80\x3f\x02"), "does not have both"),
-        (frame(value_id=6, values=b"\x00\x00\x00\x00\x01"), "nothing to say"),
-        (frame(value_id=6, values=b"\x80\x3f\x80\x3f\x04"), "nothing to say"),
+        (frame(value_id=6, values=b"\x80\x3f\x80\x3f\x02"), "or they are equal"),
+        (frame(value_id=6, values=b"\x00\x3f\x80\x3f\x00"), "does not use both"),
+        (frame(value_id=6, values=b"\x00\x3f\x80\x3f\x02"), "does not use both"),
+        (frame(value_id=6, values=b"\x00\x00\x00\x00\x01"), "set where there is no value"),
+        (frame(value_id=6, values=b"\x80\x3f\x80\x3f\x04"), "set where there is no value"),
         (sealed(b"\xda\x6c\x01\x20" + b"\x80\x00" + b"\x08\x00\x00"), "more bytes than it needs"),
         (sealed(b"\xda\x6c\x01\x20" + b"\xff" * 9), "too large"),
         (sealed(b"\xda\x6c\x01\x20" + b"\xff" * 7 + b"\x01" + b"\x0a\x00\x00"), "too large"),
@@ -364,14 +373,14 @@ def compact_frame(index_id=5, value_id=0, entries=1, index=b"\x00\x02", values=b
     [
         (b"\x50", "from 4 to 1023 bytes, not 1"),
         (b"\x50" + bytes(1023), "from 4 to 1023 bytes, not 1024"),
-        (b"\x80\x01\x02\x03", "coded with a memory of earlier ones"),
+        (b"\x80\x01\x02\x03", "coded with a memory of earlier frames"),
         (compact_frame(index_id=7), "unknown index codec 7"),
         (compact_frame(index_id=6, index=b"\x00\x02"), "1 raw indices take 4 bytes, not 2"),
         (compact_frame(index_id=6, index=b"\xe8\x03\x00\x00"), "raw indices do not ascend, or one is out of range"),
         (compact_frame(index_id=6, index=b"\xff\xff\xff\xff"), "raw indices do not ascend, or one is out of range"),
         (compact_frame(index_id=6, entries=2, index=b"\x05\x00\x00\x00" * 2, values=bytes(8)), "do not ascend"),
         (compact_frame(value_id=9), "unknown value codec 9"),
-        (compact_frame(value_id=4, values=b"\x00\x00\x80\x3f\x01"), "value codec 4, .* retired"),
+        (compact_frame(value_id=4, values=b"\x00\x00\x80\x3f\x01"), "value codec 4 .* retired"),
         (compact_frame(entries=1001), "claims 1001 entries of a vector of 1000"),
         (compact_frame(entries=500), "truncated: 11 of at least 2005"),
         (compact_frame(index=b"\x01"), "too short for 1 indices: 1 bytes"),
@@ -401,7 +410,7 @@ def test_a_frame_for_another_model_is_refused():
 
 def test_what_is_not_bytes_is_refused():
     for wrong in ("text", 5, None, [1, 2]):
-        with pytest.raises(InvalidInput, match="a payload is bytes"):
+        with pytest.raises(InvalidInput, match="a payload must be bytes"):
             decode(wrong)
     assert decode(bytearray(GOOD)) == decode(memoryview(GOOD)) == decode(GOOD)
 

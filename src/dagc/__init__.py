@@ -1,7 +1,7 @@
 """Data-aware gradient compression: each client sends as much as its data is worth, and nothing is lost.
 
-The way of a gradient: `allocate` says who may send how much, `ErrorFeedback` adds what was kept back and selects,
-`encode` and `decode` are the wire, `aggregate` is the server's sum.
+The path of a gradient: `allocate` decides who may send how much, `ErrorFeedback` adds what was not sent before and
+selects entries, `encode` and `decode` are the wire, `aggregate` is the server's sum.
 """
 
 from logging import NullHandler, getLogger
@@ -80,7 +80,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`train` and `Config` are loaded when they are first asked for: who only compresses need not load the rest."""
+    """`train` and `Config` are loaded on first use, so that code that only compresses does not load the rest."""
     if name in ("Config", "train"):
         with needs_extra(f"dagc.{name}", "lab"):
             from dagc import training

@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the `dagc` command; without the extra `lab`, say that it is needed."""
+    """Run the `dagc` command. Without the extra `lab`, print that it is needed."""
     try:
         with quiet(), needs_extra("the dagc command", "lab"):
             from dagc.plugins import load_plugins

@@ -1,4 +1,4 @@
-"""Where the large arrays of a step come from: memory that is no longer in use, before any new memory."""
+"""A pool for the large arrays of a step: memory that is no longer in use is reused before any is allocated."""
 
 from collections import deque
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ __all__ = ["Pool", "pool", "release_memory"]
 SMALL = 1 << 19
 """Arrays of fewer bytes come from numpy directly: the system's allocator reuses such memory itself, and faster."""
 LINE = 64
-"""The bytes of a cache line. A block begins with one, since kernels write whole lines."""
+"""The bytes of a cache line. Blocks are aligned to one, since kernels write whole lines."""
 KEEP_BLOCKS = 16
 """The pool keeps at most this many blocks of similar size."""
 KEEP_BYTES = 1 << 28
@@ -30,9 +30,9 @@ _Shelf = deque[_Block]
 
 
 class _Lease:
-    """Lends a block to one array, and puts the block back on its shelf when the last user of that array is gone.
+    """Lends a block to one array, and puts it back on its shelf when the last user of that array is gone.
 
-    numpy keeps the object alive whose `__array_interface__` an array was made of; views and tensors keep the array
+    numpy keeps the object whose `__array_interface__` an array was made from alive; views and tensors keep the array
     alive. So a block cannot be on its shelf while anybody can still read it, and nothing has to be counted.
     """
 
@@ -54,11 +54,11 @@ class _Lease:
 
 
 class Pool:
-    """Arrays whose memory is reused as soon as nobody can see it any more, in whatever thread that is.
+    """Arrays whose memory is reused, by any thread, as soon as nobody can see it any more.
 
-    Blocks of 2^(n-1) to 2^n bytes lie on one shelf, so a block that fits is at most twice as large as needed. A shelf
-    is bounded; when it is full, the block that was used the longest ago is freed. All operations on a shelf are atomic:
-    threads share the pool without a lock, and no block is ever given to two of them.
+    Blocks of 2^(n-1) to 2^n bytes are on one shelf, so a block that fits is at most twice as large as needed. A shelf
+    is bounded; when it is full, the block unused for longest is freed. All operations on a shelf are atomic: threads
+    share the pool without a lock, and no block is ever given to two of them.
 
     Example:
         >>> pool = Pool()
@@ -83,7 +83,7 @@ class Pool:
         return np.asarray(_Lease(_fitting(shelf, size) or _new(size), shelf, count, dtype))
 
     def release(self) -> int:
-        """Free all blocks that are not in use; how many bytes that were."""
+        """Free all blocks that are not in use, and return how many bytes that were."""
         freed = 0
         for shelf in self._shelves:
             while block := _pop(shelf):
@@ -94,7 +94,7 @@ class Pool:
 def _pop(shelf: _Shelf) -> _Block | None:
     try:
         return shelf.pop()
-    except IndexError:  # asking first would not help: another thread may take the last one in between
+    except IndexError:  # checking first would not help: another thread may take the last one in between
         return None
 
 
@@ -109,7 +109,7 @@ def _fitting(shelf: _Shelf, size: int) -> _Block | None:
 
 
 def _new(size: int) -> _Block:
-    """A block with up to an eighth more, since the next array of its kind may be a little longer."""
+    """A block with up to an eighth to spare, since the next array of its kind may be a little longer."""
     step = 1 << (size.bit_length() - 4)
     size = -(-size // step) * step
     memory = np.empty(size + LINE, dtype=np.uint8)
@@ -118,15 +118,15 @@ def _new(size: int) -> _Block:
 
 
 pool = Pool()
-"""The one that all of dagc shares."""
+"""The pool that all of dagc shares."""
 
 
 def release_memory() -> int:
-    """Free the memory that dagc keeps to use again; how many bytes that were.
+    """Free the memory that dagc keeps for reuse, and return how many bytes that were.
 
     Selecting entries needs large arrays in every step, and new memory is slow at first touch, so dagc keeps what is no
-    longer in use. That is bounded: at most 256 MB in blocks of similar size, or two blocks if those are larger. Call
-    this when a run is over and the process goes on. It is always safe: arrays and tensors in use stay as they are.
+    longer in use: at most 256 MB in blocks of similar size, or two blocks if those are larger. Call this when a run is
+    over and the process continues. It is always safe: arrays and tensors in use are not affected.
 
     Example:
         >>> import dagc, torch

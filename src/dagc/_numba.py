@@ -12,9 +12,9 @@ __all__ = ["compiled", "kernel"]
 
 @cache
 def compiled() -> bool:
-    """Whether the CPU kernels run: numba can be imported and the environment does not say `DAGC_KERNELS=torch`.
+    """Whether the CPU kernels are used: numba can be imported, and `DAGC_KERNELS=torch` is not set.
 
-    The results are the same bits either way. Found out at the first use, not when dagc is imported, and only once.
+    The results are the same bits either way. This is decided once, on first use, not when dagc is imported.
     """
     choice = os.environ.get("DAGC_KERNELS", "auto")
     if choice not in ("auto", "torch"):
@@ -29,14 +29,14 @@ def compiled() -> bool:
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile at the first call and keep the machine code on disk, if there is a place to keep it.
+    """Compile on the first call, and cache the machine code on disk if possible.
 
-    Without the interpreter's lock, so that threads run side by side; without fast-math, so that every machine rounds
-    alike. Kernels never start threads of their own: those would not survive a fork.
+    Kernels release the interpreter's lock, so that threads run in parallel, and do not use fast-math, so that every
+    machine rounds alike. They never start threads of their own, which would not survive a fork.
     """
     import numba
 
     try:
         return numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # no folder for the cache can be written to: compile in every process, then
+    except RuntimeError:  # no writable folder for the cache: compile in every process
         return numba.njit(nogil=True)(function)

@@ -1,6 +1,6 @@
-"""The server's sum, compiled: block by block of the vector, in each block client by client, so that it stays in cache.
+"""The server's sum, compiled: block by block of the vector, and client by client within a block, to stay in cache.
 
-Every coordinate is added to in the order of the clients, whatever the blocks: the bits do not depend on them.
+Every coordinate is summed in the order of the clients, so the result does not depend on the blocks.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ def add_up(clients, shares, out):
     """Out = Σ share · client, for clients given as rows (address of indices, address of values, length).
 
     Invariant: before each block, a client's cursor is at its first entry in the block or beyond. An index below 0 or
-    beyond the vector is never reached; returned is the first client that has one, or -1.
+    beyond the vector is never reached. Returns the first client that has such an index, or -1.
     """
     cursors = np.zeros(len(clients), np.int64)
     for start in range(0, len(out), BLOCK):
@@ -55,7 +55,7 @@ def add_up(clients, shares, out):
             indices, values, length = clients[c, 0], clients[c, 1], clients[c, 2]
             share, i = shares[c], cursors[c]
             while i < length:
-                at = np.uint64(_index(indices, i))  # below 0 is beyond every vector
+                at = np.uint64(_index(indices, i))  # a negative index becomes a huge one
                 if at >= np.uint64(stop):
                     break
                 out[at] += share * _value(values, i)
@@ -69,10 +69,10 @@ def add_up(clients, shares, out):
 
 @kernel
 def add_up_sparse(clients, shares, size, out_indices, out_values):
-    """The same for only those coordinates that some client has; returns how many those are.
+    """The same for only the coordinates that some client has. Returns how many there are.
 
-    There must be room for one more. -1 is returned if some client's indices do not ascend from 0 to `size` - 1.
-    Invariant as above; between blocks, `total` is zero and `seen` empty.
+    The outputs need room for one more. Returns -1 if a client's indices do not ascend from 0 to `size` - 1.
+    Invariant as above; between blocks, `total` is zero and `seen` is empty.
     """
     cursors = np.zeros(len(clients), np.int64)
     total = np.zeros(BLOCK, np.float32)

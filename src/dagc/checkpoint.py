@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the newest two, each one file that is complete or not there at all."""
+"""Checkpoints of a run: the newest two are kept, each one file that is either complete or absent."""
 
 import warnings
 from contextlib import suppress
@@ -15,11 +15,11 @@ __all__ = ["checkpoints", "load", "save"]
 
 VERSION = 1
 KEPT = 2
-"""How many checkpoints stay: should the newest be damaged, there is one before it."""
+"""How many checkpoints are kept: if the newest is damaged, there is one before it."""
 
 
 def save(folder: Path, arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> Path:
-    """Write a checkpoint for `numbers["round"]`; a full disk or a crash leaves the earlier ones as they were.
+    """Write a checkpoint for `numbers["round"]`. A full disk or a crash does not harm the earlier ones.
 
     Only one process at a time may save to a folder.
 
@@ -38,20 +38,20 @@ def save(folder: Path, arrays: dict[str, NDArray[Any]], numbers: dict[str, Any])
         save_state(target, "run", VERSION, numbers, arrays, private=True)  # it holds the residuals
     except CheckpointError as error:
         left = checkpoints(folder)
-        last = f"the last good one is {left[0].name}, resume from it" if left else "there is no earlier one"
+        last = f"the last good one is {left[0].name}: resume from it" if left else "there is no earlier one"
         raise CheckpointError(f"the checkpoint {error}; {last}") from error
     present = checkpoints(folder)
-    here = present.index(target)  # newer ones were damaged: the run went back behind them
+    here = present.index(target)  # newer ones were damaged: the run went back past them
     for old in (*present[:here], *present[here + KEPT :]):
-        with suppress(OSError):  # it does no harm where it is
+        with suppress(OSError):  # a leftover checkpoint does no harm
             old.unlink()
     return target
 
 
 def load(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
-    """The newest good checkpoint, or None if there is none at all; damaged ones are removed, with a warning.
+    """The newest good checkpoint, or None if there is none at all. Damaged ones are removed, with a warning.
 
-    Else `save` would keep one of those in the place of the good one. If none is good, all stay.
+    Otherwise `save` would keep a damaged one in place of the good one. If none is good, all of them stay.
     """
     if any(path.is_dir() for path in folder.glob("round-*")):
         raise CheckpointError(

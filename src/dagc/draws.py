@@ -1,4 +1,4 @@
-"""Random numbers that are the same on every machine: SplitMix64, which hashes a counter and so has no state to keep."""
+"""Random numbers that are the same on every machine: SplitMix64, which hashes a counter and so needs no state."""
 
 from typing import TypeVar
 
@@ -13,15 +13,15 @@ Word = TypeVar("Word", int, NDArray[np.uint64])
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
-"""What the counter grows by from one number to the next."""
+"""The counter's increment from one number to the next."""
 _DENSE = 16
-"""Up to this many possible indices per index drawn, marking them takes less time than sorting, and little memory."""
+"""Up to this many candidates per index drawn, marking is faster than sorting and takes little memory."""
 _BLOCK = 1 << 16
-"""Numbers made at a time, so that they stay in the cache."""
+"""How many numbers are generated at a time, so that they stay in cache."""
 
 
 def scramble(seed: int, number: int) -> int:
-    """Output `number`, counted from 0, of SplitMix64 started at `seed`: a seed for each member of a family.
+    """Output `number`, counted from 0, of SplitMix64 started at `seed`: gives each client a seed of its own.
 
     Example:
         >>> scramble(7, 0) == int(splitmix64(7, 3)[0]), scramble(7, 2) == int(splitmix64(7, 3)[2])
@@ -31,7 +31,7 @@ def scramble(seed: int, number: int) -> int:
 
 
 def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
-    """The first `count` outputs of SplitMix64 started at `seed`, which is from 0 to 2⁶⁴ − 1.
+    """The first `count` outputs of SplitMix64 started at `seed`, an integer from 0 to 2⁶⁴ − 1.
 
     Example:
         >>> splitmix64(0, 2)
@@ -46,19 +46,19 @@ def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
 def draw(seed: int, size: int, count: int) -> NDArray[np.int64]:
     """`count` different indices below `size`, ascending: the first different outputs of SplitMix64 modulo `size`.
 
-    Where more than half are wanted, those left out are drawn instead. Time and memory are in proportion to `count`.
+    If more than half are wanted, those to leave out are drawn instead. Time and memory are in proportion to `count`.
 
     Example:
         >>> draw(7, size=1000, count=5)
         array([203, 346, 487, 674, 804])
     """
     if not 0 <= count <= size:
-        raise InvalidInput(f"cannot draw {count} different indices below {size}: draw from 0 to {size}")
+        raise InvalidInput(f"cannot draw {count} different indices below {size}: draw between 0 and {size}")
     if 2 * count > size:
         kept = np.ones(size, dtype=bool)
         kept[draw(seed, size, size - count)] = False
         return np.flatnonzero(kept)
-    # As many more are drawn as are missing: that can never be too many, so their order does not matter.
+    # Only as many as are missing are drawn: that can never be too many, so their order does not matter.
     return _marked(seed, size, count) if size <= _DENSE * count else _sorted(seed, size, count)
 
 
@@ -79,7 +79,7 @@ def _sorted(seed: int, size: int, count: int) -> NDArray[np.int64]:
     while len(found) < count:
         end = done + count - len(found)
         found = np.concatenate((found, _indices(seed, size, done, end)))
-        found.sort(kind="stable")  # fast where most of it is in order
+        found.sort(kind="stable")  # fast if most of it is sorted already
         found = found[np.diff(found, prepend=-1) > 0]
         done = end
     return found
@@ -93,7 +93,7 @@ def _indices(seed: int, size: int, start: int, end: int) -> NDArray[np.int64]:
 
 
 def _mixed(word: Word) -> Word:
-    """SplitMix64's hash of a number, or of each one of an array, which is changed."""
+    """SplitMix64's hash of a number, or of each number of an array, in place."""
     word ^= word >> 30
     word *= 0xBF58476D1CE4E5B9
     word &= _MASK

@@ -1,4 +1,4 @@
-"""The one family of errors: whatever dagc refuses, it refuses with one of these."""
+"""All errors that dagc raises on purpose. They share one base class, `DagcError`."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,43 +26,43 @@ __all__ = [
 
 
 class DagcError(Exception):
-    """Everything that this library raises on purpose."""
+    """The base class of every error that dagc raises on purpose."""
 
 
 class InvalidInput(DagcError, ValueError):
-    """A value the caller gave cannot be used; the message names it and says what to do."""
+    """A value given by the caller cannot be used. The message names it and says what to do."""
 
 
 class BudgetTooSmall(InvalidInput):
-    """The budget does not allow one entry for everybody; clients have to wait for each other, or it must be raised."""
+    """The budget is too small for one entry from every client. Raise it, or let clients take turns."""
 
 
 class NonFiniteGradient(InvalidInput):
-    """A gradient with NaN or infinity was offered; nothing was changed."""
+    """A gradient contains NaN or infinity. It was refused, and nothing changed."""
 
 
 class MalformedPayload(DagcError, ValueError):
-    """Bytes that are not a valid frame; the message says what is wrong with them."""
+    """The bytes are not a valid frame. The message says what is wrong with them."""
 
 
 class OutsideBound(MalformedPayload):
-    """An upload that is well formed, but larger than the plan's `clip` or `norm_bound` allows; it is not taken."""
+    """An upload is well formed but larger than the plan's `clip` or `norm_bound` allows. It is rejected."""
 
 
 class Diverged(DagcError):
-    """The model of a training became NaN or infinite."""
+    """The model became NaN or infinite during training."""
 
 
 class DataError(DagcError):
-    """A data file cannot be fetched, read or trusted; the message names the file."""
+    """A data file cannot be downloaded, read or trusted. The message names the file."""
 
 
 class MissingData(DataError):
-    """A data set is not in the data folder; the message is the command that gets it."""
+    """A data set is not in the data folder. The message gives the command that fetches it."""
 
 
 class MissingExtra(DagcError, ImportError):
-    """A part of dagc needs a package that is not installed; the message names the extra that brings it."""
+    """A part of dagc needs a package that is not installed. The message names the extra that installs it."""
 
 
 class BudgetWarning(UserWarning):
@@ -70,19 +70,19 @@ class BudgetWarning(UserWarning):
 
 
 class CheckpointError(DagcError):
-    """A run cannot be saved, or cannot be resumed; the message says what is left and what to do."""
+    """A run cannot be saved or resumed. The message says what is left and what to do."""
 
 
 class OutOfSync(DagcError):
-    """A client's model is not the one that the server builds on; it needs the full model."""
+    """A client's model is not the one the server builds on. The client needs the full model."""
 
 
 class TooFewNodes(DagcError):
-    """Fewer nodes than needed have contributed to a round; the message says why, and what to do."""
+    """Fewer nodes than required contributed to a round. The message says why, and what to do."""
 
 
 def shown(value: object, most: int = 100) -> str:
-    """A value as an error shows it: whatever it is, this neither fails nor gets long.
+    """Format a value for an error message. This never fails, and the text is never long.
 
     Example:
         >>> shown("x" * 200, most=10), shown(10**5000)
@@ -97,7 +97,7 @@ def shown(value: object, most: int = 100) -> str:
 
 
 def unknown(kind: str, name: object, names: Iterable[str]) -> InvalidInput:
-    """The error for a name that does not exist, with the nearest one that does.
+    """Make the error for a name that does not exist, suggesting the closest one that does.
 
     Example:
         >>> print(unknown("method", "dagcr", ["none", "top-k", "dagc-r"]))
@@ -111,7 +111,7 @@ def unknown(kind: str, name: object, names: Iterable[str]) -> InvalidInput:
 
 @contextmanager
 def needs_extra(part: str, extra: str) -> Iterator[None]:
-    """Import what a part of dagc needs in this block; where a package is missing, the error names the extra.
+    """Import optional packages inside this block. If one is missing, the error names the extra that installs it.
 
     Example:
         >>> with needs_extra("the example", "lab"):
@@ -122,9 +122,9 @@ def needs_extra(part: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "dagc").partition(".")[0] == "dagc":  # a fault of ours: no extra would help
+        if (error.name or "dagc").partition(".")[0] == "dagc":  # our own bug: no extra would help
             raise
         raise MissingExtra(
             f"{part} needs {error.name}, which is not installed: install dagc with its extra {extra!r}, "
-            f"e.g. pip install 'dagc-fl[{extra}]', or '.[{extra}]' in a copy of it"
+            f"e.g. pip install 'dagc-fl[{extra}]', or '.[{extra}]' in a clone of the repository"
         ) from error

@@ -1,4 +1,4 @@
-"""Error feedback: what a client does not send now it keeps and adds to its next gradient, around any compressor."""
+"""Error feedback around any compressor: a client keeps what it does not send, and adds it to its next gradient."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,28 +20,28 @@ from dagc.wire.values import value_codec
 __all__ = ["ErrorFeedback"]
 
 FUSED = (top_k, hard_threshold, random_k)
-"""The compressors that have kernels; all of them refuse what is not finite."""
+"""The compressors that have kernels; these refuse gradients that are not finite themselves."""
 FLOAT32 = np.dtype(np.float32)
 
 
 class ErrorFeedback:
-    """One client's memory of what it has not sent yet.
+    """What one client has not sent yet.
 
     Nothing is ever lost: what `step` returns plus the new residual is the old residual plus the gradient, bit for bit
-    with fp32 values; with the smaller value codecs the rounding error is in the residual, too.
+    with fp32 values. With smaller value codecs, the rounding error goes into the residual, too.
 
     Args:
-        compressor: What selects the entries to send.
+        compressor: Selects the entries to send.
         size: The number of entries in the gradient.
-        values: The value codec that `encode` will be given, so that the residual can keep its rounding error.
-        seed: For compressors that draw; give every client its own.
-        device: Where the residual lives; the gradients must be there, too.
+        values: The value codec that `encode` will use, so that the residual can keep its rounding error.
+        seed: For compressors that draw at random; give every client its own.
+        device: Where the residual is; the gradients must be on the same device.
 
     Attributes:
         compressor, values, seed: As given. Each may be assigned between steps; the next step uses the new one.
-        clip: The largest norm of what a step hands out; what is beyond stays in the residual. 0, as at first: no limit.
+        clip: The largest norm of what a step returns; the rest stays in the residual. 0, the default, means no limit.
         size: As given.
-        steps: The number of steps so far. A compressor that draws does so from the seed and this number.
+        steps: The number of steps so far. Compressors that draw do so from the seed and this number.
 
     Example:
         >>> from dagc import top_k
@@ -71,10 +71,10 @@ class ErrorFeedback:
 
     @property
     def residual(self) -> torch.Tensor:
-        """What was kept back: a float32 vector of `size` entries.
+        """What was not sent: a float32 vector of `size` entries.
 
-        `step`, `unsend` and `load_state_dict` make a new tensor and leave the old one as it is. So a step is undone by
-        assigning the tensor from before it; `steps` is to be set back with it.
+        `step`, `unsend` and `load_state_dict` make a new tensor and do not change the old one. So to undo a step,
+        assign the tensor from before it, and reset `steps`.
         """
         return self._residual
 
@@ -89,7 +89,7 @@ class ErrorFeedback:
         self._residual = residual
 
     def step(self, gradient: Gradient, parameter: Any) -> Sparse:
-        """Add a gradient to what was kept back and hand out what to send of it; if refused, nothing has changed.
+        """Add a gradient to the residual, and return the entries to send. If the gradient is refused, nothing changes.
 
         Args:
             gradient: A tensor of any shape and float type, or the tensors of a model in order.
@@ -107,10 +107,10 @@ class ErrorFeedback:
         return sparse
 
     def _bounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The values as they are sent: made smaller until they are within the clip, as the server will read them."""
+        """The values as sent: scaled down until, as the server will read them, they are within `clip`."""
         sent = quantise(values, self.values)
         while self.clip and (norm := float(np.linalg.norm(sent.astype(np.float64)))) > self.clip:
-            values = values * np.float32(0.9999 * self.clip / norm)  # rounding may not lead beyond it again
+            values = values * np.float32(0.9999 * self.clip / norm)  # rounding must not exceed it again
             sent = quantise(values, self.values)
         return sent
 
@@ -128,9 +128,9 @@ class ErrorFeedback:
         return parts
 
     def _select(self, parts: list[torch.Tensor], out: torch.Tensor, parameter: Any, seed: int) -> Sparse:
-        """Write residual + gradient to `out`, with zero for what is selected; the residual is only read.
+        """Write residual + gradient to `out`, with zero for what is selected.
 
-        So it is unchanged, bit for bit, if the sum turns out not to be finite.
+        The residual is only read, so it is unchanged, bit for bit, if the sum turns out not to be finite.
         """
         if self.compressor in FUSED and compiled() and all(vector.is_cpu for vector in (*parts, out)):
             from dagc.compressors import _select
@@ -138,14 +138,16 @@ class ErrorFeedback:
             total = _select.total(parts, self._residual.contiguous().numpy(), out.numpy())
             return _select.SELECT[self.compressor](total, parameter, seed)
         torch.add(self._residual, flat(parts), out=out)
-        if self.compressor not in FUSED:  # those look themselves
+        if self.compressor not in FUSED:  # those check for themselves
             refuse_non_finite(out)
         sparse = self.compressor(out, parameter, seed=seed)
         if sparse.size != self.size or len(sparse.values) != len(sparse) or not sparse.ascends:
-            raise InvalidInput(f"the compressor selected what is not in a vector of {self.size} entries, or one twice")
-        drawn = None if self.compressor in FUSED else sparse.seed  # the wire would send it in the indices' place
+            raise InvalidInput(
+                f"the compressor selected an entry twice, or one that is not in a vector of {self.size} entries"
+            )
+        drawn = None if self.compressor in FUSED else sparse.seed  # the wire would send it instead of the indices
         if drawn is not None and not np.array_equal(draw(drawn, self.size, len(sparse)), sparse.indices):
-            raise InvalidInput("the compressor selected entries that are drawn from another seed than it says")
+            raise InvalidInput("the compressor selected entries that its seed does not draw")
         if out.is_cpu:
             out.numpy()[sparse.indices] = 0.0
         else:
@@ -156,10 +158,10 @@ class ErrorFeedback:
         return torch.from_numpy(sparse.indices).to(self._residual.device)
 
     def unsend(self, sparse: Sparse) -> None:
-        """Put an upload back into the residual that the server never took; its entries go out with later uploads."""
+        """Put an upload that the server did not accept back into the residual, so that it is sent again later."""
         if sparse.size != self.size:
             raise InvalidInput(
-                f"the upload is of a vector of {sparse.size} entries, this error feedback is for {self.size}"
+                f"the upload is from a vector of {sparse.size} entries, this error feedback is for {self.size}"
             )
         sparse.checked()
         residual = self._empty().copy_(self._residual)

@@ -21,11 +21,11 @@ POLL = 0.2
 def write_atomically(path: str | os.PathLike[str], private: bool = False) -> Iterator[IO[bytes]]:
     """Open a file for writing that gets the name `path` only when the block ends without an error.
 
-    Folders that are missing are made. After the block, the content and the name survive a loss of power.
+    Missing folders are created. After the block, content and name survive a power failure.
 
     Args:
         path: The file, which is replaced if it exists.
-        private: Only the user may read the file and the folders that are made for it.
+        private: Only the user may read the file and the folders created for it.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -38,7 +38,7 @@ def write_atomically(path: str | os.PathLike[str], private: bool = False) -> Ite
     path = Path(path)
     make_folder(path.parent, private)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    mode = 0o600 if private else 0o666  # the user's umask takes its part away, as for any new file
+    mode = 0o600 if private else 0o666  # the user's umask applies, as for any new file
     try:
         with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
@@ -53,13 +53,13 @@ def write_atomically(path: str | os.PathLike[str], private: bool = False) -> Ite
 
 
 def remove_partial(folder: Path, name: str | None = None) -> None:
-    """Remove what killed processes left of files they were writing with `write_atomically`.
+    """Remove what killed processes left behind while writing with `write_atomically`.
 
-    Only for the one process that writes there: the file that another one is writing would be lost.
+    Only for the one process that writes there: a file that another process is writing would be lost.
 
     Args:
         folder: Where to look; it need not exist.
-        name: The file whose leftovers go; those of all files if it is not given.
+        name: The file whose leftovers are removed; those of all files if not given.
     """
     for partial in folder.glob(f".{'*' if name is None else escape(name)}.{'[0-9a-f]' * 8}.partial"):
         with suppress(OSError):
@@ -67,7 +67,7 @@ def remove_partial(folder: Path, name: str | None = None) -> None:
 
 
 def make_folder(path: Path, private: bool = False) -> None:
-    """Make a folder and those above it, where they are missing; private ones are for the user alone."""
+    """Create a folder and its missing parents; private ones are readable by the user alone."""
     missing = []
     for folder in (path, *path.parents):
         if folder.is_dir():
@@ -79,7 +79,7 @@ def make_folder(path: Path, private: bool = False) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a loss of power."""
+    """Make the names in a folder survive a power failure."""
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
     handle = os.open(path, os.O_RDONLY)
@@ -91,16 +91,16 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def locked(path: str | os.PathLike[str], patience: float = 0.0) -> Iterator[None]:
-    """Keep other processes out of a folder while the block runs; the lock ends with the process, too.
+    """Keep other processes out of a folder while the block runs. The lock is also released when the process ends.
 
     Args:
         path: The lock's file. It stays when the lock is released.
-        patience: Seconds to wait for whoever holds the lock.
+        patience: Seconds to wait for the lock.
 
     Raises:
-        CheckpointError: Somebody still holds the lock after `patience` seconds.
+        CheckpointError: Another process still holds the lock after `patience` seconds.
     """
-    from filelock import FileLock, Timeout  # not at the top: a Flower node locks nothing
+    from filelock import FileLock, Timeout  # not at the top: Flower nodes do not need it
 
     path = Path(path)
     make_folder(path.parent)
@@ -118,11 +118,11 @@ def locked(path: str | os.PathLike[str], patience: float = 0.0) -> Iterator[None
 
 
 def failure(error: OSError) -> str:
-    """Why the disk refused, and what to do about it.
+    """Why a disk operation failed, and what to do about it.
 
     Example:
         >>> failure(OSError(errno.ENOSPC, "No space left on device"))
-        'the disk is full: make room'
+        'the disk is full: free some space'
     """
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "the disk is full: make room" if full else str(error)
+    return "the disk is full: free some space" if full else str(error)

@@ -18,22 +18,22 @@ from dagc.files import failure, locked, make_folder, remove_partial, sync_folder
 __all__ = ["Folder", "Saved", "finished", "read_metrics", "read_settings", "summary", "to_toml"]
 
 VERSION = 1
-"""Of `config.toml`, and with it of the whole folder."""
+"""The version of `config.toml`, and with it of the whole folder."""
 LAST = 5
 """The final accuracy is the mean of this many evaluations: a single one is noise."""
 FIELDS = ("round", "entries", "bytes_up", "bytes_down", "seconds")
-"""What every line of the metrics has."""
+"""The fields that every line of the metrics has."""
 
 
 class Saved(Protocol):
-    """Whatever has a state to keep."""
+    """Anything with a state to save."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All arrays of the state."""
         ...
 
     def numbers(self) -> dict[str, Any]:
-        """The rest of the state, as JSON can hold it; `round` is one of them."""
+        """The rest of the state, ready for JSON, with a field `round`."""
         ...
 
     def restore(self, arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> None:
@@ -42,15 +42,15 @@ class Saved(Protocol):
 
 
 class Folder:
-    """Everything of one run on disk; a context in which only this process may write to it.
+    """Everything of one run on disk. As a context manager, it lets only this process write there.
 
     It holds `config.toml` and `clients.json` (`describe`), `metrics.jsonl` (`record`, a line per round), `checkpoints/`
-    (`save`) and, once the run is finished, its model and `result.json` (`conclude`). Entering it brings what is saved
-    there back to the newest checkpoint.
+    (`save`) and, once the run is finished, its model and `result.json` (`conclude`). Entering it restores the newest
+    checkpoint.
 
     Attributes:
-        path: Where it is.
-        patience: Seconds to wait for another process that is working there.
+        path: The folder.
+        patience: Seconds to wait for another process that is using it.
     """
 
     patience = 0.0
@@ -64,7 +64,7 @@ class Folder:
         self._checksum = 0  # of the lines so far
 
     def __enter__(self) -> Self:
-        """Make or find the folder, lock it, go back to the newest checkpoint."""
+        """Create or find the folder, lock it, and restore the newest checkpoint."""
         try:
             self._open.enter_context(locked(self.path / "lock", self.patience))
             self._enter()
@@ -83,7 +83,7 @@ class Folder:
     def close(self) -> None:
         """Release the folder for other processes."""
         if self._metrics is not None:
-            with suppress(OSError):  # a full disk: these lines are since the last checkpoint, and `record` has failed
+            with suppress(OSError):  # the disk is full, and `record` has already failed
                 self._metrics.close()
         self._open.close()
 
@@ -112,14 +112,14 @@ class Folder:
         checkpoint.save(self.path / "checkpoints", self._saved.arrays(), numbers)
 
     def describe(self, settings: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
-        """Write what is run, and who takes part, for tables and pictures; settings that are None are left out."""
+        """Write the settings and the clients, for reports; settings that are None are left out."""
         self._write("clients.json", json.dumps(clients))
         self._write("config.toml", to_toml(settings))
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Write the result, which ends the run.
 
-        Its field `model` names the file of the model in this folder, which must have been written before.
+        Its field `model` names the model's file in this folder, which must exist already.
         """
         with self.writing():
             model = {"model_checksum": zlib.crc32((self.path / result["model"]).read_bytes())}
@@ -131,7 +131,7 @@ class Folder:
         try:
             yield
         except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be written to: {failure(error)}; then resume the run") from error
+            raise CheckpointError(f"cannot write to {self.path}: {failure(error)}; then resume the run") from error
 
     def _claim(self, settings: dict[str, Any] | None) -> None:
         """Refuse a folder that holds another run; for subclasses, which may also `describe` a new one.
@@ -147,7 +147,7 @@ class Folder:
     def _enter(self) -> None:
         remove_partial(self.path)
         self._claim(read_settings(self.path) if (self.path / "config.toml").exists() else None)
-        make_folder(self.path / "checkpoints", private=True)  # they hold the residuals
+        make_folder(self.path / "checkpoints", private=True)  # checkpoints contain residuals
         loaded = checkpoint.load(self.path / "checkpoints")
         lines, kept = self.path / "metrics.jsonl", 0
         self._metrics = lines.open("r+b" if lines.exists() else "x+b")
@@ -158,17 +158,17 @@ class Folder:
             content = self._metrics.read(kept)
             if len(content) < kept:
                 raise CheckpointError(
-                    f"{lines} has lost lines since the checkpoint: start the run again in another folder"
+                    f"{lines} has lost lines since the last checkpoint: start the run again in another folder"
                 )
             self._checksum = zlib.crc32(content)
             if numbers.pop("metrics_checksum", self._checksum) != self._checksum:
                 raise CheckpointError(
-                    f"{lines} was changed or damaged since the checkpoint: start the run again in another folder"
+                    f"{lines} was changed or damaged since the last checkpoint: start the run again in another folder"
                 )
             if numbers.pop("settings", self._key()) != self._key():
                 raise InvalidInput(
-                    f"{self.path / 'config.toml'} was changed since the checkpoint: change it back, or start another "
-                    "run in another folder"
+                    f"{self.path / 'config.toml'} was changed since the last checkpoint: change it back, or start "
+                    "another run in another folder"
                 )
             self._saved.restore(arrays, numbers)
         self._metrics.truncate(kept)
@@ -179,7 +179,7 @@ class Folder:
             content = text.encode()
         except UnicodeEncodeError as error:
             odd = text[max(0, error.start - 20) : error.end]
-            raise InvalidInput(f"{self.path / name} cannot hold {odd!r}: use names in UTF-8") from error
+            raise InvalidInput(f"{self.path / name} cannot hold {odd!r}: use names that are valid UTF-8") from error
         with self.writing(), write_atomically(self.path / name) as file:
             file.write(content)
 
@@ -195,7 +195,7 @@ def finished(path: str | Path) -> bool:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, without a last one that is half written."""
+    """The lines of a run's metrics, without an incomplete last one."""
     file = Path(path) / "metrics.jsonl"
     try:
         *lines, _ = file.read_bytes().split(b"\n")
@@ -215,7 +215,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What came of a run: accuracies (the final one is the mean of the last five evaluations), bytes, seconds.
+    """The result of a run: accuracies (the final one is the mean of the last five evaluations), bytes, seconds.
 
     A run that was never evaluated has no accuracies.
 
@@ -225,7 +225,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         0.625
     """
     if not rows:
-        raise InvalidInput("there is no summary of a run without a single round: let it train first")
+        raise InvalidInput("a run without a single round has no summary: let it train first")
     accuracies = [row["accuracy"] for row in rows if "accuracy" in row]
     last, result = rows[-1], {"rounds": rows[-1]["round"]}
     if accuracies:
@@ -243,17 +243,17 @@ def to_toml(settings: Mapping[str, Any]) -> str:
         task = "mlp@digits"
         ratio = 0.01
     """
-    import tomli_w  # not at the top: a Flower node writes none
+    import tomli_w  # not at the top: Flower nodes do not need it
 
     present = {name: value for name, value in settings.items() if value is not None}
     return tomli_w.dumps({"version": VERSION, **present})
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The settings in a run's folder, or in a TOML file that somebody wrote, which need not have a version.
+    """The settings in a run's folder, or in a hand-written TOML file, which need not have a version.
 
     Raises:
-        InvalidInput: They cannot be read, or were written by another version that cannot be read here.
+        InvalidInput: They cannot be read, or were written by a version of dagc that this one cannot read.
     """
     written_by_us = Path(path).is_dir()
     file = Path(path) / "config.toml" if written_by_us else Path(path)
@@ -269,7 +269,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             f"{file} was written by dagc 0.1, which this version cannot read: start the run again in another folder"
         )
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise InvalidInput(f"{file} has the version {shown(version)}: write version = {VERSION}")
+        raise InvalidInput(f"{file} has version {shown(version)}: write version = {VERSION}")
     if version > VERSION:
         raise InvalidInput(f"{file} was written by a newer version of dagc: update dagc to read it")
     return settings

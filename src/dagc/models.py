@@ -1,4 +1,4 @@
-"""The models by name: the paper's, without batch norm anywhere, initialised from a seed of their own."""
+"""The built-in models by name: the paper's, without batch norm, each initialised from a given seed."""
 
 import math
 from collections.abc import Callable
@@ -17,13 +17,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Model:
-    """A kind of model; add yours to `MODELS` and every task knows it.
+    """A kind of model. Add yours to `MODELS`, and every task knows it.
 
     Attributes:
-        make: Makes it for a shape of samples and a number of outputs: the classes, the numbers or the tokens.
-        source: Where it comes from; for the paper's, where it is used there.
-        initialise: Sets every parameter from a seed. Without it, the model keeps what `make` gave it, with torch's
-            generator set to the seed.
+        make: Makes it for a shape of samples and a number of outputs: classes, numbers or tokens.
+        source: Where it comes from; for the paper's models, where the paper uses it.
+        initialise: Sets every parameter from a seed. Without it, the model keeps the weights from `make`, which is
+            called with torch's generator set to the seed.
         tokens: Whether samples are sequences of tokens.
     """
 
@@ -39,8 +39,8 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
     Args:
         name: One of `MODELS`.
         like: The data set to train on, or the shape of one sample.
-        classes: The number of labels, or of other outputs; taken from the data set where there is one.
-        seed: Decides the initial weights, whatever the state of torch's global generator, which is left alone.
+        classes: The number of labels, or of other outputs; taken from the data set if one is given.
+        seed: Determines the initial weights. torch's global generator is neither used nor changed.
 
     Example:
         >>> parameter_count(build("logistic", (1, 28, 28), 10))
@@ -53,13 +53,13 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
     if outputs is None or outputs < (1 if isinstance(like, Dataset) else 2):
         raise InvalidInput(f"classes is {outputs}; give the number of labels, 2 or more")
     if not shape or min(shape) < 1:
-        raise InvalidInput(f"samples of shape {shape} have nothing to learn from; give for example (3, 32, 32)")
+        raise InvalidInput(f"samples of shape {shape} are empty; give for example (3, 32, 32)")
     kind = MODELS[name]
     if isinstance(like, Dataset) and kind.tokens != (like.objective == "next-token"):
         able = [other for other, each in MODELS.items() if each.tokens != kind.tokens]
-        wanted = f"the samples of {like.name} are {'not ' if kind.tokens else ''}sequences of tokens"
+        found = f"the samples of {like.name} are {'not ' if kind.tokens else ''}sequences of tokens"
         raise InvalidInput(
-            f"{wanted}, and {name} takes {'only' if kind.tokens else 'no'} such: use {' or '.join(able)}"
+            f"{found}, which {name} {'needs' if kind.tokens else 'cannot take'}: use {' or '.join(able)}"
         )
     if kind.initialise is None:
         with torch.random.fork_rng(devices=[]):
@@ -83,14 +83,14 @@ def parameter_count(model: nn.Module) -> int:
 
 
 class _AsImage(nn.Module):
-    """Samples of two axes (frames × bands, rows × columns) get a channel axis."""
+    """Adds a channel axis to samples with two axes (frames × bands, rows × columns)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.unsqueeze(1) if x.ndim == 3 else x
 
 
 class _AsImageChannelsLast(_AsImage):
-    """With the channels last in memory: up to a third less time for plain stacks of convolutions on the CPU."""
+    """The same with channels last in memory: up to a third faster for plain stacks of convolutions on the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).contiguous(memory_format=torch.channels_last)
@@ -101,8 +101,8 @@ def _image(shape: Shape, least: int) -> Shape:
     image = (1, *shape) if len(shape) == 2 else shape
     if len(image) != 3 or min(image[1:]) < least:
         raise InvalidInput(
-            f"this model needs images of {least} × {least} pixels or more, as (channels, height, width), not samples "
-            f"of shape {shape}; logistic and mlp take any"
+            f"this model needs images of at least {least} × {least} pixels, as (channels, height, width), not samples "
+            f"of shape {shape}; logistic and mlp take any shape"
         )
     return image
 
@@ -153,7 +153,7 @@ def _vgg11(shape: Shape, classes: int) -> nn.Module:
 
 
 class _Lstm(nn.Module):
-    """Two layers of 128 over the rows of a sample; the last state decides."""
+    """Two layers of 128 over the rows of a sample; the last state is classified."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ def _token_lstm(shape: Shape, tokens: int) -> nn.Module:
 
 
 class _Residual(nn.Module):
-    """Two 3 × 3 convolutions beside a shortcut."""
+    """Two 3 × 3 convolutions with a shortcut."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -227,10 +227,10 @@ def _resnet18(shape: Shape, classes: int) -> nn.Module:
 def _initialise(model: nn.Module, seed: int) -> None:
     """Set every parameter from `seed`.
 
-    Layers before a ReLU keep the size of the signal (He), the last one begins small. The branches of a residual network
-    are narrowed by the root of their number, so that together they add no more than one layer would: without
-    normalisation the signal neither grows nor fades with depth. It was chosen over branches that
-    begin at zero and a learned scale per branch by the loss of 100 steps on CIFAR-10 at a rate of 0.01, one seed each.
+    Layers before a ReLU keep the scale of the signal (He), and the last one starts small. The branches of a residual
+    network are scaled down by the square root of their number, so that together they add no more than one layer would:
+    without normalisation, the signal neither grows nor fades with depth. This was chosen over branches that start at
+    zero and over a learned scale per branch, by the loss after 100 steps on CIFAR-10 at a rate of 0.01, one seed each.
     """
     random = torch.Generator().manual_seed(seed)
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
@@ -253,7 +253,7 @@ def _initialise(model: nn.Module, seed: int) -> None:
 
 
 def _initialise_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
-    """Rotations from state to state and open forget gates: with torch's own values plain SGD does not get going."""
+    """Orthogonal state matrices and open forget gates: with torch's default values, plain SGD hardly learns."""
     for name, parameter in lstm.named_parameters():
         if name.startswith("weight_hh"):
             for gate in parameter.data.chunk(4):

@@ -1,6 +1,6 @@
-"""The network's clock: how long bytes take over links that differ between clients and change over time.
+"""A simulated network: how long transfers take over links that differ between clients and change over time.
 
-The clock is simulated: it says what a federation on such links would have taken, whatever the computer here took.
+It gives the time that a federation on such links would have taken, however long this computer takes.
 """
 
 import csv
@@ -34,7 +34,7 @@ class Network(NamedTuple):
     latency: float
 
     def seconds(self, client: int, direction: Direction, bytes: int, start: float) -> float:
-        """How long a transfer takes that begins at `start`.
+        """How long a transfer that starts at `start` takes.
 
         Example:
             >>> constant(up=8.0, down=80.0, latency=0.05).seconds(client=3, direction="up", bytes=1_000_000, start=0)
@@ -47,12 +47,12 @@ class Network(NamedTuple):
             room = rate * max(0.0, end - now)
             if bits <= room:
                 return now + bits / rate - start
-            # The number is counted, not divided out of the time again: that may round to the slot that is over.
+            # The slot's number is counted, not computed from the time: that may round to the slot just ended.
             bits, now, number = bits - room, max(now, end), number + 1
 
 
 def constant(up: float = 8.4, down: float = 8.4, latency: float = 0.0) -> Network:
-    """The same rates, in Mb/s, for everybody at all times."""
+    """The same rates, in Mb/s, for all clients at all times."""
     _positive(up=up, down=down)
     rates = {"up": up * 1e6, "down": down * 1e6}
     return Network(lambda client, direction, slot: rates[direction], math.inf, _latency(latency))
@@ -61,7 +61,7 @@ def constant(up: float = 8.4, down: float = 8.4, latency: float = 0.0) -> Networ
 def random(
     mean: float = 8.4, spread: float = 0.5, down: float = 1.0, period: float = 10.0, latency: float = 0.0, seed: int = 0
 ) -> Network:
-    """Log-normal rates that change every `period` seconds, each client its own.
+    """Log-normal rates that change every `period` seconds, independently for each client.
 
     Args:
         mean: The mean uplink in Mb/s.
@@ -69,7 +69,7 @@ def random(
         down: How many times faster the downlink is.
         period: Seconds between changes.
         latency: Seconds for each transfer.
-        seed: Another seed, other links.
+        seed: Determines the links.
     """
     _positive(mean=mean, down=down, period=period)
     if not 0 <= spread <= 2:
@@ -87,9 +87,9 @@ def random(
 
 
 def trace(file: str, latency: float = 0.0) -> Network:
-    """Rates from a CSV file with the columns `up` and `down` in Mb/s, a row per second, repeated from its end on.
+    """Rates from a CSV file with the columns `up` and `down` in Mb/s, one row per second, repeated at its end.
 
-    Client i starts at row 97·i, so that clients differ; a column `client` gives each its own rows instead.
+    Client i starts at row 97·i, so that clients differ. With a column `client`, each has its own rows instead.
     """
     rows: dict[int, list[dict[Direction, float]]] = {}
     try:
@@ -127,7 +127,7 @@ NETWORKS: dict[str, Callable[..., Network]] = {"constant": constant, "random": r
 
 
 def make_network(spec: str) -> Network:
-    """A network as a text says: `constant:up=8.4,down=50`, `random:mean=8.4,seed=1`, `trace:file=links.csv`.
+    """Parse a network: `constant:up=8.4,down=50`, `random:mean=8.4,seed=1`, `trace:file=links.csv`.
 
     Example:
         >>> make_network("constant:up=1,latency=0.1").latency

@@ -1,13 +1,13 @@
-"""Parts of somebody else's packages: whatever they register when they are loaded, the `dagc` command knows, too.
+"""Plugins: what other packages register when they are loaded is known to the `dagc` command, too.
 
 A package names a module, or a function to call, in the entry points of its `pyproject.toml`:
 
     [project.entry-points."dagc.plugins"]
     mine = "my_package.methods"
 
-Loading it registers what it has: `dagc.policies.POLICIES["mine"] = Method(…)`, and likewise `dagc.ALLOCATORS`,
-`dagc.COMPRESSORS`, `dagc.VALUE_CODECS`, `dagc.INDEX_CODECS` and `dagc.models.MODELS`. `dagc plugins --check` holds all
-of it to the contracts of `dagc.testing`.
+Loading it registers its parts: `dagc.policies.POLICIES["mine"] = Method(…)`, and likewise in `dagc.ALLOCATORS`,
+`dagc.COMPRESSORS`, `dagc.VALUE_CODECS`, `dagc.INDEX_CODECS` and `dagc.models.MODELS`. `dagc plugins --check` runs the
+contracts of `dagc.testing` on all of them.
 """
 
 from collections.abc import Mapping
@@ -32,16 +32,16 @@ REGISTRIES: Mapping[str, dict[Any, Any]] = {
     "index codec": INDEX_CODECS,
     "model": MODELS,
 }
-"""Where parts are registered, by what they are."""
+"""Where parts are registered, by kind."""
 
 
 class Plugin(NamedTuple):
-    """What came of one entry point.
+    """One entry point, loaded or not.
 
     Attributes:
-        name: The entry point's.
+        name: The entry point's name.
         where: The module, and perhaps a function in it.
-        added: What it has registered: for every part, what it is and its name.
+        added: The kind and name of every part it registered.
         problem: Why it could not be loaded; empty if it was.
     """
 
@@ -55,7 +55,7 @@ _loaded: list[Plugin] | None = None
 
 
 def load_plugins() -> list[Plugin]:
-    """Load all plugins, once in a process; one that fails is left out, and its `problem` says why.
+    """Load all plugins, once per process. One that fails is left out, and its `problem` says why.
 
     Example:
         >>> isinstance(load_plugins(), list)
@@ -63,7 +63,7 @@ def load_plugins() -> list[Plugin]:
     """
     global _loaded
     if _loaded is None:
-        _loaded = []  # also while they are loaded: one may ask for the others
+        _loaded = []  # set before loading: a plugin may ask for the others
         _loaded += [_load(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
     return _loaded
 
@@ -75,7 +75,7 @@ def _load(point: Any) -> Plugin:
         if callable(found):
             found()
     except Exception as error:  # whatever somebody else's code may raise
-        for kind, registry in REGISTRIES.items():  # half a plugin is none
+        for kind, registry in REGISTRIES.items():  # undo what it has registered so far
             registry.clear()
             registry.update(before[kind])
         return Plugin(point.name, point.value, problem=f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""The one type that travels: a few entries of a long vector. Below it, how a server adds many of them up."""
+"""`Sparse`, the one type that is sent: a few entries of a long vector; and the server's sum of many of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dagc.errors import InvalidInput
 __all__ = ["MAX_SIZE", "Sparse", "aggregate", "aggregate_sparse"]
 
 MAX_SIZE = 1 << 48
-"""The longest vector: far above any model, and low enough that sums of positions never overflow."""
+"""The longest vector: far larger than any model, and small enough that sums of positions never overflow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,8 +25,8 @@ class Sparse:
         size: The length of the whole vector.
         indices: Where the entries are: int64, ascending, each once.
         values: What they are: float32, finite.
-        seed: If the indices were drawn by `dagc.random_k`, what they were drawn from; the wire then sends
-            the seed in their place.
+        seed: If the indices were drawn by `dagc.random_k`, the seed they were drawn from. It is then sent instead of
+            the indices.
 
     Example:
         >>> sparse = Sparse(6, [1, 4], [0.5, -2.0])
@@ -40,7 +40,7 @@ class Sparse:
     seed: int | None = None
 
     def __init__(self, size: int, indices: ArrayLike, values: ArrayLike) -> None:
-        """Check the entries and hold them; `trusted` skips the check."""
+        """Check the entries and store them. `trusted` skips the check."""
         if not 1 <= size <= MAX_SIZE:
             raise InvalidInput(f"size must be from 1 to 2^48, not {size}")
         index, value = np.asarray(indices), np.asarray(values)
@@ -58,7 +58,7 @@ class Sparse:
         if not self.ascends:
             raise InvalidInput(f"indices must ascend, each once, from 0 to {size - 1}")
         if not np.isfinite(value).all():
-            raise InvalidInput("values must be finite: NaN or infinity would stay in the model for ever")
+            raise InvalidInput("values must be finite: NaN or infinity would stay in the model forever")
 
     def _hold(self, size: int, indices: NDArray[np.int64], values: NDArray[np.float32], seed: int | None) -> None:
         hold = object.__setattr__
@@ -71,10 +71,10 @@ class Sparse:
     def trusted(
         cls, size: int, indices: NDArray[np.int64], values: NDArray[np.float32], seed: int | None = None
     ) -> Self:
-        """Hold entries (and their seed) that are known to be right, unchecked: from kernels or from `decode`.
+        """Store entries (and their seed) without checking them, because kernels or `decode` already have.
 
-        Whoever calls this answers for them. What goes to memory or to the wire by them looks again (`checked`): a wrong
-        index is an error there.
+        The caller is responsible for them. Code that writes to memory or to the wire checks them again (`checked`), so
+        a wrong index is an error there.
         """
         sparse = cls.__new__(cls)
         sparse._hold(size, indices, values, seed)
@@ -82,7 +82,7 @@ class Sparse:
 
     @property
     def ascends(self) -> bool:
-        """Whether the indices are within the vector and ascend, each once: always, but for what was only `trusted`."""
+        """Whether the indices are in range and strictly ascending. Only `trusted` can make one where they are not."""
         index = self.indices
         return not len(index) or bool(index[0] >= 0 and index[-1] < self.size and (index[1:] > index[:-1]).all())
 
@@ -95,11 +95,11 @@ class Sparse:
         return self
 
     def __len__(self) -> int:
-        """The number of entries held."""
+        """The number of entries."""
         return len(self.indices)
 
     def __eq__(self, other: object) -> bool:
-        """Equal if they hold the same entries, bit for bit."""
+        """Whether both have the same entries, bit for bit."""
         if not isinstance(other, Sparse):
             return NotImplemented
         return (
@@ -123,7 +123,7 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
 
     Args:
         sparses: What the clients sent; all of one size.
-        weights: How much each counts: counts or shares.
+        weights: How much each client counts: numbers of examples, or shares.
         out: A float32 CPU vector to write the result to, instead of a new one.
 
     Example:
@@ -153,7 +153,7 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
 
 
 def aggregate_sparse(sparses: Sequence[Sparse], weights: ArrayLike) -> Sparse:
-    """The same sum, bit for bit, as a `Sparse` of all entries that any client sent."""
+    """The same sum as `aggregate`, bit for bit, as a `Sparse` of all entries that any client sent."""
     shares = _shares(sparses, weights)
     if compiled():
         from dagc import _sum_kernels
@@ -174,30 +174,32 @@ def aggregate_sparse(sparses: Sequence[Sparse], weights: ArrayLike) -> Sparse:
 
 
 def _refuse_wrong(sparses: Sequence[Sparse]) -> None:
-    """Entries that came through `Sparse.trusted` and are not what it wants."""
+    """Refuse entries that came through `Sparse.trusted` and should not have."""
     for number, sparse in enumerate(sparses):
         if len(sparse.values) != len(sparse):
-            raise InvalidInput(f"{len(sparse)} indices have {len(sparse.values)} values: give one for each")
+            raise InvalidInput(
+                f"client {number} has {len(sparse)} indices and {len(sparse.values)} values: give one value per index"
+            )
         if not sparse.ascends:
             raise InvalidInput(f"the indices of client {number} do not ascend from 0 to {sparse.size - 1}")
 
 
 def _addresses(sparses: Sequence[Sparse]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
-    """A row (address of indices, address of values, length) for each, and the arrays to hold on to meanwhile."""
+    """A row (address of indices, address of values, length) for each, and the arrays to keep alive meanwhile."""
     held: list[NDArray[Any]] = []
     rows = []
     for sparse in sparses:
         indices = np.ascontiguousarray(sparse.indices, dtype=np.int64)
         values = np.ascontiguousarray(sparse.values, dtype=np.float32)
         if indices.ndim != 1 or values.shape != indices.shape:
-            raise InvalidInput(f"{indices.shape} indices have {values.shape} values: give one for each")
+            raise InvalidInput(f"indices have shape {indices.shape}, values {values.shape}: give one value per index")
         held += indices, values
         rows.append((_address(indices), _address(values), len(indices)))
     return np.array(rows, dtype=np.int64).reshape(-1, 3), held
 
 
 def _address(array: NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])  # array.ctypes.data is that, and slow
+    return int(array.__array_interface__["data"][0])  # array.ctypes.data is the same, but slow
 
 
 def _shares(sparses: Sequence[Sparse], weights: ArrayLike) -> NDArray[np.float32]:
@@ -207,7 +209,7 @@ def _shares(sparses: Sequence[Sparse], weights: ArrayLike) -> NDArray[np.float32
     if weight.shape != (len(sparses),):
         raise InvalidInput(f"weights must hold one number for each of the {len(sparses)} clients, not {weight.shape}")
     if not (np.isfinite(weight).all() and (weight >= 0).all() and weight.any()):
-        raise InvalidInput(f"weights must be finite, not negative, and not all 0, but are {weights!r:.200}")
+        raise InvalidInput(f"weights must be finite, not negative and not all 0, not {weights!r:.200}")
     sizes = {sparse.size for sparse in sparses}
     if len(sizes) > 1:
         raise InvalidInput(f"all clients must have vectors of one size, not {sorted(sizes)}")

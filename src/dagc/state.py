@@ -1,4 +1,4 @@
-"""The one file format for whatever is kept between rounds: named numbers and arrays, a version and a checksum.
+"""The one file format for all state kept between rounds: named numbers and arrays, a version and a checksum.
 
 A file is, in this order:
 
@@ -10,9 +10,9 @@ A file is, in this order:
 | | the head, JSON: `kind`, `version`, `numbers`, and `arrays`, a list of `[name, type, shape, offset]` |
 | | zeros up to a multiple of 64 |
 | | the arrays (offsets count from here), each followed by zeros up to a multiple of 64 |
-| 4 | CRC-32 of all before the arrays, then of each array's `checksum` and the zeros after the array |
+| 4 | CRC-32 of everything before the arrays, then of each array's `checksum` and the zeros after the array |
 
-Integers and arrays are little-endian. The format's version is about this table, the head's about what the kind means.
+Integers and arrays are little-endian. The format's version covers this table, the head's version the kind's content.
 """
 
 import json
@@ -40,23 +40,23 @@ ALIGN = 64
 BLOCK = 1 << 15
 CHECKSUM = 4
 DIMENSIONS = 32
-"""More axes than that no numpy of ours can hold."""
+"""The most axes that every supported numpy can hold."""
 TYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip
 
 
 class NewerVersion(CheckpointError):
-    """A file that is whole, but was written by a newer version of dagc."""
+    """A file that is intact, but was written by a newer version of dagc."""
 
 
 class State(NamedTuple):
     """What was in a file.
 
     Attributes:
-        version: Of the kind, as `save_state` got it; the caller brings an older one up to date.
-        numbers: As JSON holds them: keys are strings, tuples have become lists.
-        arrays: By name, writable. They are parts of one buffer: who keeps a small one keeps all of it.
+        version: The version passed to `save_state`; the caller migrates older ones.
+        numbers: As they come back from JSON: keys are strings, tuples have become lists.
+        arrays: By name, writable. They share one buffer: keeping a small one keeps all of it.
     """
 
     version: int
@@ -67,8 +67,8 @@ class State(NamedTuple):
 def checksum(array: NDArray[Any]) -> int:
     """CRC-32 of the sums of every 4,096 words of eight bytes, then of the bytes left over.
 
-    Many times as fast as the CRC-32 of all bytes. Any single change is found; words that changed places within their
-    32,768 bytes are not.
+    Many times faster than the CRC-32 of all bytes. Any single change is detected; words that changed places within
+    their 32,768 bytes are not.
 
     Example:
         >>> checksum(np.arange(10, dtype=np.float32))
@@ -88,14 +88,14 @@ def save_state(
     arrays: Mapping[str, NDArray[Any]],
     private: bool = False,
 ) -> None:
-    """Write a state; the file is there as a whole, or as it was before.
+    """Write a state. The file is replaced as a whole, or stays as it was.
 
     Args:
         path: The file.
-        kind: What the state is of; `load_state` refuses any other kind.
-        version: Of what `numbers` and `arrays` mean, from 1.
-        numbers: Whatever JSON can hold.
-        arrays: Booleans, integers and floats of up to 64 bits. They are written without a copy in memory.
+        kind: What the state belongs to; `load_state` refuses any other kind.
+        version: The version of the content of `numbers` and `arrays`, from 1.
+        numbers: Anything that JSON can hold.
+        arrays: Booleans, integers and floats of up to 64 bits. They are written without copying them.
         private: Only the user may read the file.
 
     Raises:
@@ -161,11 +161,11 @@ def load_state(path: str | os.PathLike[str], kind: str, newest: int) -> State:
 
     Args:
         path: The file.
-        kind: What the state must be of.
+        kind: What the state must belong to.
         newest: The newest version of this kind that the caller understands.
 
     Raises:
-        CheckpointError: The file is not there, is damaged, or is of another kind.
+        CheckpointError: The file is missing, damaged, or of another kind.
         NewerVersion: It was written by a newer version of dagc (a `CheckpointError`, too).
     """
     try:
@@ -176,7 +176,7 @@ def load_state(path: str | os.PathLike[str], kind: str, newest: int) -> State:
 
 
 def parse_state(content: bytes, path: str | os.PathLike[str], kind: str, newest: int) -> State:
-    """A state that `dump_state` wrote; errors are about the file `path`. As `load_state` otherwise."""
+    """Like `load_state`, for bytes from `dump_state`; errors name the file `path`."""
     return _state(BytesIO(content), len(content), path, kind, newest)
 
 
@@ -190,14 +190,14 @@ def _state(file: IO[bytes], size: int, path: str | os.PathLike[str], kind: str, 
         raise newer
     found, state = read
     if found != kind:
-        raise CheckpointError(f"{path} holds a state of the kind {found!r:.100}, not {kind!r}")
+        raise CheckpointError(f"{path} holds a state of kind {found!r:.100}, not {kind!r}")
     if state.version > newest:
         raise newer
     return state
 
 
 class _Entry(NamedTuple):
-    """An array that a head lists; its offset is from where the arrays begin."""
+    """An array listed in a head; its offset counts from where the arrays begin."""
 
     name: str
     dtype: np.dtype[Any]
@@ -231,24 +231,24 @@ def _read(file: IO[bytes], size: int) -> tuple[str, State] | None:
     """The kind and the state in a file; None if its format is newer than ours."""
     fixed = file.read(FIXED)
     if len(fixed) < FIXED or fixed[:4] != MAGIC or fixed[4] < 1:
-        raise ValueError("it does not begin as a file of dagc does")
+        raise ValueError("it does not start like a file of dagc")
     if fixed[4] > FORMAT:
         return None
     length = int.from_bytes(fixed[5:], "little")
     start = _aligned(FIXED + length)
     if start + CHECKSUM > size:
-        raise ValueError(f"it has {size:,} bytes, its head alone {length:,}")
+        raise ValueError(f"it has {size:,} bytes, but its head claims {length:,}")
     rest = file.read(start - FIXED)
     head = json.loads(rest[:length].decode())
     if not isinstance(head, dict) or set(head) != {"kind", "version", "numbers", "arrays"}:
-        raise ValueError("its head is not as it should be")
+        raise ValueError("its head is malformed")
     kind, version, numbers = head["kind"], head["version"], head["numbers"]
     if not isinstance(kind, str) or not _is_count(version) or not isinstance(numbers, dict):
-        raise ValueError("its head is not as it should be")
+        raise ValueError("its head is malformed")
     entries = _entries(head["arrays"])
     end = entries[-1].end if entries else 0
     if start + end + CHECKSUM != size:
-        raise ValueError(f"it has {size:,} bytes, its head says {start + end + CHECKSUM:,}")
+        raise ValueError(f"it has {size:,} bytes, but its head says {start + end + CHECKSUM:,}")
     buffer = np.empty(end + CHECKSUM, np.uint8)
     if file.readinto(buffer.data) != len(buffer):  # type: ignore[attr-defined]
         raise ValueError("it ends too early")
@@ -265,16 +265,16 @@ def _read(file: IO[bytes], size: int) -> tuple[str, State] | None:
 
 
 def _entries(listed: list[Any]) -> list[_Entry]:
-    """The arrays that a head lists, which must follow each other."""
+    """The arrays listed in a head, which must be consecutive."""
     entries: list[_Entry] = []
     names = set()
     for name, dtype, shape, offset in listed:
         if not isinstance(name, str) or name in names:
-            raise ValueError(f"its array {name!r:.100} is there twice, or not a name")
+            raise ValueError(f"its array {name!r:.100} is listed twice, or that is not a name")
         if dtype not in TYPES:
             raise ValueError(f"its array {name!r:.100} is of type {dtype!r:.100}")
         if not isinstance(shape, list) or len(shape) > DIMENSIONS or not all(map(_is_count, shape)):
-            raise ValueError(f"its array {name!r:.100} has the shape {shape!r:.100}")
+            raise ValueError(f"its array {name!r:.100} has shape {shape!r:.100}")
         expected = entries[-1].end if entries else 0
         if offset != expected:
             raise ValueError(f"its array {name!r:.100} is at {offset!r:.100}, not at {expected:,}")
@@ -284,12 +284,12 @@ def _entries(listed: list[Any]) -> list[_Entry]:
 
 
 def _add(crc: int, content: NDArray[np.uint8], zeros: bytes) -> int:
-    """The file's checksum with one more array, and the zeros after it."""
+    """The file's checksum, continued with one more array and the zeros after it."""
     return zlib.crc32(checksum(content).to_bytes(CHECKSUM, "little") + zeros, crc)
 
 
 def _little_endian(path: object, name: str, array: NDArray[Any]) -> NDArray[np.uint8]:
-    """An array's bytes as they are written: a view wherever the memory is so already."""
+    """An array's bytes as written: a view if the memory already has that layout."""
     if array.dtype.name not in TYPES:
         raise InvalidInput(
             f"{path} cannot hold the array {name!r} of type {array.dtype}: use one of {', '.join(TYPES)}"

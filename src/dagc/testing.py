@@ -1,4 +1,4 @@
-"""The contracts, as checks that anybody can run on a part of their own: everything registered here passes them.
+"""The contracts, as checks to run on parts of your own. Everything registered in dagc passes them.
 
     from dagc import Allocator
     from dagc.testing import check_allocator
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def profiles() -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-    """Size profiles that allocators meet: equal, single, skewed, one large, with clients that hold nothing."""
+    """Size profiles for allocators: equal, single, skewed, one large, with clients that hold nothing."""
     rng = np.random.default_rng(1)
     return {
         "single": np.array([7.0]),
@@ -53,7 +53,7 @@ def profiles() -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
 
 
 def vectors() -> dict[str, torch.Tensor]:
-    """Vectors that compressors meet: heavy tails, ties, zeros of both signs, denormals, one entry, odd lengths."""
+    """Vectors for compressors: heavy tails, ties, zeros of both signs, denormals, one entry, odd lengths."""
     generator = torch.Generator().manual_seed(1)
     heavy = torch.randn(4097, generator=generator).pow(5)
     return {
@@ -70,10 +70,10 @@ def vectors() -> dict[str, torch.Tensor]:
 
 
 def check_allocator(allocator: Allocator, name: str = "the allocator") -> None:
-    """Every rule: one parameter per client in the caller's order, the budget spent exactly, never above 1 or a cap.
+    """Check an allocator: one parameter per client in the caller's order, budget spent exactly, never above 1 or a cap.
 
     Args:
-        allocator: What would be registered in `dagc.ALLOCATORS`; `Allocator(ratios=rule)` makes one of a rule, whose
+        allocator: What would be registered in `dagc.ALLOCATORS`. `Allocator(ratios=rule)` makes one from a rule, whose
             budget is the *sum* of the ratios.
         name: What to call it in errors.
     """
@@ -101,7 +101,7 @@ def _check_ratios(weights: np.ndarray[Any, np.dtype[np.float64]], ratio: float, 
     assert np.all(ratios <= 1), f"{where}: a ratio of {ratios.max()} is above 1"
     caps = np.where(np.arange(len(weights)) % 2, 1.0, min(1.0, ratio))
     capped = allocate(weights, ratio=ratio, method="under test", caps=caps)
-    assert np.all(capped <= caps), f"{where}: a cap is passed"
+    assert np.all(capped <= caps), f"{where}: a cap is exceeded"
     assert np.isclose(capped.sum(), budget, rtol=1e-9), f"{where}: with caps spends {capped.sum()}, not {budget}"
     order = np.random.default_rng(2).permutation(len(weights))
     shuffled = allocate(weights[order], ratio=ratio, method="under test")
@@ -127,7 +127,7 @@ def _check_thresholds(weights: np.ndarray[Any, np.dtype[np.float64]], where: str
 
 
 def check_compressor(compressor: Compressor, parameters: Callable[[torch.Tensor], list[Any]], name: str = "it") -> None:
-    """Every compressor: entries of the vector unchanged, in order, the vector untouched; nothing lost with feedback.
+    """Check a compressor: values unchanged, indices in order, input untouched, nothing lost with error feedback.
 
     Args:
         compressor: What to check.
@@ -143,7 +143,7 @@ def check_compressor(compressor: Compressor, parameters: Callable[[torch.Tensor]
             checked = Sparse(sparse.size, sparse.indices, sparse.values)  # refuses disorder
             assert sparse.size == len(vector), f"{where}: has size {sparse.size}"
             assert checked.values.tobytes() == vector.numpy()[checked.indices].tobytes(), f"{where}: changed a value"
-            assert compressor(vector, parameter, seed=3) == sparse, f"{where}: twice the same input, two results"
+            assert compressor(vector, parameter, seed=3) == sparse, f"{where}: the same input gives two results"
             feedback = ErrorFeedback(compressor, len(vector))
             for _ in range(3):
                 total = feedback.residual + vector / 4
@@ -152,7 +152,7 @@ def check_compressor(compressor: Compressor, parameters: Callable[[torch.Tensor]
 
 
 def check_index_codec(codec: IndexCodec, name: str = "the index codec") -> None:
-    """Every index codec: its size is known before it writes, and it reads back what it wrote and nothing longer."""
+    """Check an index codec: its size is known before it writes, and it reads back what it wrote and nothing longer."""
     rng = np.random.default_rng(4)
     for size in (1, 7, 128, 1000, 70_000, 1 << 40):
         for count in {0, 1, min(size, 127), min(size, 129), min(size, 1000), size if size < 10_000 else 1}:
@@ -178,7 +178,7 @@ def check_index_codec(codec: IndexCodec, name: str = "the index codec") -> None:
 
 
 def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Plan]:
-    """Every way in which a method can be asked for: each budget it takes, with and without everything else it takes."""
+    """Plans for every way to use a method: each budget it takes, with and without every other setting it takes."""
     kind = POLICIES[method]
     amounts: dict[str, dict[str, Any]] = {
         "ratio": {"ratio": 0.01},
@@ -204,12 +204,12 @@ def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Pl
 
 
 def check_policy(method: Method, name: str = "the policy", options: Mapping[str, float] | None = None) -> None:
-    """Every policy: a parameter for everybody present, while clients come and go; budgets, caps and memory are kept.
+    """Check a policy: a parameter for every client present while clients come and go; budgets, caps and state hold.
 
     Args:
         method: What would be registered in `dagc.policies.POLICIES`.
         name: What to call it in errors.
-        options: Values for the options that it takes, to be tried, too.
+        options: Values to try for the options that it takes.
     """
     POLICIES["under test"] = method
     try:
@@ -243,7 +243,7 @@ def _check_decisions(plan: Plan, where: str) -> None:
         other = plan.policy(size)
         other.load_state_dict(json.loads(json.dumps(policy.state_dict())))
         decided = policy.decide(now)
-        assert other.decide(now) == decided, f"{at}: decides otherwise after its state was saved and loaded"
+        assert other.decide(now) == decided, f"{at}: decides differently after its state was saved and loaded"
         assert len(decided) == len(present), f"{at}: {len(decided)} parameters for {len(present)} clients"
         if plan.threshold is not None:
             assert all(0 < threshold < np.inf for threshold in decided), f"{at}: a threshold is not above 0"
@@ -254,7 +254,7 @@ def _check_decisions(plan: Plan, where: str) -> None:
         if "rate" in POLICIES[plan.method].budgets and plan.threshold is None:  # it keeps budgets
             entries_due += 0.0 if plan.ratio is None else plan.ratio * len(present) * size
             sent = [k for k in decided if k]
-            taken = int(payload_size(size, sent, plan.values, compact=plan.compact, raw=plan.raw).sum())
+            taken = int(payload_size(size, sent, plan.values, frames=plan.frames).sum())
             if account is not None:
                 assert taken <= account.balance, f"{at}: up to {taken} bytes, more than {account.balance}"
                 account.spend(taken)
@@ -266,18 +266,18 @@ def _check_decisions(plan: Plan, where: str) -> None:
 
 
 def check_value_codec(codec: ValueCodec, name: str = "the value codec") -> None:
-    """Every value codec: its size is known, everything finite stays finite, and decoding is a fixed point."""
+    """Check a value codec: its size is known, finite values stay finite, decoded values encode to the same bytes."""
     for kind, vector in vectors().items():
         for count in (0, 1, min(len(vector), 255), len(vector)):
             values = vector.numpy()[:count]
             where = f"{name} with {count} values of {kind!r}"
             section = codec.write(values)
             assert len(section) == codec.size(count), f"{where}: {len(section)} bytes, not {codec.size(count)}"
-            assert codec.size(count) <= codec.size(count + 1), f"{where}: takes more bytes than with one value more"
+            assert codec.size(count) <= codec.size(count + 1), f"{where}: takes more bytes than one value more would"
             decoded = codec.read(memoryview(section), count)
             got = f"{len(decoded)} {decoded.dtype}"
             assert got == f"{count} float32", f"{where}: read {got}, not {count} float32 values"
             assert np.isfinite(decoded).all(), f"{where}: made NaN or infinity of finite values"
             again = codec.write(decoded)
             assert again == section, f"{where}: what was decoded encodes to other bytes"
-            assert np.all(decoded.astype(np.float64) * values >= 0), f"{where}: a sign turned"
+            assert np.all(decoded.astype(np.float64) * values >= 0), f"{where}: a sign changed"

@@ -1,12 +1,12 @@
 """What the paper proves about an allocation: key factors, step-size limits and iteration bounds, as plain functions.
 
-Nothing in the way of a gradient calls this module; it is for judging an allocation before training.
+Training does not use this module; it is for judging an allocation beforehand.
 `docs/explanation/theory.md` explains what the formulas say and where they mislead.
 
 Everywhere, `weights` are the clients' data sizes in any unit; they are scaled to the paper's shares p_i with Σp_i = 1,
-and clients of weight 0 are left out, from n too. `ratios` are the δ_i of relative compressors (Top-k, Random-k), and
-`thresholds` the λ_i of the absolute one (hard threshold). A ratio above 1 is only refused by a compressor, not here:
-Algorithm 2 can produce one, and its factors are then still worth looking at.
+and clients of weight 0 are left out, also from n. `ratios` are the δ_i of relative compressors (Top-k, Random-k), and
+`thresholds` the λ_i of the absolute one (hard threshold). A ratio above 1 is refused by compressors, but not here:
+Algorithm 2 can produce one, and its factors are still of interest.
 """
 
 from dataclasses import dataclass
@@ -173,7 +173,7 @@ def matching_thresholds(ratios: ArrayLike, threshold: float) -> FloatArray:
     """Theorem 8: the thresholds λ_i ∝ 1/δ_i that go with these ratios, with harmonic mean λ̄ = `threshold`.
 
     The paper gets this proportion by assuming a power law between λ and δ and matching its exponent to the 2/3 rule: it
-    holds by construction there, and is no statement about how many entries a threshold will pass.
+    holds by construction there, and says nothing about how many entries will exceed a threshold.
 
     Example:
         >>> matching_thresholds([0.004, 0.001, 0.001], threshold=0.05).round(3)
@@ -189,7 +189,7 @@ def matching_thresholds(ratios: ArrayLike, threshold: float) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """The training problem as the paper's Assumptions 1–4 see it; all ones are good enough to compare allocations.
+    """The training problem in the terms of the paper's Assumptions 1–4. The defaults suffice to compare allocations.
 
     Example:
         >>> Problem(objective="convex", smoothness=4.0, noise=0.5).growth
@@ -207,19 +207,19 @@ class Problem:
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
-            raise InvalidInput(f"objective is {self.objective!r}; take one of {', '.join(get_args(Objective))}")
+            raise InvalidInput(f"objective is {self.objective!r}; choose one of {', '.join(get_args(Objective))}")
         for name in ("smoothness", "gap", "distance", "convexity"):
             _number(getattr(self, name), name)
         for name in ("noise", "heterogeneity"):
             _number(getattr(self, name), name, zero_is_fine=True)
         if _number(self.growth, "growth") < 1:
             raise InvalidInput(
-                f"growth (Z) is {self.growth}; it is at least 1, since the global gradient is an average"
+                f"growth (Z) is {self.growth}; it must be at least 1, since the global gradient is an average"
             )
         if self.objective == "strongly-convex" and self.convexity > self.smoothness:
             raise InvalidInput(
                 f"convexity (μ) {self.convexity} is above smoothness (L) {self.smoothness}; "
-                "no function is more convex than it is smooth: lower the one or raise the other"
+                "no function is more convex than it is smooth: lower one or raise the other"
             )
 
 
@@ -289,7 +289,7 @@ def absolute_iterations(
 
 
 def _iterations(shares: FloatArray, problem: Problem, accuracy: float, drift: float, curvature: float) -> float:
-    """The frame that the six bounds share: the noise of SGD + the drift by compression + what smoothness costs."""
+    """The form that the six bounds share: the noise of SGD + the drift from compression + the cost of smoothness."""
     epsilon, smooth = _number(accuracy, "accuracy"), problem.smoothness
     noise = problem.noise**2 * float(np.sum(shares**2))
     if problem.objective != "non-convex":

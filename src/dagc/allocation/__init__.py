@@ -1,7 +1,7 @@
 """Who may send how much: one compression parameter per client, from the data each holds, under one budget.
 
-A *ratio* is the part of a vector's entries that a client may send (δ in the paper); the budget is their mean.
-A *threshold* is the magnitude from which on an entry is sent (λ); the budget is their harmonic mean.
+A *ratio* is the fraction of a vector's entries that a client may send (δ in the paper); the budget is their mean.
+A *threshold* is the smallest magnitude at which an entry is sent (λ); the budget is their harmonic mean.
 """
 
 import warnings
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class Allocator(NamedTuple):
-    """A rule for ratios, one for thresholds, or both; what `ALLOCATORS` holds under a method's name."""
+    """A method's rule for ratios, its rule for thresholds, or both; the values of `ALLOCATORS`."""
 
     ratios: Rule | None = None
     thresholds: Rule | None = None
@@ -52,7 +52,7 @@ ALLOCATORS: dict[str, Allocator] = {
     "dagc-a": Allocator(thresholds=dagc_a),
     "power": Allocator(power, dagc_a),  # with the exponent 2/3 the thresholds are Algorithm 3
 }
-"""Every method by name; add an `Allocator` here and `allocate`, the command line and the contract suite know it."""
+"""Every method by name. Add an `Allocator` here, and `allocate`, the command line and the contract suite find it."""
 
 
 def allocate(
@@ -66,29 +66,27 @@ def allocate(
     caps: ArrayLike | None = None,
     size: int | None = None,
     values: str = "fp32",
-    compact: bool = False,
-    raw: bool = False,
+    frames: str = "plain",
 ) -> Array:
-    """One compression parameter per client, in the order of `weights`, under one budget.
+    """Divide one budget into one compression parameter per client, in the order of `weights`.
 
-    Exactly one of the three budgets is given. Clients of weight 0 take no part: they get ratio 0 (threshold infinity)
+    Give exactly one of the three budgets. Clients of weight 0 do not take part: they get ratio 0 (threshold infinity)
     and do not count in the mean.
 
     Args:
-        weights: How much data each client holds: counts or shares.
+        weights: How much data each client holds: numbers of examples, or shares.
         ratio: The budget as the mean ratio of entries sent, in (0, 1].
         threshold: The budget as the harmonic mean of the thresholds.
-        bytes: The budget as payload bytes per round, all clients together; needs `size`. It is an upper limit that no
-            gradient can pass, since `dagc.wire.payload_size` is the most that this number of entries can take.
+        bytes: The budget as payload bytes per round, for all clients together; needs `size`. No gradient can exceed
+            it, since `dagc.wire.payload_size` is the most that a number of entries can take.
         method: A name in `ALLOCATORS`.
         exponent: For `power` only; 2/3 if not given.
-        caps: The largest ratio of each client (a metered plan, a slow link), at most 1, which is also the default. What
-            a cap cuts off goes to the others by the same rule. If all caps together stay below the budget, they are
-            the answer, with a `BudgetWarning`.
+        caps: The largest ratio of each client (a metered plan, a slow link), at most 1, which is the default. What a
+            cap cuts off goes to the others by the same rule. If all caps together are below the budget, every client
+            gets its cap, with a `BudgetWarning`.
         size: The number of entries in the vector, with `bytes`.
         values: The value codec that will be used, with `bytes`.
-        compact: Whether frames will be compact, with `bytes`.
-        raw: Whether indices will be raw, with `bytes`.
+        frames: The kind of frames that will be used, with `bytes`; a name in `dagc.wire.FRAMES`.
 
     Example:
         >>> allocate([5000, 3000, 200, 10], ratio=0.001, method="power").round(6)
@@ -132,14 +130,14 @@ def allocate(
         assert bytes is not None
         if size is None:
             raise InvalidInput("a budget in bytes needs size=, the number of entries in the vector")
-        result[order] = _within_bytes(rule, shares, cap, bytes, size, values, compact, raw)
+        result[order] = _within_bytes(rule, shares, cap, bytes, size, values, frames)
     return result
 
 
 def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> NDArray[np.int64]:
-    """How many entries each client sends: integers whose sum is the budget, by largest remainder.
+    """How many entries each client sends: integers that add up to the budget, by largest remainder.
 
-    The sum is `floor(Σ ratios · size)`. Every client with a ratio above 0 gets at least one entry and none gets more
+    The sum is `floor(Σ ratios · size)`. Every client with a ratio above 0 gets at least one entry, and none gets more
     than `size` or, if given, its cap.
 
     Example:
@@ -171,7 +169,7 @@ def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> N
 
 
 def most_entries(caps: ArrayLike, size: int) -> NDArray[np.int64]:
-    """The largest number of entries of a vector that stays within each cap.
+    """The most entries of a vector that are within each cap.
 
     Example:
         >>> most_entries([1 / 49, 0.5, 1.0], size=49)
@@ -182,14 +180,14 @@ def most_entries(caps: ArrayLike, size: int) -> NDArray[np.int64]:
 
 
 def apportion(quota: Array, total: float, most: NDArray[np.int64], least: int = 1) -> NDArray[np.int64]:
-    """Integers from `least` to `most` that add up to `total`, rounded down, as near to proportional as that allows."""
+    """Integers from `least` to `most` that add up to `total`, rounded down, and are as proportional as possible."""
     count = np.full(len(quota), least, dtype=np.int64)
-    free = np.flatnonzero(quota > 0)  # whose count is not settled by a bound yet
+    free = np.flatnonzero(quota > 0)  # whose count is not fixed by a bound yet
     left = total - least * (len(quota) - len(free))
     while len(free):
         want = quota[free] * (left / quota[free].sum())
         low, high = want < least, want > most[free]
-        # Settle only the bound that matters more this time: settling one side moves the other.
+        # Apply only the bound that matters more this time: fixing one side moves the other.
         low_first = (least - want[low]).sum() >= (want[high] - most[free][high]).sum()
         settled = low if low_first else high
         if not settled.any():
@@ -214,13 +212,12 @@ def apportion_bytes(
     size: int,
     values: str = "fp32",
     *,
-    compact: bool = False,
-    raw: bool = False,
+    frames: str = "plain",
 ) -> NDArray[np.int64]:
-    """Integers up to `most`, as near to proportional to `quota` as that allows, whose frames fit into the budget.
+    """Integers up to `most`, as proportional to `quota` as possible, whose frames fit into the budget.
 
-    Each frame is counted with the most bytes that it can take; who gets 0 sends none. What is left is less than another
-    entry takes, or 0.4 %.
+    Every frame counts with the most bytes it can take; a client that gets 0 sends none. What is left of the budget is
+    too little for another entry, or at most 0.4 % of it.
 
     Example:
         >>> counts = apportion_bytes(np.array([3.0, 1.0, 0.0]), 500, np.array([9000, 9000, 9000]), 10_000, "fp16")
@@ -230,7 +227,7 @@ def apportion_bytes(
 
     def shared(total: int) -> tuple[NDArray[np.int64], int]:
         counts = apportion(quota, total, most, least=0)
-        return counts, int(payload_size(size, counts[counts > 0], values, compact=compact, raw=raw).sum())
+        return counts, int(payload_size(size, counts[counts > 0], values, frames=frames).sum())
 
     fits, best = 0, np.zeros(len(quota), dtype=np.int64)
     too_many = min(int(most[quota > 0].sum()), 8 * max(0, budget)) + 1
@@ -246,7 +243,7 @@ def apportion_bytes(
                 break
         else:
             too_many = total
-        if attempt < 6 and taken != before[1]:  # along the line through the last two, as frames grow nearly straight
+        if attempt < 6 and taken != before[1]:  # secant steps: frames grow almost linearly
             before, total = (total, taken), total + (budget - taken) * (total - before[0]) // (taken - before[1])
         else:
             total = (fits + too_many) // 2
@@ -254,11 +251,11 @@ def apportion_bytes(
 
 
 def _capped(rule: Rule, shares: Array, total: float, caps: Array) -> Array:
-    """The rule's ratios with none above its cap; what caps cut off is given to the others by the same rule."""
+    """The rule's ratios, none above its cap. What caps cut off goes to the others by the same rule."""
     if caps.sum() <= total:
         if caps.sum() < total * (1 - 1e-9):
             warnings.warn(
-                f"all caps together ({caps.sum():.4g}) are below the budget ({total:.4g}): every client gets its cap",
+                f"the caps add up to {caps.sum():.4g}, less than the budget of {total:.4g}: every client gets its cap",
                 BudgetWarning,
                 stacklevel=3,
             )
@@ -276,14 +273,12 @@ def _capped(rule: Rule, shares: Array, total: float, caps: Array) -> Array:
     return result
 
 
-def _within_bytes(
-    rule: Rule, shares: Array, caps: Array, budget: int, size: int, values: str, compact: bool, raw: bool
-) -> Array:
+def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int, values: str, frames: str) -> Array:
     """The largest ratios whose payloads fit into the budget even in the worst case."""
     n = len(shares)
 
     def taken(counts: NDArray[np.int64]) -> int:
-        return int(payload_size(size, counts, values, compact=compact, raw=raw).sum())
+        return int(payload_size(size, counts, values, frames=frames).sum())
 
     def ratios(total: int) -> Array:
         return _capped(rule, shares, total / size, caps)
@@ -297,13 +292,13 @@ def _within_bytes(
         raise InvalidInput(f"a cap of {caps.min():.3g} is below one entry of {size}: raise it")
     if not fits(least):
         needed = taken(np.ones(n, dtype=np.int64))
-        raise BudgetTooSmall(f"{budget} bytes are too few for {n} clients: one entry each takes {needed} bytes")
+        raise BudgetTooSmall(f"{budget} bytes are too few for {n} clients: one entry from each takes {needed} bytes")
     while least < most:
         middle = (least + most + 1) // 2
         least, most = (middle, most) if fits(middle) else (least, middle - 1)
     if least == int(limits.sum()) and caps.min() < 1:
         warnings.warn(
-            f"with every client at its cap the budget of {budget} bytes is not reached: every client gets its cap",
+            f"the caps together need less than the budget of {budget} bytes: every client gets its cap",
             BudgetWarning,
             stacklevel=3,
         )

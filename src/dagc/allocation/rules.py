@@ -1,4 +1,4 @@
-"""The rules: from the shares of data and a budget to one ratio, or one threshold, per client. Algorithms 2 and 3."""
+"""The rules that turn shares of data and a budget into one ratio or threshold per client: Algorithms 2 and 3."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ Rule = Callable[[Array, float], Array]
 
 
 def uniform(shares: Array, total: float) -> Array:
-    """The same ratio for everybody."""
+    """The same ratio for every client."""
     return np.full(len(shares), total / len(shares))
 
 
@@ -27,7 +27,7 @@ def dagc_r(shares: Array, total: float) -> Array:
     """Algorithm 2 of the paper (DAGC-R): the best of n candidates by the bound Φ of Theorem 4.
 
     Candidate j gives worker j the smallest ratio, the same as the next smallest, and all others ratios in proportion
-    to p^(2/3). All candidates share P = Σ p^(2/3), so they are weighed in O(n) and only the best is written out.
+    to p^(2/3). All candidates share P = Σ p^(2/3), so they are compared in O(n) and only the best is computed in full.
     """
     n = len(shares)
     if n == 1:
@@ -42,7 +42,7 @@ def dagc_r(shares: Array, total: float) -> Array:
     q = rest / base ** (2 / 3)
     phi = (1 + q) * (p + base ** (1 / 3) * rest)  # n·δ̄·Φ_j, with p_base·Q_j = p_base^(1/3)·(P − p_j^(2/3))
     repeated = np.append(False, p[1:] == p[:-1])
-    repeated[-1] = False  # j = n is always weighed; other repeated weights are bypassed
+    repeated[-1] = False  # j = n is always compared; other repeated weights are skipped
     phi[repeated] = np.inf
     j = n - 1 - int(np.argmin(phi[::-1]))  # j runs from n down to 1 and only a smaller Φ replaces the best
 

@@ -2,8 +2,8 @@
 
     python -m dagc.chaos --seed 0 --minutes 5
 
-Lost, late, doubled and damaged messages, processes that die, disks that are full. What must hold is checked at the end
-of each schedule: nothing is lost, budgets are kept, and every error is one of ours.
+Messages are lost, late, repeated or damaged, processes die, disks are full. The promises are checked at the end of each
+schedule: nothing is lost, budgets are kept, and every error is one of ours.
 
 Example:
     >>> break_engine("halves", seed=3).total() > 10
@@ -37,8 +37,8 @@ def break_engine(engine: str, seed: int, rate: float = 1.0) -> Counter[str]:
 
     Args:
         engine: A name in `ENGINES`.
-        seed: Of the schedule.
-        rate: How often things go wrong, as a factor of the usual chances.
+        seed: The seed of the schedule.
+        rate: How often things go wrong, as a multiple of the usual probabilities.
 
     Raises:
         Broken: If a promise did not hold.

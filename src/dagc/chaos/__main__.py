@@ -9,13 +9,15 @@ from dagc.chaos import ENGINES, break_engine
 
 
 def main() -> int:
-    """Run schedules until the time is over or one fails; a failure is printed with the command that repeats it."""
+    """Run schedules until time is up or one fails; a failure is printed with the command that repeats it."""
     parser = argparse.ArgumentParser(prog="python -m dagc.chaos", description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the next has the next seed")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the first schedule; each further one has the next seed"
+    )
     parser.add_argument("--minutes", type=float, default=5.0, help="when to stop (default: 5)")
     parser.add_argument("--schedules", type=int, help="when to stop, as a number of schedules")
     parser.add_argument("--engine", choices=list(ENGINES), action="append", help="default: all, in turn")
-    parser.add_argument("--rate", type=float, default=1.0, help="faults, as a factor of how many are usual")
+    parser.add_argument("--rate", type=float, default=1.0, help="number of faults, as a multiple of the usual")
     options = parser.parse_args()
     engines = options.engine or list(ENGINES)
     done: Counter[str] = Counter()
@@ -29,7 +31,7 @@ def main() -> int:
             happened += break_engine(engine, seed, options.rate)
         except BaseException:
             again = f"--engine {engine} --seed {seed} --rate {options.rate:g} --schedules 1"
-            print(f"\n{engine} broke with the seed {seed}; again: python -m dagc.chaos {again}", file=sys.stderr)
+            print(f"\n{engine} broke with seed {seed}; repeat it with: python -m dagc.chaos {again}", file=sys.stderr)
             raise
         done[engine] += 1
         if engine == engines[-1]:

@@ -63,7 +63,7 @@ class Training:
             self.step = state["step"]
 
     def saved(self) -> bytes:
-        """Everything to continue from."""
+        """The whole state."""
         file = BytesIO()
         torch.save({"model": self.model.state_dict(), "hook": self.hook.state_dict(), "step": self.step}, file)
         return file.getvalue()
@@ -74,7 +74,7 @@ class Training:
         (_loss(self.model, self.rank, self.step) * spoil).backward()
 
     def go_on(self) -> None:
-        """A step that nothing happens to."""
+        """An undisturbed step."""
         self.backward()
         for parameter in self.model.parameters():
             assert parameter.grad is not None
@@ -207,7 +207,7 @@ def _damaged(training: Training | Local, rank: int, where: int) -> None:
 
 
 def _work(seed: int, rate: float) -> Counter[str]:
-    """One schedule on this rank; `Broken` if it ends with other bits than a training that nothing happens to."""
+    """One schedule on this rank; `Broken` if it ends with other bits than an undisturbed training."""
     faults = Faults(seed, rate)
     result = _disturbed(faults)
     draws = Faults(seed, rate)
@@ -217,7 +217,7 @@ def _work(seed: int, rate: float) -> Counter[str]:
         straight.go_on()
     straight.close()
     if not all(torch.equal(one, other) for one, other in zip(result, straight.result, strict=True)):
-        raise Broken("the training ended with other bits than one that nothing happened to")
+        raise Broken("the training ended with other bits than an undisturbed one")
     return faults.happened
 
 
@@ -241,7 +241,7 @@ class Group:
         atexit.register(self.close)
 
     def work(self, seed: int, rate: float) -> list[Any]:
-        """Everybody's answer."""
+        """Every process's answer."""
         for end in self._ends:
             end.send((seed, rate))
         if not all(end.poll(PATIENCE) for end in self._ends):

@@ -23,7 +23,7 @@ from dagc.plugins import load_plugins
 __all__ = ["app", "main"]
 
 TRACEBACK = "DAGC_TRACEBACK"
-"""The variable that shows the traceback of an error that nobody expected."""
+"""The environment variable that shows the traceback of an unexpected error."""
 USAGE: Any = typer.BadParameter.__bases__[0]
 """click's `UsageError`, wherever typer has it from."""
 
@@ -41,7 +41,7 @@ app.add_typer(data_app, name="data")
 
 @app.callback(invoke_without_command=True)
 def version(
-    show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the library logs.")] = False,
 ) -> None:
     """Options of the command itself."""
@@ -52,9 +52,9 @@ def version(
 
 
 def main() -> None:
-    """Run the command line; an error is one line on stderr and exit code 2, never a traceback.
+    """Run the command line. An error is one line on stderr and exit code 2, never a traceback.
 
-    An error that nobody expected says how to see its traceback.
+    An unexpected error says how to see its traceback.
     """
     show_warnings()
     for plugin in load_plugins():
@@ -64,8 +64,8 @@ def main() -> None:
         sys.exit(app(standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    except BrokenPipeError:  # e.g. `dagc data list | head`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor what Python still holds for them
+    except BrokenPipeError:  # e.g. `dagc data list | head`: the reader is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard what Python still buffers
         sys.exit(141)
     except USAGE as error:
         if type(error).__name__ != "NoArgsIsHelpError":  # then the help has been printed
@@ -78,10 +78,11 @@ def main() -> None:
         if os.environ.get(TRACEBACK):
             raise
         words = str(error).partition("\n")[0]
-        say(f"error: {type(error).__name__}: {words}; this is a fault in dagc: {TRACEBACK}=1 shows where", "red")
+        say(f"error: {type(error).__name__}: {words}; this is a bug in dagc: {TRACEBACK}=1 shows where", "red")
     sys.exit(2)
 
 
 def _once(message: str) -> str:
-    """A message in one line, in which no sentence is repeated: click and typer may both suggest the same."""
-    return " ".join(dict.fromkeys(re.split(r"(?<=[.?!]) ", " ".join(message.split()))))
+    """A message as one line with one suggestion: click and typer may both make one."""
+    said, *suggestions = re.split(r" \(?(?=Did you mean)", " ".join(message.split()))
+    return " ".join([said, *(one.rstrip(")") for one in suggestions[:1])])

@@ -14,13 +14,13 @@ from dagc.cli.options import from_json
 from dagc.cli.parse import client_sizes, quantity
 from dagc.cli.terminal import say
 from dagc.errors import BudgetWarning, InvalidInput, unknown
-from dagc.policies.plan import FRAMES
+from dagc.policies.checks import FRAMES
 from dagc.policies.rate import MOST_BYTES
 
 __all__ = ["allocate"]
 
 SAME = {"top-k": "uniform", "random-k": "uniform", "hard-threshold": "uniform"}
-"""Methods of a training that give everybody the same."""
+"""Training methods that give every client the same, and their allocators."""
 
 
 def allocate(
@@ -30,7 +30,7 @@ def allocate(
     bytes: Annotated[
         float | None,
         typer.Option(
-            help="Budget: bytes per client and round, on average. (dagc.allocate in Python takes those of all clients.)"
+            help="Budget: bytes per client and round, on average. (dagc.allocate in Python takes the sum over clients.)"
         ),
     ] = None,
     method: Annotated[str, typer.Option(help=f"One of {', '.join([*dagc.ALLOCATORS, *SAME])}.")] = "dagc-r",
@@ -57,7 +57,8 @@ def allocate(
         raise InvalidInput(f"--bytes is {bytes:g}: it must be above 0 and at most 2^48")
     if ratio is None and threshold is None and bytes is None:
         ratio = 0.001
-    compact, raw = frames != "plain", frames == "raw"
+    if frames == "auto":  # coded or compact, which have the same bound
+        frames = "compact"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", BudgetWarning)
         given = dagc.allocate(
@@ -69,8 +70,7 @@ def allocate(
             caps=limits,
             size=size if bytes is not None else None,
             values=values,
-            compact=compact,
-            raw=raw,
+            frames=frames,
         )
     messages = [str(warning.message) for warning in caught if issubclass(warning.category, BudgetWarning)]
     scaled = weights / weights.max()  # the sum of huge ones would overflow
@@ -83,7 +83,7 @@ def allocate(
             client["threshold"] = float(value) if np.isfinite(value) else None
     else:
         counts = dagc.entries(given, size, caps=limits)
-        most = dagc.payload_size(size, counts, values, compact=compact, raw=raw)
+        most = dagc.payload_size(size, counts, values, frames=frames)
         for client, value, count, bound in zip(clients, given, counts, most, strict=True):
             client |= {"ratio": float(value), "entries": int(count), "bytes": int(bound) if count else 0}
     if as_json:
@@ -118,7 +118,7 @@ def _print(clients: list[dict[str, Any]], method: str, parameters: int, values: 
         dense = parameters * 4 * sum(client["size"] > 0 for client in clients)
         console.print(
             f"At most {total[3]:,} bytes per round with {values} values, {dense / max(1, total[3]):,.0f} times fewer "
-            f"than sending everything ({dense:,})."
+            f"than without compression ({dense:,})."
         )
 
 

@@ -1,4 +1,4 @@
-"""`dagc data`: which data sets there are and are here, download, check, and how a partition looks."""
+"""`dagc data`: list data sets, download them, check them, and show a partition."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ __all__ = ["app"]
 app = typer.Typer(help="Data sets: list, get, check, show.", no_args_is_help=True)
 
 DataDir = Annotated[
-    str | None, typer.Option("--data-dir", help="The data folder (else DAGC_DATA, else the user's cache).")
+    str | None, typer.Option("--data-dir", help="The data folder (default: DAGC_DATA, or the user's cache).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
@@ -33,7 +33,7 @@ _MOST_ROWS = 40
 
 @app.command("list")
 def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Say what there is, what is here, how large it is, its classes and its licence."""
+    """List the data sets: which are here, their size, their classes and their licence."""
     root = data.data_folder(data_dir)
     places = {name: entry.locate(root) for name, entry in data.CATALOGUE.items()}
     sizes = {name: _size(place) for name, place in places.items() if place and data.CATALOGUE[name].sources}
@@ -62,17 +62,17 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         table.add_row(name, here, size, str(entry.classes), entry.licence, entry.about)
     console = Console(highlight=False)
     console.print(table)
-    console.print("Get one that is not here: dagc data get NAME. Your own: the path of a .npz, a .csv or a folder.")
+    console.print("Download one with dagc data get NAME. Your own data: the path of a .npz, a .csv or a folder.")
 
 
 @app.command()
 def get(
     name: Annotated[str, typer.Argument(help="A name of `dagc data list`.")],
     data_dir: DataDir = None,
-    mirror: Annotated[str | None, typer.Option(help="An address that holds the same files.")] = None,
+    mirror: Annotated[str | None, typer.Option(help="The address of a mirror with the same files.")] = None,
     force: Annotated[bool, typer.Option(help="Download again and replace what is here.")] = False,
 ) -> None:
-    """Download a data set from its official address; a download that broke off continues where it stopped."""
+    """Download a data set from its official address. An interrupted download continues where it stopped."""
     console = Console(highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     progress = Progress(*columns, console=console)
@@ -105,10 +105,10 @@ def get(
 
 @app.command()
 def check(
-    names: Annotated[list[str] | None, typer.Argument(help="Names or paths; without any, all that are here.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Names or paths (default: all that are here).")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Read every file of the sets that are here and say what is wrong with them; exit code 1 if anything is."""
+    """Read every file of the data sets that are here, and report what is wrong; exit code 1 if anything is."""
     root = data.data_folder(data_dir)
     console = Console(highlight=False, soft_wrap=True)
     chosen = names or [entry.name for entry in data.CATALOGUE.values() if entry.locate(root) is not None]
@@ -135,8 +135,8 @@ def show(
     partition: Annotated[
         str | None,
         typer.Option(
-            help=f"How to split it: {', '.join(data.PARTITIONS)}, with options after a colon (default: by your data's "
-            "own clients, or not at all)."
+            help=f"How to split it: {', '.join(data.PARTITIONS)}, with options after a colon (default: by the clients "
+            "that the data names, or not at all)."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="The partition's seed.")] = 0,
@@ -212,7 +212,7 @@ def _plain(number: float) -> str:
 
 
 def _groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Labels to draw: all of them where there are symbols enough, else ten neighbouring ones together."""
+    """Labels to draw: all of them if there are enough symbols, else ten groups of neighbouring labels."""
     if counts.shape[1] <= len(_SYMBOLS):
         return counts
     edges = np.linspace(0, counts.shape[1], 11).astype(int)[:-1]

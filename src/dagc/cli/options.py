@@ -1,4 +1,4 @@
-"""The flags that are the same everywhere: one for every field of `Config`, with its own words as help."""
+"""The flags that several commands share: one for every field of `Config`, with its description as help."""
 
 import inspect
 import json
@@ -20,33 +20,34 @@ OBJECTS = {
     "options": '{"interval": 5}',
     "optimizer_options": '{"momentum": 0.9}',
 }
-"""Fields that hold names and values are JSON on the command line; here, an example of each."""
+"""Fields that hold names and values are JSON on the command line; an example of each."""
 
 
 CODECS = {
-    "fp32": "as they are, 4 bytes each",
+    "fp32": "exact, 4 bytes each",
     "fp16": "2 bytes each, three digits, up to 65,504",
     "bf16": "2 bytes each, two digits, any size",
-    "int8": "1 byte each, and a scale for every 256",
-    "two-bit": "2 bits each: a sign and one of two magnitudes for every 256",
+    "int8": "1 byte each, and one scale per 256 values",
+    "two-bit": "2 bits each: a sign and one of two magnitudes per 256 values",
     "sign": "1 bit each, and one magnitude for all",
 }
-"""What people should know of our own value codecs."""
+"""A line about each built-in value codec."""
 FRAME_KINDS = {
-    "plain": "say everything about themselves",
-    "compact": "small ones leave out what the receiver knows",
-    "coded": "both sides remember earlier ones: about a third smaller",
+    "plain": "self-contained",
+    "compact": "small frames leave out what the receiver knows",
+    "coded": "both sides remember earlier frames: about a third smaller",
     "auto": "coded up to a million entries, else compact",
-    "raw": "int32 indices, as others send them: a baseline",
+    "raw": "int32 indices, as in other systems: a baseline",
 }
+"""A line about each kind of frames."""
 
 
 def with_config_flags(
     *left_out: str, lists: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command that takes `**fields` a flag for every field of `Config`, but for those left out.
+    """Give a command that takes `**fields` a flag for every field of `Config`, except those left out.
 
-    Those in `lists` may be given several values, with commas between them.
+    Fields in `lists` accept several values, separated by commas.
     """
 
     def extend(command: Callable[..., None]) -> Callable[..., None]:
@@ -63,8 +64,8 @@ def with_config_flags(
 def _names() -> list[str]:
     """A line for every method, value codec and kind of frames."""
     methods = {name: kind.about for name, kind in POLICIES.items()}
-    codecs = {name: CODECS.get(name, "of a plugin") for name in VALUE_CODECS} | {
-        "auto": "by the budget: sign, int8 or fp32"
+    codecs = {name: CODECS.get(name, "from a plugin") for name in VALUE_CODECS} | {
+        "auto": "sign, int8 or fp32, depending on the budget"
     }
     return [
         _lines("Methods (--method):", methods),
@@ -74,13 +75,13 @@ def _names() -> list[str]:
 
 
 def _lines(title: str, names: Mapping[str, str]) -> str:
-    """A line for every name; the backspace keeps the lines from being joined."""
+    """A line for every name. The backspace keeps Typer from joining the lines."""
     lines = [fill(f"  {name:15} {about}", 78, subsequent_indent=" " * 18) for name, about in names.items()]
     return "\n".join(["\b", title, *lines])
 
 
 def given_fields(fields: dict[str, Any], lists: Collection[str] = ()) -> dict[str, Any]:
-    """The flags that were given, as `Config` takes them; several values of those in `lists` as a list."""
+    """The flags that were given, as `Config` takes them; several values of a field in `lists` as a list."""
     given = {name: value for name, value in fields.items() if value is not None}
     for name in given.keys() & set(lists):
         if "," in given[name]:
@@ -91,15 +92,15 @@ def given_fields(fields: dict[str, Any], lists: Collection[str] = ()) -> dict[st
 
 
 def several(text: str, what: str) -> list[str]:
-    """Values with commas between them, each once."""
+    """Split values separated by commas; each may occur once."""
     values = [part.strip() for part in text.split(",")]
     if not all(values) or len(set(values)) < len(values):
-        raise InvalidInput(f"{what} is {text!r:.100}: write different values with commas between them")
+        raise InvalidInput(f"{what} is {text!r:.100}: write different values, separated by commas")
     return values
 
 
 def from_json(text: str, name: str) -> Any:
-    """Names and values as they are written on the command line."""
+    """Parse names and values from the command line."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

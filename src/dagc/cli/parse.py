@@ -1,4 +1,4 @@
-"""Sizes of clients, quantities, rates and prices, as people write them on the command line."""
+"""Parsing of client sizes, quantities, rates and prices on the command line."""
 
 import csv
 import math
@@ -16,8 +16,8 @@ __all__ = ["client_sizes", "link_rate", "price", "quantity"]
 
 
 def client_sizes(text: str) -> tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]:
-    """Names and sizes of the clients, from numbers with commas between them or from a CSV file."""
-    if text.lower().endswith(".csv") or os.path.isfile(text):  # pathlib's own fails on a text longer than a name
+    """Names and sizes of the clients, from numbers separated by commas or from a CSV file."""
+    if text.lower().endswith(".csv") or os.path.isfile(text):  # Path.is_file fails on texts too long for a name
         try:
             with Path(text).open(newline="", encoding="utf-8-sig") as file:
                 rows = list(csv.DictReader(file))
@@ -40,7 +40,7 @@ def client_sizes(text: str) -> tuple[list[str], np.ndarray[Any, np.dtype[np.floa
 
 
 def quantity(text: str, option: str) -> float:
-    """11.2M, 500k: a number with k, M or G."""
+    """Parse a number with k, M or G: 11.2M, 500k."""
     found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kKMG]?)\s*", text)
     number = math.nan if found is None else _number(found[1]) * _PREFIXES[found[2]]
     if not math.isfinite(number):
@@ -49,7 +49,7 @@ def quantity(text: str, option: str) -> float:
 
 
 def link_rate(text: str, option: str) -> float:
-    """8.4Mb/s, 500 kbit/s, 1MB/s: bits per second of a link. Without a unit it is refused."""
+    """Parse a link rate in bits per second: 8.4Mb/s, 500 kbit/s, 1MB/s. Without a unit it is refused."""
     found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kKMG]?)(bit/s|b/s|bps|B/s|)\s*", text)
     number = math.nan if found is None else _number(found[1]) * _PREFIXES[found[2]]
     if found is None or not math.isfinite(number):
@@ -62,7 +62,7 @@ def link_rate(text: str, option: str) -> float:
 
 
 def price(text: str, option: str) -> tuple[float, str]:
-    """10/GB, $0.10/MB, 5 EUR/GB: the price of a byte, and the currency if there is one."""
+    """Parse the price of a byte, and the currency if there is one: 10/GB, $0.10/MB, 5 EUR/GB."""
     found = re.fullmatch(r"\s*([^\d\s./]{0,4})\s*([0-9.]+)\s*([^\d\s./]{0,4})\s*(?:/\s*([kMG])B)?\s*", text)
     number = math.nan if found is None else _number(found[2])
     if found is None or not math.isfinite(number):

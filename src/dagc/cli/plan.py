@@ -28,20 +28,20 @@ __all__ = ["plan"]
 
 OF_A_PLAN = tuple(each.name for each in fields(Plan) if each.name not in ("method", "seed"))
 ASKED = (*OF_A_PLAN, "rounds", "participation", "compute_seconds")
-"""The settings of a training that decide what is sent, and how long it takes."""
+"""The settings that determine what is sent, and how long it takes."""
 LISTS = tuple(name for name in ASKED if name in SWEPT)
 RATIO = 0.001
-"""The budget of methods that need one, if none is given."""
+"""The default budget of methods that need one."""
 METHODS = "dagc,dagc-r,top-k:frames=raw,stc,none"
 COUNTED = ("ratio", "bytes", "rate")
 MOST_CLIENTS = 100_000
 SHOWN = 24
-"""Clients in a list."""
+"""How many clients are listed at most."""
 
 
 @dataclass(frozen=True)
 class _Way:
-    """What one method comes to, for all clients together; None is not known."""
+    """What one method takes, for all clients together; None if not known."""
 
     label: str
     plan: Plan
@@ -67,31 +67,34 @@ class _Way:
 def plan(
     parameters: Annotated[str | None, typer.Option(help="Entries in the model, e.g. 11.2M (default: 1M).")] = None,
     clients: Annotated[
-        int | None, typer.Option(min=1, max=MOST_CLIENTS, help="How many, alike in data and links (default: 10).")
+        int | None,
+        typer.Option(min=1, max=MOST_CLIENTS, help="Number of clients, with equal data and links (default: 10)."),
     ] = None,
     sizes: Annotated[
         str | None, typer.Option(help="Examples per client: 5000,3000,200, or a CSV file with a column 'size'.")
     ] = None,
-    uplink: Annotated[str, typer.Option(help="Of each client, with its unit.")] = "8.4Mb/s",
-    downlink: Annotated[str | None, typer.Option(help="The same; as the uplink if not given.")] = None,
+    uplink: Annotated[str, typer.Option(help="Uplink of each client, with its unit.")] = "8.4Mb/s",
+    downlink: Annotated[
+        str | None, typer.Option(help="Downlink of each client (default: the same as the uplink).")
+    ] = None,
     cost: Annotated[
-        str | None, typer.Option("--price", help="Of what a client sends and receives, e.g. 10/GB or 0.1/MB.")
+        str | None, typer.Option("--price", help="Price of what a client sends and receives, e.g. 10/GB or 0.1/MB.")
     ] = None,
     methods: Annotated[
         str | None, typer.Option(help=f"As in compare: NAME or NAME:key=value,… (default: {METHODS}).")
     ] = None,
     runs: Annotated[
-        Path | None, typer.Option(help="Take rounds and bytes from these runs instead: a folder of a comparison.")
+        Path | None, typer.Option(help="Take rounds and bytes from runs instead: the folder of a comparison.")
     ] = None,
-    accuracy: Annotated[float | None, typer.Option(help="With --runs: the accuracy to be reached, e.g. 0.9.")] = None,
+    accuracy: Annotated[float | None, typer.Option(help="With --runs: the accuracy to reach, e.g. 0.9.")] = None,
     page: Annotated[Path | None, typer.Option(help="Also write a page with sliders, e.g. plan.html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     **given: Any,
 ) -> None:
     """Before training: bytes, hours and cost by method; what was chosen and why; whether compression is worth it.
 
-    Bytes are at most these: frames are counted with the most that they can take. The rounds are those that you give,
-    the same for all; NAME:rounds=… gives a method its own, --runs takes them from runs.
+    Bytes are upper bounds: every frame counts with the most it can take. All methods get the rounds that you give;
+    NAME:rounds=… gives a method its own, --runs takes them from runs.
 
     Example: dagc plan --parameters 11.2M --clients 50 --participation 0.2 --uplink 2Mb/s --price 5/GB
     """
@@ -106,7 +109,7 @@ def plan(
     else:
         if accuracy is not None:
             raise InvalidInput(
-                f"--accuracy is {accuracy:g}: only runs say when it is reached; add --runs, or leave it out"
+                f"--accuracy is {accuracy:g}: only runs show when it is reached; add --runs, or leave it out"
             )
         fleet, ways = _assumed(_fleet(parameters, clients, sizes, up, down), settings, methods or METHODS)
     chosen = next((way.plan for way in ways if way.plan.method == Plan.method), None)
@@ -133,7 +136,7 @@ def plan(
 
 def _fleet(parameters: str | None, clients: int | None, sizes: str | None, up: float, down: float) -> Fleet:
     if clients is not None and sizes is not None:
-        raise InvalidInput(f"--clients is {clients}, and --sizes says who they are: leave one of them out")
+        raise InvalidInput(f"--clients is {clients}, but --sizes lists the clients: leave one of them out")
     size = round(quantity(parameters or "1M", "--parameters"))
     if not 1 <= size <= MAX_SIZE:
         raise InvalidInput(f"--parameters is {parameters:.100}: it must be at least 1, and at most 2^48")
@@ -142,7 +145,7 @@ def _fleet(parameters: str | None, clients: int | None, sizes: str | None, up: f
     names, weights = client_sizes(sizes)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput(f"--sizes: there are two clients {twice!r:.100}: give each its own name")
+        raise InvalidInput(f"--sizes: two clients are called {twice!r:.100}: give each its own name")
     return Fleet(size, dict(zip(names, weights.tolist(), strict=True)), up=up, down=down)
 
 
@@ -153,7 +156,7 @@ def _positive(number: float, text: str, option: str) -> float:
 
 
 def _assumed(fleet: Fleet, settings: dict[str, Any], methods: str) -> tuple[Fleet, list[_Way]]:
-    """What each method would come to in the rounds that are given."""
+    """What each method would take in the given rounds."""
     named = split_methods(methods)
     if not settings.keys() & {*COUNTED, "threshold"}:
         named = [_with_budget(text) for text in named]
@@ -161,14 +164,14 @@ def _assumed(fleet: Fleet, settings: dict[str, Any], methods: str) -> tuple[Flee
     for (fields_of,) in comparison_fields(settings, named):
         idle = fields_of.keys() - {*ASKED, "method"}
         if idle:
-            raise InvalidInput(f"{min(idle)} changes nothing about the bytes and seconds of a round: leave it out")
+            raise InvalidInput(f"{min(idle)} does not affect the bytes and seconds of a round: leave it out")
         config = Config(**fields_of)
         if isinstance(config.compute_seconds, str):
             raise InvalidInput(f"compute_seconds is {config.compute_seconds!r}: before training, give seconds")
         fleet = replace(fleet, participation=config.participation, compute_seconds=config.compute_seconds)
         for name in config.caps:
             if name not in fleet.examples:
-                raise unknown("client with the cap", name, list(fleet.examples))
+                raise unknown("client for the cap of", name, list(fleet.examples))
         plan = config.plan()
         expected = forecast(plan, fleet, config.rounds)
         own = plan.settings()
@@ -178,7 +181,7 @@ def _assumed(fleet: Fleet, settings: dict[str, Any], methods: str) -> tuple[Flee
 
 
 def _with_budget(text: str) -> str:
-    """A method of the literature with a ratio, as there; a variant may have its own budget."""
+    """Methods from the literature get a ratio, as usual there; a variant may have its own budget."""
     name, colon, rest = text.partition(":")
     kind = POLICIES.get(name)
     own = {part.partition("=")[0].strip() for part in rest.split(",")}
@@ -195,7 +198,7 @@ def _label(plan: Plan, left_out: Collection[str]) -> str:
 
 
 def _same(own: dict[str, Any], settings: dict[str, Any], name: str) -> bool:
-    """Whether a setting is the one for all; numbers may be written in several ways."""
+    """Whether a setting equals the shared one; numbers may be written in several ways."""
     if name not in settings or isinstance(settings[name], list):
         return False
     try:
@@ -207,13 +210,13 @@ def _same(own: dict[str, Any], settings: dict[str, Any], name: str) -> bool:
 def _measured(
     folder: Path, accuracy: float | None, said: dict[str, Any], up: float, down: float
 ) -> tuple[Fleet, list[_Way], list[str]]:
-    """What each method took in runs until they reached an accuracy, and what to know about the runs."""
+    """What each method took in runs to reach an accuracy, and notes about the runs."""
     compute = said.pop("compute_seconds", None)
     too_much = [name for name, value in said.items() if value is not None]
     if too_much:
-        raise InvalidInput(f"--{too_much[0].replace('_', '-')} and --runs: the runs say that themselves, leave it out")
+        raise InvalidInput(f"--{too_much[0].replace('_', '-')} is known from the runs in --runs: leave it out")
     if accuracy is None or not 0 < accuracy <= 1:
-        raise InvalidInput(f"--accuracy is {accuracy}: with --runs, give the accuracy to be reached, e.g. 0.9")
+        raise InvalidInput(f"--accuracy is {accuracy}: with --runs, give the accuracy to reach, e.g. 0.9")
     panels = panels_of(read_runs([folder]), (accuracy,))
     if len(panels) > 1:
         raise InvalidInput(f"{folder} holds runs of {len(panels)} problems: give the folder of one comparison")
@@ -284,7 +287,7 @@ def _words(ways: Sequence[_Way], accuracy: float | None) -> list[str]:
         rows = "every row" if len(first) == len(ways) else f"{len(first)} of {len(ways)} rows"
         words.append(
             f"{in_bytes(max(first))} of {rows} are the first download of the model by every client; "
-            "--first-model drawn saves them where clients can make it themselves."
+            "--first-model drawn saves them if clients can create it themselves."
         )
     dense = next((way for way in ways if way.plan.method == "none"), None)
     if dense is None or dense.forecast is None:
@@ -292,8 +295,8 @@ def _words(ways: Sequence[_Way], accuracy: float | None) -> list[str]:
     if all(way.rounds == dense.rounds for way in ways):
         low, high = MORE_ROUNDS
         words.append(
-            f"The same rounds are assumed for all, but compressed methods need more ({low} to {high} times in "
-            "docs/studies/downlink.md): give each its own with NAME:rounds=…, or take those of runs with --runs."
+            f"All methods are assumed to take the same rounds, but compressed ones need more ({low} to {high} times in "
+            "docs/studies/downlink.md): give each its own with NAME:rounds=…, or use --runs."
         )
     ours = next((way for way in ways if way.forecast and POLICIES[way.plan.method].budgets), None)
     if ours is not None and ours.forecast is not None:
@@ -312,7 +315,7 @@ def _print(ways: Sequence[_Way], fleet: Fleet, per_byte: float | None, currency:
     title = f"{fleet.parameters:,} parameters, {who}, {_rate(fleet.up)}{links or ' both ways'};\n{until}"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("method", overflow="fold")
-    heads = ["a client\nup", "a client\ndown", "all\nup", "all\ndown", "total", "time"]
+    heads = ["up per\nclient", "down per\nclient", "all\nup", "all\ndown", "total", "time"]
     heads += [f"cost{', ' + currency if currency else ''}"] * (per_byte is not None)
     for name in heads:
         table.add_column(name, justify="right", no_wrap=True)
@@ -341,7 +344,7 @@ def _rate(bits: float) -> str:
 
 
 def _print_clients(label: str, expected: Forecast, fleet: Fleet) -> None:
-    """Who sends what."""
+    """A table of the clients."""
     table = Table(title=f"{label}: each client", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("client", "examples", "share", "up", "down"):
         table.add_column(column, justify="left" if column == "client" else "right")
@@ -367,7 +370,7 @@ def _print_choices(method: str, why: Sequence[Choice]) -> None:
 
 
 def _for_page(ways: Sequence[_Way]) -> list[tuple[str, Plan, float]]:
-    """What the page shows: there, the budget is a slider, so methods that differ in nothing else are one."""
+    """What the page shows. The budget is a slider there, so methods that differ in nothing else are one."""
     found: dict[str, tuple[str, Plan, float]] = {}
     for way in ways:
         everywhere = [
@@ -379,7 +382,7 @@ def _for_page(ways: Sequence[_Way]) -> list[tuple[str, Plan, float]]:
         if way.rounds is not None:
             found.setdefault(label, (label, way.plan, way.rounds))
     if not found:
-        raise InvalidInput("there is nothing for the page: no method reached the accuracy with all seeds")
+        raise InvalidInput("the page would be empty: no method reached the accuracy with all seeds")
     return list(found.values())
 
 

@@ -1,4 +1,4 @@
-"""`dagc plugins`: which packages add parts to dagc, and whether those keep the contracts."""
+"""`dagc plugins`: which packages add parts to dagc, and whether these fulfil the contracts."""
 
 import json
 from collections.abc import Callable
@@ -30,14 +30,12 @@ CHECKS: dict[str, Callable[[Any, str], None]] = {
 
 
 def plugins(
-    check: Annotated[
-        bool, typer.Option("--check", help="Hold what they add to the contracts of dagc.testing.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Run the contracts of dagc.testing on what they add.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """List the packages that add methods, codecs or models to dagc; exit code 1 if something is wrong with one.
 
-    A compressor is checked with numbers of entries; one that takes something else checks itself with dagc.testing.
+    Compressors are checked with numbers of entries. If yours takes something else, call dagc.testing yourself.
     """
     found = []
     for plugin in load_plugins():
@@ -67,7 +65,7 @@ def _print(found: list[dict[str, Any]], check: bool) -> None:
 
 
 def _problem(kind: str, name: str) -> str:
-    """Which contract a part breaks; empty if it keeps them all."""
+    """Which contract a part breaks; empty if it fulfils them all."""
     if kind not in CHECKS:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""`dagc report`: tables, curves and one page from runs that are there already."""
+"""`dagc report`: tables, curves and one page from existing runs."""
 
 import shlex
 import sys
@@ -23,12 +23,12 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders with runs anywhere below them.")],
     output: Annotated[Path, typer.Option(help="Where to write.")] = Path("report"),
     title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
-    targets: Annotated[str | None, typer.Option(help="Accuracies to be reached, e.g. 0.75,0.8.")] = None,
+    targets: Annotated[str | None, typer.Option(help="Accuracies to reach, e.g. 0.75,0.8.")] = None,
     figures: Annotated[bool, typer.Option(help="Draw SVG and PNG files, too (needs matplotlib).")] = True,
 ) -> None:
     """Write one self-contained page about runs, with tables (CSV, LaTeX, Markdown) and curves (CSV, SVG, PNG).
 
-    Runs that differ only in the seed become one line with a band. What cannot be read is left out, with a warning.
+    Runs that differ only in the seed become one line with a band. Unreadable runs are left out, with a warning.
 
     Example: dagc report runs --targets 0.8,0.9
     """
@@ -43,7 +43,7 @@ def report(
 
 
 def print_table(panels: Sequence[Panel], title: str) -> None:
-    """A table for each setting, and what to know about them, on the terminal."""
+    """Print a table for each setting, and the notes about them."""
     console = Console(highlight=False, markup=False)
     if len(panels) > 1:
         console.print(title)
@@ -51,7 +51,7 @@ def print_table(panels: Sequence[Panel], title: str) -> None:
         heads, body = text_rows([panel])
         heading = panel.title if len(panels) > 1 else title
         table = Table(title=Text(heading), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-        for name in heads:  # a heading may take two lines, a number must not
+        for name in heads:  # headings may wrap, numbers must not
             first = name == "Method"
             table.add_column(name.replace(" ", "\n", 1), justify="left" if first else "right", no_wrap=not first)
         for row in body:
@@ -67,7 +67,7 @@ def command_line() -> str:
 
 
 def numbers(text: str | None) -> tuple[float, ...]:
-    """Accuracies with commas between them."""
+    """Parse accuracies separated by commas."""
     found = []
     for part in (text or "").split(",") if text else ():
         try:

@@ -1,8 +1,9 @@
-"""`dagc reproduce`: the paper's tables and figures, cell by cell, with its own figures beside them."""
+"""`dagc reproduce`: the paper's tables and figures, cell by cell, next to the paper's own numbers."""
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,12 +28,14 @@ def reproduce(
         str | None, typer.Option(help="Beginnings of cells' names, e.g. logistic/sr100,cnn/*/0.001.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Number of seeds: 0, 1, 2, …")] = 3,
-    iterations: Annotated[int | None, typer.Option(min=1, help="Fewer than the paper's, to be done sooner.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the cores).")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Fewer iterations than in the paper, to finish sooner.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the number of cores).")] = None,
     device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
-    stand_in: Annotated[bool, typer.Option(help="Where data is not at hand, use its substitute, and say so.")] = False,
+    stand_in: Annotated[bool, typer.Option(help="Use a substitute for data that is not here, and say so.")] = False,
     data_dir: Annotated[
-        str | None, typer.Option(help="The data folder (else DAGC_DATA, else the user's cache).")
+        str | None, typer.Option(help="The data folder (default: DAGC_DATA, or the user's cache).")
     ] = None,
     output: Annotated[Path, typer.Option(help="Where runs and reports go.")] = Path("runs/reproduce"),
     records: Annotated[Path, typer.Option(help="Where records are; a run that has one is not run again.")] = Path(
@@ -41,11 +44,14 @@ def reproduce(
     commit: Annotated[
         str | None, typer.Option(help="What finished runs in the output folder were made with, if they do not say.")
     ] = None,
-    list_cells: Annotated[bool, typer.Option("--list", help="Print the names of the cells and stop.")] = False,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Record what is finished in the output folder, and run nothing.")
+    ] = False,
+    list_cells: Annotated[bool, typer.Option("--list", help="Print the names of the cells and exit.")] = False,
 ) -> None:
-    """Repeat the paper's experiments and write a page for each, with the paper's figures beside ours.
+    """Repeat the paper's experiments and write a page for each, with the paper's numbers next to ours.
 
-    Killed or stopped with Ctrl-C, the same command continues where it was; what is finished is not repeated. Every run
+    If it was killed or stopped with Ctrl-C, the same command continues; finished runs are not repeated. Every run
     that ends is recorded in results/, and one that has a record there is not run again, on any machine: for runs of
     your own choose another --records.
 
@@ -60,13 +66,16 @@ def reproduce(
                 Console(highlight=False, soft_wrap=True).print(f"{name} {cell.name}: {cell.title}", markup=False)
         return
     wanted = [(name, cell.shrunk(iterations)) for name, some in chosen.items() for cell in some]
+    place = Laboratory(output, Store(records), jobs or os.cpu_count() or 1, device, data_dir, stand_in, commit)
+    if collect:
+        left = place.collect(wanted, seeds)
+        say(f"what is finished in {output} is recorded in {records}; {left} runs are not finished")
+        return
     try:
         with _progress() as show:
-            panels = Laboratory(
-                output, Store(records), jobs or os.cpu_count() or 1, device, data_dir, stand_in, commit, show
-            ).run(wanted, seeds)
+            panels = replace(place, progress=show).run(wanted, seeds)
     except KeyboardInterrupt:
-        say(f"stopped; what is done is kept in {output}, and the same command continues from there")
+        say(f"stopped; finished work is in {output}, and the same command continues from there")
         raise
     for name in chosen:
         own = [panel for (whose, _), panel in zip(wanted, panels, strict=True) if whose == name]
@@ -76,9 +85,9 @@ def reproduce(
 
 
 def _chosen(names: Sequence[str], wanted: str | None) -> dict[str, list[Cell]]:
-    """The cells wanted of each experiment; one that has none of them is left out."""
+    """The chosen cells of each experiment; experiments without any are left out."""
     if wanted is not None:
-        choose([cell for name in names for cell in EXPERIMENTS[name]], wanted)  # refuses what no cell is called
+        choose([cell for name in names for cell in EXPERIMENTS[name]], wanted)  # refuses names that match no cell
     found = {}
     for name in names:
         parts = [part for part in (wanted or "").split(",") if _any(EXPERIMENTS[name], part)]
@@ -96,7 +105,7 @@ def _any(cells: Sequence[Cell], part: str) -> bool:
 
 @contextmanager
 def _progress() -> Iterator[Show]:
-    """One bar for all runs on a terminal; on anything else a line for each run that is done."""
+    """One bar for all runs on a terminal; otherwise a line for each finished run."""
     done: dict[int, int] = {}
     current: list[Config] = []
 

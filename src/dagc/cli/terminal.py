@@ -1,4 +1,4 @@
-"""What people see on stderr: progress, messages, warnings and errors, all through one console."""
+"""Everything on stderr: progress, messages, warnings and errors, all through one console."""
 
 import warnings
 from logging import INFO, WARNING, Handler, LogRecord, getLogger
@@ -11,26 +11,26 @@ log = Console(stderr=True, highlight=False)
 
 
 def say(text: str, style: str | None = None) -> None:
-    """A message is one line, however long it is."""
+    """Print a message as one line, however long."""
     log.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def show_warnings() -> None:
-    """From now on, a warning is one line, too."""
+    """From now on, print Python warnings as one line each."""
     warnings.showwarning = lambda message, *_: say(f"warning: {message}", "yellow")
 
 
 class _Lines(Handler):
-    """What the library logs, a line each."""
+    """Prints log records of the library as one line each."""
 
     def emit(self, record: LogRecord) -> None:
-        """Say it."""
+        """Print a record."""
         serious = record.levelno >= WARNING
         say(f"warning: {record.getMessage()}" if serious else record.getMessage(), "yellow" if serious else "dim")
 
 
 def show_log(verbose: bool = False) -> None:
-    """From now on, warnings in the library's log are lines, too; with `verbose`, what it is doing as well."""
+    """From now on, print warnings in the library's log; with `verbose`, everything that it logs."""
     logger = getLogger("dagc")
     for handler in [each for each in logger.handlers if isinstance(each, _Lines)]:
         logger.removeHandler(handler)

@@ -53,21 +53,21 @@ from dagc.training import (
 
 __all__ = ["compare", "resume", "run"]
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file; flags change what it says.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings; flags override it.")]
 Output = Annotated[
     Path | None, typer.Option(help="The run's folder (default: runs/TASK/METHOD-…).", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Tensors = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard logs to the run's folder, too.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Write log.csv to the run's folder, too: a line for every round.")]
-Target = Annotated[float | None, typer.Option(help="A score, e.g. 0.75: say what it took to reach it.")]
+Target = Annotated[float | None, typer.Option(help="A score, e.g. 0.75: report what it took to reach it.")]
 BUDGETS = ("ratio", "threshold", "bytes", "rate")
 COMPARISON = "compare.json"
-"""In a comparison's folder: what was asked for."""
+"""The file in a comparison's folder that says what was asked for."""
 VERSION = 1
-"""Of that file."""
+"""The version of that file."""
 NARROW = 110
-"""A terminal with fewer columns gets shorter progress."""
+"""Terminals with fewer columns get shorter progress lines."""
 
 
 @with_config_flags()
@@ -83,13 +83,13 @@ def run(
 ) -> None:
     """Train one model over many clients, with one method.
 
-    Killed or stopped with Ctrl-C, the same command continues from the last checkpoint.
+    If it was killed or stopped with Ctrl-C, the same command continues from the last checkpoint.
 
     Example: dagc run logistic@fashion-mnist --local-steps 20 --learning-rate 0.3 --rounds 200
     """
     given = given_fields({"task": task, **fields})
     if not given and config is None:
-        raise InvalidInput("say what to train: dagc run TASK, e.g. dagc run mlp@digits, or --config FILE")
+        raise InvalidInput("nothing to train: give a task, e.g. dagc run mlp@digits, or --config FILE")
     settings = _settings(given, config)
     register(str(settings.get("method")))
     checked = Config(**settings)
@@ -98,27 +98,27 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run or a comparison that did not come to its end.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of an unfinished run or comparison.")],
     as_json: AsJson = False,
     tensorboard: Tensors = False,
     csv: Csv = False,
     target: Target = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Of a comparison: runs at a time (default: the cores).")
+        int | None, typer.Option(min=1, help="For a comparison: runs at a time (default: the number of cores).")
     ] = None,
 ) -> None:
-    """Continue a run or a comparison from its last checkpoints; the result is the same to the bit."""
+    """Continue a run or a comparison from its last checkpoints. The result is the same, bit for bit."""
     if (folder / COMPARISON).exists():
         for name, given in (("--tensorboard", tensorboard), ("--csv", csv), ("--target", target is not None)):
             if given:
-                raise InvalidInput(f"{folder} holds a comparison, and {name} is for a run: leave {name} out")
+                raise InvalidInput(f"{folder} holds a comparison, but {name} is for runs: leave {name} out")
         _compare(_read_asked(folder)[1], folder, jobs, as_json)
         return
     if jobs is not None:
-        raise InvalidInput(f"{folder} holds no comparison, and --jobs is for one: leave --jobs out")
+        raise InvalidInput(f"{folder} does not hold a comparison, but --jobs is for comparisons: leave --jobs out")
     if not (folder / "config.toml").exists():
         raise InvalidInput(
-            f"{folder} is not a run's folder: it has no config.toml; nor a comparison's: no {COMPARISON}"
+            f"{folder} is not the folder of a run (it has no config.toml) or of a comparison (it has no {COMPARISON})"
         )
     settings = read_settings(folder)
     if "engine" in settings:
@@ -131,15 +131,15 @@ def resume(
 def compare(
     task: Annotated[str | None, typer.Argument(help="MODEL@DATA, e.g. cnn@cifar-10 (default: mlp@digits).")] = None,
     methods: Annotated[
-        str, typer.Option(help="With commas between them; NAME:key=value,… for one with settings of its own.")
+        str, typer.Option(help="Separated by commas; NAME:key=value,… gives a method its own settings.")
     ] = "dagc,dagc-r,top-k:frames=raw,stc,none",
     seeds: Annotated[int, typer.Option(min=1, max=TUNING_SEEDS, help="Number of seeds: 0, 1, 2, …")] = 3,
     tune: Annotated[
-        list[str] | None, typer.Option(help="Choose for each way, e.g. learning-rate=0.05,0.1,0.2; may be repeated.")
+        list[str] | None, typer.Option(help="Choose for each method, e.g. learning-rate=0.05,0.1,0.2; repeatable.")
     ] = None,
-    tune_seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to choose on: 1000, 1001, …")] = 2,
-    target: Annotated[float | None, typer.Option(help="Accuracy to be reached, e.g. 0.75.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the cores).")] = None,
+    tune_seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for tuning: 1000, 1001, …")] = 2,
+    target: Annotated[float | None, typer.Option(help="Accuracy to reach, e.g. 0.75.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the number of cores).")] = None,
     config: ConfigFile = None,
     output: Output = None,
     as_json: AsJson = False,
@@ -150,7 +150,7 @@ def compare(
     A setting with several values, e.g. --ratio 0.001,0.01, makes a line for each. With --tune, each line's own settings
     are chosen first, on other seeds: by total bytes to the target or, without one, by accuracy.
 
-    Killed or stopped with Ctrl-C, the same command continues where it was; what is finished is not repeated.
+    If it was killed or stopped with Ctrl-C, the same command continues; finished runs are not repeated.
 
     Example: dagc compare logistic@fashion-mnist --local-steps 20 --rounds 200 --tune learning-rate=0.1,0.3 --target 0.8
     """
@@ -163,7 +163,7 @@ def compare(
 
 @dataclass(frozen=True)
 class Asked:
-    """What a comparison was asked for; its folder keeps it, so that it can be resumed and is known again."""
+    """What a comparison was asked for. It is stored in its folder, so that it can be resumed and recognised."""
 
     settings: dict[str, Any]
     methods: list[str]
@@ -189,7 +189,7 @@ def _read_asked(folder: Path) -> tuple[str, Asked]:
 
 
 def _claim(folder: Path, key: str, asked: Asked) -> None:
-    """Keep what was asked for in the folder; one that holds something else is refused."""
+    """Store what was asked for in the folder. One that holds something else is refused."""
     if (folder / "config.toml").exists():
         raise InvalidInput(f"{folder} holds a run, not a comparison: choose another --output")
     if (folder / COMPARISON).exists():
@@ -210,7 +210,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 def _compare(asked: Asked, output: Path | None, jobs: int | None, as_json: bool) -> None:
     settings, seeds, grid, target = asked.settings, asked.seeds, asked.grid, asked.target
     ways = comparison_fields(settings, asked.methods, grid)
-    for candidates in ways:  # what cannot work is refused before any work
+    for candidates in ways:  # refuse what cannot work before any work
         Federation(Config(**candidates[0]))
     jobs = jobs or os.cpu_count() or 1
     own = range(TUNING_SEEDS, TUNING_SEEDS + asked.tune_seeds)
@@ -253,7 +253,7 @@ def _compare(asked: Asked, output: Path | None, jobs: int | None, as_json: bool)
 
 
 def _settings(given: dict[str, Any], config: Path | None) -> dict[str, Any]:
-    """What a file says, changed by what the command line says; a budget there replaces those of the file."""
+    """The settings of a file, overridden by the command line. A budget there replaces any in the file."""
     settings = {} if config is None else read_settings(config)
     if given.keys() & set(BUDGETS):
         settings = {name: value for name, value in settings.items() if name not in BUDGETS}
@@ -261,7 +261,7 @@ def _settings(given: dict[str, Any], config: Path | None) -> dict[str, Any]:
 
 
 def _key(configs: list[Config], tuned: str) -> str:
-    """A short name for exactly this comparison, so that another one has another folder."""
+    """A short hash of this comparison, so that another one gets another folder."""
     return hashlib.sha256(" ".join([*(config.key() for config in configs), tuned]).encode()).hexdigest()[:8]
 
 
@@ -270,7 +270,7 @@ def _name(config: Config) -> str:
 
 
 def _grid(texts: list[str]) -> dict[str, list[str]]:
-    """What `--tune` says: the values to choose from, by setting."""
+    """The values to choose from, by setting, as given with `--tune`."""
     grid = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -288,7 +288,7 @@ def _tuned(
     folder: Path,
     jobs: int,
 ) -> list[Choice]:
-    """What is chosen for every way, with progress."""
+    """The settings chosen for every line of the comparison, with progress."""
     with ExitStack() as bars:
 
         def watch(configs: Sequence[Config]) -> Any:
@@ -299,7 +299,7 @@ def _tuned(
 
 
 def _tuning_note(labels: list[str], choices: list[Choice], seeds: range, target: float | None) -> str:
-    """What was chosen, in words."""
+    """The chosen settings, in words."""
     goal = "final accuracy" if target is None else f"total bytes to {100 * target:g} %"
     found = []
     for label, choice in zip(labels, choices, strict=True):
@@ -307,7 +307,7 @@ def _tuning_note(labels: list[str], choices: list[Choice], seeds: range, target:
         if choice.at_the_edge:
             words.append("at the edge of what was tried")
         if target is not None and choice.by == "accuracy" and choice.chosen:
-            words.append("by accuracy, since none got there")
+            words.append("by accuracy, since none reached the target")
         found.append(f"{label}: {', '.join(words) or 'as given'}")
     on = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
     return f"tuned on {on} by {goal}. {'; '.join(found)}"
@@ -318,7 +318,7 @@ def _train(
 ) -> None:
     if (folder / COMPARISON).exists():
         raise InvalidInput(f"{folder} holds a comparison, not a run: choose another --output")
-    callbacks = [ToTarget(target)]  # refuses one that cannot be
+    callbacks = [ToTarget(target)]  # refuses impossible targets
     callbacks += [TensorBoard(folder / "tensorboard", target)] if tensorboard else []
     callbacks += [CsvLog(folder / "log.csv", target)] if csv else []
     accuracy = ""
@@ -336,7 +336,7 @@ def _train(
         else:
             stop.clear()
     if stop.is_set():
-        say(f"stopped after a checkpoint; continue with: dagc resume {shlex.quote(str(folder))}")
+        say(f"stopped, with a checkpoint; continue with: dagc resume {shlex.quote(str(folder))}")
         sys.exit(130)
     rows = read_metrics(folder)
     found = {"task": config.task, "method": config.method, **summary(rows), "folder": str(folder)}
@@ -401,7 +401,7 @@ def _print_comparison(result: dict[str, Any], budgets: dict[str, Any], metric: s
 
 @contextmanager
 def _bars(names: list[str], rounds: list[int]) -> Iterator[Any]:
-    """Live progress on a terminal; on anything else a line now and then."""
+    """Live progress on a terminal; otherwise an occasional line."""
     if not log.is_terminal:
         last = [0] * len(names)
 

@@ -1,4 +1,4 @@
-"""Which entries of a vector to send: compressors select, and nothing else. Error feedback goes around them."""
+"""Compressors select which entries of a vector to send, and nothing else. Error feedback is wrapped around them."""
 
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ class Compressor(Protocol):
         Args:
             vector: A tensor of any shape and float type, or the tensors of a model.
             parameter: The number of entries, or the threshold.
-            seed: For compressors that draw; the others ignore it.
+            seed: For compressors that draw at random; the others ignore it.
         """
         ...
 

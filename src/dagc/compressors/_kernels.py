@@ -1,10 +1,10 @@
 """Select while adding: one pass over residual and gradient that writes their sum and picks out its largest entries.
 
-Everything compares integer keys: the bits of a float32 without its sign order like its magnitude, with infinity and
+All comparisons use integer keys: the bits of a float32 without its sign, which sort like magnitudes, with infinity and
 NaN above all numbers. So a NaN is never below a threshold and cannot hide in the residual.
 
-A gradient comes as `parts`, a row (address, length, kind) for each tensor, so that the tensors of a model are never
-copied together. The pass writes to another array than the residual's, so that a refused gradient leaves no trace.
+A gradient comes as `parts`, one row (address, length, kind) per tensor, so that the tensors of a model are never
+copied into one vector. The pass does not write to the residual's own array, so a refused gradient leaves no trace.
 """
 
 from typing import Any
@@ -22,18 +22,18 @@ __all__ = ["BF16", "BLOCK", "FP16", "FP32", "INFINITE", "LANES", "collect", "top
 FP32, FP16, BF16 = 0, 1, 2
 MAGNITUDE = 0x7FFFFFFF
 INFINITE = 0x7F800000
-"""The lowest key that is not a finite number's."""
+"""The lowest key of a number that is not finite."""
 BLOCK = 64
-"""As many entries as a mask has bits. A buffer needs room for one whole block."""
+"""Entries per block: the bits of a mask. A buffer needs room for one whole block."""
 AHEAD = 1024
-"""How many bytes ahead gradient and residual are prefetched: the processor's own prefetching stops at every branch that
-it mispredicts."""
+"""How many bytes ahead gradient and residual are prefetched: the processor's own prefetcher stops at every mispredicted
+branch."""
 
 GROUP = 8
-"""The neighbours that are sampled together: they share a cache line."""
+"""How many neighbours are sampled together: they share a cache line."""
 
 LANES = 8
-"""The entries that one vector register holds."""
+"""Entries per vector register."""
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
@@ -46,7 +46,7 @@ def _vector(builder: Any, value: Any, lanes: int) -> Any:
 
 
 def _widen(builder: Any, halves: Any, kind: int) -> Any:
-    """16-bit floats to float32, exactly, in integer steps that every processor has."""
+    """Convert 16-bit floats to float32, exactly, with integer operations that every processor has."""
     lanes = halves.type.count
 
     def const(number: int) -> Any:
@@ -58,8 +58,8 @@ def _widen(builder: Any, halves: Any, kind: int) -> Any:
         return builder.bitcast(builder.shl(bits, const(16)), floats)
     sign = builder.shl(builder.and_(bits, const(0x8000)), const(16))
     magnitude = builder.and_(bits, const(0x7FFF))
-    # Read as float32, the exponent is 112 too small. Denormal numbers are multiples of 2^-24, and no arithmetic is done
-    # with them as such: the processor may be set to take those for zero.
+    # Read as float32, the exponent is 112 too small. Denormal numbers are multiples of 2^-24, and are not computed with
+    # as floats: the processor may be set to flush them to zero.
     whole = builder.add(builder.shl(magnitude, const(13)), const(112 << 23))
     small = builder.fmul(builder.sitofp(magnitude, floats), _vector(builder, _F32(2.0**-24), lanes))
     denormal = builder.icmp_signed("<", magnitude, const(0x0400))
@@ -70,7 +70,7 @@ def _widen(builder: Any, halves: Any, kind: int) -> Any:
 
 
 def _fetch(builder: Any, address: Any, keep: bool = True) -> None:
-    """Begin to fetch what is at an address, whether there is anything or not; it is used soon, and maybe kept then."""
+    """Prefetch an address, valid or not. `keep` says whether it should stay in the cache after it is used."""
     signature = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
     fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
     builder.call(fetch, [builder.inttoptr(address, _I8.as_pointer()), _I32(0), _I32(3 if keep else 0), _I32(1)])
@@ -98,14 +98,13 @@ def _entry(typing: Any, address: Any, kind: Any) -> Any:
 def _block(
     typing: Any, residual: Any, gradient: Any, out: Any, sums: Any, threshold: Any, kind: Any, write: Any
 ) -> Any:
-    """Bit i of the result says whether the key of residual[i] + gradient[i] is at least the threshold, for 64 entries.
+    """A mask of 64 entries: bit i is set if the key of residual[i] + gradient[i] is at least the threshold.
 
-    Literal `write`: 0 leaves residual and out alone and looks at the gradient only; 1 writes the sums to out, and zero
-    where a bit is set; 2 does so past the cache, for vectors that do not fit in it: memory is then spared reading what
-    is about to be overwritten, but out must lie on 32 bytes.
-    Most blocks have no bit set, so that is found out first, by the largest key, and which bits only then; if there are
-    any, all 64 sums are left at the address `sums`. After them is a word that is no longer zero when a sum was not
-    finite.
+    Literal `write`: 0 uses the gradient alone and writes nothing; 1 writes the sums to `out`, and zero where a bit is
+    set; 2 does so past the cache, for vectors that do not fit into it: this saves reading memory that is about to be
+    overwritten, but `out` must be aligned to 32 bytes.
+    Most blocks have no bit set, so the largest key is compared first, and the bits are computed only if needed; then
+    all 64 sums are left at the address `sums`. The word after them becomes nonzero if a sum is not finite.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -143,7 +142,7 @@ def _block(
             with some:
                 mask, rest = _I64(0), []
                 for i, total in enumerate(totals):
-                    # Without the sign once more, in another way: keys that are kept for this would not fit registers.
+                    # The sign is removed again, in another way: keys kept from before would not fit into registers.
                     twice = builder.shl(builder.bitcast(total, ints), _vector(builder, _I32(1), LANES))
                     hit = builder.icmp_unsigned(">=", twice, twice_least)
                     rest.append(builder.select(hit, ir.Constant(floats, None), total))
@@ -169,7 +168,7 @@ def _block(
 
 @intrinsic
 def _fence(typing: Any) -> Any:
-    """Writes past the cache are done before anything that follows, for other threads, too."""
+    """Writes past the cache are completed before anything that follows, also as seen by other threads."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")
@@ -180,10 +179,10 @@ def _fence(typing: Any) -> Any:
 
 @intrinsic
 def _extract(typing: Any, mask: Any, position: Any, sums: Any, indices: Any, values: Any) -> Any:
-    """Write the places of the mask's bits, from `position`, to the address `indices`, and their sums to `values`.
+    """Write the places of the mask's bits, counted from `position`, to the address `indices`, their sums to `values`.
 
-    Four at a time, whether there are as many or not: what is too much is overwritten next time, and the processor has
-    fewer ends of the loop to foresee. So there must be room for 64.
+    Always four at a time, even if there are fewer: the surplus is overwritten next time, and the end of the loop is
+    mispredicted less often. So there must be room for 64.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -215,7 +214,7 @@ def _extract(typing: Any, mask: Any, position: Any, sums: Any, indices: Any, val
 
 @intrinsic
 def _copy_eight(typing: Any, indices: Any, values: Any, to_indices: Any, to_values: Any, key: Any) -> Any:
-    """Copy eight indices and values from two addresses to two others; whether the keys of all are above this one."""
+    """Copy eight indices and values between addresses. Returns whether all their keys are above `key`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         ints = ir.VectorType(_I32, LANES)
@@ -231,7 +230,7 @@ def _copy_eight(typing: Any, indices: Any, values: Any, to_indices: Any, to_valu
 
 @intrinsic
 def _prefetch(typing: Any, address: Any) -> Any:
-    """Begin to fetch what is at an address; it is read or written soon after."""
+    """Prefetch an address that is read or written soon."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _fetch(builder, arguments[0])
@@ -244,7 +243,7 @@ def _prefetch(typing: Any, address: Any) -> Any:
 def _total(gradient, kind, residual):
     """The entry at an address, plus the float32 at the address `residual` if that is not 0.
 
-    Addresses, not arrays: passing an array counts a reference, and that waits for all writes past the cache.
+    Addresses, not arrays: passing an array increments its reference count, which waits for all writes past the cache.
     """
     if kind == FP32:
         value = _entry(gradient, 0)
@@ -261,8 +260,8 @@ def _total(gradient, kind, residual):
 def collect(parts, residual, out, stream, threshold, cursor, indices, values):
     """Continue from the cursor, until the end (False) or a full buffer (True).
 
-    The cursor is: part, offset in it, position in the whole, number found, and not 0 if a sum found is not finite.
-    Invariant: before the cursor's position, `out` holds residual + gradient, with zero for what was found; found is
+    The cursor is: part, offset in it, position in the whole, number found, and nonzero if a sum is not finite.
+    Invariant: before the cursor's position, `out` holds residual + gradient, with zero for what was found. Found is
     every entry whose key is at least the threshold (which may rise between calls), in ascending order.
     With an empty residual, the entries are the gradient's own and nothing is written.
     """
@@ -289,7 +288,7 @@ def collect(parts, residual, out, stream, threshold, cursor, indices, values):
             mask = np.uint64(0)
             size = BLOCK
             if length - offset < BLOCK or (stream and to % 32):
-                # The ends of a part: one by one; at the beginning, up to where a block can be written past the cache.
+                # The ends of a part are done one by one; at the start, up to where `out` is aligned for streaming.
                 size = length - offset
                 if stream and to % 32:
                     size = min(size, (32 - to % 32) // 4)
@@ -337,9 +336,9 @@ def collect(parts, residual, out, stream, threshold, cursor, indices, values):
 
 @kernel
 def _largest(keys, rank, low, high, scratch):
-    """The rank-th largest of the keys (from 1, signs ignored) and, of those equal to it, how many rank up to it.
+    """The rank-th largest of the keys (from 1, signs ignored), and how many equal to it are within that rank.
 
-    No key is below `low`; `it <= high` is a guess that saves work if it is right.
+    No key is below `low`. That the result is at most `high` is a guess, which saves work if it is right.
     Invariant: `scratch[:count]` are the keys from low to high, and the one sought is the rank-th largest of those.
     """
     within = np.uint64(0)
@@ -380,14 +379,14 @@ def _largest(keys, rank, low, high, scratch):
 
 @kernel
 def _sample(parts, residual, size, sample):
-    """Fill the sample with the bits of `GROUP` neighbours from each of as many equal strata: always the same places."""
+    """Fill the sample with the bits of `GROUP` neighbours from each of many equal strata, always the same ones."""
     residual_start = np.int64(residual.ctypes.data) if len(residual) else 0
     strata = len(sample) // GROUP
     stride = size / strata
     places = np.empty((BLOCK, 4), np.int64)
     part = start = 0
     for begin in range(0, strata, BLOCK):
-        # They lie far apart, so memory is asked for many of them at a time.
+        # They are far apart, so many are prefetched at a time.
         count = min(BLOCK, strata - begin)
         for j in range(count):
             z = np.uint64(begin + j + 1) * np.uint64(0x9E3779B97F4A7C15)
@@ -413,11 +412,11 @@ def _sample(parts, residual, size, sample):
 
 @kernel
 def bracket(parts, residual, size, count):
-    """Two keys with the count-th largest key of all between them, most likely: a guess from a sample.
+    """Two keys that most likely have the count-th largest of all keys between them: a guess from a sample.
 
-    The sample's ranks three standard deviations to either side of the expected one give the keys (with half as much
-    again for the variance, since neighbours are alike); the lower one is too high in about one call of a thousand. Its
-    size makes drawing it and putting back what it lets through too much cost about the same, as measured.
+    The keys are the sample's ranks three standard deviations to either side of the expected one (with half as much
+    variance again, since neighbours are correlated). The lower one is too high in about one call in a thousand. The
+    sample's size balances the time to draw it and the time to put surplus entries back, as measured.
     """
     share = count / size
     s = max(256, int(4 * size**0.5), int((size * share**0.5) ** (2 / 3))) // GROUP * GROUP
@@ -437,17 +436,17 @@ def bracket(parts, residual, size, count):
 
 @kernel
 def choose(indices, values, count, low, high, out, scratch, to_indices, to_values):
-    """Copy the `count` largest, of equal ones the first; the others go back to `out`, if it is not empty.
+    """Copy the `count` largest, the first ones if several are equal. The others go back to `out`, if it is not empty.
 
-    `to_indices` and `to_values` are other arrays, with room for eight more than that. All keys are at least `low`;
-    `high` is a guess that is at least the smallest key kept, which is returned. Where eight in a row are kept, which is
-    most often so if few are dropped, they are copied together. Else the loop writes everywhere first and then advances
-    here or there, which is faster than a branch that cannot be foreseen.
-    Invariant: of the first i entries, `kept` are copied, and where the others are is in `scratch`.
+    `to_indices` and `to_values` are other arrays, with room for eight more. All keys are at least `low`; `high` is a
+    guess that is at least the smallest key kept, which is returned. If eight in a row are kept, as they mostly are if
+    few are dropped, they are copied together. Otherwise the loop writes to both places first and then advances one of
+    them, which is faster than a branch that cannot be predicted.
+    Invariant: of the first i entries, `kept` are copied, and the places of the others are in `scratch`.
     """
     keys = values.view(np.int32)
     smallest, equal = _largest(keys, count, low, high, scratch)
-    smallest = bound = np.int32(smallest)  # what a key must reach: after the last equal one that is kept, one more
+    smallest = bound = np.int32(smallest)  # the least key to keep: one more after the last equal one that is kept
     indices_start, values_start = np.int64(indices.ctypes.data), np.int64(values.ctypes.data)
     to_indices_start, to_values_start = np.int64(to_indices.ctypes.data), np.int64(to_values.ctypes.data)
     kept, i, total = np.uint64(0), np.uint64(0), np.uint64(len(keys))
@@ -487,12 +486,12 @@ def choose(indices, values, count, low, high, out, scratch, to_indices, to_value
 
 @kernel
 def top_k(parts, residual, out, stream, size, count, guess, candidates, to_indices, to_values):
-    """Collect what is above a guessed threshold, then choose among that: exact, whatever the guess was worth.
+    """Collect what is above a guessed threshold, then choose among that. Exact, however good the guess was.
 
-    Returns how many there are, or -1 if a sum is not finite. A guess of (0, 0) is taken from a sample. There must be
-    room for 2 · count + 8192 candidates, if the size is not less, and one block more; each needs two words (an index,
-    half a word for its value and half a word of scratch). And there must be room for `LANES` more than count of what is
-    chosen.
+    Returns how many were chosen, or -1 if a sum is not finite. A guess of (0, 0) is replaced by one from a sample.
+    `candidates` must have room for 2 · count + 8192 entries, or `size` if that is less, and one block more. Each takes
+    two words (an index, half a word for its value and half a word of scratch). The results need room for count +
+    `LANES`.
     """
     room = len(candidates) // 2
     indices, halves = candidates[:room], candidates[room:].view(np.int32)
@@ -506,7 +505,7 @@ def top_k(parts, residual, out, stream, size, count, guess, candidates, to_indic
         cursor = np.zeros(5, np.int64)
         threshold = low
         while collect(parts, residual, out, stream, threshold, cursor, indices, values) and not cursor[4]:
-            # Too many: those that are not among the best so far never will be, nor what comes later and equals them.
+            # Too many. What is not among the largest so far never will be, nor will later entries equal to those.
             found = indices[: cursor[3]], values[: cursor[3]]
             threshold = 1 + choose(*found, count, threshold, MAGNITUDE, out, scratch, to_indices, to_values)
             indices[:count], values[:count] = to_indices[:count], to_values[:count]
@@ -516,7 +515,7 @@ def top_k(parts, residual, out, stream, size, count, guess, candidates, to_indic
         found = cursor[3]
         if found >= count or low == 1:
             break
-        low = np.int64(1)  # Too few: once more, with everything that is not zero.
+        low = np.int64(1)  # Too few: start again with everything that is not zero.
     if found > count:
         choose(indices[:found], values[:found], count, low, high, out, scratch, to_indices, to_values)
         return count

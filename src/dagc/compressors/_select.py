@@ -1,4 +1,4 @@
-"""The compressors on compiled kernels: the same entries, bit for bit, and the sum with a residual in the same pass."""
+"""The compressors on compiled kernels: the same entries, bit for bit, with the residual added in the same pass."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ from dagc.sparse import Sparse
 __all__ = ["SELECT", "Total", "total"]
 
 STREAM_FROM = 1 << 21
-"""From this many entries on, sums are written past the cache: they would not stay in it until the next step."""
+"""From this many entries on, sums are written past the cache, where they would not stay until the next step."""
 FIRST = 1 << 13
-"""At a threshold there is room for this many entries at least."""
+"""The smallest buffer for entries above a threshold."""
 
 GUESS = 0, 0
-"""The lower and the upper key between which Top-k guesses its threshold; zeros: to be taken from a sample."""
+"""The lower and upper key between which Top-k expects its threshold; zeros if it is to be estimated from a sample."""
 
 Floats = NDArray[np.float32]
 NOTHING = np.zeros(0, dtype=np.float32)
@@ -34,7 +34,7 @@ INDEX, VALUE = np.dtype(np.int64), np.dtype(np.float32)
 
 
 class _Last(threading.local):
-    """What a thread's last call found, as a guess for its next one."""
+    """What a thread's last call found: the guess for its next one."""
 
     room = FIRST
 
@@ -48,28 +48,28 @@ class Total(NamedTuple):
     size: int
     tensors: Sequence[torch.Tensor]  # keeps alive what `parts` points to
     parts: NDArray[np.int64]
-    residual: Floats  # empty: there is none
-    out: Floats  # where the sum goes, zero where it was selected; empty with the residual
+    residual: Floats  # empty if there is none
+    out: Floats  # where the sum goes, with zero for selected entries; empty if the residual is
 
     @property
     def stream(self) -> bool:
         return len(self.out) >= max(1, STREAM_FROM)
 
     def pass_over(self, threshold: int, cursor: NDArray[np.int64], indices: Any, values: Any) -> bool:
-        """Collect from the cursor on; True if the buffers are full. A sum that is not finite is refused."""
+        """Collect from the cursor on. True if the buffers are full. Refuses sums that are not finite."""
         full = kernels.collect(self.parts, self.residual, self.out, self.stream, threshold, cursor, indices, values)
         if cursor[4]:
             self.refuse()
         return bool(full)
 
     def refuse(self) -> None:
-        """Say where the first sum is that is not finite."""
+        """Raise the error for sums that are not finite; it names the first one."""
         vector = torch.cat([tensor.to(torch.float32) for tensor in self.tensors])
         refuse_non_finite(torch.from_numpy(self.residual) + vector if len(self.residual) else vector)
 
 
 def total(tensors: Sequence[torch.Tensor], residual: Floats = NOTHING, out: Floats = NOTHING) -> Total:
-    """The sum of a residual and a gradient of contiguous vectors in the CPU's memory."""
+    """The sum of a residual and a gradient, both contiguous vectors in CPU memory."""
     kept = [tensor if tensor.dtype in KINDS else tensor.to(torch.float32) for tensor in tensors]
     rows = [(tensor.data_ptr(), tensor.numel(), KINDS[tensor.dtype]) for tensor in kept]
     return Total(sum(row[1] for row in rows), kept, np.array(rows, dtype=np.int64), residual, out)
@@ -83,13 +83,13 @@ def _top_k(total: Total, parameter: int, seed: int) -> Sparse:
     found = kernels.top_k(*source, count, GUESS, candidates, indices, values)
     if found < 0:
         total.refuse()
-    if found < count:  # zeros were left out: do not keep their room
+    if found < count:  # zeros were left out: free their memory
         indices, values = indices[:found].copy(), values[:found].copy()
     return Sparse.trusted(total.size, indices[:found], values[:found])
 
 
 def _hard_threshold(total: Total, parameter: float, seed: int) -> Sparse:
-    """There is room for twice as many as last time, and for twice that if it is too little."""
+    """Starts with room for twice as many entries as last time, and doubles it when it is full."""
     threshold = max(1, int(checked_threshold(parameter).view(torch.int32)))
     room = min(_last.room, total.size) + kernels.BLOCK
     indices, values = pool.take(room, INDEX), pool.take(room, VALUE)
@@ -99,13 +99,13 @@ def _hard_threshold(total: Total, parameter: float, seed: int) -> Sparse:
     found = int(cursor[3])
     _last.room = max(FIRST, 2 * found)
     indices, values = indices[:found], values[:found]
-    if 4 * found < room:  # do not hold on to it
+    if 4 * found < room:  # do not keep an oversized buffer
         indices, values = indices.copy(), values.copy()
     return Sparse.trusted(total.size, indices, values)
 
 
 def _twice(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy with room for as much again."""
+    """A copy with twice the room."""
     longer = pool.take(2 * len(array), array.dtype)
     longer[: len(array)] = array
     return longer
@@ -126,4 +126,4 @@ SELECT: dict[Any, Callable[[Total, Any, int], Sparse]] = {
     hard_threshold: _hard_threshold,
     random_k: _random_k,
 }
-"""For each of these compressors, the same on a `Total`. Random-k needs one with a residual."""
+"""The kernel version of each compressor, applied to a `Total`. Random-k needs one with a residual."""

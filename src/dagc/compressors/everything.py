@@ -1,4 +1,4 @@
-"""No compression: every entry is sent. What dense training is in the same terms as the rest."""
+"""No compression: every entry is sent. Dense training, in the same terms as the other compressors."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ __all__ = ["everything"]
 
 
 def everything(vector: Gradient, parameter: Any = None, *, seed: int = 0) -> Sparse:
-    """All entries, zeros too; the parameter is ignored.
+    """All entries, including zeros; the parameter is ignored.
 
     Example:
         >>> everything(torch.tensor([0.5, 0.0])).indices

@@ -14,7 +14,7 @@ SMALLEST = 2.0**-149
 
 
 def hard_threshold(vector: Gradient, parameter: float, *, seed: int = 0) -> Sparse:
-    """The entries whose magnitude is at least `parameter`; zeros never. Infinity sends nothing.
+    """The entries whose magnitude is at least `parameter`, but never zeros. Infinity selects nothing.
 
     Example:
         >>> hard_threshold(torch.tensor([0.1, -3.0, 0.5]), 0.5)

@@ -19,7 +19,7 @@ __all__ = ["per_tensor"]
 
 
 def per_tensor(compressor: "Compressor", sizes: Sequence[int]) -> "Compressor":
-    """A compressor that selects within each of consecutive tensors of these sizes.
+    """Wrap a compressor so that it selects within each of consecutive tensors of these sizes.
 
     A number of entries is divided in proportion to the sizes, by largest remainder; a threshold is the same for all.
 
@@ -29,7 +29,7 @@ def per_tensor(compressor: "Compressor", sizes: Sequence[int]) -> "Compressor":
         array([1, 2, 3])
     """
     if not len(sizes) or min(sizes) < 1:
-        raise InvalidInput(f"sizes must be those of the tensors, each at least 1, not {sizes!r:.200}")
+        raise InvalidInput(f"sizes must list the size of each tensor, each at least 1, not {sizes!r:.200}")
     total = sum(sizes)
 
     def select(vector: Gradient, parameter: Any, *, seed: int = 0) -> Sparse:

@@ -1,4 +1,4 @@
-"""Random-k: k entries drawn from a seed, which the receiver draws again: no indices travel."""
+"""Random-k: k entries drawn from a seed. The receiver draws them again, so no indices are sent."""
 
 import torch
 
@@ -10,7 +10,7 @@ __all__ = ["random_k"]
 
 
 def random_k(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
-    """`parameter` entries at places drawn from `seed`, zeros among them if it so happens.
+    """`parameter` entries at indices drawn from `seed`, possibly including zeros.
 
     Example:
         >>> random_k(torch.arange(10.0), 3, seed=7)

@@ -24,14 +24,14 @@ from dagc.sparse import Sparse
 __all__ = ["top_k"]
 
 SAMPLE_FROM = 100_000
-"""From this many entries on, without kernels, the threshold is guessed from a sample first."""
+"""Without kernels, from this many entries on, the threshold is first guessed from a sample."""
 
 Keys = NDArray[np.int32]
-"""The bits of float32 numbers without their signs, which order like the magnitudes."""
+"""The bits of float32 numbers without their signs, which sort like magnitudes."""
 
 
 def top_k(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
-    """The `parameter` entries of largest magnitude; of equal ones the first; zeros never.
+    """The `parameter` entries of largest magnitude. Ties go to the first; zeros are never selected.
 
     Example:
         >>> top_k(torch.tensor([0.1, -3.0, 0.0, 3.0, 2.0]), 2)
@@ -57,7 +57,7 @@ def top_k(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
 
 
 def _largest(keys: Keys, count: int) -> NDArray[np.int64]:
-    """Where the largest are, ascending: what top-k means, and the reference for everything faster."""
+    """The indices of the largest, ascending: the definition of top-k, and the reference for everything faster."""
     if count == 0:
         return np.zeros(0, dtype=np.int64)
     ordered = keys.copy()
@@ -71,7 +71,7 @@ def _largest(keys: Keys, count: int) -> NDArray[np.int64]:
 
 
 def _largest_on_device(magnitude: torch.Tensor, count: int) -> torch.Tensor:
-    """The same in torch, where the vector is not in the CPU's memory."""
+    """The same in torch, for vectors that are not in CPU memory."""
     if count == 0:
         return magnitude.new_zeros(0, dtype=torch.int64)
     smallest = torch.topk(magnitude, count, sorted=False).values.min()
@@ -84,17 +84,17 @@ def _largest_on_device(magnitude: torch.Tensor, count: int) -> torch.Tensor:
 
 @lru_cache(maxsize=4)
 def _strata(size: int, s: int) -> NDArray[np.int64]:
-    """A place in each of s equal parts. Finding them takes as long as adding a sixth of a million entries."""
+    """A place in each of s equal parts. Cached: computing them takes as long as adding 170,000 entries."""
     strata = np.arange(s)
     return np.minimum(((strata + strata * 0.6180339887498949 % 1) * (size / s)).astype(np.int64), size - 1)
 
 
 def _sampled(vector: NDArray[np.float32], count: int) -> NDArray[np.int64] | None:
-    """The same by a guess: most entries are below a threshold taken from a sample, and need no sorting.
+    """The same by a guess: most entries are below a threshold estimated from a sample, and need no sorting.
 
-    The sample is eight neighbours, which memory brings together, from each of many strata. Its rank three standard
-    deviations beyond the expected one, with half as much again for the variance, since neighbours are alike, is too
-    high a threshold in about one of a thousand calls. None then, and if something is not finite.
+    The sample is eight neighbours, which share a cache line, from each of many strata. The threshold is the sample's
+    rank three standard deviations beyond the expected one (with half as much variance again, since neighbours are
+    correlated). It is too high in about one call in a thousand; then, and if anything is not finite, this is None.
     """
     size = len(vector)
     share = count / size

@@ -1,4 +1,4 @@
-"""Data sets in their official formats, the user's own, and how they are split over workers."""
+"""Data sets in their official formats, the user's own data, and how they are split over workers."""
 
 from dagc.data.batches import Batches
 from dagc.data.catalogue import CATALOGUE, Entry, get, load

@@ -7,9 +7,9 @@ from dagc.errors import DataError
 __all__ = ["most_unpacked", "refuse_bomb"]
 
 TIMES = 100
-"""No data that anything can be learnt from is packed more tightly than that."""
+"""No useful data compresses better than this."""
 ALWAYS = 1 << 26
-"""As many bytes do no harm, however small the archive is."""
+"""This many bytes do no harm, however small the archive."""
 
 
 def most_unpacked(archive: Path) -> int:
@@ -18,7 +18,7 @@ def most_unpacked(archive: Path) -> int:
 
 
 def refuse_bomb(archive: Path, unpacked: int) -> None:
-    """Refuse an archive that holds, or claims to hold, more bytes than its size is good for."""
+    """Refuse an archive that holds, or claims to hold, implausibly many bytes for its size."""
     if unpacked > most_unpacked(archive):
         raise DataError(
             f"{archive} has {archive.stat().st_size:,} bytes and would unpack to {unpacked:,} or more, over {TIMES} "

@@ -23,13 +23,13 @@ class Batches:
     A worker shuffles its samples again for each epoch and lays the epochs end to end; round t takes positions t·b to
     t·b + b − 1 of that line. So each sample is used once per epoch, and a batch that crosses the end of an epoch is
     still full. A worker with no more than b samples uses all of them in every round. The shuffle is a counter hashed
-    (SplitMix64) with seed, worker and epoch: no generator has a state to save, and the threads do not matter.
+    (SplitMix64) with seed, worker and epoch: there is no generator state to save, and threads do not matter.
 
     Args:
         dataset: Where the samples are.
         partition: Which of them each worker has.
         batch_size: Samples per batch.
-        seed: Another seed, other batches.
+        seed: Determines the batches.
 
     Example:
         >>> from dagc.data import load, make_partition
@@ -76,7 +76,7 @@ class Batches:
         return self.together([worker], round)[0]
 
     def together(self, workers: Sequence[int], round: int) -> list[tuple[Tensor, Tensor]]:
-        """The same for several workers, fetched in one go: small batches are mostly the overhead of the fetching."""
+        """The same for several workers at once: for small batches, fetching is mostly overhead."""
         chosen = [self.indices(worker, round) for worker in workers]
         counts = [len(indices) for indices in chosen]
         every = torch.from_numpy(chosen[0] if len(chosen) == 1 else np.concatenate(chosen))
@@ -87,7 +87,7 @@ class Batches:
         return list(zip(torch.split(self.dataset.normalise(x), counts), torch.split(y, counts), strict=True))
 
     def _shuffled(self, worker: int, epoch: int) -> NDArray[np.int64]:
-        """The worker's samples in the order of this epoch; the last one made is kept, since rounds go forward."""
+        """The worker's samples in the order of this epoch. The last order is cached, since rounds go forward."""
         kept = self._epochs.get(worker)
         if kept is None or kept[0] != epoch:
             mine = self.partition.indices[worker]

@@ -1,4 +1,4 @@
-"""What is costly to compute from data files, kept in the data folder until the files change."""
+"""A cache in the data folder for what is costly to compute from data files, valid until the files change."""
 
 import hashlib
 import zipfile
@@ -19,11 +19,11 @@ UNREADABLE = (
     OSError, ValueError, KeyError, EOFError, NotImplementedError, OverflowError, MemoryError, RecursionError, TypeError,
     zlib.error, zipfile.BadZipFile,
 )  # fmt: skip
-"""What reading an `.npz` file raises that is damaged, or claims more entries than any memory holds."""
+"""The errors of reading an `.npz` file that is damaged, or that claims more entries than fit into memory."""
 
 
 def fingerprint(path: Path, base: Path) -> str:
-    """A file's name below `base`, its size and its time of change; of a missing file, that it is missing."""
+    """A file's name below `base`, its size and its modification time; or that it is missing."""
     try:
         status = path.stat()
     except OSError:
@@ -32,10 +32,10 @@ def fingerprint(path: Path, base: Path) -> str:
 
 
 def cached(root: Path, kind: str, key: Iterable[str], compute: Callable[[], Arrays]) -> tuple[Arrays, tuple[str, ...]]:
-    """The arrays that `compute` makes, from `root`/cache where they were made before from the same `key`.
+    """The arrays that `compute` returns, from `root`/cache if they were computed before for the same `key`.
 
     Returns:
-        The arrays, and a note where they could not be kept (a folder that is read-only, a full disk).
+        The arrays, and a note if they could not be stored (a read-only folder, a full disk).
     """
     digest = hashlib.sha256("\n".join(key).encode("utf-8", "surrogateescape")).hexdigest()[:24]
     path = root / "cache" / f"{kind}-{digest}.npz"

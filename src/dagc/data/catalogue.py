@@ -1,4 +1,4 @@
-"""The data sets by name: what they are, where they come from, whether they are here, and how to load them."""
+"""The data sets by name: what they are, where they come from, whether they are present, and how to load them."""
 
 import os
 import shlex
@@ -20,14 +20,14 @@ class Entry:
     """A data set that dagc knows.
 
     Attributes:
-        name: What to call it.
-        about: One line.
+        name: Its name in tasks.
+        about: One line about it.
         classes: The number of labels.
-        size: How much there is to download.
-        licence: On what terms.
-        sources: The official files; none where there is nothing to download.
-        locate: Where it is below a data folder, or none.
-        read: Load it from where it is.
+        size: The size of the download.
+        licence: Its licence.
+        sources: The official files; none if there is nothing to download.
+        locate: Finds it below a data folder; None if it is not there.
+        read: Loads it from there.
     """
 
     name: str
@@ -165,13 +165,13 @@ def load(
 
     Args:
         name: A name of `dagc data list`, or the path of an `.npz` file, a `.csv` file or a folder per client.
-        data_dir: The data folder; without one `DAGC_DATA`, else the user's cache.
+        data_dir: The data folder; by default `DAGC_DATA`, or the user's cache.
         augment: Crop and flip training images at random (the paper does not say whether it did).
         objective: `regression` if your own labels are numbers to predict; with `auto`, if they have fractions.
 
     Raises:
-        MissingData: Where the set is not in the data folder; the message says how to get it.
-        DataError: Where a file is truncated, corrupt or of the wrong shape; the message names it.
+        MissingData: If the set is not in the data folder; the message says how to get it.
+        DataError: If a file is truncated, corrupt or of the wrong shape; the message names it.
 
     Example:
         >>> digits = load("digits")
@@ -203,7 +203,7 @@ def get(
     Args:
         name: A name of `dagc data list`.
         data_dir: The data folder.
-        mirror: An address that holds the same files.
+        mirror: The address of a mirror with the same files.
         force: Download even if it is here, and replace it.
         report: Called with the file's name, the bytes so far and the bytes in all, if known.
 
@@ -225,7 +225,7 @@ def _known(entry: Entry, root: Path) -> Dataset:
     if found is None:
         raise MissingData(
             f"{entry.name} is not in {root}; get it: dagc data get {entry.name} --data-dir {shlex.quote(str(root))} "
-            f"({entry.size}), or say with --data-dir or DAGC_DATA where it is"
+            f"({entry.size}), or give its place with --data-dir or DAGC_DATA"
         )
     return entry.read(found, root)
 

@@ -44,7 +44,7 @@ def _read(name: str, train: list[Path], test: Path, names: Path, classes: int, l
     bytes_ = sum(path.stat().st_size for path in train if path.is_file())  # `_records` reports a missing one
     train_x = np.empty((bytes_ // record, 3, 32, 32), dtype=np.uint8)
     labels: list[NDArray[np.int64]] = []
-    for path in train:  # file by file into its place: the set is the largest thing in memory, and is there only once
+    for path in train:  # file by file into its place, so that the set is in memory only once
         images, own = _records(path, classes, label_bytes)
         start = sum(map(len, labels))
         train_x[start : start + len(own)] = images
@@ -65,7 +65,7 @@ def _read(name: str, train: list[Path], test: Path, names: Path, classes: int, l
 
 
 def _records(path: Path, classes: int, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images and labels of one file; of CIFAR-100's two labels the second, the fine one."""
+    """Images and labels of one file; for CIFAR-100, the second of its two labels, the fine one."""
     try:
         raw = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
@@ -85,7 +85,7 @@ def _records(path: Path, classes: int, label_bytes: int) -> tuple[NDArray[np.uin
 
 
 def _class_names(path: Path, classes: int) -> tuple[str, ...]:
-    """The names beside the data; numbers where that file is missing or another."""
+    """The names from the file next to the data; numbers if it is missing or does not fit."""
     try:
         names = tuple(path.read_text(encoding="utf-8").split())
     except (OSError, UnicodeDecodeError):

@@ -14,7 +14,7 @@ from dagc.errors import InvalidInput
 __all__ = ["IGNORED", "Dataset", "Objective", "hold_out", "statistics"]
 
 Objective = Literal["classification", "regression", "next-token"]
-"""What is learnt: a label, numbers, or the next token at every place of a sequence."""
+"""What is learned: a label, numbers, or the next token at every place of a sequence."""
 IGNORED = -100
 """A next token that does not count, such as padding; torch's losses ignore it, too."""
 
@@ -23,18 +23,18 @@ IGNORED = -100
 class Dataset:
     """Training and test samples with their labels, or whatever else is to be predicted.
 
-    Images stay the bytes they are on disk: 50,000 CIFAR images are 154 MB so, and 614 MB as float32, while turning a
-    batch of 32 into floats costs about 10 to 45 µs. `normalise` does it.
+    Images are kept as bytes, as on disk: 50,000 CIFAR images then take 154 MB instead of 614 MB as float32, and
+    converting a batch of 32 to floats, in `normalise`, takes about 10 to 45 µs.
 
     Attributes:
-        name: What `load` was asked for.
+        name: The name passed to `load`.
         train_x: Training samples, first axis the sample; uint8 or float32, or int64 for tokens.
         train_y: What to predict: labels (int64, 0 … classes − 1), numbers (float32, one or several per sample), or the
             next tokens (int64, of the shape of the samples; -100 is ignored).
         test_x: Test samples.
-        test_y: What to predict of them.
+        test_y: What to predict for them.
         classes: The names of the labels or tokens; none for numbers.
-        client: The owner of each training sample (int64), where the data has natural clients.
+        client: The owner of each training sample (int64), if the data has natural clients.
         clients: The names of the owners.
         mean: Subtracted by `normalise`, in the units of `train_x`.
         std: Divided by in `normalise`.
@@ -109,7 +109,7 @@ class Dataset:
 
     @property
     def objective(self) -> Objective:
-        """What is learnt: it is clear from what is to be predicted."""
+        """What is learned, which follows from the type and shape of the labels."""
         if self.train_y.dtype == torch.float32:
             return "regression"
         return "classification" if self.train_y.ndim == 1 else "next-token"
@@ -121,16 +121,16 @@ class Dataset:
 
     @property
     def labels(self) -> Tensor:
-        """The label of each training sample; all 0 where samples have none."""
+        """The label of each training sample; all 0 if samples have none."""
         return self.train_y if self.objective == "classification" else torch.zeros(len(self), dtype=torch.int64)
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The names of `labels`; none where samples have no label."""
+        """The names of `labels`; none if samples have no label."""
         return self.classes if self.objective == "classification" else ()
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Samples as the model wants them: float32, centred and scaled; tokens as they are."""
+        """Samples as the model takes them: float32, centred and scaled; tokens are not changed."""
         if x.dtype == torch.int64:
             return x
         if self.mean is None or self.std is None:
@@ -180,7 +180,7 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hold_out(groups: NDArray[np.int64], share: float = 0.2) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose the test samples of a set that comes without any: the same share of every group, always the same ones.
+    """Choose test samples for a set that has none: the same share of every group, always the same ones.
 
     Args:
         groups: The group (client or label) of each sample.

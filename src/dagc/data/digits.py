@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that come with scikit-learn: always there, the default for a first run."""
+"""The 1,797 handwritten digits that come with scikit-learn: always available, the default for a first run."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ __all__ = ["locate", "read"]
 
 def locate(root: Path) -> Path | None:
     """The folder of scikit-learn, whatever the data folder is."""
-    import sklearn  # a second to import, and only this set needs it
+    import sklearn  # takes a second to import, and only this set needs it
 
     return Path(sklearn.__file__).parent / "datasets"
 

@@ -1,4 +1,4 @@
-"""Fetch files from the web: with progress, resumed where they broke off, and checked before they are used."""
+"""Download files: with progress, resumed if interrupted, and verified before they are used."""
 
 import hashlib
 import http.client
@@ -30,7 +30,7 @@ class Source:
 
     Attributes:
         url: The official address.
-        checksum: `md5:…` or `sha256:…` as published; none where none is published.
+        checksum: `md5:…` or `sha256:…` as published; None if none is published.
         into: The folder, below the data folder, that the file or the archive's contents go to.
         inner: The folder inside of the archive that becomes `into`; empty for all of it.
     """
@@ -49,12 +49,12 @@ class Source:
 def fetch_all(
     sources: tuple[Source, ...], root: Path, mirror: str | None = None, report: Report | None = None, pause: float = 1.0
 ) -> None:
-    """Fetch and unpack all of `sources` below `root`; what was there before is replaced only by something whole.
+    """Fetch and unpack all of `sources` below `root`. Existing files are replaced only by complete ones.
 
     Args:
         sources: What to fetch.
         root: The data folder.
-        mirror: An address that holds the same files under the same names.
+        mirror: The address of a mirror with the same files under the same names.
         report: Called with the file's name, the bytes so far and the bytes in all, if known.
         pause: Seconds to wait before the first retry, doubled for each further one.
     """
@@ -77,10 +77,10 @@ def fetch(
     """Fetch one file; `path` appears when it is complete and has the right checksum, `path`.part grows until then.
 
     Raises:
-        DataError: Where the server refuses, the connection breaks off in every attempt, or the checksum is wrong.
+        DataError: If the server refuses, the connection breaks off in every attempt, or the checksum is wrong.
     """
     if not url.startswith(("http://", "https://")):
-        raise DataError(f"{url!r} is not an address; it begins with http:// or https://")
+        raise DataError(f"{url!r} is not an address: it must start with http:// or https://")
     part = path.with_name(path.name + ".part")
     problem = ""
     try:
@@ -98,12 +98,13 @@ def fetch(
                 problem = f"{error.code} {error.reason}"
             except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
                 problem = str(error)
-            except ValueError as error:  # urllib's, for what is no address, be it ours or one that we are sent to
-                raise DataError(f"{url!r:.200} leads to no address that can be used: {error}") from None
+            except ValueError as error:  # from urllib, for an invalid address, ours or one we are redirected to
+                raise DataError(f"{url!r:.200} is not a valid address, or leads to one that is not: {error}") from None
         else:
             size = part.stat().st_size if part.exists() else 0
             raise DataError(
-                f"{url} broke off at byte {size:,} ({problem}); run the same command again to continue, or try --mirror"
+                f"{url} was interrupted at byte {size:,} ({problem}); run the same command again to continue, or try "
+                "--mirror"
             )
         _verify(part, checksum, url)
         part.replace(path)
@@ -124,7 +125,7 @@ def _receive(url: str, part: Path, name: str, report: Report | None) -> None:
             raise
         error.close()
         total = error.headers.get("Content-Range", "").rpartition("/")[2]
-        if total != str(have):  # not the rest of this file: begin again
+        if total != str(have):  # not the rest of this file: start again
             part.unlink()
             raise ConnectionError(f"{have:,} bytes are here but the file has {total or 'another number'}") from None
         return
@@ -140,7 +141,7 @@ def _receive(url: str, part: Path, name: str, report: Report | None) -> None:
                 if report:
                     report(name, have, total_bytes)
     if total_bytes is not None and have != total_bytes:
-        raise ConnectionError(f"{have:,} of {total_bytes:,} bytes came")
+        raise ConnectionError(f"only {have:,} of {total_bytes:,} bytes arrived")
 
 
 def _verify(part: Path, checksum: str | None, url: str) -> None:
@@ -157,15 +158,15 @@ def _verify(part: Path, checksum: str | None, url: str) -> None:
 
 
 def unpack(archive: Path, target: Path, inner: str = "") -> None:
-    """Unpack a tar archive beside `target` and give it the name `target` only when all of it is there.
+    """Unpack a tar archive next to `target`, and rename it to `target` only when it is complete.
 
     Args:
         archive: The tar file, compressed or not.
-        target: The folder that it becomes; one that is there already is replaced.
+        target: The folder that it becomes; an existing one is replaced.
         inner: The folder inside of the archive that is wanted; empty for all of it.
 
     Raises:
-        DataError: Where the archive is corrupt, would write outside of its folder, or would fill the disk.
+        DataError: If the archive is corrupt, would write outside of its folder, or would fill the disk.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +183,7 @@ def unpack(archive: Path, target: Path, inner: str = "") -> None:
                 tar.extract(member, workplace / "new", filter="data")
         fresh = workplace / "new" / inner
         if not fresh.is_dir():
-            raise DataError(f"{archive} holds no folder {inner!r}; it is another archive than the official one")
+            raise DataError(f"{archive} has no folder {inner!r}: it is not the official archive")
         if target.exists():
             target.rename(workplace / "old")
         try:
@@ -201,5 +202,5 @@ def _refuse_escape(archive: Path, member: tarfile.TarInfo) -> None:
     name = Path(member.name)
     if name.is_absolute() or ".." in name.parts or not (member.isfile() or member.isdir()):
         raise DataError(
-            f"{archive} holds {member.name!r}, which is no plain file below the archive; nothing was unpacked"
+            f"{archive} holds {member.name!r}, which is not a plain file inside the archive; nothing was unpacked"
         )

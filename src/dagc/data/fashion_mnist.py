@@ -18,7 +18,7 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # the package dataset-fashio
 
 
 def locate(root: Path) -> Path | None:
-    """The folder with the four files: in the data folder, or where Debian's package puts them."""
+    """The folder with the four files: in the data folder, or where Debian's package installs them."""
     for folder in (root / "FashionMNIST" / "raw", root / "fashion-mnist", DEBIAN):
         if any(_file(folder, name) for name in FILES):
             return folder
@@ -37,7 +37,7 @@ def read(folder: Path, root: Path) -> Dataset:
         torch.from_numpy(test_x).unsqueeze(1),
         torch.from_numpy(test_y.astype(np.int64)),
         CLASSES,
-        mean=torch.zeros(1),  # to 0 … 1 and no further: at the paper's rates a logistic model needs small inputs
+        mean=torch.zeros(1),  # scaled to 0 … 1 only: at the paper's rates, a logistic model needs small inputs
         std=torch.full((1,), 255.0),
     )
 

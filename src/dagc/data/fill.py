@@ -12,7 +12,7 @@ _FITTING_ROUNDS = 100
 
 
 def as_labels(labels: ArrayLike) -> Ints:
-    """Labels as a flat int64 array, or an error that says why not.
+    """Labels as a flat int64 array; refused, with the reason, if they cannot be.
 
     Example:
         >>> as_labels([0, 2, 1])
@@ -29,11 +29,11 @@ def as_labels(labels: ArrayLike) -> Ints:
 def fill(labels: Ints, sizes: Ints, alpha: float | None, rng: np.random.Generator) -> tuple[Ints, ...]:
     """Draw the samples of workers with the given sizes (their sum at most the number of samples).
 
-    Each worker draws its wish, label proportions from Dirichlet(α). Rows (workers) and columns (labels) of the table
-    sizes × proportions are then scaled in turn until the rows are the sizes and no column asks for more samples than
-    the label has. The table is rounded down, and what a worker still lacks comes from the labels that it misses most
-    among those with samples left, so sizes are met exactly. Where all samples are used, the large workers' mixes are
-    necessarily close to that of the whole set. Without α the samples are drawn at random.
+    Each worker draws the label proportions it would like from Dirichlet(α). Rows (workers) and columns (labels) of the
+    table sizes × proportions are then scaled in turn until the rows add up to the sizes and no column needs more
+    samples than the label has. The table is rounded down, and what a worker still lacks comes from the labels it lacks
+    most among those with samples left, so sizes are met exactly. If all samples are used, the mixes of large workers
+    are necessarily close to that of the whole set. Without α the samples are drawn at random.
 
     Example:
         >>> parts = fill(np.array([0] * 6 + [1] * 6), np.array([8, 4]), 0.5, np.random.default_rng(0))

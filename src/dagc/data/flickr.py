@@ -17,7 +17,7 @@ __all__ = ["locate", "read"]
 
 CLASSES = 10
 COLUMNS = ("file", "label", "subcontinent")
-_VERSION = 1  # raise it when the pictures are made in another way
+_VERSION = 1  # increase it when the preprocessing changes
 
 
 class Photo(NamedTuple):
@@ -100,7 +100,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _pictures(paths: list[Path]) -> Arrays:
-    """The readable pictures, and which of the files these are."""
+    """The readable images, and which of the files they are."""
     pictures: list[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]] = []
     usable = np.zeros(len(paths), dtype=bool)
     for row, path in enumerate(paths):
@@ -108,6 +108,6 @@ def _pictures(paths: list[Path]) -> Arrays:
             pictures.append(read_image(path))
             usable[row] = True
         except DataError:
-            continue  # counted by the caller: the paper leaves them out too
+            continue  # counted by the caller; the paper leaves them out, too
     stacked = np.stack(pictures) if pictures else np.zeros((0, 3, 32, 32), dtype=np.uint8)
     return {"pictures": stacked, "usable": usable}

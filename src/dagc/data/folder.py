@@ -11,7 +11,7 @@ DATA_VARIABLE = "DAGC_DATA"
 
 
 def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The data folder: the one given, else `DAGC_DATA`, else `dagc/data` in the user's cache.
+    """The data folder: the one given, or `DAGC_DATA`, or `dagc/data` in the user's cache.
 
     The folder need not exist yet.
 

@@ -1,4 +1,4 @@
-"""Data that is given from Python: tensors, arrays or torch data sets, in one piece or by client."""
+"""Data passed in Python: tensors, arrays or torch data sets, as a whole or by client."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,21 +15,21 @@ __all__ = ["as_dataset"]
 
 
 def as_dataset(data: Any, test: Any = None, numbers: bool = False, name: str = "own") -> Dataset:
-    """A data set of what somebody has in Python.
+    """Make a data set from Python objects.
 
     One piece of data is a tuple `(x, y)` of tensors or arrays, a torch data set of such pairs, or sequences of tokens
-    alone, of which each token is to be predicted from those before it. A torch data set is read once, into memory.
-    Values are left as they are; nothing is normalised.
+    alone, in which each token is predicted from those before it. A torch data set is read once, into memory. Values
+    are not changed; nothing is normalised.
 
     Args:
         data: One piece, or one for each client: a mapping from names to pieces, or a list of pieces. A `Dataset` is
-            returned as it is.
-        test: The same for testing. Without it, a fifth is held out, of each client or else of each label.
-        numbers: Whether whole numbers in `y` are numbers to predict (regression), not labels.
-        name: What to call it.
+            returned unchanged.
+        test: The same for testing. If not given, a fifth is held out, of each client or else of each label.
+        numbers: Whether integers in `y` are numbers to predict (regression), not labels.
+        name: The name of the data set.
 
     Raises:
-        InvalidInput: What is given cannot be used; the message names the client.
+        InvalidInput: The data cannot be used; the message names the client.
 
     Example:
         >>> ann, bob = (torch.randn(10, 3), torch.randn(10)), (torch.randn(5, 3), torch.randn(5))
@@ -64,7 +64,7 @@ def as_dataset(data: Any, test: Any = None, numbers: bool = False, name: str = "
 
 
 def _pieces(data: Any) -> dict[Any, Any]:
-    """The pieces by client; one that is given alone has no name."""
+    """The pieces by client; a single piece has no name."""
     if isinstance(data, Mapping):
         found = dict(data)
     elif isinstance(data, list):
@@ -77,7 +77,7 @@ def _pieces(data: Any) -> dict[Any, Any]:
 
 
 def _read(piece: Any, numbers: bool, whose: str) -> tuple[Tensor, Tensor]:
-    """The samples of one piece and what is to be predicted of them."""
+    """The samples of one piece, and what is to be predicted for them."""
     if isinstance(piece, TensorDataset):
         piece = piece.tensors
     elif hasattr(piece, "__getitem__") and not isinstance(piece, Sequence | Tensor | np.ndarray):
@@ -99,7 +99,9 @@ def _read(piece: Any, numbers: bool, whose: str) -> tuple[Tensor, Tensor]:
         return x[:, :-1].contiguous(), x[:, 1:].contiguous()
     (y,) = rest
     if not x.ndim or not y.ndim or len(x) != len(y):
-        raise InvalidInput(f"{whose} has x of shape {tuple(x.shape)} and y of {tuple(y.shape)}: give as many of both")
+        raise InvalidInput(
+            f"{whose} has x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}: give equally many"
+        )
     if not len(x):
         raise InvalidInput(f"{whose} has no samples: leave it out")
     return x, y.to(torch.float32 if numbers or y.is_floating_point() else torch.int64)
@@ -118,7 +120,7 @@ def _collected(piece: Any, whose: str) -> Any:
     try:
         return default_collate([piece[place] for place in range(count)])
     except (RuntimeError, TypeError, KeyError, IndexError) as error:
-        raise InvalidInput(f"{whose}: its samples cannot be put together: {str(error).splitlines()[0]}") from error
+        raise InvalidInput(f"{whose}: its samples cannot be combined: {str(error).splitlines()[0]}") from error
 
 
 def _tensor(part: Any, whose: str) -> Tensor:
@@ -137,14 +139,14 @@ def _samples(x: Tensor, whose: str) -> Tensor:
 
 
 def _joined(read: list[tuple[Tensor, Tensor]], names: list[Any]) -> tuple[Tensor, Tensor]:
-    """Everybody's samples, one after the other."""
+    """All clients' samples, concatenated."""
     first = read[0]
     for who, (x, y) in zip(names, read, strict=True):
         for one, other in ((x, first[0]), (y, first[1])):
             if (one.dtype, one.shape[1:]) != (other.dtype, other.shape[1:]):
                 raise InvalidInput(
-                    f"client {who!r} has {one.dtype} of shape {tuple(one.shape[1:])} per sample, and client "
-                    f"{names[0]!r} {other.dtype} of {tuple(other.shape[1:])}: all must be alike"
+                    f"client {who!r} has {one.dtype} of shape {tuple(one.shape[1:])} per sample, but client "
+                    f"{names[0]!r} has {other.dtype} of shape {tuple(other.shape[1:])}: all must be the same"
                 )
     return torch.cat([x for x, _ in read]), torch.cat([y for _, y in read])
 

@@ -19,7 +19,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     """The array in an IDX file of bytes: two zero bytes, a type, the number of axes, their lengths, the values.
 
     Raises:
-        DataError: Where the file is truncated, too long or something else; it is named.
+        DataError: If the file is truncated, too long or something else; it is named.
     """
     try:
         raw = path.read_bytes()

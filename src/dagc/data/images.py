@@ -17,13 +17,13 @@ def read_image(path: Path, side: int = 32) -> NDArray[np.uint8]:
     """The middle square of an image, shrunk to (3, side, side).
 
     Raises:
-        DataError: Where it is no readable image; the file is named.
+        DataError: If it is no readable image; the file is named.
     """
     from PIL import Image, ImageOps
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata do not matter here
+            warnings.simplefilter("ignore")  # Pillow's warnings about odd metadata do not matter here
             with Image.open(path) as image:
                 small = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BOX)
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:

@@ -21,7 +21,7 @@ def read_wav(path: Path) -> tuple[NDArray[np.float32], int]:
     """The samples (−1 … 1, channels averaged) and the sample rate of a 16-bit PCM WAV file.
 
     Raises:
-        DataError: Where the file is none, truncated or empty; it is named.
+        DataError: If the file is none, truncated or empty; it is named.
     """
     try:
         with wave.open(str(path), "rb") as file:

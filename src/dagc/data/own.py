@@ -42,9 +42,9 @@ def read_path(path: Path, root: Path, objective: str = "auto") -> Dataset:
 
 
 def read_npz(path: Path, objective: str = "auto") -> Dataset:
-    """Load an `.npz` file with `x`, `y`, and where there are any `client`, `x_test`, `y_test`.
+    """Load an `.npz` file with `x`, `y` and, optionally, `client`, `x_test`, `y_test`.
 
-    Labels with fractions are numbers to predict, and so are any if the objective is `regression`.
+    Labels with fractions are numbers to predict, and so are all labels if the objective is `regression`.
     """
     arrays = _open_npz(path)
     x, y = _samples(path, "x", arrays["x"]), arrays["y"]
@@ -69,9 +69,9 @@ def read_csv(
     Args:
         path: The file.
         label: The column to predict.
-        client: The column that says whose the row is; the file need not have one.
-        objective: `regression` if the label is a number to predict. With `auto` it is one if it has fractions.
-        names: The columns, where the file has no such line.
+        client: The column with the owner of each row; optional.
+        objective: `regression` if the label is a number to predict. With `auto`, it is one if it has fractions.
+        names: The columns, if the file has no such line.
 
     Every other column is a feature: numbers as they are (missing ones, empty or `?`, become the column's mean), text
     as one column of 0 and 1 per value.
@@ -88,7 +88,7 @@ def read_csv(
 
 
 def _as_numbers(texts: NDArray[np.str_]) -> NDArray[np.float64] | None:
-    """The texts as numbers, if all of them are."""
+    """The texts as numbers; None unless all of them are numbers."""
     try:
         numbers = texts.astype(np.float64)
     except ValueError:
@@ -122,7 +122,7 @@ def _samples(path: Path, name: str, x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _numbered(path: Path, name: str, values: NDArray[Any], known: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Labels or clients, whole numbers or text, as 0, 1, … and their names; a list that must be `known` long."""
+    """Labels or clients (integers or text) as 0, 1, …, and their names; there must be `known` of them."""
     if values.shape != (known,):
         raise DataError(f"{path}: {name} has shape {values.shape} for {known} samples; give one value per sample")
     if np.issubdtype(values.dtype, np.floating):
@@ -143,7 +143,7 @@ def _assemble(
     test: tuple[NDArray[Any], NDArray[Any]] | None = None,
     objective: str = "auto",
 ) -> Dataset:
-    """Number labels and clients, hold out a test set where there is none, normalise by the training part."""
+    """Number labels and clients, hold out a test set if there is none, normalise by the training part."""
     if x.ndim < 2 or len(x) < 2:
         raise DataError(f"{path}: x has shape {x.shape}; samples × features are needed, two samples or more")
     count = len(x)

@@ -12,8 +12,8 @@ from dagc.errors import InvalidInput
 
 __all__ = ["Partition", "by_client", "from_sizes", "iid", "one_large", "skewed", "skewed_sizes"]
 
-_EVEN = 0.5  # of each step of the skewed series is the arithmetic series' own, the rest is Dirichlet's
-_MOST_SKEWED = 1e15  # more samples no data set has
+_EVEN = 0.5  # the share of the arithmetic series in each step of the skewed series; the rest is Dirichlet's
+_MOST_SKEWED = 1e15  # no data set has more samples
 _STRETCH = 1.25  # the inner terms may be scaled by this much to use the last samples
 
 
@@ -23,7 +23,7 @@ class Partition:
 
     Attributes:
         indices: For each worker, the positions of its samples in the training set.
-        names: The workers' names, where they have any.
+        names: The workers' names, if they have any.
 
     Example:
         >>> split = iid([0, 1, 0, 1, 0, 1, 0], workers=3)
@@ -75,14 +75,14 @@ def skewed(
         workers: The number of workers n.
         skew_ratio: Largest over smallest worker, SR.
         label_alpha: The Dirichlet concentration α of the labels of a worker; `inf` gives all workers the same mix.
-        seed: Decides the sizes, the label mixes and the samples.
+        seed: Determines the sizes, the label mixes and the samples.
 
     Returns:
         Workers from the largest to the smallest. Sizes and label mixes depend on how many samples each label has, not
         on the order of the samples.
 
     Raises:
-        InvalidInput: Where the data are too few for the smallest worker to have one sample.
+        InvalidInput: If the data are too few for the smallest worker to have one sample.
 
     Example:
         >>> split = skewed([0, 1] * 500, workers=5, skew_ratio=10)
@@ -147,8 +147,8 @@ def from_sizes(
         labels: The label of each training sample.
         sizes: Samples per worker, in the workers' order.
         scale: Use the sizes as proportions and spread all samples (each worker keeps at least one).
-        label_alpha: Dirichlet concentration of the labels; none draws the samples at random.
-        seed: Decides the samples.
+        label_alpha: Dirichlet concentration of the labels; without it, samples are drawn at random.
+        seed: Determines the samples.
 
     Example:
         >>> from_sizes([0, 1] * 50, sizes=[30, 12, 3]).sizes.tolist()
@@ -199,7 +199,7 @@ def by_client(
         wanted = f"{workers} " if workers is not None else ""
         raise InvalidInput(
             f"{len(kept)} of {np.count_nonzero(counts)} clients have {min_size} samples or more; "
-            f"{wanted or 'some '}are wanted: lower min_size or workers"
+            f"{wanted or 'some '}are needed: lower min_size or workers"
         )
     grouped = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
     chosen = tuple(names[c] for c in kept) if names else tuple(str(c) for c in kept)
@@ -285,7 +285,7 @@ def _even(total: int, parts: int) -> Ints:
 
 
 def _scaled(sizes: Ints, total: int) -> Ints:
-    """The sizes as proportions of `total`; who would get nothing gets one sample of the largest worker's."""
+    """The sizes as proportions of `total`; a worker that would get nothing gets one of the largest worker's samples."""
     scaled = _proportional(sizes, total)
     while not scaled.all():
         scaled[scaled.argmin()] += 1

@@ -21,7 +21,7 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 
 
 def make_partition(spec: str, dataset: Dataset, seed: int = 0) -> Partition:
-    """Split a data set as a text says: `name` or `name:option=value,option=value`.
+    """Split a data set as specified by a text: `name` or `name:option=value,option=value`.
 
     The options are the arguments of the function of that name: `skewed:workers=10,skew_ratio=100,label_alpha=0.5`,
     `one-large:share=0.5,workers=11,label_alpha=0.5`, `iid:workers=10`, `by-client:min_size=20,workers=15`,

@@ -16,11 +16,11 @@ from dagc.errors import DataError
 __all__ = ["is_speech_folder", "locate", "read", "read_folder"]
 
 WORDS, TRAIN, TEST = 10, 3000, 1000
-_FEATURES_VERSION = 1  # raise it when log_mel changes, so that old caches are not used
+_FEATURES_VERSION = 1  # increase it when log_mel changes, so that old caches are not used
 
 
 def locate(root: Path) -> Path | None:
-    """The folder of words: the official one below SpeechCommands, else the first that has its shape."""
+    """The folder of words: the official one below SpeechCommands, or the first that has its structure."""
     top = root / "SpeechCommands"
     official = [top / "speech_commands_v0.02", top / "speech_commands_v0.01", top]
     others = sorted(top.iterdir()) if top.is_dir() else []
@@ -33,7 +33,7 @@ def is_speech_folder(folder: Path) -> bool:
 
 
 def read(folder: Path, root: Path) -> Dataset:
-    """Load the ten largest words of the folder as log-mel pictures; they are cached below `root`."""
+    """Load the ten largest words of the folder as log-mel images; they are cached below `root`."""
     return read_folder(folder, root, "speech-commands")
 
 
@@ -79,7 +79,7 @@ def _notes(words: dict[str, list[Path]], classes: tuple[str, ...]) -> tuple[str,
     short = [f"{word} {len(words[word]):,}" for word in classes if len(words[word]) < TRAIN + TEST]
     notes = []
     if len(classes) < WORDS:
-        notes.append(f"{len(classes)} words where the paper has {WORDS}")
+        notes.append(f"{len(classes)} words, while the paper has {WORDS}")
     if short:
         notes.append(f"fewer than {TRAIN + TEST:,} clips, so a quarter of them is the test set: {', '.join(short)}")
     return tuple(notes)

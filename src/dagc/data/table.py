@@ -30,8 +30,8 @@ def read_table(path: Path, label: str, client: str, names: list[str] | None = No
     Args:
         path: The file.
         label: The column to predict.
-        client: The column that says whose the row is, if there is one.
-        names: The columns, where the file has no first line of names.
+        client: The column with the owner of each row, if there is one.
+        names: The columns, if the file has no first line of names.
     """
     names, rows = _rows(path, names)
     if label not in names:
@@ -61,7 +61,7 @@ def _rows(path: Path, given: list[str] | None) -> tuple[list[str], list[list[str
         raise DataError(f"{path} cannot be read as CSV ({error})") from None
     lines = lines if given is None else [given, *lines]
     if len(lines) < 3:
-        raise DataError(f"{path} has {len(lines)} lines; a line of column names and two rows or more are needed")
+        raise DataError(f"{path} has {len(lines)} lines; it needs a line of column names and at least two rows")
     names = lines[0]
     if len(set(names)) != len(names):
         raise DataError(f"{path} names a column twice in its first line: {', '.join(names)}")

@@ -13,7 +13,7 @@ from dagc.errors import DataError
 __all__ = ["LENGTH", "from_texts", "read_texts"]
 
 LENGTH = 64
-"""Characters that a sequence has, beside the one that follows its last."""
+"""Characters per sequence, not counting the one that follows its last."""
 
 
 def read_texts(path: Path, files: list[Path]) -> Dataset:

@@ -1,4 +1,4 @@
-"""torch.distributed: ranks exchange payloads instead of dense gradients or models; every rank is the server.
+"""torch.distributed: ranks exchange payloads instead of dense gradients or models. Every rank runs the server's half.
 
 In every step, as a communication hook of DDP: `hook = dagc.ddp.register(model, examples=len(dataset), ratio=0.001)`.
 After many steps, around a plain module: `local = dagc.ddp.LocalSteps(model, examples=len(dataset), ratio=0.01)`.
@@ -25,14 +25,14 @@ def register(
     scaler: torch.amp.GradScaler | None = None,
     **settings: Unpack[Settings],
 ) -> Hook:
-    """Compress what this model's ranks send each other; call it on every rank with the same arguments but `examples`.
+    """Compress what this model's ranks send each other. Call it on every rank; only `examples` may differ.
 
     From then on the gradient after `backward()` is Σ p_i · sparse_i, the same bits on every rank, where p_i is the
-    rank's part of all examples (DDP alone would weigh all ranks alike).
+    rank's share of all examples (DDP alone would weight all ranks equally).
 
     Args:
         model: A model wrapped in `DistributedDataParallel`, before its first backward pass.
-        examples: How many training examples this rank holds. A rank with 0 takes part without a say.
+        examples: How many training examples this rank holds. A rank with 0 takes part, but contributes nothing.
         rounds: How many steps the training has, for a rate per training.
         scaler: The `GradScaler` of mixed precision, if there is one. Residuals are then kept unscaled, and a step in
             which any rank's gradient is not finite becomes infinite on all, so that all scalers skip it.
@@ -43,7 +43,7 @@ def register(
         The hook, for `hook.last` and for checkpoints.
 
     Raises:
-        InvalidInput: If the arguments are unusable or not the same everywhere; on all ranks.
+        InvalidInput: On all ranks, if the arguments cannot be used or differ between ranks.
 
     Example:
         >>> import torch, dagc.ddp
@@ -61,5 +61,5 @@ def register(
     try:
         model.register_comm_hook(hook, on_bucket)
     except RuntimeError as error:
-        raise InvalidInput("this model has a communication hook already: wrap its module in a new DDP") from error
+        raise InvalidInput("this model already has a communication hook: wrap its module in a new DDP") from error
     return hook

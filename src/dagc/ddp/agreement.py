@@ -19,7 +19,7 @@ log = getLogger("dagc.ddp")
 
 
 def agree(exchange: Exchange, examples: Any, arguments: dict[str, Any]) -> list[int]:
-    """Everybody's number of examples; an error on all ranks if one is wrong or if the arguments differ."""
+    """Every rank's number of examples; an error on all ranks if one is invalid or if the arguments differ."""
     known = isinstance(examples, int | np.integer) and not isinstance(examples, bool) and 0 <= examples < 1 << 53
     text = json.dumps(arguments, sort_keys=True, default=str)
     digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
@@ -36,9 +36,9 @@ def agree(exchange: Exchange, examples: Any, arguments: dict[str, Any]) -> list[
 
 
 def make_plan(settings: Settings, world: int, local_steps: bool) -> Plan:
-    """The plan, with what ranks cannot do refused; some of it they can do only if they exchange after local steps."""
+    """The plan. What ranks cannot do is refused; some of it is possible only with local steps."""
     plan = Plan(**settings)
-    if settings.get("down") is None and not plan.lossless:  # the method's own
+    if settings.get("down") is None and not plan.lossless:  # the method's own default
         plan = replace(plan, down="lossless")
     if settings.get("step_ahead") is None and plan.step_ahead and not local_steps:
         plan = replace(plan, step_ahead=0.0)
@@ -57,25 +57,25 @@ def make_plan(settings: Settings, world: int, local_steps: bool) -> Plan:
     ranks = [str(rank) for rank in range(world)]
     for name in plan.caps:
         if name not in ranks:
-            raise unknown("rank with the cap", name, ranks)
+            raise unknown("rank for the cap of", name, ranks)
     return plan
 
 
 def same_step(packets: Sequence[Packet], what: str = "step") -> None:
-    """Refuse messages of different steps."""
+    """Refuse messages from different steps."""
     steps = [packet.step for packet in packets]
     if len(set(steps)) > 1:
         raise DagcError(f"the ranks are at different {what}s, {steps} in rank order: load checkpoints of one {what}")
 
 
 def read_all(server: Server, ranks: Iterable[str], packets: Sequence[Packet], head: int = 0) -> list[Upload]:
-    """The uploads of these ranks. One that is too large is left out, on all ranks alike: they look at the same bytes.
+    """The uploads of these ranks. One that is too large is left out, on all ranks alike, since all see the same bytes.
 
     Args:
         server: This rank's half.
-        ranks: Those that hold data.
-        packets: Of all ranks.
-        head: How many bytes of a message come before its frame.
+        ranks: The ranks that hold data.
+        packets: The packets of all ranks.
+        head: How many bytes of a message precede its frame.
     """
     uploads = []
     for name in ranks:

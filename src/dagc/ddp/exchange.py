@@ -1,4 +1,4 @@
-"""The variable-size all-gather: every rank gets everybody's message, in one exchange nearly always."""
+"""An all-gather of variable size: every rank gets all messages, nearly always in one exchange."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ class Packet(NamedTuple):
     Attributes:
         refused: Whether its gradient could not be used; the body then says why.
         step: The number of the step.
-        norm: Of its gradient, where the policy asks for it.
+        norm: The norm of its gradient, if the policy asks for it.
         body: The payload.
     """
 
@@ -35,22 +35,22 @@ class Packet(NamedTuple):
 class Exchange:
     """A rank's place in a process group.
 
-    Payloads hardly change in length from step to step, so every rank sends as much as last time and a little more. The
-    heads say how long the messages really are; where that was too little, a second exchange brings the rest.
+    Payloads hardly change in length from step to step, so every rank sends as many bytes as last time and a few more.
+    The heads have the true lengths; if the space was too small, a second exchange delivers the rest.
 
     Args:
         group: The process group.
-        device: Where the model is; payloads take the way over it with nccl.
-        what: What a message is of, for errors: a step, or an exchange after several.
+        device: Where the model is; with nccl, payloads go through it.
+        what: What a message belongs to, for errors: a step, or an exchange after several.
 
     Attributes:
         sent: Bytes handed to the network in the last exchange, for all other ranks together.
-        received: Bytes got from the others.
-        times: 1 or 2.
+        received: Bytes received from the others.
+        times: How many exchanges it took: 1 or 2.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str = "step") -> None:
-        """Take a place in the group."""
+        """Join the group."""
         self.group, self.what = group, what
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.device = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
@@ -63,7 +63,7 @@ class Exchange:
         return self.sent, self.received, self.times
 
     def all_gather(self, message: Packet) -> list[Packet]:
-        """Everybody's message, in rank order."""
+        """All messages, in rank order."""
         content = _HEAD.pack(*message[:3], len(message.body)) + message.body
         self.sent = self.received = self.times = 0
         parts = self._send(content, self._expected, message.step)
@@ -82,7 +82,7 @@ class Exchange:
         ]
 
     def numbers(self, own: list[int]) -> list[list[int]]:
-        """Everybody's list of as many integers, in rank order."""
+        """Every rank's list of equally many integers, in rank order."""
         every = [torch.empty(len(own), dtype=torch.int64, device=self.device) for _ in range(self.world)]
         with self.together("at the start"):
             dist.all_gather(every, torch.tensor(own, dtype=torch.int64, device=self.device), group=self.group)
@@ -90,7 +90,7 @@ class Exchange:
 
     @contextmanager
     def together(self, when: str) -> Iterator[None]:
-        """Do something here that needs all ranks; where one is lost, the error says what to do."""
+        """A block that needs all ranks. If one is lost, the error says what to do."""
         try:
             yield
         except RuntimeError as error:
@@ -101,7 +101,7 @@ class Exchange:
             ) from error
 
     def _send(self, content: bytes, lengths: list[int], step: int) -> list[memoryview]:
-        """Send to everybody, cut or padded to this rank's length, and get what they send."""
+        """Send to all ranks, cut or padded to this rank's length, and receive what they send."""
         length = lengths[self.rank]
         own = content[:length].ljust(length, b"\0")
         to_all = torch.frombuffer(bytearray(own * self.world) or bytearray(1), dtype=torch.uint8)[: length * self.world]

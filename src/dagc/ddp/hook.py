@@ -1,7 +1,7 @@
 """The hook: Algorithm 1 on one rank, between DDP's backward pass and its optimiser.
 
-DDP hands gradients over in buckets, which it lays out again after the first step. The hook waits for the last one and
-puts the gradients in the order of the model's parameters; so selection, residual and checkpoints know no buckets.
+DDP passes gradients in buckets, which it rearranges after the first step. The hook waits for the last bucket and puts
+the gradients in the order of the model's parameters, so selection, residual and checkpoints do not depend on buckets.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,23 +28,23 @@ from dagc.state import below
 __all__ = ["Hook", "Step", "on_bucket"]
 
 VERSION = 1
-"""Of what `Hook.state_dict` returns."""
+"""The version of what `Hook.state_dict` returns."""
 
 
 class Step(NamedTuple):
-    """What the last step of this rank took; numbers only, so that `_asdict()` can go to a log as it is.
+    """What the last step of this rank took. Only numbers, so that `_asdict()` can be logged directly.
 
     Attributes:
         step: Its number, from 0.
         entries: Entries that this rank sent.
         payload: Bytes of this rank's payload; 0 if it waits.
         sent: Bytes that this rank handed to the network: its payload to every other rank, with heads and padding.
-        received: Bytes that it got from the others.
-        exchanges: 1, or 2 where somebody's payload had outgrown what was expected of it.
-        skipped: Whether the step was given to the scaler to skip.
+        received: Bytes that it received from the others.
+        exchanges: 1, or 2 if a payload was larger than expected.
+        skipped: Whether the scaler was made to skip the step.
         compress: Seconds for error feedback, selection and the payload.
-        exchange: Seconds in the network, waiting for slower ranks included.
-        decode: Seconds to read the payloads, sum them up and hand the gradient to DDP.
+        exchange: Seconds in the network, including waiting for slower ranks.
+        decode: Seconds to decode the payloads, sum them and pass the gradient to DDP.
     """
 
     step: int
@@ -60,9 +60,9 @@ class Step(NamedTuple):
 
 
 class Rank(Client):
-    """The client's half on a rank, which leaves out what it has not used.
+    """The client's half on a rank; it does not send entries of parameters that it has not used.
 
-    DDP leaves the gradient of a parameter alone that no rank used: what is sent for it would be lost.
+    DDP ignores the gradient of a parameter that no rank has used: what is sent for it would be lost.
 
     Attributes:
         unused: The parameters that this rank has not used in this step, as parts of the vector.
@@ -71,7 +71,7 @@ class Rank(Client):
     unused: Sequence[slice] = ()
 
     def _compressor(self, order: Order) -> Compressor:
-        """As a client's, but nothing of what is unused is selected; all of its residual stays."""
+        """Like a client's, but nothing unused is selected; its residual stays."""
         compressor, unused = super()._compressor(order), self.unused
         if not unused:
             return compressor
@@ -93,7 +93,7 @@ class Rank(Client):
 class Hook:
     """One rank's half of the protocol as a client, and the server's half, which decides alike on all ranks.
 
-    `dagc.ddp.register` makes it. There is no downlink: every rank sums up what all have sent.
+    `dagc.ddp.register` creates it. There is no downlink: every rank sums what all have sent.
 
     Attributes:
         examples: How many examples each rank holds, in rank order.
@@ -110,7 +110,7 @@ class Hook:
         rounds: int | None,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
-        """Share what every rank must know."""
+        """Exchange what every rank must know."""
         parameters = [
             parameter
             for name, parameter in model.module.named_parameters()
@@ -128,7 +128,9 @@ class Hook:
         self._exchange = Exchange(model.process_group, self._device)
         given = {"rounds": rounds, "sizes": sizes, "scaler": scaler is not None}
         self.examples = agree(self._exchange, examples, {**settings, **given})
-        plan = make_plan(settings, self._exchange.world, local_steps=False)  # not before: all ranks are to refuse it
+        plan = make_plan(
+            settings, self._exchange.world, local_steps=False
+        )  # after agreeing, so that all ranks refuse it
         self._about = {**plan.settings(), **given}
         shapes = [tuple(parameter.shape) for parameter in parameters]
         self.client = Rank(shapes, self._device)
@@ -145,9 +147,9 @@ class Hook:
         return self.server.round
 
     def take(self, bucket: GradBucket) -> Future[Tensor]:
-        """Hold a bucket until the last one is here, then answer all."""
+        """Keep a bucket until the last one has arrived, then answer all."""
         if bucket.index() == 0:
-            self._buckets = []  # a backward pass that broke off may have left some
+            self._buckets = []  # an interrupted backward pass may have left some
         future: Future[Tensor] = Future(devices=None if self._device.type == "cpu" else [self._device])
         self._buckets.append((future, bucket.buffer(), bucket.parameters(), bucket.gradients()))
         if bucket.is_last():
@@ -215,14 +217,14 @@ class Hook:
         return [gradients[slot] for slot in range(len(self._slots))]
 
     def _upload(self, gradients: list[Tensor], order: Order) -> Upload:
-        """What this rank sends; of parameters that it has not used in this step, if there may be any, nothing."""
+        """What this rank sends: nothing for parameters that it has not used in this step."""
         if self._some_unused:
             parts = zip(gradients, self._parts, strict=True)
             self.client.unused = [part for gradient, part in parts if not gradient.any()]
         return self.client.upload(gradients, order)
 
     def _refuse(self, gradients: list[Tensor], error: DagcError) -> None:
-        """A rank's gradient is not finite, or arrived damaged: nobody's is used, and nobody's residual has changed."""
+        """A rank's gradient is not finite or arrived damaged: none is used, and no residual has changed."""
         skipped = self._scaler is not None and isinstance(error, NonFiniteGradient)
         for gradient in gradients:
             gradient.fill_(torch.inf if skipped else torch.nan)
@@ -230,7 +232,7 @@ class Hook:
             _raise_after_backward(error)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that this rank continues from; every rank saves its own, beside the model and the optimiser."""
+        """This rank's state; every rank saves its own, together with the model and the optimiser."""
         own = {**self.client.arrays(), **{f"server.{name}": array for name, array in self.server.arrays().items()}}
         arrays = {name: torch.from_numpy(array.copy()) for name, array in own.items()}
         return {
@@ -245,10 +247,10 @@ class Hook:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from where `state_dict` was taken: on the same rank of as many, with the same model, data and plan.
+        """Continue from `state_dict`: on the same rank of equally many, with the same model, data and plan.
 
         Raises:
-            InvalidInput: If anything of that differs; nothing has changed then.
+            InvalidInput: If any of these differ; then nothing has changed.
         """
         own = self.state_dict()
         if not isinstance(state, Mapping) or "version" not in state:
@@ -279,12 +281,12 @@ class Hook:
 
 
 def on_bucket(hook: Hook, bucket: GradBucket) -> Future[Tensor]:
-    """What DDP calls, with the hook as its state."""
+    """The function that DDP calls, with the hook as its state."""
     return hook.take(bucket)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two things are equal; those that cannot be compared, tensors for example, are not."""
+    """Whether two values are equal; those that cannot be compared, such as tensors, are not."""
     try:
         return bool(one == other)
     except (RuntimeError, TypeError, ValueError):
@@ -292,13 +294,15 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _raise_after_backward(error: DagcError) -> None:
-    """Let DDP finish its backward pass before the error is raised, so that the model can go on being used."""
+    """Let DDP finish its backward pass before the error is raised, so that the model stays usable."""
 
     def throw() -> None:
         raise error
 
     queue: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
     try:
-        queue(lambda: queue(throw))  # DDP queues its own last work after this; what that queue adds comes behind it
-    except RuntimeError:  # no backward pass: this rank has run out of data and only shadows the others
+        queue(
+            lambda: queue(throw)
+        )  # DDP queues its own last work after this; a callback queued from the queue runs after that
+    except RuntimeError:  # no backward pass: this rank has run out of data and only follows the others
         throw()

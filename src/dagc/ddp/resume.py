@@ -19,9 +19,9 @@ from dagc.errors import InvalidInput, MalformedPayload
 __all__ = ["SHARED", "VERSION", "Choice", "all_or_none", "choose", "spread"]
 
 VERSION = 1
-"""Of what `LocalSteps.state_dict` returns."""
+"""The version of what `LocalSteps.state_dict` returns."""
 SHARED = ("shared", "velocity", "start")
-"""The arrays of a state that are not the client's half's: the shared model, its momentum, where an overlap began."""
+"""The arrays of a state besides the client's half: the shared model, its momentum, where an overlap began."""
 FIELDS = (
     "version", "round", "rank", "world_size", "examples", "about", "arrays", "client", "server", "due", "seconds",
 )  # fmt: skip
@@ -54,14 +54,14 @@ def choose(
     about: Mapping[str, Any],
     allow_missing: bool,
 ) -> Choice | None:
-    """Agree on the newest round of which all states are there; None if nobody has any state.
+    """Agree on the newest round for which all states are present; None if no rank has any state.
 
     Args:
         exchange: This rank's place in the group.
         states: What this rank has found, of any round.
         examples: How many examples each rank holds now: a rank without data carries no residual.
-        about: What the states must be of.
-        allow_missing: Where no round is complete, continue from the newest and lose the residuals that are missing.
+        about: What the states must belong to.
+        allow_missing: If no round is complete, continue from the newest and lose the missing residuals.
 
     Raises:
         InvalidInput: If a state cannot be used, or if states are missing; on all ranks.
@@ -82,7 +82,7 @@ def choose(
     if missing and not allow_missing:
         raise InvalidInput(
             f"of the {chosen[1]} states of round {chosen[0]}, those of the ranks {missing} are on no rank that holds "
-            "examples: give them to one, or allow_missing=True to go on without what they had not sent yet"
+            "examples: give them to one, or set allow_missing=True to continue without what they had not sent yet"
         )
     here = {state["rank"]: state for state in states if (state["round"], state["world_size"]) == chosen}
     carried = [here[old] for old, rank in sorted(carriers[chosen].items()) if rank == exchange.rank]
@@ -103,7 +103,7 @@ def all_or_none(exchange: Exchange, refused: str | None, body: bytes = b"") -> l
 
 
 def spread(exchange: Exchange, tensors: Sequence[Tensor], holders: Sequence[int]) -> None:
-    """Bring tensors in the CPU's memory from the ranks that have them to those that do not, once to each."""
+    """Send tensors in CPU memory from the ranks that have them to those that do not, once to each."""
     lacking = [rank for rank in range(exchange.world) if rank not in holders]
     with exchange.together("while the model was sent to newcomers"):
         for place, rank in enumerate(lacking):

@@ -1,4 +1,4 @@
-"""Experiments: several runs, and what they say together."""
+"""Experiments: several runs, compared with each other."""
 
 from dagc.experiments.allocators import register
 from dagc.experiments.cells import Cell, Variant, choose

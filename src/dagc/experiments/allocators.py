@@ -1,4 +1,4 @@
-"""Allocators of the paper's experiments: for its motivating figure and for questions about Φ, not for users."""
+"""Allocators that only the paper's experiments need: for its motivating figure, and for questions about Φ."""
 
 import numpy as np
 
@@ -35,9 +35,9 @@ _RULES = {
 
 
 def register(method: str) -> None:
-    """Make `phi-optimal`, `scheme-i` or `scheme-ii` a method, if that is what is asked for; other names are ignored.
+    """Register `phi-optimal`, `scheme-i` or `scheme-ii` as a method; other names are ignored.
 
-    They are registered one by one, when a run needs them, so that nobody is offered them.
+    Each is registered only when a run needs it, so that users are not offered it.
 
     Example:
         >>> register("scheme-i")

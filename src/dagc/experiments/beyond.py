@@ -1,4 +1,4 @@
-"""Beyond the paper: one budget in bytes for all, spent where it counts. What `docs/studies/beyond.md` is made of."""
+"""Beyond the paper: one budget in bytes for all, spent where it counts. The source of `docs/studies/beyond.md`."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def _against_dagc_r() -> tuple[Cell, ...]:
 
 
 def _fewest_bytes() -> tuple[Cell, ...]:
-    """What a user should take: bytes to an accuracy, against what is usual."""
+    """What we recommend, compared with common choices: bytes to an accuracy."""
     variants = (
         _variant("dagc-r", 13, ", 13 bytes", **_SIGNS, **_WAITING),
         _variant("dagc-r", 20, ", 20 bytes", **_SIGNS, **_WAITING),
@@ -94,14 +94,14 @@ def _studies() -> tuple[Cell, ...]:
     ]
     return (
         _studied("exponent", "the power s of the weights", 600, exponents),
-        _studied("overhead", "the largest part of a frame that may be overhead", 600, overheads),
+        _studied("overhead", "the largest fraction of a frame that may be overhead", 600, overheads),
         _studied("frames", "compact and plain frames", 600, frames),
         *codecs,
     )
 
 
 def _cnn() -> tuple[Cell, ...]:
-    """0.1 % of 235,690 entries as fp32 are up to 1,312 bytes a client."""
+    """0.1 % of 235,690 entries as fp32 take up to 1,312 bytes per client."""
     return tuple(
         Cell(
             f"cnn/sr{skew}",

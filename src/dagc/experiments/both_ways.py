@@ -1,4 +1,4 @@
-"""Both ways: what a budget for the downlink is worth. What `docs/studies/downlink.md` is made of."""
+"""Both ways: what a budget for the downlink is worth. The source of `docs/studies/downlink.md`."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def _variants(
         rates: The learning rate of each, the best of a grid on seeds 10 and 11.
         down: The downlink's budget.
         coded: Bytes per client and round with coded frames; if given, those and `dagc` are compared, too.
-        more: What else they share.
+        more: Further settings that they share.
     """
     ours, top_k, lossless, dense = rates
     up = {"bytes": bytes, **_WIRE, **more}

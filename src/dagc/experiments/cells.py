@@ -1,4 +1,4 @@
-"""What an experiment is made of: cells, each one setting in which several variants run with the same seeds."""
+"""The parts of an experiment: cells, each one setting in which several variants run with the same seeds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,9 +19,9 @@ class Variant:
     """One line of a picture, one column of a table.
 
     Attributes:
-        label: What people call it.
+        label: Its name in tables and curves.
         fields: What it changes in the cell's `Config`: its method, its budget, its value codec.
-        paper: The accuracy that the paper has for it, in percent.
+        paper: The accuracy that the paper reports for it, in percent.
         tune: Settings that only this one is tuned in, with the values to choose from.
     """
 
@@ -36,13 +36,13 @@ class Cell:
     """One setting of an experiment.
 
     Attributes:
-        name: Words with slashes between them, such as `cnn/sr100/0.001`: what `--cells` chooses by.
-        title: For people.
+        name: Words separated by slashes, such as `cnn/sr100/0.001`, for `--cells`.
+        title: The title in reports.
         fields: The `Config` that all variants share.
         variants: What is compared; the first is the one that the paper proposes.
-        targets: Accuracies; the report says when they are reached.
+        targets: Accuracies; the report says when each is reached.
         evaluations: How many times a run is evaluated.
-        paper: What the paper says of it, where that is not an accuracy in a table.
+        paper: What the paper says about it, if that is not an accuracy in a table.
         notes: What differs from the paper.
         tune: Settings that are chosen for every variant on other seeds, with the values to choose from; a variant that
             has such a setting in its fields keeps it.
@@ -66,7 +66,9 @@ class Cell:
     def settings(self, variant: Variant) -> dict[str, Any]:
         """The fields of a variant's `Config`, but for the seed."""
         rounds = self.fields["rounds"]
-        interval = max(rounds // self.evaluations, 400 // self.evaluations, 1)  # a short run is not all evaluation
+        interval = max(
+            rounds // self.evaluations, 400 // self.evaluations, 1
+        )  # a short run should not be all evaluation
         often = {"evaluate_every": interval, "checkpoint_every": max(rounds // 10, 500)}
         return {**self.fields, **often, **variant.fields}
 
@@ -113,7 +115,7 @@ class Cell:
         return Panel(self.title, series, self.targets, self.paper, (*self.notes, *used))
 
     def shrunk(self, iterations: int | None) -> "Cell":
-        """The same with other iterations, and a note that says so."""
+        """The same cell with another number of iterations, and a note about that."""
         if iterations is None or iterations == self.fields["rounds"]:
             return self
         note = f"{iterations:,} iterations instead of {self.fields['rounds']:,}"
@@ -121,7 +123,7 @@ class Cell:
 
 
 def choose(cells: Sequence[Cell], wanted: str | None) -> list[Cell]:
-    """The cells that a text asks for: beginnings of names with commas between them, and * for any word.
+    """The cells that a text selects: beginnings of names, separated by commas, with * for any word.
 
     Example:
         >>> cells = [Cell(name, "", {}, ()) for name in ("cnn/sr10/0.1", "cnn/sr100/0.1", "logistic/sr10/0.1")]

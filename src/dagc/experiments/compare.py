@@ -1,4 +1,4 @@
-"""Methods side by side: the same data, seeds and model for all; each with the settings that it takes, or its own."""
+"""Comparisons: the same data, seeds and model for all methods, each with the settings that it takes, or its own."""
 
 import json
 import re
@@ -14,21 +14,21 @@ from dagc.training import SOLUTION, Config
 __all__ = ["SWEPT", "comparison_configs", "comparison_fields", "split_methods"]
 
 COUNTED = ("ratio", "bytes", "rate")
-"""Budgets of methods that count entries; they go before a threshold."""
+"""Budgets of methods that count entries; they take precedence over a threshold."""
 BUDGETS = (*COUNTED, "threshold")
 NAMED = ("caps", "options", "optimizer_options")
-"""Settings that hold names and values: JSON where they are written as text."""
+"""Settings that hold names and values: JSON when written as text."""
 SWEPT = tuple(name for name in SOLUTION if name not in ("method", "per_tensor", *NAMED))
-"""Settings of which a comparison can have several values."""
+"""Settings that can have several values in a comparison."""
 STEPS = ("local_steps", "epochs")
 OWN_STEPS = ("client_momentum", "client_weight_decay", "server_rate", "server_schedule")
-"""Settings that there are with several local steps only."""
+"""Settings that exist only with several local steps."""
 SHARED = ("overhead", "down", "caps", "exponent", "options", "values", "frames")
-"""Settings for all that only some methods take."""
+"""Shared settings that only some methods take."""
 
 
 def comparison_configs(settings: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> list[Config]:
-    """A configuration for every way that is compared and every seed.
+    """A configuration for every line of a comparison and every seed.
 
     Args:
         settings: Fields of `Config`, as for `comparison_fields`.
@@ -54,16 +54,16 @@ def comparison_configs(settings: Mapping[str, Any], methods: Sequence[str], seed
 def comparison_fields(
     settings: Mapping[str, Any], methods: Sequence[str], tune: Mapping[str, Sequence[Any]] | None = None
 ) -> list[list[dict[str, Any]]]:
-    """The fields of every way that is compared; with `tune`, of every candidate for it.
+    """The fields of every line of a comparison; with `tune`, those of every candidate for it.
 
     Every method gets the budget and the settings that it takes. Several budgets may be given, e.g. a ratio for methods
     that count entries and a threshold for the others. Settings that only some methods take (`overhead`, `down`, `caps`,
-    `exponent`, `options`) go to those. What is a method's own (`Method.defaults`: the value codec of `none` and `stc`)
-    only the variant itself can change. A list of values is a sweep: every method with each of them.
+    `exponent`, `options`) go to those. A method's own defaults (`Method.defaults`: the value codec of `none` and `stc`)
+    can be changed only by a variant. A list of values is a sweep: every method with each of them.
 
     Args:
         settings: Fields of `Config`; those in `SWEPT` may be lists.
-        methods: Names of methods, or variants `NAME:key=value,key=value`, whose settings go before those for all.
+        methods: Names of methods, or variants `NAME:key=value,key=value`, whose settings override the shared ones.
         tune: The values to choose from, by setting; a variant that gives such a setting itself keeps it.
     """
     named = [_read(text) for text in methods]
@@ -72,12 +72,12 @@ def comparison_fields(
             raise InvalidInput(f"method {text!r} is named twice: name each once")
     for name in tune or {}:
         if name not in SWEPT:
-            raise unknown("setting that can be tuned", name, SWEPT)
+            raise unknown("tunable setting", name, SWEPT)
     shared = {name: value for name, value in settings.items() if value is not None}
     first = _points(shared)[0]
     for name in SHARED:
         for part in _parts(first, name):
-            usual = part == Config.model_fields[name].default  # as a run's own config.toml has it
+            usual = part == Config.model_fields[name].default  # as in a run's config.toml
             if not usual and not any(part in _parts(_with(first, *each), name) for each in named):
                 raise InvalidInput(f"none of the methods {', '.join(methods)} takes {name} {part}: leave it out")
     ways: dict[str, tuple[str, list[dict[str, Any]]]] = {}
@@ -89,12 +89,12 @@ def comparison_fields(
                 candidates.setdefault(Config(**fields).key(), fields)
             other, _ = ways.setdefault(" ".join(candidates), (text, list(candidates.values())))
             if other != text:
-                raise InvalidInput(f"{text!r} comes to the same as {other!r}: leave one of them out")
+                raise InvalidInput(f"{text!r} is the same as {other!r}: leave one of them out")
     return [candidates for _, candidates in ways.values()]
 
 
 def split_methods(text: str) -> list[str]:
-    """The methods in a text with commas between them; a variant's settings have commas between them, too.
+    """Split methods separated by commas; a variant's settings are separated by commas, too.
 
     Example:
         >>> split_methods("dagc-r,top-k:frames=raw,values=int8,none")
@@ -122,7 +122,7 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
         if not equals:
             raise InvalidInput(f"{text!r}: {part!r} is not key=value: write e.g. {method}:frames=raw")
         if name not in SOLUTION[1:]:
-            raise unknown("setting that a variant can have", name, SOLUTION[1:])
+            raise unknown("setting of a variant", name, SOLUTION[1:])
         given[name] = value.strip()
         if name in NAMED:
             try:
@@ -133,7 +133,7 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _with(settings: Mapping[str, Any], method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's fields: what it takes of the settings for all, and its own before those."""
+    """A method's fields: those of the shared settings that it takes, overridden by its own."""
     replaced: set[str] = set()
     for alike in (BUDGETS, STEPS):
         replaced |= set(alike) if given.keys() & set(alike) else set()
@@ -173,9 +173,9 @@ def _parts(settings: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _points(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings with one value each, for every combination of those of which there are several."""
+    """The settings with one value each, for every combination of those with several values."""
     several = {name: value for name, value in settings.items() if isinstance(value, list | tuple)}
     for name in several:
         if name not in SWEPT:
-            raise unknown("setting that can have several values", name, SWEPT)
+            raise unknown("setting with several values", name, SWEPT)
     return [{**settings, **dict(zip(several, values, strict=True))} for values in product(*several.values())]

@@ -1,4 +1,4 @@
-"""The paper's experiments as data: every cell of its tables and figures, with its own figures beside them."""
+"""The paper's experiments as data: every cell of its tables and figures, with the paper's own numbers."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ Figures = tuple[float, float, float]
 _SETUP: dict[str, dict[str, Any]] = {
     "cnn": {"task": "cnn@cifar-10", "learning_rate": 0.01, "rounds": 10_000},
     "lstm": {"task": "lstm@speech-commands", "learning_rate": 0.1, "batch_size": 8, "rounds": 10_000},
-    # The paper does not give this one's rate: 5,000 iterations end at its 83 % with 0.1, and well below with 0.01.
+    # The paper does not give this rate: 5,000 iterations end at its 83 % with 0.1, and well below with 0.01.
     "logistic": {"task": "logistic@fashion-mnist", "learning_rate": 0.1, "rounds": 5_000},
     "vgg11s": {
         "task": "vgg11s@flickr-mammal",
@@ -90,7 +90,7 @@ _TABLE_6: dict[int, Figures] = {
 
 
 def _budget(absolute: bool, amount: float) -> tuple[str, str]:
-    """The field of `Config`, and how people write it."""
+    """The field of `Config`, and the budget in words."""
     return ("threshold", f"threshold {amount:g}") if absolute else ("ratio", f"ratio {100 * amount:g} %")
 
 
@@ -218,7 +218,7 @@ def _large_models() -> tuple[Cell, ...]:
 
 
 def _equal_bytes() -> tuple[Cell, ...]:
-    """Not the paper's: the same uplink for all, 64 bytes per client and round, and who gets where with it."""
+    """Not from the paper: the same uplink for all methods, 64 bytes per client and round."""
     raw = {"ratio": 0.001, "frames": "raw"}  # 78 entries of 8 bytes for ten clients: 62 bytes each, and a frame's 4
     wire = [Variant(f"DAGC-R, our wire, {v}", {"method": "dagc-r", "bytes": 64, "values": v}) for v in _VALUES]
     variants = (
@@ -250,7 +250,7 @@ TITLES = {
     "rivals": "dagc and what others do",
     "ablation": "From Top-k to dagc, one step at a time",
 }
-"""What each experiment is called."""
+"""The title of each experiment."""
 
 EXPERIMENTS: dict[str, tuple[Cell, ...]] = {
     "fig2": _motivation(),

@@ -1,7 +1,7 @@
 """Run the cells of an experiment: what is recorded is not run again, and every run that ends is recorded."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,35 @@ from dagc.folder import finished, read_settings
 from dagc.report import Panel, Run, find_runs, read_run
 from dagc.training import Config
 
-__all__ = ["TUNED_ON", "Laboratory"]
+__all__ = ["TUNED_ON", "Laboratory", "known_choice", "known_tuning"]
 
 TUNED_ON = range(TUNING_SEEDS, TUNING_SEEDS + 2)
 """The seeds that settings are chosen on."""
 Progress = Callable[[list[Config], int, int], object]
 """`(all runs, the number of one of them, its rounds done) -> anything`."""
+
+
+def goal_of(cell: Cell) -> float | None:
+    """The accuracy that settings are chosen for: the cell's last target."""
+    return cell.targets[-1] if cell.targets else None
+
+
+def known_tuning(store: Store, experiment: str, cell: Cell, variant: Variant, stand_in: bool = True) -> Tuned | None:
+    """What was chosen for a variant among exactly its candidates; None if that was not done."""
+    candidates = cell.candidates(variant)
+    found = store.tuned(experiment, cell, variant.label)
+    fit = [one for one in found if one.answers(candidates, TUNED_ON, goal_of(cell))]
+    return next((one for one in fit if stand_in or one.stand_in is None), None)
+
+
+def known_choice(
+    store: Store, experiment: str, cell: Cell, variant: Variant, stand_in: bool = True
+) -> dict[str, Any] | None:
+    """The settings that a variant is run with beside its own: None if they are to be tuned first."""
+    if len(cell.candidates(variant)) == 1:
+        return {name: values[0] for name, values in cell.grid(variant).items()}
+    found = known_tuning(store, experiment, cell, variant, stand_in)
+    return None if found is None else found.chosen
 
 
 @dataclass(frozen=True)
@@ -73,13 +96,7 @@ class Laboratory:
             The runs of each cell, with all seeds.
         """
         tuned = [(name, self._tuned(name, cell)) for name, cell in cells]
-        missing = self._missing(tuned, seeds)
-        kept = self._kept()
-        todo: dict[str, list[_Wanted]] = {}
-        for one in missing:
-            todo.setdefault(identity(one.here), []).append(one)
-        for key in [key for key in todo if key in kept]:
-            self._record(kept[key], todo.pop(key))
+        todo = self._todo(tuned, seeds)
         if todo:
             runs = [Config(**some[0].here) for some in todo.values()]
             asked = list(todo.values())
@@ -94,36 +111,56 @@ class Laboratory:
         found: dict[str, Run] = {}
         return [self._panel(cell, seeds, kept, found) for _, cell in tuned]
 
+    def collect(self, cells: Sequence[tuple[str, Cell]], seeds: int) -> int:
+        """Record what is finished in the folder, and run nothing.
+
+        Returns:
+            How many runs are not finished; those of variants that are not tuned yet are not counted.
+        """
+        ready = []
+        for name, cell in cells:
+            some = [
+                (variant, known_choice(self.store, name, cell, variant, self.stand_in)) for variant in cell.variants
+            ]
+            there = replace(cell, variants=tuple(variant for variant, choice in some if choice is not None))
+            ready.append((name, there.tuned([choice for _, choice in some if choice is not None])))
+        return len(self._todo(ready, seeds))
+
+    def _todo(self, cells: Sequence[tuple[str, Cell]], seeds: int) -> dict[str, list[_Wanted]]:
+        """What is to be run: neither recorded nor finished in the folder. What is finished is recorded."""
+        kept = self._kept()
+        todo: dict[str, list[_Wanted]] = {}
+        for one in self._missing(cells, seeds):
+            todo.setdefault(identity(one.here), []).append(one)
+        for key in [key for key in todo if key in kept]:
+            self._record(kept[key], todo.pop(key))
+        return todo
+
     def _tuned(self, experiment: str, cell: Cell) -> Cell:
         """The cell with what was chosen for its variants: before, or now."""
-        target = cell.targets[-1] if cell.targets else None
         chosen = []
-        for place, variant in enumerate(cell.variants):
-            candidates, grid = cell.candidates(variant), cell.grid(variant)
-            if len(candidates) == 1:
-                chosen.append({name: values[0] for name, values in grid.items()})
-                continue
-            known = [
-                one
-                for one in self.store.tuned(experiment, cell, variant.label)
-                if one.answers(candidates, TUNED_ON, target) and (self.stand_in or one.stand_in is None)
-            ]
-            if not known:
-                (here,) = with_data([cell], self.stand_in, self.data_dir)
-                where = {"device": self.device, "data_dir": self.data_dir}
-                ways = [[{**fields, **where} for fields in here.candidates(here.variants[place])]]
-                folder = self.folder / "tuning" / question(ways, TUNED_ON, target)
-                (choice,) = tune(
-                    *(ways, list(grid), TUNED_ON, target, folder, self.jobs),
-                    watch=lambda configs: lambda number, done: self.progress(list(configs), number, done),
-                    until=target,
-                )
-                settings = described({**candidates[0], "seed": TUNED_ON[0]})
-                made = (list(TUNED_ON), target, source_commit(), label_of(cell, here))
-                known = [Tuned(variant.label, *made, choice.chosen, choice.by, choice.tried, settings)]
-                self.store.add(experiment, cell, *known)
-            chosen.append(known[0].chosen)
+        for variant in cell.variants:
+            known = known_choice(self.store, experiment, cell, variant, self.stand_in)
+            chosen.append(self._choose(experiment, cell, variant) if known is None else known)
         return cell.tuned(chosen)
+
+    def _choose(self, experiment: str, cell: Cell, variant: Variant) -> dict[str, Any]:
+        """Tune a variant, and record what was tried."""
+        (here,) = with_data([cell], self.stand_in, self.data_dir)
+        where = {"device": self.device, "data_dir": self.data_dir}
+        ways = [[{**fields, **where} for fields in here.candidates(variant)]]
+        names, target = list(cell.grid(variant)), goal_of(cell)
+        folder = self.folder / "tuning" / question(ways, TUNED_ON, target)
+        (choice,) = tune(
+            *(ways, names, TUNED_ON, target, folder, self.jobs),
+            watch=lambda configs: lambda number, done: self.progress(list(configs), number, done),
+            until=target,
+        )
+        settings = described({**cell.candidates(variant)[0], "seed": TUNED_ON[0]})
+        made = (list(TUNED_ON), target, source_commit(), label_of(cell, here))
+        found = Tuned(variant.label, *made, choice.chosen, choice.by, choice.tried, settings)
+        self.store.add(experiment, cell, found)
+        return found.chosen
 
     def _missing(self, cells: Sequence[tuple[str, Cell]], seeds: int) -> list[_Wanted]:
         """The runs of which no cell has a record; a record of another cell is this one's, too."""

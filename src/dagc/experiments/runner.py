@@ -1,4 +1,4 @@
-"""Many runs at once, in processes of their own; what is finished is not done again."""
+"""Many runs at once, each in a process of its own; finished runs are not repeated."""
 
 import math
 import multiprocessing
@@ -22,14 +22,14 @@ from dagc.training import Config, train
 __all__ = ["Progress", "last_round", "run_all", "stopping"]
 
 DIVERGED = (Diverged, MalformedPayload, NonFiniteGradient)
-"""Errors of a training in one process that come of nothing but values that are NaN or too large."""
+"""Errors of a training in one process that only NaN or too large values can cause."""
 Progress = Callable[[int, int], object]
-"""`(run, rounds done) -> anything`: called now and then."""
+"""`(run, rounds done) -> anything`: called from time to time."""
 
 
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
-    """An event that Ctrl-C (or SIGTERM) sets, instead of breaking off in the middle; a second one breaks off."""
+    """An event that Ctrl-C (or SIGTERM) sets instead of interrupting; a second one interrupts."""
     stop = threading.Event()
 
     def first(number: int, frame: object) -> None:
@@ -56,7 +56,7 @@ def run_all(
     done: Callable[[int, Path], object] = lambda run, path: None,
     until: float | None = None,
 ) -> list[Path]:
-    """Run every configuration in a folder of its own below `folder`; returns those folders.
+    """Run every configuration in a folder of its own below `folder`, and return these folders.
 
     Runs that are finished are left alone, and those that were interrupted continue. On `KeyboardInterrupt` each run
     stops after its round, with a checkpoint. The commit that a run was made with is written to its folder.
@@ -65,8 +65,8 @@ def run_all(
         configs: What to run.
         folder: Where.
         jobs: How many at a time.
-        progress: Called now and then.
-        diverged: Called with a run whose model or gradients became NaN or too large; without it that ends them all.
+        progress: Called from time to time.
+        diverged: Called with a run whose model or gradients became NaN or too large; without it, that stops all runs.
         done: Called with a run that has come to its end, and its folder.
         until: An accuracy at which a run may end; it is not finished then, and nothing is trained if it is asked again.
     """
@@ -121,9 +121,9 @@ def last_round(path: Path) -> int:
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Keep Ctrl-C from processes that are started in this block, and from this one until the block ends.
+    """Block Ctrl-C for processes started in this block, and for this one until the block ends.
 
-    A process that is still starting would answer with a traceback; `run_all` stops them itself.
+    A process that is still starting would print a traceback; `run_all` stops them itself.
     """
     with stopping() as stop:
         blocked = hasattr(signal, "pthread_sigmask")  # not on Windows
@@ -143,7 +143,7 @@ _working = threading.Lock()
 
 
 def _begin(stop: Any) -> None:
-    """Begin a worker process: it ends when its parent was killed, after its run has stopped with a checkpoint."""
+    """Start a worker process. If its parent is killed, it ends after its run has stopped with a checkpoint."""
     global _stop
     _stop = stop
 
@@ -159,7 +159,7 @@ def _begin(stop: Any) -> None:
 
 
 def _run(fields: dict[str, Any], path: Path, commit: str | None, until: float | None) -> bool:
-    """One run in this process; whether it came to its end."""
+    """Do one run in this process; returns whether it finished."""
     load_plugins()
     register(fields["method"])
     enough = math.inf if until is None else until

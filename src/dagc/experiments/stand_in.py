@@ -1,4 +1,4 @@
-"""What runs where a data set of the paper is not at hand: nothing, and how to get it; or a named substitute."""
+"""What to do if a data set of the paper is not here: say how to get it, or use a named substitute."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ class StandIn:
 
     Attributes:
         data: A name of the catalogue, or a file in the data folder.
-        label: What outputs say.
-        fields: What else changes in the configuration.
+        label: What outputs call it.
+        fields: Further changes of the configuration.
     """
 
     data: str
@@ -30,7 +30,7 @@ class StandIn:
 
 
 def _regions() -> str:
-    """Fifteen sizes as Flickr's: the published largest, second and smallest, and between them a geometric series."""
+    """Fifteen sizes like Flickr's: the published largest, second and smallest, and a geometric series in between."""
     steps = _REGIONS - 2
     inner = [round(_SECOND * (_SMALLEST / _SECOND) ** (step / steps)) for step in range(steps + 1)]
     return "/".join(str(size) for size in (_LARGEST, *inner))
@@ -50,7 +50,7 @@ STAND_INS = {
 
 
 def at_hand(name: str, root: Path) -> bool:
-    """Whether the original is in the data folder; another folder of spoken words is not Speech Commands."""
+    """Whether the original is in the data folder. Another folder of spoken words does not count as Speech Commands."""
     place = CATALOGUE[name].locate(root)
     return place is not None and (name != "speech-commands" or place.name.startswith("speech_commands"))
 
@@ -61,7 +61,7 @@ def label_of(cell: Cell, located: Cell) -> str | None:
 
 
 def with_data(cells: Sequence[Cell], stand_in: bool, data_dir: str | None = None) -> list[Cell]:
-    """The cells with data that is here: the original or, if that is allowed, its stand-in, and a note that says so."""
+    """The cells with data that is here: the original or, if allowed, its stand-in, with a note about that."""
     root = data_folder(data_dir)
     missing = {cell.data for cell in cells if not at_hand(cell.data, root)}
     problems = []

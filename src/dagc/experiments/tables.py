@@ -21,7 +21,7 @@ from dagc.errors import DagcError, InvalidInput, unknown
 from dagc.experiments.cells import Cell, choose
 from dagc.experiments.paper import EXPERIMENTS
 from dagc.experiments.records import Record, Store, Tuned
-from dagc.experiments.reproduce import TUNED_ON
+from dagc.experiments.reproduce import known_choice, known_tuning
 from dagc.report import Panel, Series
 from dagc.report.figures import highest_shared, write_waterfall
 from dagc.report.numbers import BYTES, Reached, Spread, difference, final, in_bytes, reached
@@ -59,23 +59,13 @@ def shown(experiment: str, cell: Cell, store: Store) -> Shown:
     Raises:
         InvalidInput: There is no record of it.
     """
-    chosen: list[Mapping[str, Any]] = []
-    tuned = []
-    for variant in cell.variants:
-        candidates = cell.candidates(variant)
-        target = cell.targets[-1] if cell.targets else None
-        answers = [
-            one for one in store.tuned(experiment, cell, variant.label) if one.answers(candidates, TUNED_ON, target)
-        ]
-        tuned += answers[:1]
-        only = {name: values[0] for name, values in cell.grid(variant).items()}
-        chosen.append(answers[0].chosen if answers else only)
-    ready = cell.tuned(chosen)
-    untuned = {one.label for one in cell.variants if len(cell.candidates(one)) > 1} - {one.variant for one in tuned}
+    chosen = [known_choice(store, experiment, cell, variant) for variant in cell.variants]
+    tuned = [one for variant in cell.variants if (one := known_tuning(store, experiment, cell, variant)) is not None]
+    ready = cell.tuned([choice or {} for choice in chosen])
     runs: list[list[Record]] = []
-    for variant in ready.variants:
+    for variant, choice in zip(ready.variants, chosen, strict=True):
         wanted = [{**ready.settings(variant), "seed": seed} for seed in range(MOST_SEEDS)]
-        runs.append([] if variant.label in untuned else _recorded(wanted, store))
+        runs.append([] if choice is None else _recorded(wanted, store))
     records = tuple(record for some in runs for record in some)
     if not records:
         raise InvalidInput(

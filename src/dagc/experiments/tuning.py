@@ -1,4 +1,4 @@
-"""Settings that are chosen before a comparison, for every way of its own, on seeds that the comparison does not use."""
+"""Tuning before a comparison: settings are chosen for each of its lines, on seeds that the comparison does not use."""
 
 import hashlib
 import json
@@ -19,12 +19,12 @@ from dagc.training import Config
 __all__ = ["TUNING_SEEDS", "Choice", "question", "tune"]
 
 TUNING_SEEDS = 1000
-"""The first seed of those that settings are chosen on; comparisons use 0, 1, 2, …"""
+"""The first seed for tuning; comparisons use 0, 1, 2, …"""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for one way of a comparison.
+    """What was chosen for one line of a comparison.
 
     Attributes:
         chosen: The settings that the other candidates have otherwise; empty if there was nothing to choose.
@@ -39,7 +39,7 @@ class Choice:
 
     @property
     def at_the_edge(self) -> list[str]:
-        """The settings of which the smallest or the largest number tried was the best: others may be better still."""
+        """The settings for which the smallest or largest value tried was best: values beyond may be better still."""
         found = []
         for name, value in self.chosen.items():
             numbers = [one[name] for one in self.tried if isinstance(one.get(name), int | float)]
@@ -58,18 +58,18 @@ def tune(
     watch: Callable[[Sequence[Config]], Progress] = lambda configs: lambda run, done: None,
     until: float | None = None,
 ) -> list[Choice]:
-    """Choose one of the candidates for every way: the fewest total bytes to the target, or the highest accuracy.
+    """Choose one of the candidates for every line: the fewest total bytes to the target, or the highest accuracy.
 
     By accuracy where there is no target, or no candidate reaches it with all seeds: then of those that reach it with
     most. What was chosen is kept in
     `tuning.json`, so that it is done once; the runs are kept in a folder beside it.
 
     Args:
-        ways: For each way the fields of its candidates, as `comparison_fields` returns them.
-        names: The settings that are chosen.
-        seeds: Not those of the comparison.
-        target: The accuracy to be reached.
-        folder: The comparison's.
+        ways: For each line, the fields of its candidates, as `comparison_fields` returns them.
+        names: The settings to choose.
+        seeds: The seeds, other than those of the comparison.
+        target: The accuracy to reach.
+        folder: The comparison's folder.
         jobs: Runs at a time.
         watch: Makes what is called with the progress of the runs.
         until: An accuracy at which a run may end, to be done sooner.
@@ -100,7 +100,7 @@ def tune(
 
 
 def question(ways: Sequence[Sequence[Mapping[str, Any]]], seeds: Sequence[int], target: float | None) -> str:
-    """A short name for exactly these candidates, seeds and target."""
+    """A short hash of these candidates, seeds and target."""
     keys = [[Config(**fields).key() for fields in way] for way in ways]
     return hashlib.sha256(json.dumps([keys, list(seeds), target]).encode()).hexdigest()[:12]
 
@@ -132,7 +132,7 @@ def _chosen(tried: list[dict[str, Any]], names: Sequence[str]) -> Choice:
 
 
 def _read(path: Path, asked: str) -> list[Choice] | None:
-    """What was chosen before; None if nothing was, or for another question."""
+    """What was chosen before; None if nothing was, or for other candidates, seeds or target."""
     try:
         stored = json.loads(path.read_bytes())
         return [Choice(**one) for one in stored["ways"]] if stored["question"] == asked else None
@@ -145,4 +145,4 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         with write_atomically(path) as file:
             file.write(json.dumps(content, indent=1).encode())
     except OSError as error:
-        raise InvalidInput(f"what was tuned cannot be written to {path}: {failure(error)}") from error
+        raise InvalidInput(f"the result of tuning cannot be written to {path}: {failure(error)}") from error

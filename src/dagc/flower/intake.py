@@ -1,4 +1,4 @@
-"""What comes in from nodes is hostile until it was checked: a node that sends rubbish is left out, by name."""
+"""Checks of everything that nodes send: it is hostile until checked, and a node that sends garbage is left out."""
 
 import re
 from collections import Counter
@@ -30,29 +30,29 @@ CAUSES = {
     RECORD_KEY_CONFIGS: "secure aggregation adds up masked vectors of all entries, and dagc sends a few of each node: "
     "use one of the two, without SecAgg+ among the mods or without DataAware",
 }
-"""What is behind an error in which one of these words occurs."""
+"""The cause of errors that contain one of these texts."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,109}")
 
 
 class Sent(NamedTuple):
-    """A message that waits for its reply; the client is None if nobody knows yet who it is."""
+    """A message that waits for its reply; the client is None if it is not known yet."""
 
     message: Message
     instruction: Instruction
     client: str | None
 
     def __str__(self) -> str:
-        """Whom it went to."""
+        """The node that it went to."""
         node = f"node {self.message.metadata.dst_node_id}"
         return node if self.client is None else f"{self.client} ({node})"
 
 
 class Received(NamedTuple):
-    """A client's reply that was found good.
+    """A client's reply that passed all checks.
 
     Attributes:
         upload: The entries.
-        whole: The arrays that go whole.
+        whole: The arrays that are sent in full.
         reply: The message, without our record.
         arrays: The name of the record that held the payload.
         examples: How many examples the client trained on.
@@ -66,7 +66,7 @@ class Received(NamedTuple):
 
 
 def leave_out(run: FlowerRun, doing: str, one: Sent, why: object) -> None:
-    """Log why a node's reply does not count, and keep it for when too few are left."""
+    """Log why a node's reply does not count, and remember it in case too few are left."""
     run.left_out[str(one)] = str(why)
     log.warning("dagc: %s: %s is left out: %s", doing, one, why)
 
@@ -74,7 +74,7 @@ def leave_out(run: FlowerRun, doing: str, one: Sent, why: object) -> None:
 def replies_to(
     sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun, doing: str
 ) -> Iterator[tuple[Sent, Message]]:
-    """Each message with its one good reply; errors, silence and second replies are logged."""
+    """Each message with its one valid reply; errors, missing and second replies are logged."""
     waiting = {one.message.metadata.message_id: one for one in sent}
     for reply in replies:
         asked = waiting.get(reply.metadata.reply_to_message_id)
@@ -120,7 +120,7 @@ def introductions(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerR
 
 
 def uploads(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun, examples: str) -> list[Received]:
-    """Every good upload, in the order of the roster; the claims of those nodes are taken over."""
+    """Every valid upload, in the order of the roster; what these nodes claim is adopted."""
     doing, good = f"round {run.round + 1}", []
     for one, reply in replies_to(sent, replies, run, doing):
         try:
@@ -139,7 +139,7 @@ def uploads(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun, ex
 
 
 def evaluations(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun, examples: str) -> list[Message]:
-    """Every good reply to those who were to evaluate; they have the newest model."""
+    """Every valid reply of nodes that were to evaluate; these have the newest model."""
     doing, good = f"evaluating round {run.round}", []
     most = run.server.plan.most_examples
     for one, reply in replies_to(sent, replies, run, doing):
@@ -171,9 +171,9 @@ def _measured(good: Sequence[tuple[Sent, Message]], run: FlowerRun, doing: str) 
 
 
 def _alike(good: Sequence[tuple[Sent, Message]], run: FlowerRun, before: list[str], doing: str) -> Iterator[Sent]:
-    """Those with the metrics that most have; of equally many, those as `before`, else those of the first.
+    """The replies with the metrics that most have; if tied, those as `before`, or as the first.
 
-    Strategies add metrics up and stop at a name that is missing. `before` becomes what is usual now.
+    Strategies sum metrics and fail if a name is missing. `before` becomes what is usual now.
     """
     counts = Counter(_metrics(reply) for _, reply in good)
     usual = max(counts, key=lambda one: (counts[one], one == tuple(before)), default=tuple(before))

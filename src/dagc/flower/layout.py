@@ -1,4 +1,4 @@
-"""An app's arrays as one vector to compress, and the few that always go whole: buffers, integers, float64."""
+"""An app's arrays as one vector to compress, and the few that are always sent in full: buffers, integers, float64."""
 
 import json
 import zlib
@@ -24,10 +24,10 @@ from dagc.state import DIMENSIONS, TYPES
 __all__ = ["BUFFERS", "AppModel", "Layout", "Piece"]
 
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
-"""Names of buffers. A running variance that is sent in parts turns negative, and the loss NaN."""
+"""Names of buffers. A running variance sent in parts would turn negative, and the loss NaN."""
 CHECKSUM = 4
 BFLOAT16 = "bfloat16"
-"""Numpy does not know it: such an array is two bytes for each entry that numpy calls void."""
+"""numpy does not have this type: such an array has two bytes per entry, which numpy calls void."""
 HALF = ("float16", BFLOAT16)
 COMPRESSED = ("float32", *HALF)
 """Types that are compressed: in the vector all entries are float32, so that nothing is lost to rounding."""
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 
 class AppModel(NamedTuple):
-    """The app's arrays: the vector to compress, and those that go whole, both in the layout's order."""
+    """The app's arrays: the vector to compress, and those sent in full, both in the layout's order."""
 
     vector: torch.Tensor
     whole: list[NDArray[Any]]
@@ -54,8 +54,8 @@ class Layout:
 
     Attributes:
         pieces: The app's arrays, in its order.
-        half: Whether some of the compressed arrays are of half precision.
-        shapes: Of the compressed arrays.
+        half: Whether some of the compressed arrays have half precision.
+        shapes: The shapes of the compressed arrays.
         sizes: The number of entries of each.
         whole: The arrays that are never compressed.
         size: The number of entries of the vector.
@@ -107,7 +107,7 @@ class Layout:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """From `text`, which a server may have made up; nothing is allocated for what it claims."""
+        """Parse `text`, which a hostile server may have made up; nothing is allocated for what it claims."""
         try:
             pieces = [_piece(*each) for each in json.loads(text)]
             if len({piece.name for piece in pieces}) < len(pieces):
@@ -116,14 +116,14 @@ class Layout:
                 raise ValueError("it has more than 2^48 entries")
             return cls(pieces)
         except (ValueError, TypeError, RecursionError) as error:
-            raise MalformedPayload(f"this is no layout of a model: {text!r:.100} ({error})") from error
+            raise MalformedPayload(f"this is not the layout of a model: {text!r:.100} ({error})") from error
 
     def split(self, arrays: ArrayRecord, start: torch.Tensor | None = None) -> AppModel:
         """The model in these arrays, whose names and shapes must be those of the layout.
 
         Args:
-            arrays: The app's.
-            start: A vector that they are subtracted from, if it is given.
+            arrays: The app's arrays.
+            start: A vector to subtract them from, if given.
         """
         if set(arrays) != {piece.name for piece in self.pieces}:
             odd = sorted(set(arrays) ^ {piece.name for piece in self.pieces})
@@ -132,14 +132,14 @@ class Layout:
         for piece in self.pieces:
             if found[piece.name].shape != piece.shape:
                 raise InvalidInput(
-                    f"array {piece.name!r} has the shape {found[piece.name].shape}, it had {piece.shape}"
+                    f"array {piece.name!r} has shape {found[piece.name].shape}, but had {piece.shape} before"
                 )
         vector, whole, at = torch.from_numpy(pool.take(self.size, np.dtype(np.float32))), [], 0
         for piece in self.pieces:
             array = found[piece.name]
             if piece.whole:
                 dtype = _type(piece.dtype)
-                fraction = array.dtype.kind == "f" and dtype.kind != "f"  # integers that a strategy took the mean of
+                fraction = array.dtype.kind == "f" and dtype.kind != "f"  # integers that a strategy has averaged
                 whole.append(np.array(np.rint(array) if fraction else array, dtype))
             else:
                 values, end = array.reshape(-1), at + array.size
@@ -157,8 +157,8 @@ class Layout:
 
         Args:
             model: The model.
-            wide: Whether arrays of half precision are to be float32, as strategies need them: the mean of float16
-                numbers as float16 would lose what is between two of them, and numpy cannot add up bfloat16.
+            wide: Whether arrays of half precision become float32, as strategies need them: a float16 mean of float16
+                numbers would lose precision, and numpy cannot add bfloat16.
         """
         parts, whole = iter(self.parts(model.vector)), iter(model.whole)
         named = {}
@@ -168,7 +168,7 @@ class Layout:
         return ArrayRecord(named)
 
     def rounded(self, vector: torch.Tensor) -> torch.Tensor:
-        """What the app sees of a vector if its arrays are of half precision."""
+        """What the app sees of a vector if its arrays have half precision."""
         if not self.half:
             return vector
         kinds = [piece.dtype for piece in self.pieces if not piece.whole]
@@ -184,23 +184,23 @@ class Layout:
         return list(torch.split(vector, self.sizes))
 
     def pack(self, frame: bytes, whole: Sequence[NDArray[Any]]) -> bytes:
-        """One payload: the frame of the vector's entries and the bytes of all that goes whole."""
+        """One payload: the frame of the vector's entries, and the bytes of the arrays sent in full."""
         if not self.whole:
             return frame
         rest = b"".join(_raw(array, piece.dtype) for piece, array in zip(self.whole, whole, strict=True))
         return b"".join((frame, rest, zlib.crc32(rest).to_bytes(CHECKSUM, "little")))
 
     def unpack(self, payload: bytes | memoryview) -> tuple[memoryview, list[NDArray[Any]]]:
-        """The frame, and the arrays that go whole; `MalformedPayload` for whatever is not as it should be."""
+        """The frame, and the arrays sent in full; `MalformedPayload` for anything invalid."""
         view = memoryview(payload)
         if not self.whole:
             return view, []
         start = len(view) - self.whole_bytes - CHECKSUM
         if start < 0:
-            raise MalformedPayload(f"{len(view)} bytes are too few for the arrays that go whole")
+            raise MalformedPayload(f"{len(view)} bytes are too few for the arrays that are sent in full")
         rest = view[start:-CHECKSUM]
         if zlib.crc32(rest) != int.from_bytes(view[-CHECKSUM:], "little"):
-            raise MalformedPayload("the checksum of the arrays that go whole does not match")
+            raise MalformedPayload("the checksum of the arrays that are sent in full does not match")
         whole, at = [], 0
         for piece in self.whole:
             dtype, entries = _wire_type(piece.dtype), prod(piece.shape)
@@ -215,17 +215,17 @@ class Layout:
 
 
 def _piece(name: Any, shape: Any, dtype: Any, whole: Any) -> Piece:
-    """A piece of a layout, if these are one's fields."""
+    """A piece of a layout with these fields, each of which is checked."""
     sizes = isinstance(shape, list) and len(shape) <= DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
     if not isinstance(name, str) or not sizes or not isinstance(whole, bool):
-        raise ValueError("an array has a name, a shape and whether it goes whole")
+        raise ValueError("an array needs a name, a shape and whether it is sent in full")
     if dtype not in (*TYPES, BFLOAT16) or not (whole or dtype in COMPRESSED):
-        raise ValueError(f"{dtype!r:.50} is no type of an array here")
+        raise ValueError(f"{dtype!r:.50} is not a supported type of array")
     return Piece(name, tuple(shape), dtype, whole)
 
 
 def _type(name: str) -> np.dtype[Any]:
-    """In memory; float32 holds every bfloat16."""
+    """The type in memory; float32 holds every bfloat16."""
     return np.dtype(np.float32 if name == BFLOAT16 else name)
 
 
@@ -251,7 +251,7 @@ def _from_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _array(numbers: NDArray[Any], dtype: str) -> Array:
-    """As Flower's own `Array(numbers.astype(dtype))`, with one copy instead of three."""
+    """Like Flower's own `Array(numbers.astype(dtype))`, with one copy instead of three."""
     if dtype == BFLOAT16:
         numbers = _to_bfloat16(numbers).view("V2")
     numbers = np.ascontiguousarray(numbers, None if dtype == BFLOAT16 else dtype).reshape(numbers.shape)
@@ -262,7 +262,7 @@ def _array(numbers: NDArray[Any], dtype: str) -> Array:
 
 
 def _numbers(array: Array) -> NDArray[Any]:
-    """As Flower's own `array.numpy()`, with no copy where that can be; bfloat16 becomes float32."""
+    """Like Flower's own `array.numpy()`, without a copy if possible; bfloat16 becomes float32."""
     if array.dtype == BFLOAT16:
         bits = array.numpy()
         if bits.dtype.itemsize != 2:

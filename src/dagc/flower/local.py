@@ -1,4 +1,4 @@
-"""A grid in this process: every node's app runs here, one after the other. For tests, and to look at an app closely."""
+"""A grid in this process: the apps of all nodes run here, one after the other. For tests and for debugging an app."""
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
@@ -20,8 +20,8 @@ class LocalGrid(Grid):
     Args:
         app: The ClientApp of all nodes.
         nodes: How many there are.
-        node_config: What else the nodes are configured with.
-        run_config: What the app is configured with.
+        node_config: Further configuration of the nodes.
+        run_config: The configuration of the app.
 
     Attributes:
         contexts: What each node keeps, by its number.
@@ -57,7 +57,7 @@ class LocalGrid(Grid):
         self._replies: dict[str, list[Message]] = {}
 
     def set_run(self, run: Run) -> None:
-        """There is only one."""
+        """Do nothing: there is only one run."""
 
     @property
     def run(self) -> Run:
@@ -75,7 +75,7 @@ class LocalGrid(Grid):
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Let the nodes do their work."""
+        """Run the nodes' apps."""
         names = []
         for message in messages:
             name = uuid4().hex
@@ -85,7 +85,7 @@ class LocalGrid(Grid):
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """What came of it."""
+        """The nodes' replies."""
         return [reply for name in message_ids for reply in self._replies.pop(name, [])]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:

@@ -1,4 +1,4 @@
-"""What server and nodes write to each other: a few named numbers beside the app's records, and one payload."""
+"""What server and nodes send each other: a few named numbers next to the app's records, and one payload."""
 
 import re
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from dagc.errors import MalformedPayload
 from dagc.protocol import Download, Order
+from dagc.wire import FRAMES
 
 __all__ = [
     "ASK", "MODEL", "OUT_OF_SYNC", "RECORD", "STYPE", "TRAIN", "Answer", "Instruction", "payload_of", "record_of",
@@ -17,25 +18,25 @@ __all__ = [
 RECORD = "dagc"
 """The name of our record in a message, and of the payload in its arrays."""
 STYPE = "dagc.v1"
-"""How the payload says that it is no array of numpy. Flower's error about that has it, where the mod is missing."""
+"""Marks the payload as not being a numpy array. If the mod is missing, Flower's error about that contains it."""
 OUT_OF_SYNC = "is out of sync, requesting the full model"
-"""In the error of a node that cannot build on the download; other mods use the same error code."""
+"""Part of the error of a node that cannot build on the download; other mods use the same error code."""
 VERSION = 2
 ASK, TRAIN, MODEL = "ask", "train", "model"
 """Kinds of instructions: say who you are, train and send, only take the model."""
 
 
 class _Record:
-    """Written to and read from a ConfigRecord; what cannot be there, None and "", is left out: it is the default."""
+    """Written to and read from a ConfigRecord. None and "", which it cannot hold, are left out: they are defaults."""
 
     def write(self) -> ConfigRecord:
-        """As a record."""
+        """Convert to a record."""
         present = {name: value for name, value in asdict(self).items() if value not in (None, "")}  # type: ignore[call-overload]
         return ConfigRecord({**present, "version": VERSION})
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Self:
-        """From a record; `MalformedPayload` if it is not one."""
+        """Read from a record; `MalformedPayload` if it is not valid."""
         found = dict(record)
         if found.pop("version", None) != VERSION:
             raise MalformedPayload("the other side has another version of dagc.flower: install the same on both")
@@ -51,18 +52,18 @@ class _Record:
 
 @dataclass(frozen=True)
 class Instruction(_Record):
-    """What the server wants of a node: a `Download` without its frame, an `Order`, and what Flower needs beside them.
+    """What the server asks of a node: a `Download` without its frame, an `Order`, and what Flower needs besides.
 
     Attributes:
         kind: `ASK`, `TRAIN` or `MODEL`.
-        lineage: Another one for every start from the beginning: what was kept of a run before is not for this one.
+        lineage: Different for every fresh start, so that state from an earlier start is not used.
         arrays: The name of the app's arrays in the message.
-        since: As in `Download`, like the three that follow.
+        since: As in `Download`, like the next three.
         model: The download's version.
         checksum: As in `Download`.
         steps: As in `Download`.
         run: The run's name, by which the node keeps its state.
-        layout: Of the model, where the download builds on none.
+        layout: The model's layout, if the download does not build on an earlier one.
         examples: The name of the metric that says how many examples a node trained on.
         round: As in `Order`, like all that follow.
         taken: -1 if the server does not know yet who this is.
@@ -105,10 +106,10 @@ class Instruction(_Record):
 
     @property
     def order(self) -> Order:
-        """The order in it, which a server may have made up; what it selects by is checked where it is used."""
+        """The order in it, which a hostile server may have made up; its parameter is checked where it is used."""
         wrong = {
             "seed": not re.fullmatch("[0-9a-f]{1,16}", self.seed),
-            "frames": self.frames not in ("plain", "compact", "coded", "raw"),
+            "frames": self.frames not in FRAMES,
             "taken": self.taken < 0,
             "step_ahead": not 0 <= self.step_ahead <= 1,
             "counted": self.counted < 0,
@@ -129,14 +130,14 @@ class Instruction(_Record):
 
 @dataclass(frozen=True)
 class Answer(_Record):
-    """What a node says beside its payload.
+    """What a node reports besides its payload.
 
     Attributes:
-        kind: Of the instruction.
-        round: Of the instruction.
-        name: Who it is: the same after a restart.
+        kind: The instruction's kind.
+        round: The instruction's round.
+        name: The node's name, which survives restarts.
         examples: How many examples it trains on.
-        norm: Of the change, if asked for.
+        norm: The norm of the change, if asked for.
     """
 
     kind: str
@@ -155,7 +156,7 @@ def payload_of(content: RecordDict) -> tuple[str, bytes]:
     """The payload in a message, and the name of the record it was in."""
     found = list(content.array_records.items())
     if len(found) != 1 or list(found[0][1]) != [RECORD] or found[0][1][RECORD].stype != STYPE:
-        raise MalformedPayload(f"the message should hold one payload, but has the arrays {list(content)!r:.100}")
+        raise MalformedPayload(f"the message must hold one payload, but has the arrays {list(content)!r:.100}")
     data = found[0][1][RECORD].data
     if not isinstance(data, bytes):
         raise MalformedPayload("the payload is not bytes")

@@ -1,4 +1,4 @@
-"""The client's side: a mod between Flower and the app, which trains on whole models and knows nothing of this."""
+"""The client's side: a mod between Flower and the app. The app trains on full models and need not know about it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,10 +26,10 @@ COMPUTED = "dagc-computed."
 
 
 def compress(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A client mod: the app gets and returns whole models, the network sees only a few entries of them.
+    """A client mod: the app receives and returns full models, while only a few entries of them are sent.
 
-    It takes the difference of what the app returns, adds what was not sent before, selects as much as the server allows
-    this node, and keeps the rest in a file. Messages that are not of a `DataAware` server pass through.
+    It computes how the app has changed the model, adds what was not sent before, selects as much as the server allows
+    this node, and keeps the rest in a file. Messages from servers without `DataAware` pass through.
 
     Example:
         >>> from flwr.clientapp import ClientApp
@@ -39,14 +39,14 @@ def compress(message: Message, context: Context, call_next: ClientAppCallable) -
 
 
 def compress_from(first_model: FirstModel) -> Mod:
-    """`compress` for nodes that can make the first model themselves, so that nobody downloads it.
+    """`compress` for nodes that can create the initial model themselves, so that nobody downloads it.
 
-    The server says so, too: `DataAware(strategy, first_model="drawn", …)`. A node whose model turns out to be another
-    one misses a round and downloads it after all.
+    The server must know, too: `DataAware(strategy, first_model="drawn", …)`. A node whose model turns out to be
+    different misses a round and downloads it.
 
     Args:
-        first_model: The arrays that the training begins with, the same on the server and on every node, such as those
-            of a model that was built after `torch.manual_seed(0)`.
+        first_model: Returns the initial arrays, the same on the server and on every node, such as those of a model
+            built after `torch.manual_seed(0)`.
 
     Example:
         >>> import torch
@@ -98,7 +98,7 @@ def _compress(
 def _up_to_date(
     instruction: Instruction, message: Message, context: Context, node: Node | None, first_model: FirstModel | None
 ) -> Node:
-    """The node with the newest model; `OutOfSync` if the download does not build on what it has."""
+    """The node with the newest model; `OutOfSync` if the download does not build on the model it has."""
     if node is not None and node.lineage != instruction.lineage:
         log.info("dagc: run %r has started over: what was kept of the one before is dropped", instruction.run)
         node = None
@@ -109,17 +109,17 @@ def _up_to_date(
     if layout is not None and (node is None or node.layout.text != layout.text):
         first = None
         if instruction.since < 0:
-            if len(payload) < layout.size:  # else a layout of 40 bytes could fill this node's memory
+            if len(payload) < layout.size:  # otherwise a layout of 40 bytes could fill this node's memory
                 raise MalformedPayload(
                     f"the layout is of {layout.size} entries, but {len(payload)} bytes came with it, not a whole model"
                 )
         elif first_model is None:
-            raise OutOfSync("this node cannot make the first model itself")
+            raise OutOfSync("this node cannot create the first model itself")
         else:
             try:
                 first = layout.split(first_model(context)).vector
             except InvalidInput as error:
-                raise OutOfSync(f"the first model that it makes is another one: {error}") from error
+                raise OutOfSync(f"the first model that it creates is a different one: {error}") from error
         node = Node(instruction.lineage, layout, Client(layout.shapes, first_model=first))
     if node is None:
         raise OutOfSync("this node has nothing of this run")
@@ -130,7 +130,7 @@ def _up_to_date(
 
 
 def _settle(node: Node, instruction: Instruction) -> None:
-    """Forget what was taken, and keep the rest for later."""
+    """Forget what was accepted, and keep the rest for later."""
     client = node.client
     if node.fell_back and instruction.taken > client.sent:
         log.warning("dagc: the file of this node had lost its newest state; what it had not sent is dropped")
@@ -141,7 +141,7 @@ def _settle(node: Node, instruction: Instruction) -> None:
 
 
 def _for_app(content: RecordDict, instruction: Instruction, node: Node, start: torch.Tensor) -> RecordDict:
-    """The message as the app would get it without us."""
+    """The message as the app would get it without this mod."""
     records = {name: record for name, record in content.items() if name != RECORD}
     return RecordDict({**records, instruction.arrays: node.layout.join(AppModel(start, node.whole))})
 
@@ -149,7 +149,7 @@ def _for_app(content: RecordDict, instruction: Instruction, node: Node, start: t
 def _introduce(
     instruction: Instruction, node: Node, message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
-    """Say who this node is and how many examples it has; if that is not known, train already and keep the result."""
+    """Report this node's name and number of examples. If that is not known, train now and keep the result."""
     if node.examples < 0:
         content = _result(instruction, message, context, call_next)
         if isinstance(content, Message):
@@ -160,7 +160,7 @@ def _introduce(
         context.state[COMPUTED] = ConfigRecord({"lineage": instruction.lineage, "round": instruction.round})
     write(state_path(instruction.run, context), node)
     answer = Answer(ASK, instruction.round, node_name(context), node.examples)
-    nothing = record_of(b"")  # so that a mod around ours that looks for arrays finds that it cannot read them
+    nothing = record_of(b"")  # so that an outer mod that looks for arrays notices that it cannot read them
     return Message(RecordDict({instruction.arrays: nothing, RECORD: answer.write()}), reply_to=message)
 
 
@@ -172,7 +172,7 @@ def _train(
     context: Context,
     call_next: ClientAppCallable,
 ) -> Message:
-    """Train, select, keep the rest, and only then send."""
+    """Train, select, store the rest, and only then send."""
     sent = node.client.sent
     if instruction.round < sent or message.metadata.message_id == node.message:
         raise DagcError(f"{node_name(context)} has answered round {sent}; this is for round {instruction.round}")
@@ -209,13 +209,13 @@ def _result(
 
 
 def _change(node: Node, start: torch.Tensor, content: RecordDict) -> tuple[list[torch.Tensor], list[NDArray[Any]]]:
-    """The model that the app was given minus the one that it returns, part by part; and what goes whole."""
+    """The model given to the app minus the one it returns, part by part; and the arrays sent in full."""
     change = node.layout.split(_arrays(content)[1], start)
     return node.layout.parts(change.vector), change.whole
 
 
 def _examples(content: RecordDict, instruction: Instruction) -> float:
-    """How many examples the app says that it trained on."""
+    """How many examples the app reports to have trained on."""
     metrics: list[MetricRecord] = list(content.metric_records.values())
     for record in metrics:
         value = record.get(instruction.examples)

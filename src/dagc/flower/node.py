@@ -1,7 +1,7 @@
-"""What a node keeps between rounds, in one file: the client's half of the protocol, and the app's arrays beside it.
+"""What a node keeps between rounds, in one file: the client's half of the protocol, and the app's other arrays.
 
 The file is written before an upload is sent, so that neither a crash nor a lost message loses anything: what the server
-has not taken goes back into the residual.
+has not accepted goes back into the residual.
 """
 
 import os
@@ -26,10 +26,10 @@ __all__ = ["Node", "node_name", "read", "state_folder", "state_path", "write"]
 
 STATE_VARIABLE = "DAGC_STATE"
 VERSION = 2
-"""Version 1 is a state file as any other; from 2 on, it is changed in place."""
+"""Version 1 is a state file like any other; from version 2 on, it is changed in place."""
 NUMBERS = ("lineage", "message", "examples")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""What runs and nodes may be called."""
+"""Valid names of runs and nodes."""
 
 
 @dataclass
@@ -38,13 +38,13 @@ class Node:
 
     Attributes:
         lineage: Which start of the run it belongs to.
-        layout: Of the model.
+        layout: The model's layout.
         client: The client's half of the protocol.
         whole: The model's arrays that are never compressed.
         message: Flower's name of the message that was answered last.
         examples: How many examples the app trained on last; -1 if that is not known yet.
-        stored: What it was read from; None if there is nothing that could be changed in place.
-        fell_back: Whether a newer state than this was not whole. If the server has its upload, this is too old.
+        stored: The file it was read from; None if there is none that could be changed in place.
+        fell_back: Whether a newer state was incomplete. If the server has that state's upload, this one is too old.
     """
 
     lineage: str
@@ -70,7 +70,7 @@ def state_folder() -> Path:
 
 
 def node_name(context: Context) -> str:
-    """Who this node is: its `dagc-name` or partition in the node's configuration, else Flower's number for it."""
+    """The node's name: its `dagc-name` or partition in its configuration, or else Flower's number for it."""
     for key, prefix in (("dagc-name", "name"), ("partition-id", "partition")):
         if key in context.node_config:
             return f"{prefix}-{context.node_config[key]}"
@@ -78,18 +78,18 @@ def node_name(context: Context) -> str:
 
 
 def state_path(run: str, context: Context) -> Path:
-    """The node's file for a run; without a name of the run, it is for this `flwr run` alone."""
+    """The node's file for a run; a run without a name is this `flwr run` alone."""
     chosen = context.node_config.get("dagc-state")
     folder = Path(str(chosen)).expanduser() if chosen else state_folder()
     name, run = node_name(context), run or f"run-{context.run_id}"
-    for part in (run, name):  # the server names the run: it must not choose the folder
+    for part in (run, name):  # the server chooses the run's name: it must not choose the folder
         if not FILE_NAME.fullmatch(part):
             raise InvalidInput(f"{part!r:.120} cannot be the name of a file: use letters, digits, '-', '_' and '.'")
     return folder / "nodes" / run / f"{name}.state"
 
 
 def write(path: Path, node: Node) -> None:
-    """Write the file; it holds this state or the one before, whatever happens, and only its owner can read it."""
+    """Write the file. Whatever happens, it holds this state or the one before; only its owner can read it."""
     numbers = {name: getattr(node, name) for name in NUMBERS}
     numbers |= {"layout": node.layout.text, "client": node.client.numbers(), "fell_back": node.fell_back}
     arrays = node.client.arrays() | {f"whole.{number}": array for number, array in enumerate(node.whole)}

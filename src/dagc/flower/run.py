@@ -23,11 +23,11 @@ __all__ = ["FlowerFolder", "FlowerRun", "chain_of"]
 
 MODEL = "model.npz"
 ALONE = ""
-"""The key of a number in what is kept of a strategy."""
+"""The key of a number in a strategy's saved state."""
 
 
 def chain_of(strategy: object) -> Iterator[object]:
-    """A strategy, the one that it is wrapped around, and so on."""
+    """A strategy, the one it wraps, and so on."""
     while strategy is not None:
         yield strategy
         strategy = getattr(strategy, "strategy", None)
@@ -40,20 +40,20 @@ class FlowerRun:
         layout: Which of the app's arrays is where.
         model: What the rounds made; the inner strategy works on it.
         server: The server's half of the protocol.
-        names: Who is at which of Flower's nodes. A name may be at another node after a restart.
-        full: Nodes without a name yet that could not make the first model themselves, and must download it.
-        strategy: The inner one, whose memory (FedAdam's moments, FedAvgM's momentum) is kept, too.
-        metrics: What the metrics of the last round's good replies were called; it decides where nodes disagree.
-        evaluated: The same of those who evaluated.
-        lineage: Drawn when the run began; nodes drop what they kept of another one.
-        left_out: Why each node that was left out of this round was.
+        names: The client at each of Flower's nodes. After a restart, a client may be at another node.
+        full: Nodes without a name that could not create the first model themselves, and must download it.
+        strategy: The inner strategy, whose state (FedAdam's moments, FedAvgM's momentum) is saved, too.
+        metrics: The names of the metrics in the last round's valid replies; they decide if nodes disagree.
+        evaluated: The same for evaluations.
+        lineage: Drawn when the run started; nodes drop what they kept from another one.
+        left_out: Why each node was left out of this round.
         recovering: Those of them that get the full model in the next round.
     """
 
     def __init__(
         self, arrays: ArrayRecord, plan: Plan, whole: tuple[str, ...], rounds: int, strategy: object = None
     ) -> None:
-        """Begin; what cannot work is refused here."""
+        """Start a run. What cannot work is refused here."""
         self.layout = Layout.of(arrays, whole)
         self.model = self.layout.split(arrays)
         self.server = Server(plan, self.model.vector, rounds, self.layout.shapes)
@@ -74,7 +74,7 @@ class FlowerRun:
 
     @property
     def served(self) -> AppModel:
-        """What the nodes have: it is evaluated, and the app gets it in the end."""
+        """The nodes' model: it is evaluated, and returned to the app in the end."""
         return AppModel(self.server.model, self.model.whole)
 
     def node(self, name: str) -> int | None:
@@ -82,24 +82,24 @@ class FlowerRun:
         return next((node for node, known in self.names.items() if known == name), None)
 
     def meet(self, name: str, node: int, examples: float) -> None:
-        """A client is at this node now, and has the newest model."""
+        """Note that a client is at this node now, and has the newest model."""
         self.server.join(name, examples)
         self.server.arrived(name, self.download(None, node))
         self.names = {**{other: known for other, known in self.names.items() if known != name}, node: name}
 
     def download(self, name: str | None, node: int) -> Download:
-        """What a node must download; one that is not known yet may have made the first model itself."""
+        """What a node must download; one that is not known yet may have created the first model itself."""
         return self.server.download(name, full=name is None and node in self.full)
 
     def out_of_sync(self, name: str | None, node: int) -> None:
-        """A node has another model than was thought: it must download it in full."""
+        """Note that a node's model is not the expected one: it must download the full model."""
         if name is None:
             self.full.add(node)
         else:
             self.server.out_of_sync(name)
 
     def close(self, uploads: list[Upload], model: AppModel | None) -> None:
-        """A round is over: these uploads made this model; None if it changed nothing."""
+        """End a round in which these uploads led to this model; None if nothing changed."""
         if model is None:
             self.server.close([])
             return
@@ -146,7 +146,7 @@ class FlowerRun:
             setattr(strategies[len(outer)], name, kept)
 
     def numbers(self) -> dict[str, Any]:
-        """The rest of the state, as JSON can hold it."""
+        """The rest of the state, ready for JSON."""
         return {
             "round": self.round,
             "lineage": self.lineage,

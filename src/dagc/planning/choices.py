@@ -1,4 +1,4 @@
-"""What a plan comes to for a model and its clients, and why: from the rules and constants that the code itself uses."""
+"""What a plan means for a model and its clients, and why: from the rules and constants that the code itself uses."""
 
 from typing import NamedTuple
 
@@ -8,8 +8,8 @@ from dagc import theory
 from dagc.allocation import allocate
 from dagc.planning.forecast import Fleet
 from dagc.policies import POLICIES, Allocated, Plan
-from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW, usual_bytes
-from dagc.protocol.server import CLOCKS
+from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW, SIGNS_BELOW_BYTES, usual_bytes
+from dagc.protocol.memories import CLOCKS
 from dagc.report.numbers import in_bytes
 from dagc.wire import payload_size
 
@@ -20,8 +20,8 @@ class Choice(NamedTuple):
     """A setting of a plan, in words.
 
     Attributes:
-        setting: Its name in `Plan`, or what the method does by itself.
-        chosen: What it is.
+        setting: Its name in `Plan`, or something the method decides by itself.
+        chosen: Its value.
         why: The reason, or that it was given.
     """
 
@@ -31,7 +31,7 @@ class Choice(NamedTuple):
 
 
 def choices(plan: Plan, fleet: Fleet) -> list[Choice]:
-    """What was chosen and why.
+    """What was chosen, and why.
 
     Args:
         plan: The plan as it was given.
@@ -41,7 +41,7 @@ def choices(plan: Plan, fleet: Fleet) -> list[Choice]:
         >>> fleet = Fleet(parameters=7850, examples={"ann": 900, "bob": 100})
         >>> for choice in choices(Plan(method="dagc", frames="compact"), fleet)[2:4]:
         ...     print(choice)
-        Choice(setting='values', chosen='sign', why='64 bytes are 0.82 % of 7,850 entries, below 10 %: many entries ...
+        Choice(setting='values', chosen='sign', why='64 bytes are 0.82 % of 7,850 entries, below 10 %: more entries ...
         Choice(setting='frames', chosen='compact', why='as given')
     """
     done = plan.for_size(fleet.parameters)
@@ -66,7 +66,7 @@ def _budget(plan: Plan, done: Plan) -> tuple[str, str]:
     if done.bytes is None:
         return "none", "everything is sent"
     why = "as given" if plan.bytes is not None else str(usual_bytes.__doc__).partition(": ")[2].partition("\n")[0]
-    return f"{done.bytes:,g} bytes a client and round", why
+    return f"{done.bytes:,g} bytes per client and round", why
 
 
 def _allocation(plan: Plan, fleet: Fleet) -> tuple[str, str]:
@@ -78,37 +78,39 @@ def _allocation(plan: Plan, fleet: Fleet) -> tuple[str, str]:
     ratios = allocate(weights, ratio=0.001, method=policy.allocator, exponent=plan.exponent)
     even = allocate(weights, ratio=0.001, method="uniform")
     if np.allclose(ratios, even):
-        return "all alike", "all hold as much data, or the method does not look at it"
+        return "the same for all", "all hold equally much data, or the method ignores it"
     factor = theory.residual_factor(weights, ratios) / theory.residual_factor(weights, even)
-    why = f"sizes differ {skew:,.3g}:1; {1 - factor:.0%} less stays behind than if all sent alike (Σ p²/δ², theory.md)"
+    why = f"sizes differ {skew:,.3g}:1; {1 - factor:.0%} less is left unsent than with equal shares (Σ p²/δ²)"
     return f"by data ({policy.allocator})", why
 
 
 def _values(plan: Plan, size: int) -> str:
     part = plan.ratio if plan.ratio is not None else None if plan.bytes is None else plan.bytes / size
     if part is None:
-        return "a budget over time is a small one"
+        return "budgets over time are small"
     amount = f"{plan.bytes:,g} bytes are {100 * part:.2g} % of {size:,} entries" if plan.bytes else f"{100 * part:g} %"
     if part < SIGNS_BELOW:
-        return f"{amount}, below {100 * SIGNS_BELOW:g} %: many entries are worth more than exact ones"
-    return f"{amount}, not below {100 * SIGNS_BELOW:g} %: values count"
+        return f"{amount}, below {100 * SIGNS_BELOW:g} %: more entries are worth more than exact values"
+    if plan.bytes is not None and plan.bytes < SIGNS_BELOW_BYTES:
+        return f"{amount}, but fewer than {SIGNS_BELOW_BYTES}: more entries are worth more than exact values"
+    return f"{amount}, not below {100 * SIGNS_BELOW:g} %: exact values matter"
 
 
 def _frames(plan: Plan, fleet: Fleet) -> str:
     size, clients = fleet.parameters, len(fleet.examples)
     if plan.frames != "coded":
-        return f"more than {CODED_BELOW:,} entries: the coder would take longer than its bytes"
+        return f"more than {CODED_BELOW:,} entries: the coder would take longer than it saves"
     clocks = 4 * size
     having = min(clients, CLOCKS // clocks)
-    words = f"not more than {CODED_BELOW:,} entries; {in_bytes(clocks)} of memory a client, on both sides"
+    words = f"at most {CODED_BELOW:,} entries; {in_bytes(clocks)} of memory per client, on both sides"
     return words if having == clients else f"{words}, for the first {having:,} of {clients:,} clients; less after them"
 
 
 def _overhead(plan: Plan, fleet: Fleet) -> tuple[str, str]:
     policy = plan.policy(fleet.parameters)
     if not plan.overhead or not isinstance(policy, Allocated):
-        return "nobody waits", "unless a budget is too small for a frame from everybody"
-    frame = int(payload_size(fleet.parameters, policy.least, plan.values, compact=plan.compact, raw=plan.raw)[0])
+        return "nobody waits", "unless the budget is too small for a frame from every client"
+    frame = int(payload_size(fleet.parameters, policy.least, plan.values, frames=plan.frames)[0])
     why = f"a client waits until it has saved up for {policy.least:,} entries, {in_bytes(frame)}"
     return f"at most {plan.overhead:g} of a frame", why
 
@@ -118,9 +120,9 @@ def _down(plan: Plan) -> str:
     if down is None:
         return "every change is sent"
     if down.bytes is not None:
-        return f"{down.bytes:,g} bytes a visit; lossless, it would be nearly all of the traffic"
-    return "as much as a client may send; lossless, it would be nearly all of the traffic"
+        return f"{down.bytes:,g} bytes per visit; a lossless downlink would be nearly all of the traffic"
+    return "as much as a client may send; a lossless downlink would be nearly all of the traffic"
 
 
 def _step_ahead(plan: Plan) -> str:
-    return "clients do not learn again what they have kept back" if plan.step_ahead else "off"
+    return "clients do not learn again what they have not sent yet" if plan.step_ahead else "off"

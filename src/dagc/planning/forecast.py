@@ -19,7 +19,7 @@ __all__ = ["Fleet", "Forecast", "dense_bytes", "forecast"]
 
 Array = NDArray[np.float64]
 FEWEST, MOST, VISITS = 100, 1000, 1_000_000
-"""Rounds that are gone through one by one, and clients in them; later ones are like the second half of these."""
+"""How many rounds, and clients in them, are simulated one by one; later rounds are like the second half of these."""
 SERVER = "server"
 
 
@@ -30,10 +30,10 @@ class Fleet:
     Attributes:
         parameters: Entries in the model.
         examples: How much data each client holds, by name.
-        participation: Part of the clients asked in a round.
+        participation: Fraction of the clients asked in a round.
         up: Bits per second of each client's uplink.
         down: Bits per second of each client's downlink.
-        compute_seconds: What a round takes a client besides the transfers.
+        compute_seconds: A client's time per round besides the transfers.
     """
 
     parameters: int
@@ -51,19 +51,19 @@ class Fleet:
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """What a training comes to, at most: frames are counted with the most bytes that they can take.
+    """What a training takes at most: every frame counts with the most bytes it can take.
 
     Attributes:
-        plan: By which plan, with nothing left to choose.
-        rounds: How many rounds.
+        plan: The plan, with every default resolved.
+        rounds: The number of rounds.
         up: Bytes that each client uploads, in the order of the fleet.
         down: Bytes that each client downloads.
         first_download: How many of all those bytes are the first download of the model.
-        seconds: Of the network's clock, rounds one after the other.
-        round_seconds: A usual round.
-        exchange_seconds: The part of a usual round that the slowest client's transfers take.
-        largest_upload: Bytes of the largest upload of a usual round.
-        entries: How many entries a client uploads in a usual round that it takes part in.
+        seconds: The time of all rounds, one after the other.
+        round_seconds: The time of a typical round.
+        exchange_seconds: The part of it that the slowest client's transfers take.
+        largest_upload: Bytes of the largest upload of a typical round.
+        entries: How many entries a client uploads in a typical round in which it takes part.
     """
 
     plan: Plan
@@ -89,7 +89,7 @@ class Forecast:
 
     @property
     def changes(self) -> float:
-        """Bytes both ways, without the first download of the model."""
+        """Total bytes, without the first download of the model."""
         return self.bytes_up + self.bytes_down - self.first_download
 
 
@@ -98,23 +98,23 @@ class _Round(NamedTuple):
     up: Array
     down: Array
     entries: int
-    new: NDArray[np.bool_]  # who downloads the model for the first time
+    new: NDArray[np.bool_]  # the clients that download the model for the first time
     seconds: float
     usual: float | None  # the same without newcomers; None if there is nobody else
     wait: float
 
 
 def forecast(plan: Plan, fleet: Fleet, rounds: int) -> Forecast:
-    """What these rounds come to.
+    """Forecast bytes and time of these rounds.
 
     The orders are those that the server would give. A lossless download is at most what all clients have sent since
-    the client's last visit, if the server's optimiser moves nothing else (SGD without momentum). With a budget in bytes
-    real frames hold more entries than the orders' bound, so that a lossless download may be larger by about a quarter.
+    the client's last visit, if the server's optimiser moves nothing else (SGD without momentum). With bytes as budget,
+    real frames hold more entries than the bound assumes, so a lossless download may be larger by about a quarter.
 
     Args:
         plan: What clients and server agree on.
-        fleet: Who takes part.
-        rounds: How many rounds.
+        fleet: The clients, their model and their links.
+        rounds: The number of rounds.
 
     Raises:
         InvalidInput: How much clients send depends on their gradients: a method with thresholds.
@@ -146,7 +146,7 @@ def forecast(plan: Plan, fleet: Fleet, rounds: int) -> Forecast:
     sent_first, more = float(first.sum()), rounds - gone
     if more:
         each = sum((one.down * ~one.new).sum() for one in later) / max(1, sum((~one.new).sum() for one in later))
-        coming = (count - int(seen.sum())) * (1 - (1 - asked / count) ** more)  # who has not been there yet
+        coming = (count - int(seen.sum())) * (1 - (1 - asked / count) ** more)  # clients that have not taken part yet
         model = dense_bytes(fleet.parameters) if plan.first_model == "sent" else each
         sent_first += coming * model if plan.first_model == "sent" else 0.0
         up *= 1 + more * _mean([one.up.sum() for one in later]) / max(1.0, up.sum())
@@ -171,9 +171,9 @@ def _mean(numbers: list[Any]) -> float:
 
 
 def dense_bytes(size: int, values: str = "fp32") -> int:
-    """About the bytes of a frame with the whole model: its values, and a header as a frame of one entry has it.
+    """Approximately the bytes of a frame with the whole model: its values, and the header of a frame of one entry.
 
-    `payload_size` would also allow for an entry that is left out, so that indices are needed.
+    `payload_size` also allows for an entry that is left out, which makes indices necessary.
 
     Example:
         >>> dense_bytes(7850) - 4 * 7850
@@ -222,21 +222,21 @@ def _rounds(plan: Plan, fleet: Fleet, rounds: int, gone: int) -> Iterator[_Round
 def _entries(order: Order, plan: Plan, size: int) -> int:
     if order.most is None and order.compressor != "none":
         raise InvalidInput(
-            f"how many bytes the method {plan.method!r} sends depends on the gradients: plan it with a ratio or bytes, "
-            "or take measured figures with --runs"
+            f"how many bytes the method {plan.method!r} sends depends on the gradients: give a ratio or bytes, "
+            "or use measured figures with --runs"
         )
     return size if order.most is None else order.most
 
 
 def _frames(size: int, entries: NDArray[Any], plan: Plan) -> Array:
-    """The most bytes of each frame; who sends no entries sends nothing."""
-    most = payload_size(size, entries, plan.values, compact=plan.compact, raw=plan.raw)
+    """The most bytes of each frame; without entries there is no frame."""
+    most = payload_size(size, entries, plan.values, frames=plan.frames)
     most = np.where(entries == size, np.minimum(most, dense_bytes(size, plan.values)), most)
     return np.where(entries > 0, most, 0).astype(np.float64)
 
 
 class _Broadcasts:
-    """What the server sends after each round: as a client of its own, or lossless, whatever clients have changed.
+    """What the server sends after each round: within its own budget, or losslessly everything that changed.
 
     Attributes:
         totals: After each round, what was sent so far: entries if lossless, else bytes of frames.
@@ -253,7 +253,7 @@ class _Broadcasts:
             self._server.join(SERVER, 1.0)
 
     def advance(self, entries: int, share: float, seconds: float) -> None:
-        """A round is over, in which clients sent these entries and this part of them took part."""
+        """Finish a round in which this fraction of the clients took part, and sent these entries."""
         sent = entries if self._server is None else 0
         self._turns += share
         if self._server is not None and self._turns >= 1 - 1e-9:
@@ -266,12 +266,12 @@ class _Broadcasts:
         self._lengths.append(self._lengths[-1] + (len(varint(sent)) if sent else 0))
 
     def missed(self, has: NDArray[np.int64]) -> Array:
-        """The bytes of a download for those who have these versions; -1 for whoever has none."""
+        """The bytes of a download for clients with these versions; -1 for a client that has none."""
         dense = dense_bytes(self.size)
         missed = self.totals[-1] - np.array(self.totals)[has]
         if self._server is None:
             entries = np.minimum(missed, self.size)
-            found = np.where(entries > 0, payload_size(self.size, entries, raw=self.plan.raw), 0)
+            found = np.where(entries > 0, payload_size(self.size, entries, indices=self.plan.indices), 0)
         else:  # several are sent with their lengths
             several = self._numbers[-1] - np.array(self._numbers)[has] > 1
             found = missed + several * (self._lengths[-1] - np.array(self._lengths)[has])

@@ -1,4 +1,4 @@
-"""Whether compression is worth it, in words: by how many more rounds it may take before it loses what it saves."""
+"""Whether compression is worth it, in words: how many more rounds it may take before it loses what it saves."""
 
 import math
 
@@ -8,15 +8,15 @@ from dagc.report.words import brief
 __all__ = ["MORE_ROUNDS", "duration", "verdict"]
 
 MORE_ROUNDS = (2, 7)
-"""How many times the rounds of no compression DAGC-R took with a budget both ways: `docs/studies/downlink.md`."""
+"""How many times as many rounds DAGC-R took as no compression, with a budget both ways: `docs/studies/downlink.md`."""
 YES, PERHAPS, NO = "Worth it", "May be worth it", "Not worth it"
 
 
 def verdict(name: str, method: Forecast, dense: Forecast) -> list[str]:
-    """What speaks for a method and against it, beside no compression in as many rounds.
+    """What speaks for a method and against it, compared with no compression in equally many rounds.
 
     Args:
-        name: What the method is called.
+        name: The method's name.
         method: Its forecast.
         dense: The forecast without compression.
 
@@ -59,7 +59,7 @@ def _percent(part: float, whole: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As people write it.
+    """A number of seconds with a unit.
 
     Example:
         >>> [duration(seconds) for seconds in (0.00012, 0.5, 90, 600, 5400, 1e6)]

@@ -29,7 +29,7 @@ __all__ = [
 
 
 def relative(allocator: str, about: str, compressor: str = "top-k") -> Method:
-    """A method that gives each client a number of entries, by the allocator of that name in `dagc.ALLOCATORS`."""
+    """A method that gives each client a number of entries, by an allocator in `dagc.ALLOCATORS`."""
     make = partial(Allocated, allocator=allocator, compressor=compressor)
     return Method(("ratio", "bytes", "rate"), make, waits=True, about=about)
 
@@ -46,34 +46,41 @@ def _power(plan: Plan, size: int) -> Policy:
 
 POLICIES |= {
     "none": Method(
-        (), Everything, about="everything is sent", defaults={"values": "fp32", "frames": "plain"}, fixed=True
+        (),
+        Everything,
+        about="no compression: everything is sent",
+        defaults={"values": "fp32", "frames": "plain"},
+        fixed=True,
     ),
-    "top-k": relative("uniform", "the largest entries, as many from every client"),
+    "top-k": relative("uniform", "the largest entries, equally many from every client"),
     "stc": Method(
         ("ratio", "bytes", "rate"),
         partial(Allocated, allocator="uniform", compressor="top-k"),
-        about="Sparse Ternary Compression: top-k as signs, the same both ways",
+        about="Sparse Ternary Compression: top-k as signs, both ways",
         defaults={"values": "sign", "frames": "compact", "down": "same"},
         fixed=True,
     ),
-    "random-k": relative("uniform", "entries drawn at random, as many from every client", "random-k"),
+    "random-k": relative("uniform", "random entries, equally many from every client", "random-k"),
     "hard-threshold": absolute("uniform", "the same threshold for every client"),
     "dagc": Method(
         ("ratio", "bytes", "rate"),
         _power,
         waits=True,
-        about="all that saves bytes: entries by data, signs, coded frames, waiting, both ways",
+        about="everything that saves bytes: entries by data, signs, coded frames, waiting, both ways",
         defaults={"values": "auto", "frames": "auto", "overhead": 0.125, "down": "same", "step_ahead": 0.5},
     ),
     "dagc-r": relative("dagc-r", "entries by data: Algorithm 2 of the paper"),
     "dagc-a": absolute("dagc-a", "thresholds by data: Algorithm 3 of the paper"),
     "power": Method(
-        ("ratio", "bytes", "rate", "threshold"), _power, waits=True, about="in proportion to (share of data)^exponent"
+        ("ratio", "bytes", "rate", "threshold"),
+        _power,
+        waits=True,
+        about="in proportion to (share of data)^exponent",
     ),
     "accordion": Method(
         ("ratio", "threshold"),
         Accordion,
         ("interval", "change", "gentle", "aggressive"),
-        about="one of two levels for all, by how fast the gradient norm changes; keeps no budget",
+        about="one of two levels for everybody, by how fast the gradient norm changes; keeps to no budget",
     ),
 }

@@ -13,22 +13,22 @@ __all__ = ["Accordion"]
 
 
 class Accordion:
-    """The same parameter for all, one of two, chosen by how much the gradient norm changed.
+    """One of two parameters, the same for all clients, chosen by how much the gradient norm changed.
 
     Options: `interval`, `change`, and the parameters `gentle` and `aggressive` (ratios, or thresholds).
 
-    Every `interval` rounds the gradient norm (mean over the interval, weighted by data) is compared with that of the
-    interval before: a relative change of at least `change` is a critical regime and gets the gentle parameter, anything
-    else the aggressive one. The first two intervals count as critical. The two parameters are the largest and the
-    smallest that DAGC would assign to the clients known so far, unless given.
+    Every `interval` rounds, the gradient norm (mean over the interval, weighted by data) is compared with that of the
+    interval before. A relative change of at least `change` is a critical regime and gets the gentle parameter, anything
+    else the aggressive one. The first two intervals count as critical. Unless given, the two parameters are the largest
+    and the smallest that DAGC would assign to the clients known so far.
 
-    (The DAGC paper's text has it the other way round; ACCORDION itself does this.)
+    (The text of the DAGC paper has this the other way round; ACCORDION itself does it like this.)
     """
 
     wants_norms = True
 
     def __init__(self, plan: Plan, size: int) -> None:
-        """Begin in the critical regime."""
+        """Start in the critical regime."""
         self.plan, self.size = plan, size
         self.absolute = plan.threshold is not None
         self.interval = int(plan.options.get("interval", 10))
@@ -88,7 +88,7 @@ class Accordion:
         return {"sum": self._sum, "rounds": self._rounds, "before": self._before, "critical": self._critical}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from there."""
+        """Continue from where `state_dict` was taken."""
         self._sum, self._rounds = finite(state["sum"]), int(finite(state["rounds"]))
         self._before = None if state["before"] is None else finite(state["before"])
         self._critical = bool(state["critical"])

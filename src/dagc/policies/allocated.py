@@ -1,4 +1,4 @@
-"""Allocation by data: each round an allocator shares the budget out among whoever is present; small shares wait."""
+"""Allocation by data: each round an allocator divides the budget among the clients present; small shares wait."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,12 +20,12 @@ Ints = NDArray[np.int64]
 
 
 class Allocated:
-    """An allocator's ratios or thresholds for whoever is present, so that the budget holds in every round.
+    """An allocator's ratios or thresholds for the clients present, so that the budget holds in every round.
 
-    Where clients wait (`Plan.overhead`, or a budget that is too small for an entry from everybody), each saves up its
-    share and only those send that have saved most: as many as have enough for a frame that is worth it. If not even one
-    has, the round's budget is saved up, too. Error feedback keeps what waits. Fewer and larger frames spend less on
-    headers and on each index.
+    If clients wait (`Plan.overhead`, or a budget too small for one entry from everybody), each saves up its share, and
+    only those that have saved most send: as many as have enough for a worthwhile frame. If not even one has, the
+    round's budget is saved, too. Error feedback keeps what waits. Fewer and larger frames spend less on headers and on
+    each index.
 
     Args:
         plan: The budget and the wire.
@@ -37,7 +37,7 @@ class Allocated:
     wants_norms = False
 
     def __init__(self, plan: Plan, size: int, allocator: str, compressor: str) -> None:
-        """Begin with no savings."""
+        """Start with no savings."""
         self.plan = plan
         self.size = size
         self.allocator = allocator
@@ -61,7 +61,7 @@ class Allocated:
         return list(self._last[1])
 
     def _everybody(self, now: Situation, weights: Array) -> list[Any]:
-        """Everybody sends, as the allocator says."""
+        """Every client sends what the allocator gives it."""
         plan, caps = self.plan, self._caps(now.present)
         given = allocate(
             weights,
@@ -72,8 +72,7 @@ class Allocated:
             exponent=plan.exponent,
             size=self.size,
             values=plan.values,
-            compact=plan.compact,
-            raw=plan.raw,
+            frames=plan.frames,
             caps=caps,
         )
         if plan.threshold is not None:
@@ -81,7 +80,7 @@ class Allocated:
         return [int(count) for count in entries(given, self.size, caps=caps)]
 
     def _share(self, now: Situation, weights: Array) -> list[int]:
-        """Those send who have saved up most: as many as leaves each of them enough for a frame."""
+        """The clients that have saved most send: as many as can have enough for a frame each."""
         caps = self._caps(now.present)
         mean = self.plan.ratio or 0.001  # with a budget in bytes only the proportions matter
         ratios = allocate(weights, ratio=mean, method=self.allocator, exponent=self.plan.exponent)
@@ -100,7 +99,7 @@ class Allocated:
             chosen = self._divided(quota[:sending], most[:sending], now.allowance, total)
             if sending >= len(order) or not np.array_equal(chosen, most[:sending]):
                 break
-            sending *= 2  # they send all they may, and some of the budget is left
+            sending *= 2  # they send all they may, and part of the budget is left
         counts = np.zeros(len(weights), dtype=np.int64)
         counts[order[:sending]] = chosen
         if counts.any():
@@ -109,18 +108,16 @@ class Allocated:
         return [int(count) for count in counts]
 
     def _total(self, now: Situation, clients: int) -> float:
-        """How many entries this round's budget is; in bytes, about."""
+        """How many entries this round's budget allows; an estimate if it is in bytes."""
         if self.plan.ratio is not None:
             total = self._carry + self.plan.ratio * clients * self.size * (1 + 1e-12) + 1e-9
-            self._carry = total % 1  # with few clients it may be all there is
+            self._carry = total % 1  # with few clients it may be the whole budget
             return float(int(total))
         assert now.allowance is not None
         limit = np.array([self.size])
         plan = self.plan
-        one = apportion_bytes(
-            np.ones(1), now.allowance, limit, self.size, plan.values, compact=plan.compact, raw=plan.raw
-        )
-        enough = self.least if one[0] >= self.size else 1.0  # with everything, a tenth less may never be enough
+        one = apportion_bytes(np.ones(1), now.allowance, limit, self.size, plan.values, frames=plan.frames)
+        enough = self.least if one[0] >= self.size else 1.0  # if everything fits, a tenth less may never be enough
         return max(0.9 * float(one[0]), min(float(enough), float(one[0])))  # of one frame; several take more
 
     def _divided(self, quota: Array, most: Ints, allowance: int | None, total: float) -> Ints:
@@ -128,7 +125,7 @@ class Allocated:
         plan = self.plan
         if plan.ratio is None:
             assert allowance is not None
-            return apportion_bytes(quota, allowance, most, self.size, plan.values, compact=plan.compact, raw=plan.raw)
+            return apportion_bytes(quota, allowance, most, self.size, plan.values, frames=plan.frames)
         return apportion(quota, min(int(total), int(most.sum())), most, least=0)
 
     def _caps(self, present: Sequence[str]) -> Array | None:
@@ -136,11 +133,11 @@ class Allocated:
         return np.array([caps.get(name, 1.0) for name in present]) if caps else None
 
     def state_dict(self) -> dict[str, Any]:
-        """What each client has saved up."""
+        """What each client has saved."""
         return {"saved": dict(self._saved), "carry": self._carry}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from there."""
+        """Continue from where `state_dict` was taken."""
         self._saved = {str(name): finite(saved) for name, saved in state["saved"].items()}
         self._carry = finite(state["carry"])
 
@@ -154,7 +151,7 @@ def worth_a_frame(plan: Plan, size: int) -> int:
     """
     assert plan.overhead is not None
     counts = np.arange(1, min(size, 1024) + 1)
-    taken = payload_size(size, counts, plan.values, compact=plan.compact, raw=plan.raw)
+    taken = payload_size(size, counts, plan.values, frames=plan.frames)
     empty = 2 * int(taken[0]) - int(taken[min(1, len(taken) - 1)])
     enough = counts[plan.overhead * taken >= empty]
     return int(enough[0] if len(enough) else counts[-1])

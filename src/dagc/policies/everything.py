@@ -1,4 +1,4 @@
-"""No compression: everybody sends everything."""
+"""No compression: every client sends everything."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ class Everything:
     compressor = "none"
 
     def __init__(self, plan: Plan, size: int) -> None:
-        """There is no budget to keep."""
+        """Take the arguments of every policy; there is no budget to keep."""
 
     def decide(self, now: Situation) -> list[Any]:
-        """None for everybody."""
+        """No parameter for any client."""
         return [None] * len(now.present)
 
     def state_dict(self) -> dict[str, Any]:
-        """It has no memory."""
+        """Empty: there is nothing to remember."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """It has no memory."""
+        """Do nothing: there is nothing to remember."""

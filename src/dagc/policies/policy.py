@@ -1,4 +1,4 @@
-"""What a policy is: it decides, each round, with which parameter each client compresses."""
+"""The interface of a policy, which decides each round with which parameter each client compresses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -11,23 +11,23 @@ __all__ = ["POLICIES", "Method", "Policy", "Report", "Situation"]
 
 
 class Report(NamedTuple):
-    """What the server knows about a client's last upload, beside its entries."""
+    """What the server knows about a client's last upload, besides its entries."""
 
     client: str
-    norm: float | None  # of its gradient, where the policy asks for it
+    norm: float | None  # of its gradient, if the policy asks for it
     entries: int
     bytes: int
 
 
 class Situation(NamedTuple):
-    """What a policy decides by.
+    """What a policy bases its decision on.
 
     Attributes:
         round: From 0.
         present: The names of the clients that take part, in the order of the roster.
-        examples: How much data each client holds, by name: everybody who was ever there.
-        reports: Of the clients whose uploads were taken in the last round.
-        allowance: The bytes that this round may take, all clients together; None if the budget is not in bytes.
+        examples: How much data each client holds, by name, for every client that ever joined.
+        reports: One for each client whose upload was accepted in the last round.
+        allowance: The bytes that all clients together may send this round; None if the budget is not in bytes.
     """
 
     round: int
@@ -40,7 +40,7 @@ class Situation(NamedTuple):
 class Policy(Protocol):
     """Maps a situation to one parameter per client.
 
-    Clients come and go: whatever a policy remembers about one, it remembers by name.
+    Clients come and go: whatever a policy remembers about a client, it remembers by name.
 
     Attributes:
         compressor: How clients select: a name in `dagc.COMPRESSORS`.
@@ -51,11 +51,11 @@ class Policy(Protocol):
     wants_norms: bool
 
     def decide(self, now: Situation) -> list[Any]:
-        """One parameter for each client that is present, in that order; 0 entries for one that is to send nothing."""
+        """One parameter for each client present, in that order; 0 entries for a client that is to send nothing."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to continue from, as JSON can hold it."""
+        """The whole state, ready for JSON."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -67,13 +67,13 @@ class Method(NamedTuple):
     """A training method.
 
     Attributes:
-        budgets: Which of `ratio`, `bytes`, `rate` and `threshold` it can be given.
-        make: Makes its policy, for a plan and the number of entries in the model.
+        budgets: Which of `ratio`, `bytes`, `rate` and `threshold` it accepts.
+        make: Makes its policy from a plan and the number of entries in the model.
         options: The names in `Plan.options` that it knows.
-        waits: Whether clients can wait until a frame is worth it (`Plan.overhead`).
-        about: One line for people who choose.
-        defaults: Settings of a plan that are the method's own, unless they are given.
-        fixed: Whether those are what the method is: settings for all methods of a comparison do not change them.
+        waits: Whether clients can wait until a frame is worth sending (`Plan.overhead`).
+        about: One line that describes it, for `--help`.
+        defaults: The method's own default settings.
+        fixed: Whether these defaults define the method: settings shared by a whole comparison do not change them.
     """
 
     budgets: tuple[str, ...]
@@ -86,4 +86,4 @@ class Method(NamedTuple):
 
 
 POLICIES: dict[str, Method] = {}
-"""Every training method by name; add yours and every engine knows it."""
+"""Every training method by name. Add yours, and every engine knows it."""

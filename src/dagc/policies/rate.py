@@ -1,4 +1,4 @@
-"""Budgets over time: what may have been sent by now. What a round leaves, later rounds may use."""
+"""Budgets over time: how much may have been sent by now. What one round does not use, later rounds may."""
 
 import math
 import re
@@ -9,19 +9,19 @@ from dagc.errors import InvalidInput, shown
 __all__ = ["MOST_BYTES", "Account", "Rate", "finite", "make_rate"]
 
 MOST_BYTES = 1 << 48
-"""The largest budget in bytes: far above any, and low enough that sums of budgets stay exact."""
+"""The largest budget in bytes: far above any real one, and small enough that sums of budgets stay exact."""
 _UNITS = {"": 1, "B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9}
 
 
 class Rate(NamedTuple):
-    """Bytes per client: for the whole training, or per hour."""
+    """Bytes per client, for the whole training or per hour."""
 
     bytes: float
     per: Literal["training", "hour"]
 
 
 def make_rate(text: str) -> Rate:
-    """A rate as people write it: `200 kB/training`, `1.5 MB/hour`.
+    """Parse a rate such as `200 kB/training` or `1.5 MB/hour`.
 
     Example:
         >>> make_rate("1.5 MB/hour")
@@ -35,26 +35,26 @@ def make_rate(text: str) -> Rate:
     except ValueError:
         raise InvalidInput(
             f"rate is {shown(text)}: write bytes per client, like 200 kB/training or 1.5 MB/hour "
-            "(bytes per round are the setting bytes)"
+            "(for bytes per round, use the setting bytes)"
         ) from None
     if not 1 <= rate.bytes <= MOST_BYTES:
-        raise InvalidInput(f"rate is {shown(text)}: it must allow at least 1 byte, and at most 2^48")
+        raise InvalidInput(f"rate is {shown(text)}: it must be at least 1 byte and at most 2^48")
     return rate
 
 
 def finite(number: Any) -> float:
-    """A number of a state; a ValueError or TypeError if it is none."""
+    """A number from a state; ValueError or TypeError if it is not a finite number."""
     if isinstance(number, bool) or not isinstance(number, int | float) or not -math.inf < number < math.inf:
-        raise ValueError(f"{shown(number)} is no number")
+        raise ValueError(f"{shown(number)} is not a number")
     return float(number)
 
 
 class Account:
-    """What has been earned and spent of a budget in bytes; it never goes below 0.
+    """What has been earned and spent of a budget in bytes. It never goes below 0.
 
-    Every client that takes part in a round earns its part. `Account.balance` is what the round may spend, all clients
-    together. What an order may take is spent when it is given: an upload that never arrives may have been sent. What an
-    upload did not take is given back.
+    Every client that takes part in a round earns its share. `Account.balance` is what all clients together may spend
+    in a round. The most that an order may cost is spent when it is given, since an upload that never arrives may still
+    have been sent. What an upload did not use is refunded.
 
     Args:
         bytes: Per client and round, if given.
@@ -71,15 +71,15 @@ class Account:
     """
 
     def __init__(self, bytes: float | None = None, rate: Rate | None = None, rounds: int | None = None) -> None:
-        """Open the account with nothing in it."""
+        """Open an empty account."""
         if rate is not None and rate.per == "training" and rounds is None:
-            raise InvalidInput("a rate per training needs rounds, the number of rounds that the training has")
+            raise InvalidInput("a rate per training needs rounds, the number of rounds of the training")
         self.bytes, self.rate, self.rounds = bytes, rate, rounds
         self._by_round, self._by_rate, self._seconds = 0.0, 0.0, 0.0
-        self._begun, self._earned = 0, 0.0  # rounds, and the part of a training's budget that they have earned
+        self._begun, self._earned = 0, 0.0  # rounds so far, and the part of a training's budget that they have earned
 
     def earn(self, clients: float, seconds: float = 0.0) -> None:
-        """A round begins with this number of clients, this many seconds after the start."""
+        """Start a round with this number of clients, this many seconds after the start of the training."""
         if self.bytes is not None:
             self._by_round += self.bytes * clients
         if self.rate is not None:
@@ -88,13 +88,13 @@ class Account:
             self._seconds = seconds
 
     def _part(self) -> float:
-        """This round's part of a training's budget: what is left, over the rounds that are left."""
+        """This round's part of a training's budget: what is left, divided by the rounds left."""
         part = (1 - self._earned) / max(1, (self.rounds or 1) - self._begun)
         self._begun, self._earned = self._begun + 1, self._earned + part
         return part
 
     def spend(self, bytes: int) -> None:
-        """Bytes are sent, or may be; with a negative number, they were not."""
+        """Record bytes that are sent, or may be; a negative number refunds bytes that were not."""
         self._by_round -= bytes
         self._by_rate -= bytes
 
@@ -105,14 +105,14 @@ class Account:
         return max(0, int(min(left) + 1e-6))
 
     def wait(self, clients: int, seconds: float) -> float:
-        """Seconds from now until a round with these clients has its usual bytes; 0 if the budget is not one of time."""
+        """Seconds until a round with these clients can afford its usual bytes; 0 if the budget is not per hour."""
         if self.rate is None or self.rate.per != "hour" or self.bytes is None:
             return 0.0
         missing = self.bytes * clients - self._by_rate
         return max(0.0, self._seconds + missing / (self.rate.bytes * clients) * 3600 - seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to continue from, as JSON can hold it."""
+        """The whole state, ready for JSON."""
         return {
             "by_round": self._by_round,
             "by_rate": self._by_rate,

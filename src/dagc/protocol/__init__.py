@@ -1,12 +1,12 @@
-"""The round, once: a client's half and a server's half, which know no transport, no files and no threads.
+"""The round, written once: a client's half and a server's half, independent of transport, files and threads.
 
     server                                                       client i
-    orders: who may send how much ──────── order ─────────────►  settle: what of the last upload was taken?
+    orders: who may send how much ──────── order ─────────────►  settle: was the last upload accepted?
     download: what is new in the model ─── frame ─────────────►  receive: the model is up to date
-                                                                 training, somewhere else: a change of the model
+                                                                 training, done elsewhere: a change of the model
     read: decode and check  ◄───────────── frame ──────────────  upload: + residual, select, encode, keep the rest
-    total: Σ p_i · upload_i, then an optimiser somewhere else
-    close: these uploads were taken, this is the new model
+    total: Σ p_i · upload_i, then an optimiser, done elsewhere
+    close: these uploads were accepted, this is the new model
 
 An engine (`dagc.training`, `dagc.flower`, `dagc.ddp`) carries the bytes and keeps the state of both halves. Here is a
 small one:
@@ -34,7 +34,8 @@ small one:
 from dagc.policies.plan import Plan, Settings
 from dagc.protocol.client import Client
 from dagc.protocol.downlink import Downlink
+from dagc.protocol.member import Member
 from dagc.protocol.messages import Download, Order, Upload
-from dagc.protocol.server import Member, Server
+from dagc.protocol.server import Server
 
 __all__ = ["Client", "Downlink", "Download", "Member", "Order", "Plan", "Server", "Settings", "Upload"]

@@ -1,4 +1,4 @@
-"""The client's half of a round: take the model, train somewhere else, select, encode, keep the rest."""
+"""The client's half of a round: receive the model, let it be trained, select, encode, keep the rest."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -22,41 +22,44 @@ from dagc.wire.values import value_codec
 
 __all__ = ["Client"]
 
+PIECE = 1 << 20
+"""Norms are summed up over so many entries at a time."""
+
 
 class Client:
-    """One client's side of Algorithm 1. It knows no transport and no files: an engine carries bytes and keeps state.
+    """One client's side of Algorithm 1. An engine carries the bytes and stores the state.
 
-    A round is `receive` (where an engine keeps a model per client), training from `model`, and `upload`; the next order
-    says through `settle` whether the server has taken it.
+    A round is `receive` (if the engine keeps a model per client), training from `model`, and `upload`. The next order
+    says whether the server accepted it, which goes to `settle`.
 
     Args:
-        shapes: Of the model's tensors; a number stands for a vector of that length.
+        shapes: The shapes of the model's tensors; a number stands for a vector of that length.
         device: Where the gradients are.
-        first_model: The model that the training begins with, if this client can make it itself.
+        first_model: The initial model, if this client can create it itself.
 
     Attributes:
-        model: What the client has: a vector; None if it has nothing, or if the engine keeps one model for all clients.
-        version: Which version of the model that is; -1 if there is none.
+        model: The client's model, a vector; None if it has none, or if the engine keeps one model for all clients.
+        version: The version of that model; -1 if there is none.
         feedback: What was not sent.
         sent: The round of the last upload; 0 if there is none.
-        last: The norm of the last change that it was given.
-        pending: The last upload, until the server has said what became of it.
+        last: The norm of the last change passed to `upload`.
+        pending: The last upload, until the server has said whether it was accepted.
         memory: What both sides remember of this client's coded uploads; None before the first.
-        heard: The same of the server's broadcasts.
-        touched: Where the model may have changed since it was made or loaded, in parts, and a place may be in several.
+        heard: The same for the server's broadcasts.
+        touched: Arrays of indices where the model may have changed since it was created or loaded. They may overlap.
 
     Example:
         >>> client = Client([6])
         >>> order = Order(round=1, parameter=2, compressor="top-k")
         >>> client.upload(torch.tensor([1.0, 5.0, 2.0, -3.0, 0.0, 0.5]), order).sparse.indices
         array([1, 3])
-        >>> client.settle(taken=0)                      # the server never got it
+        >>> client.settle(taken=0)                      # the server never received it
         >>> client.feedback.residual
         tensor([ 1.0000,  5.0000,  2.0000, -3.0000,  0.0000,  0.5000])
     """
 
     def __init__(self, shapes: Shapes, device: Any = "cpu", first_model: torch.Tensor | None = None) -> None:
-        """Begin with nothing kept back."""
+        """Start with an empty residual."""
         self.shapes = shapes
         self.sizes = sizes_of(shapes)
         self.size = sum(self.sizes)
@@ -69,28 +72,28 @@ class Client:
         self.memory: Memory | None = None
         self.heard: Memory | None = None
         self.touched: list[NDArray[np.int64]] = []
-        self._counts = False  # whether the memory counts the pending upload if it is taken
+        self._counts = False  # whether the memory counts the pending upload if it is accepted
 
     def receive(self, download: Download) -> torch.Tensor:
         """Bring the model up to date.
 
         Raises:
-            OutOfSync: If the download does not build on what this client has: it needs the full model.
-            MalformedPayload: If it is damaged.
+            OutOfSync: If the download does not build on this client's model. It needs the full model.
+            MalformedPayload: If the download is damaged.
         """
         if download.since < -1 or download.version < 0 or download.steps < 0:
             raise MalformedPayload(
-                f"{download.steps} steps from version {download.since} to {download.version} are none"
+                f"{download.steps} steps cannot lead from version {download.since} to {download.version}"
             )
         if download.since >= 0 and (self.model is None or self.version < download.since):
             has = "no model" if self.model is None else f"version {self.version}"
             raise OutOfSync(f"the download builds on version {download.since} of the model, but this client has {has}")
         model = torch.from_numpy(pool.take(self.size, np.dtype(np.float32)))
         model = model.zero_() if self.model is None else model.copy_(self.model)
-        heard, self.heard = self.heard, None  # if this fails in the middle, the full model is next
+        heard, self.heard = self.heard, None  # if this fails halfway, the full model is next
         touched = []
         if download.steps:
-            known = self.version - download.since  # an order that was lost may have brought some already
+            known = self.version - download.since  # a lost order may have delivered some already
             for stamp, frame in islice(broadcasts(download), known, None):
                 if is_coded(frame):
                     heard = heard or Memory(self.shapes, signs=has_signs(frame))
@@ -106,42 +109,43 @@ class Client:
             raise OutOfSync("the model differs from the server's after the download")
         self.model, self.version, self.heard = model, download.version, heard
         self.touched += touched
-        if sum(map(len, self.touched)) > 2 * self.size:  # nobody may ever ask, and frames go on coming
+        if sum(map(len, self.touched)) > 2 * self.size:  # bounded, even if nobody ever reads it
             self.touched = [np.unique(np.concatenate(self.touched))]
         return model
 
     def _hear(self, frame: memoryview, stamp: int, heard: Memory | None) -> Sparse:
-        """A broadcast, counted as the server counts it."""
+        """Decode a broadcast, and count it as the server does."""
         try:
             sparse = decode(frame, size=self.size, round=stamp, memory=heard)
         except MalformedPayload as error:
             if not is_coded(frame):
                 raise
-            raise OutOfSync(f"broadcast {stamp} cannot be read with what this client remembers: {error}") from error
+            raise OutOfSync(f"broadcast {stamp} does not fit this client's memory: {error}") from error
         if heard is not None and (is_coded(frame) or heard.frames):
             heard.learn(sparse)
         return sparse
 
     def start(self, model: torch.Tensor, order: Order, unit: float = 1.0) -> torch.Tensor:
-        """Where to train from: ahead of the model, by part of what was kept back but no farther than the last update.
+        """Where to train from: ahead of the model by part of the residual, but no farther than the last update moved.
 
-        What was kept back will move the model later. From there, the client does not learn it again.
+        The residual will move the model later. Training from there, the client does not learn it again.
 
         Args:
-            model: What the client has.
-            order: Says which part.
-            unit: What a change of 1 does to the model: the learning rate, if changes are gradients.
+            model: The client's model.
+            order: Its `step_ahead` is the part.
+            unit: How far a change of 1 moves the model: the learning rate, if changes are gradients.
         """
         residual = self.feedback.residual
         length = _length([residual]) if order.step_ahead and self.last else 0.0
         if not length:
             return model
-        return model - unit * min(order.step_ahead, self.last / length) * residual
+        ahead = unit * min(order.step_ahead, self.last / length) * residual
+        return torch.sub(model, ahead, out=ahead)
 
     def upload(self, change: Gradient, order: Order) -> Upload:
-        """What to send of a gradient, or of a change of the model, and of what was kept back before.
+        """What to send of a gradient, or of a change of the model, and of the residual.
 
-        It is pending until `settle`. If the gradient is refused, nothing has changed.
+        The upload is pending until `settle`. If the gradient is refused, nothing changes.
         """
         feedback = self.feedback
         feedback.compressor, feedback.values, feedback.seed = self._compressor(order), order.values, order.seed
@@ -154,7 +158,7 @@ class Client:
         return Upload("", sparse, frame, _norm(change) if order.norm else None)
 
     def settle(self, taken: int) -> None:
-        """Forget the pending upload if the server has taken it or a later one; else keep its entries for later."""
+        """Forget the pending upload if the server accepted it or a later one; otherwise keep its entries for later."""
         if self.pending is not None and self.sent > taken:
             self.feedback.unsend(self.pending)
         elif self.pending is not None and self._counts and self.memory is not None:
@@ -162,9 +166,9 @@ class Client:
         self.pending = None
 
     def _to_be_counted(self, frame: bytes, order: Order) -> bool:
-        """Whether this client's memory counts a frame: the server's counts it, too, if it is taken.
+        """Whether this client's memory counts a frame. If it is accepted, the server's memory counts it, too.
 
-        If the two have counted different numbers so far, they come together with a coded frame only.
+        If the two have counted different numbers of frames, only a coded frame brings them together again.
         """
         if order.frames != "coded" or not frame or self.memory is None:
             return False
@@ -180,8 +184,7 @@ class Client:
             sparse,
             order.values,
             round=order.stamp,
-            compact=order.compact,
-            raw=order.raw,
+            frames=order.frames,
             memory=memory,
             most=order.most,
         )
@@ -196,7 +199,7 @@ class Client:
         return per_tensor(compressor, self.sizes)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays of the state; not copies, so write or copy them before the next step."""
+        """The arrays of the state, not copied: write or copy them before the next step."""
         found: dict[str, NDArray[Any]] = {"residual": self.feedback.residual.cpu().numpy()}
         if self.model is not None:
             found["model"] = self.model.numpy()
@@ -207,7 +210,7 @@ class Client:
         return found
 
     def numbers(self) -> dict[str, Any]:
-        """The rest of the state, as JSON can hold it."""
+        """The rest of the state, ready for JSON."""
         found: dict[str, Any] = {"steps": self.feedback.steps, "sent": self.sent, "version": self.version}
         found |= {"last": self.last, "counts": self._counts}
         return {**found, **{name: memory.numbers() for name, memory in self._memories().items()}}
@@ -217,12 +220,12 @@ class Client:
         return {name: memory for name, memory in both.items() if memory is not None}
 
     def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any], trusted: bool = False) -> None:
-        """Continue from `arrays` and `numbers`; what does not fit is refused, and nothing has changed then.
+        """Continue from `arrays` and `numbers`. State that does not fit is refused, and then nothing changes.
 
         Args:
-            arrays: As `arrays` returned them.
-            numbers: As `numbers` did.
-            trusted: Whether the residual is known to be as it was, and is used as it is instead of a copy.
+            arrays: As returned by `arrays`.
+            numbers: As returned by `numbers`.
+            trusted: Whether the residual is known to be intact, and may be used without a copy.
         """
         try:
             steps, sent, version = (int(numbers[name]) for name in ("steps", "sent", "version"))
@@ -241,7 +244,7 @@ class Client:
         if "pending.indices" in arrays:
             pending = Sparse(self.size, arrays["pending.indices"], arrays["pending.values"])
         if pending is not None and counts and "memory" not in memories:
-            raise InvalidInput("this is not a client's state: its pending upload counts, and the memory is missing")
+            raise InvalidInput("this is not a client's state: it has a pending coded upload, but the memory is missing")
         if not 0 <= last < float("inf"):
             raise InvalidInput(f"this is not a client's state: the last change has norm {last}")
         if trusted:
@@ -255,8 +258,12 @@ class Client:
 
 
 def _length(parts: Iterable[torch.Tensor]) -> float:
-    """The norm of all parts together, the same on any number of threads."""
-    squares = [np.square(part.detach().cpu().numpy(), dtype=np.float64).sum() for part in parts]
+    """The norm of all parts together, the same on any number of threads; large ones are never whole in float64."""
+    squares = []
+    for part in parts:
+        array = part.detach().cpu().numpy()
+        cut = [array] if array.size <= PIECE else np.split(array.reshape(-1), range(PIECE, array.size, PIECE))
+        squares += [np.square(piece, dtype=np.float64).sum() for piece in cut]
     return float(np.sqrt(sum(squares)))
 
 

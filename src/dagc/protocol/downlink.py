@@ -1,4 +1,4 @@
-"""The downlink: the server does what clients do. It sends the largest entries of what the clients do not have yet."""
+"""The downlink: like a client, the server sends the largest entries of what the clients do not have yet."""
 
 import zlib
 from collections import OrderedDict, deque
@@ -23,38 +23,38 @@ from dagc.wire.frame import read_varint, varint
 __all__ = ["Downlink", "broadcasts", "checksum", "sizes_of"]
 
 KEPT = 4
-"""Downloads that are kept for clients in the same position; each may be as large as the model."""
+"""How many downloads are cached for clients with the same version; each may be as large as the model."""
 SERVER = "server"
 
 
 def checksum(model: NDArray[np.float32]) -> int:
-    """CRC-32 of a model, so that a client that has another one than the server thinks is noticed."""
+    """CRC-32 of a model, to detect a client whose model is not the one the server expects."""
     return zlib.crc32(model.astype("<f4", copy=False).data)
 
 
 class Downlink:
-    """What the clients have, and what brings each of them up to date.
+    """The model that the clients have, and the downloads that bring each of them up to date.
 
-    The server's model is x, what the clients have is y: they train on y, and y is what is evaluated and served. A round
-    moves x. Then the server broadcasts the largest entries of x - y, as many as its budget allows, and y moves by
-    exactly what was sent; the rest stays in x - y for later. That is error feedback, as on a client. Without a budget
-    everything is sent and y is x.
+    The server's model is x, the clients' is y: they train on y, and y is evaluated and served. A round moves x. Then
+    the server broadcasts the largest entries of x - y, as many as its budget allows, and y moves by exactly what was
+    sent; the rest stays in x - y for later. That is error feedback, as on a client. Without a budget everything is
+    sent, and y is x.
 
-    A client that was away gets the cheapest of three: the broadcasts that it missed, the values of y that have changed
+    A client that was away gets the cheapest of three: the broadcasts it missed, the values of y that have changed
     since, or all of y. The log of broadcasts is never larger than the model, so memory does not grow with clients.
 
     Args:
         plan: The server's own plan, `Plan.downward`; None to send everything.
-        model: The first model, a float32 vector; copied.
-        shapes: Of the model's tensors, for plans that select per tensor and for coded frames.
+        model: The initial model, a float32 vector; copied.
+        shapes: The shapes of the model's tensors, for plans that select per tensor and for coded frames.
         rounds: How many rounds the training has, for a rate per training.
-        raw: Whether indices are sent as int32.
+        indices: The index codec of downloads that are not broadcasts, `Plan.indices`.
 
     Attributes:
         version: How often y has changed.
-        model: What the clients have, y.
+        model: The clients' model, y.
         target: The server's model, x.
-        changed: The version in which an entry of y last changed.
+        changed: The version in which each entry of y last changed.
 
     Example:
         >>> downlink = Downlink(Plan(method="top-k", ratio=0.05), np.zeros(40, np.float32))
@@ -73,15 +73,15 @@ class Downlink:
         model: NDArray[np.float32],
         shapes: Shapes | None = None,
         rounds: int | None = None,
-        raw: bool = False,
+        indices: str | None = None,
     ) -> None:
-        """Begin with version 0."""
-        self.plan, self.raw = plan, raw
+        """Start with version 0."""
+        self.plan, self.indices = plan, indices
         self.version = 0
         self.model = model.copy()
         self.target = self.model if plan is None else model.copy()
         self.changed = np.zeros(len(model), dtype=np.int32)
-        self._turns = 0.0  # rounds' worth of a budget in entries that were not used yet
+        self._turns = 0.0  # unused rounds of a budget in entries
         self._log: deque[bytes] = deque()
         self._log_bytes = 0
         self._checksum: int | None = None
@@ -89,7 +89,7 @@ class Downlink:
         self.account: Account | None = None
         self._shapes = [len(model)] if shapes is None else shapes
         self._memory: Memory | None = None
-        self._restart = False  # whether a member has this version who did not hear all broadcasts
+        self._restart = False  # whether a member with this version has skipped broadcasts
         if plan is not None:
             self._policy = plan.policy(len(model))
             self._select = per_tensor(top_k, sizes_of(self._shapes)) if plan.per_tensor else top_k
@@ -100,14 +100,15 @@ class Downlink:
     def advance(
         self, model: NDArray[np.float32] | None, round: int = 0, share: float = 1.0, seconds: float = 0.0
     ) -> None:
-        """A round is over and made this model; None if it changed nothing.
+        """Finish a round that produced this model; None if it changed nothing.
 
         Args:
             model: The server's model.
             round: How many rounds are done.
             share: The fraction of the clients that take part in a round. A client that comes every tenth round
-                downloads ten rounds' broadcasts at once: its visit costs the budget if a round gets a tenth of it.
-            seconds: Since the start, for a rate per hour.
+                downloads the broadcasts of ten rounds at once; if each gets a tenth of the budget, its visit costs
+                the budget.
+            seconds: Time since the start, for a rate per hour.
         """
         if self.plan is None:
             if model is not None:
@@ -125,24 +126,24 @@ class Downlink:
         sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, self.plan.values))
         frame = self._encode(sparse, self.plan)
         if self.account is not None:
-            self.account.spend(len(frame) + len(varint(len(frame))))  # several are sent with their lengths
+            self.account.spend(len(frame) + len(varint(len(frame))))  # several are sent together, each with its length
         self._remember(frame)
         self._set(sparse.indices, self.model[sparse.indices] + sparse.values)
 
     def _encode(self, sparse: Sparse, plan: Plan) -> bytes:
-        """A broadcast. All clients remember those before it, or none does: then it is the first for all."""
+        """Encode a broadcast. Unless all clients remember the ones before it, it is coded as the first for all."""
         memory = self._memory
         if memory is not None and self._restart:
             memory.reset()
         self._restart = False
         stamp = (self.version + 1) % STAMPS
-        frame = encode(sparse, plan.values, round=stamp, compact=plan.compact, raw=self.raw, memory=memory)
+        frame = encode(sparse, plan.values, round=stamp, frames=plan.frames, memory=memory)
         if memory is not None and (is_coded(frame) or memory.frames):
             memory.learn(sparse)
         return frame
 
     def since(self, version: int) -> Download:
-        """What a client needs that has this version; -1 for one that has none."""
+        """The download for a client with this version; -1 if it has none."""
         if version not in self._kept:
             if self._checksum is None:
                 self._checksum = checksum(self.model)
@@ -153,11 +154,11 @@ class Downlink:
         return self._kept[version]
 
     def follows(self, download: Download) -> None:
-        """Whoever takes this download is to read the next broadcasts, too: if it skips some, they begin afresh."""
+        """Note that a client with this download reads the next broadcasts. If it skipped some, coding starts again."""
         self._restart |= download.since != download.version and not download.steps
 
     def _allowed(self, round: int, share: float, seconds: float) -> int:
-        """How many entries the server may send now: it is its own only client."""
+        """How many entries the server may send now, as the only client of its own plan."""
         allowance = None
         if self.account is not None:
             self.account.earn(share, seconds)
@@ -180,7 +181,7 @@ class Downlink:
         self.changed[indices] = self.version
 
     def _remember(self, frame: bytes) -> None:
-        """Keep a broadcast for those who are away, as long as all of them are smaller than the model."""
+        """Log a broadcast for clients that are away. The log is never larger than the model."""
         self._log.append(frame)
         self._log_bytes += len(frame)
         while self._log_bytes > self.model.nbytes:
@@ -205,7 +206,8 @@ class Downlink:
 
     def _values(self, indices: NDArray[np.int64]) -> bytes:
         sparse = Sparse.trusted(len(self.model), indices, self.model[indices])
-        return encode(sparse, round=self.version % STAMPS, raw=self.raw)
+        everything = len(indices) == len(self.model)
+        return encode(sparse, round=self.version % STAMPS, indices=None if everything else self.indices)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of the state."""
@@ -218,7 +220,7 @@ class Downlink:
         return found
 
     def numbers(self) -> dict[str, Any]:
-        """The rest of the state, as JSON can hold it."""
+        """The rest of the state, ready for JSON."""
         return {
             "version": self.version,
             "turns": self._turns,
@@ -266,6 +268,6 @@ def broadcasts(download: Download) -> Iterator[tuple[int, memoryview]]:
 
 
 def sizes_of(shapes: Shapes) -> list[int]:
-    """The number of entries in each tensor that has any."""
+    """The number of entries in each tensor that is not empty."""
     sizes = [shape if isinstance(shape, int) else prod(shape) for shape in shapes]
     return [size for size in sizes if size]

@@ -1,4 +1,4 @@
-"""What server and clients say to each other in a round: an order and a model down, an upload up."""
+"""What server and clients exchange in a round: an order and a model on the way down, an upload on the way up."""
 
 from typing import Any, NamedTuple
 
@@ -7,26 +7,26 @@ from dagc.sparse import Sparse
 __all__ = ["STAMPS", "Download", "Order", "Upload"]
 
 STAMPS = 1 << 21
-"""Frames carry the round modulo this, so that their length has a bound however long a training is."""
+"""Frames carry the round modulo this, so that their length is bounded however long the training."""
 
 
 class Order(NamedTuple):
-    """What one client is to do in one round.
+    """What one client has to do in one round.
 
     Attributes:
         round: From 1.
-        parameter: What the compressor takes: a number of entries, a threshold, or None for everything. With 0 entries
-            the client sends nothing and keeps all for later.
+        parameter: The compressor's parameter: a number of entries, a threshold, or None for everything. With 0 entries
+            the client sends nothing and keeps everything for later.
         compressor: How to select: a name in `dagc.COMPRESSORS`.
         values: The value codec.
         frames: "plain", "compact", "coded" or "raw", as in `Plan`.
         per_tensor: Whether to select within each tensor.
         norm: Whether to report the norm of the gradient.
-        seed: For compressors that draw.
-        taken: The round of this client's last upload that the server has taken; 0 if there is none.
-        step_ahead: How far ahead of the model the client trains, as a part of what it has kept back.
-        clocks: With coded frames, whether the memory has clocks.
-        counted: With coded frames, how many the server has counted. A client that has counted another number starts
+        seed: For compressors that draw at random.
+        taken: The round of this client's last upload that the server accepted; 0 if there is none.
+        step_ahead: How far ahead of the model the client trains, as a fraction of its residual.
+        clocks: For coded frames, whether the memory has clocks.
+        counted: For coded frames, how many the server has counted. A client that has counted another number starts
             with an empty memory.
         clip: The largest norm of what may be sent; 0 if there is no limit.
     """
@@ -46,23 +46,13 @@ class Order(NamedTuple):
     clip: float = 0.0
 
     @property
-    def compact(self) -> bool:
-        """Whether small frames leave out what the server knows."""
-        return self.frames != "plain"
-
-    @property
-    def raw(self) -> bool:
-        """Whether indices are sent as int32."""
-        return self.frames == "raw"
-
-    @property
     def most(self) -> int | None:
-        """The most entries that may be sent; None if that has no limit."""
+        """The most entries that may be sent; None if there is no limit."""
         return self.parameter if isinstance(self.parameter, int) else None
 
     @property
     def silent(self) -> bool:
-        """Whether nothing is to be sent."""
+        """Whether the client sends nothing."""
         return self.most == 0
 
     @property
@@ -75,10 +65,10 @@ class Download(NamedTuple):
     """What brings a client up to date.
 
     Attributes:
-        since: The client must have this version of the model, or, if values are sent, any later one; -1: none.
-        version: The client has this version afterwards.
-        checksum: Of that model, so that a client that has another one than the server thinks is noticed.
-        steps: How many broadcasts follow each other in the frame, each a change to add; 0 if it holds values to set.
+        since: The version the client must have or, if values are sent, that or any later one; -1 if it needs none.
+        version: The version the client has afterwards.
+        checksum: The checksum of that model, to detect a client whose model is not the one the server expects.
+        steps: How many broadcasts the frame holds, each a change to add; 0 if it holds values to set.
         frame: The bytes; empty if nothing is new.
     """
 
@@ -90,13 +80,13 @@ class Download(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client has to send, or what the server has read of it.
+    """What a client sends, or what the server has read of it.
 
     Attributes:
-        client: Whose it is; empty on the client itself.
+        client: The client's name; empty on the client itself.
         sparse: The entries.
         frame: The same, encoded; empty if the order was to send nothing.
-        norm: Of the gradient, if it was asked for.
+        norm: The norm of the gradient, if the order asked for it.
     """
 
     client: str

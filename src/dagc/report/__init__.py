@@ -1,4 +1,4 @@
-"""Reports: tables, curves and one page from the folders of runs. Nothing here trains."""
+"""Reports: tables, curves and one page from the folders of runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str
         panels: What to show.
         folder: Where to write.
         title: Its heading.
-        command: The command that repeats it all.
+        command: The command that reproduces it.
         figures: Whether to draw the SVG and PNG files.
 
     Returns:

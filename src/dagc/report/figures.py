@@ -1,4 +1,4 @@
-"""Curves as SVG and PNG for papers and slides; needs matplotlib, which the extra `lab` brings."""
+"""Curves as SVG and PNG for papers and slides, from the same data as the page; needs matplotlib (extra `lab`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +43,7 @@ def write_figures(panels: Sequence[Panel], folder: Path) -> list[Path]:
             figure = Figure(figsize=(across, down))
             for number, panel in enumerate(panels):
                 _draw(figure.add_subplot(height, width, number + 1), panel, axis, words)
-            # Room by hand: finding it takes matplotlib longer than all the drawing.
+            # Margins by hand: computing them takes matplotlib longer than all the drawing.
             figure.subplots_adjust(left=0.6 / across, right=1 - 0.15 / across, bottom=0.5 / down, top=1 - 0.45 / down)
             figure.subplots_adjust(hspace=0.45, wspace=0.25)
             for ending in ("svg", "png"):

@@ -1,4 +1,4 @@
-"""What the seeds of a series say together: means, spreads, curves, and when an accuracy was reached."""
+"""Statistics over the seeds of a series: means, spreads, curves, and when an accuracy was reached."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from dagc.report.runs import Run
 __all__ = ["BYTES", "Reached", "Spread", "curve", "difference", "final", "in_bytes", "reached", "spread", "targets"]
 
 BYTES = ("bytes_up", "bytes_down", "bytes_total")
-"""How bytes are counted: up, down, and both ways."""
+"""How bytes are counted: up, down, and in total."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Reached:
-    """When a series first evaluated at an accuracy or above: means over the seeds, only if all of them did.
+    """When a series first reached an accuracy: means over the seeds, only if all of them did.
 
     Attributes:
         accuracy: The accuracy in question.
@@ -38,7 +38,7 @@ class Reached:
         bytes_up: Bytes uploaded until then.
         bytes_down: Bytes downloaded until then.
         bytes_total: Both together.
-        seconds: Of the network's clock until then.
+        seconds: Seconds on the network's clock until then.
     """
 
     accuracy: float
@@ -64,14 +64,14 @@ def spread(numbers: Sequence[float]) -> Spread:
 
 
 def final(series: Series, name: str = "final_accuracy") -> Spread:
-    """A number of the runs' results; bytes are counted as the series says, `bytes_total` both ways."""
+    """A number from the runs' results; `bytes_total` is up and down together."""
     if name in BYTES:
         return spread([_bytes(run.result)[name] for run in series.runs])
     return spread([run.result[name] for run in series.runs])
 
 
 def targets(panel: Panel) -> tuple[float, ...]:
-    """The panel's own or, without any, the highest whole percent that every series ended at."""
+    """The panel's own targets or, without any, the highest whole percent that every series ended at."""
     ends = [end for end in (final(series).mean for series in panel.series) if math.isfinite(end)]
     return panel.targets or (math.floor(100 * min(ends, default=0.0)) / 100,)
 
@@ -112,7 +112,7 @@ def curve(series: Series) -> dict[str, list[float]]:
 
 
 def difference(one: Series, other: Series, accuracy: float | None = None) -> Spread:
-    """By how much one ends above another or, with an accuracy, how many bytes more it takes to that, both ways.
+    """By how much one series ends above another or, with an accuracy, how many more bytes it takes to reach it.
 
     It is measured seed by seed, because with the same seed both had the same data. Without shared seeds, or with
     several runs of one seed, it is the difference of the means.
@@ -131,7 +131,7 @@ def difference(one: Series, other: Series, accuracy: float | None = None) -> Spr
 
 
 def in_bytes(count: float) -> str:
-    """As people write it.
+    """A number of bytes with a unit.
 
     Example:
         >>> in_bytes(999), in_bytes(314_150), in_bytes(999_700)

@@ -1,16 +1,15 @@
-"""The one page: everything of a report in one HTML file that opens anywhere, offline, and stays."""
+"""The report as one HTML file that opens anywhere, offline."""
 
 import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib import resources
 from string import Template
 from typing import Any
 
-import dagc
 from dagc.folder import to_toml
+from dagc.report.document import document, template
 from dagc.report.numbers import Reached, curve, final, in_bytes, targets
 from dagc.report.panels import Panel, Series, metric_of
 from dagc.report.tables import name_of, rows
@@ -26,7 +25,7 @@ def page(panels: Sequence[Panel], title: str, command: str) -> str:
     Args:
         panels: What to show.
         title: Its heading.
-        command: The command that repeats it all.
+        command: The command that reproduces it.
     """
     subtitle = len(panels) == 1 and panels[0].title != title
     local = any(series.runs[0].local for panel in panels for series in panel.series)
@@ -34,7 +33,6 @@ def page(panels: Sequence[Panel], title: str, command: str) -> str:
         "subtitle": f"<p class='sub'>{escape(panels[0].title)}</p>" if subtitle else "",
         "title": escape(title),
         "metric": escape(capital(metric_of(panels))),
-        "css": _file("page.css"),
         "summary": escape(sentence(panels)),
         "notes": _notes(panels),
         "table": _table(panels),
@@ -42,17 +40,9 @@ def page(panels: Sequence[Panel], title: str, command: str) -> str:
         "command": escape(command),
         "alone": ", and the command that runs it alone" if local else "",
         "configs": "\n".join(_config(panel, series, len(panels) == 1) for panel in panels for series in panel.series),
-        "version": escape(dagc.__version__),
-        "data": json.dumps({"panels": [_data(panel) for panel in panels]}, separators=(",", ":")).replace(
-            "<", "\\u003c"
-        ),
-        "js": _file("page.js"),
     }
-    return Template(_file("page.html")).substitute(parts)
-
-
-def _file(name: str) -> str:
-    return resources.files("dagc.report").joinpath(name).read_text(encoding="utf-8")
+    body = Template(template("dagc.report", "page.html")).substitute(parts)
+    return document(title, body, {"panels": [_data(panel) for panel in panels]}, "dagc.report")
 
 
 def _notes(panels: Sequence[Panel]) -> str:
@@ -62,7 +52,7 @@ def _notes(panels: Sequence[Panel]) -> str:
 
 LEGEND = (
     "$metric is the mean of a run's last five evaluations; ± is the standard deviation between seeds. "
-    "Bytes are those of the encoded frames, all clients together; totals count both ways."
+    "Bytes are those of the encoded frames of all clients together; totals are up and down."
 )
 
 
@@ -100,7 +90,7 @@ def _cell(text: str, best: bool = False) -> str:
 
 
 def _goal(goal: Reached, beside: Sequence[Reached]) -> str:
-    """The bytes to a target, both ways, and how many times the fewest that is."""
+    """The total bytes to a target, as a multiple of the fewest, too."""
     if goal.bytes_total is None:
         return f"<td><small>{goal.seeds} of {goal.of} did</small></td>"
     fewest = min(other.bytes_total.mean for other in beside if other.bytes_total is not None)

@@ -1,4 +1,4 @@
-"""How runs stand beside each other: a panel is one problem, a series in it one way to solve it, with all its seeds."""
+"""How runs are grouped: a panel is one problem, a series in it one way to solve it, with all its seeds."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Series:
     """One way to solve a problem.
 
     Attributes:
-        label: What people call it.
+        label: Its name in tables and curves.
         runs: One for each seed.
-        paper: The accuracy that the paper has for it, in percent.
+        paper: The accuracy that the paper reports for it, in percent.
     """
 
     label: str
@@ -28,7 +28,7 @@ class Series:
 
     @property
     def unfinished(self) -> int:
-        """How many of its runs have not come to their end."""
+        """How many of its runs are not finished."""
         return sum(not run.finished for run in self.runs)
 
 
@@ -39,8 +39,8 @@ class Panel:
     Attributes:
         title: What the problem is.
         series: The ways to solve it.
-        targets: Accuracies; the report says when they are reached.
-        paper: What the paper says of it.
+        targets: Accuracies; the report says when each is reached.
+        paper: What the paper says about it.
         notes: What else to know, such as a stand-in for the data.
     """
 
@@ -63,9 +63,9 @@ def metric_of(panels: Sequence[Panel]) -> str:
 
 
 def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]:
-    """Put runs together that differ in nothing but the seed, and those beside each other that had the same problem.
+    """Group runs: those that differ only in the seed are one series, series with the same problem are one panel.
 
-    Several runs of one seed, e.g. one that was stopped and one that was started again elsewhere, count once.
+    Several runs with the same seed, e.g. one that was stopped and started again elsewhere, count once.
     """
     problems: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
@@ -81,7 +81,7 @@ def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]
             label = _label(group[0].settings, solutions)
             once = _once(group)
             if len(once) < len(group):
-                notes.append(f"{label}: {len(group)} runs of {len(once)} seeds; each seed is counted once")
+                notes.append(f"{label}: {len(group)} runs of {len(once)} seeds; each seed counts once")
             series.append(Series(label, tuple(once)))
         notes += [note for one in series for run in one.runs for note in run.clients.get("notes", ())]
         shown = tuple(dict.fromkeys(notes))
@@ -90,7 +90,7 @@ def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]
 
 
 def _once(group: Sequence[Run]) -> list[Run]:
-    """One run of each seed: the one that came farthest. Runs of other engines have no seed that is known."""
+    """One run per seed: the one that got farthest. The seeds of other engines' runs are not known."""
     farthest: dict[Any, Run] = {}
     for run in group:
         seed = run.seed if run.local else run.path
@@ -101,9 +101,9 @@ def _once(group: Sequence[Run]) -> list[Run]:
 
 
 def _problem(run: Run) -> str:
-    """What two runs that can be compared have in common.
+    """What comparable runs have in common.
 
-    What a Flower app trains is known to the app alone: there, it is the same model and the same clients.
+    What a Flower app trains is known to the app alone; there, it is the model's size and the clients.
     """
     settings = {name: value for name, value in run.settings.items() if name not in (*SOLUTION, *NEITHER)}
     if not run.local:
@@ -112,12 +112,12 @@ def _problem(run: Run) -> str:
 
 
 def _rank(method: str) -> int:
-    """Ours first, what it is measured against after it, no compression last; otherwise the order given."""
+    """Ours first, then what it is compared with, no compression last; otherwise the order given."""
     return 2 if method == "none" else 0 if method.startswith("dagc") else 1
 
 
 def _label(settings: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
-    """The method, and those of its settings in which series of the same method differ."""
+    """The method, and the settings in which series of the same method differ."""
     same = [other for other in others if other["method"] == settings["method"]]
     words = [settings["method"]]
     for name in (*SOLUTION[1:], "task"):
@@ -147,7 +147,7 @@ def _title(run: Run, solutions: Sequence[dict[str, Any]], others: Sequence[Run])
 
 
 def in_words(name: str, value: Any) -> str:
-    """A setting as people say it.
+    """A setting in words.
 
     Example:
         >>> in_words("ratio", 0.001), in_words("frames", "raw"), in_words("step_ahead", 0.5)

@@ -1,4 +1,4 @@
-"""Runs as they lie on disk: what a report needs of each, read once and never changed."""
+"""Runs on disk: what a report needs to know about each, read once and never changed."""
 
 import json
 import math
@@ -15,10 +15,10 @@ from dagc.folder import read_metrics, read_settings, summary
 __all__ = ["TUNING", "Run", "find_runs", "read_run", "read_runs"]
 
 TUNING = "tuning"
-"""A folder of runs that only chose settings for others: they are not among those below a folder that holds it."""
+"""A folder with runs that only tuned settings for others; they are not reported with the runs around it."""
 NUMBERS = ("round", "entries", "bytes_up", "bytes_down", "seconds")
 LARGEST = 2.0**53
-"""Numbers of a run are smaller."""
+"""All numbers of a run are smaller."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +27,12 @@ class Run:
 
     Attributes:
         path: Its folder.
-        settings: What was run, as its `config.toml` has it. Which settings there are depends on the engine; `task`,
-            `method` and `rounds` are always there.
-        clients: Who took part, as `clients.json` has it; `sizes` and `parameters` are always there.
+        settings: The content of `config.toml`. Which settings there are depends on the engine; `task`, `method` and
+            `rounds` are always there.
+        clients: The content of `clients.json`; `sizes` and `parameters` are always there.
         rows: The evaluated rounds, with `entries_sent`, the entries uploaded so far.
-        result: Accuracies, bytes, entries sent and seconds at its end, or as far as it came.
-        first_download: Bytes of the model that everybody downloaded in the first round; None if that is not known.
+        result: Accuracies, bytes, entries sent and seconds at its end, or at the last round so far.
+        first_download: Bytes of the model that every client downloaded in the first round; None if not known.
     """
 
     path: Path
@@ -44,22 +44,22 @@ class Run:
 
     @property
     def local(self) -> bool:
-        """Whether `dagc run` can repeat it; only another engine writes its name down."""
+        """Whether `dagc run` can repeat it: only other engines record their name."""
         return "engine" not in self.settings
 
     @property
     def seed(self) -> int:
-        """The seed, which is 0 where none is written down."""
+        """The seed; 0 if none is recorded."""
         return int(self.settings.get("seed", 0))
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end."""
+        """Whether it ran to its end."""
         return bool(self.result["rounds"] >= self.settings["rounds"])
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The folders of runs among these, or anywhere below them."""
+    """The folders of runs among these, and anywhere below them."""
     found: list[Path] = []
     for given in map(Path, paths):
         if not given.exists():
@@ -94,7 +94,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Read all runs in these folders or anywhere below them; what cannot be read is left out, with a warning.
+    """Read all runs in these folders or anywhere below them. Runs that cannot be read are left out, with a warning.
 
     Raises:
         InvalidInput: There is no run, or none that can be read.
@@ -114,7 +114,7 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
 
 
 def _below(folder: Path) -> Iterable[Path]:
-    """The folders of runs here or below, in order; there is no run within a run."""
+    """The folders of runs here or below, in order; runs do not contain runs."""
     for where, inside, files in os.walk(folder):
         inside[:] = sorted(name for name in inside if name != TUNING)
         if "config.toml" in files:
@@ -127,18 +127,16 @@ def _clients(path: Path) -> dict[str, Any]:
         clients: dict[str, Any] = json.loads((path / "clients.json").read_bytes())
         whole = min(clients["sizes"]) >= 0 and clients["parameters"] >= 1
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise InvalidInput(
-            f"{path} is not a whole run's folder: its clients.json cannot be read ({error!r})"
-        ) from error
+        raise InvalidInput(f"{path} is not a complete run: its clients.json cannot be read ({error!r})") from error
     if not whole:
-        raise InvalidInput(f"{path} is not a whole run's folder: its clients.json has no sizes or no parameters")
+        raise InvalidInput(f"{path} is not a complete run: its clients.json has no sizes or no parameters")
     return clients
 
 
 def _first_download(settings: dict[str, Any], clients: dict[str, Any], line: dict[str, Any]) -> int | None:
-    """What the first round sent down, where that is the model to every client and nothing else.
+    """The bytes that the first round sent down, if that was the model for every client and nothing else.
 
-    A Flower app may also send the model for an evaluation by its nodes, which is not counted apart.
+    A Flower app may also send the model for evaluation by its nodes, which is not counted separately.
     """
     everybody = line["round"] == 1 and line.get("present") == len(clients["sizes"])
     if "engine" in settings or settings.get("first_model") == "drawn" or not everybody:

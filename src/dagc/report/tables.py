@@ -117,7 +117,7 @@ def markdown_table(panels: Sequence[Panel]) -> str:
 
 
 def text_rows(panels: Sequence[Panel]) -> tuple[list[str], list[list[str]]]:
-    """The headings and the rows in words; a setting's name stands in its first row only."""
+    """The headings and the rows as text; a setting's name is in its first row only."""
     found = rows(panels)
     paper = any(row["paper"] is not None for row in found)
     several = len(panels) > 1
@@ -146,14 +146,14 @@ def text_rows(panels: Sequence[Panel]) -> tuple[list[str], list[list[str]]]:
 
 
 def name_of(row: dict[str, Any]) -> str:
-    """What a series is called in a table: one that is not finished says so."""
+    """The name of a series in a table, marked if it is not finished."""
     if not row["unfinished"]:
         return str(row["series"])
     return f"{row['series']} (unfinished: {row['unfinished']} of {row['seeds']})"
 
 
 def _part_sent(series: Series) -> float:
-    """The mean part of entries that was uploaded per client and round."""
+    """The mean fraction of entries that was uploaded per client and round."""
     parts: list[float] = []
     for run in series.runs:
         clients = len(run.clients["sizes"])

@@ -1,4 +1,4 @@
-"""The report in words: what came of it, in a sentence, and what to know before believing it."""
+"""The report in words: the result in a sentence, and what to know before relying on it."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ __all__ = ["brief", "capital", "notes", "percent", "sentence"]
 
 
 def percent(value: Spread) -> str:
-    """A part as people write it, with its spread.
+    """A fraction as a percentage, with its spread.
 
     Example:
         >>> percent(Spread(0.8312, 0.002)), percent(Spread(0.5, None)), percent(Spread(math.nan, None))
@@ -32,7 +32,7 @@ def capital(text: str) -> str:
 
 
 def brief(number: float) -> str:
-    """A factor or seconds, with as many digits as people read.
+    """A factor or a number of seconds, with few digits.
 
     Example:
         >>> brief(1.0), brief(1234.5)
@@ -42,7 +42,7 @@ def brief(number: float) -> str:
 
 
 def notes(panels: Sequence[Panel]) -> list[str]:
-    """What to know about the runs: which stopped early, a first download that weighs, what they say of themselves."""
+    """What to know about the runs: which stopped early, large first downloads, and their own notes."""
     found = []
     for panel in panels:
         for series in panel.series:
@@ -56,7 +56,7 @@ def notes(panels: Sequence[Panel]) -> list[str]:
 
 
 def _first_downloads(panel: Panel) -> list[str]:
-    """The first download of each series in which it is more than a tenth of the bytes to a target."""
+    """The first download of each series, if it is more than a tenth of the bytes to a target."""
     found = []
     for series in panel.series:
         first = series.runs[0].first_download
@@ -67,7 +67,7 @@ def _first_downloads(panel: Panel) -> list[str]:
 
 
 def sentence(panels: Sequence[Panel]) -> str:
-    """What the runs say, in one sentence; if some are not finished, a second one says so."""
+    """The result in one sentence, and a second one if some runs are not finished."""
     everything = [series for panel in panels for series in panel.series]
     if len(everything) == 1:
         return _alone(everything[0])
@@ -92,13 +92,13 @@ def _alone(series: Series) -> str:
 
 
 def _by_bytes(panel: Panel) -> str:
-    """The series with the fewest bytes, both ways, to the highest target that most reach, beside its best rivals."""
+    """The series with the fewest total bytes to the highest target that most reach, compared with its best rivals."""
     counts = {
         target: [(s, found.bytes_total.mean) for s in panel.series if (found := reached(s, target)).bytes_total]
         for target in targets(panel)
     }
     if not any(math.isfinite(final(one).mean) for one in panel.series):
-        return "No series has an accuracy that is a number."
+        return "No series has a valid accuracy."
     target = max(counts, key=lambda value: (len(counts[value]), value))
     there = sorted(counts[target], key=lambda pair: pair[1])
     if len(there) < 2:
@@ -107,7 +107,7 @@ def _by_bytes(panel: Panel) -> str:
     (best, fewest), *rest = there
     dense = [pair for pair in rest if _method(pair[0]) == "none"]
     others = [pair for pair in rest if pair not in dense]
-    rivals = [pair for pair in others if _method(pair[0]) != _method(best)] or others  # not the same with other numbers
+    rivals = [pair for pair in others if _method(pair[0]) != _method(best)] or others  # other methods, if there are any
     goal = reached(best, target)
     up, down, total = (in_bytes(getattr(goal, name).mean) for name in BYTES)
     words = f"{_name(best)} reaches {100 * target:g} % with {total} in total ({up} up, {down} down)"
@@ -141,7 +141,7 @@ def _over_panels(panels: Sequence[Panel]) -> str:
     first, second = pairs[0]
     gaps = [gap for gap in (difference(one, other) for one, other in pairs) if math.isfinite(gap.mean)]
     if not gaps:
-        return f"In none of {len(pairs)} settings both have an accuracy that is a number."
+        return f"In none of {len(pairs)} settings do both have a valid accuracy."
     ahead = sum(gap.mean > 0 for gap in gaps)
     points = 100 * sum(gap.mean for gap in gaps) / len(gaps)
     words = f"{first.label} ends above {second.label} in {ahead} of {len(gaps)} settings"

@@ -1,4 +1,4 @@
-"""Training on one computer: the local engine, its configuration and its folder. `train` runs it all."""
+"""Training on one computer: the local engine, its configuration and its folder. `train` is the entry point."""
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -51,26 +51,26 @@ def train(
     loss: Loss | None = None,
     metric: Metric | None = None,
 ) -> "Training":
-    """Train: iterate over the result for the rounds as they are done, or let it `run` to the end.
+    """Train a model. Iterate over the result to get each round as it is done, or call its `run` to train to the end.
 
-    With an output folder, everything is kept there, and the same call continues where an earlier one stopped or was
-    killed; the result is the same to the bit as if it had never been interrupted.
+    With an output folder, everything is stored there, and the same call continues where an earlier one stopped or was
+    killed. The result is the same, bit for bit, as if it had never been interrupted.
 
-    A model and data of your own take the place of what the task names. What is learnt follows from `y`: labels (whole
-    numbers), numbers (floats), or the next tokens (whole numbers in the shape of `x`).
+    Your own model and data replace those named by the task. What is learned depends on `y`: classes (integers),
+    numbers (floats), or the next tokens (integers in the shape of `x`).
 
     Args:
         config: What to train.
-        output: The run's folder, if it is to be kept.
-        callbacks: Called with the federation and the round, after every round, e.g. `CsvLog` or `TensorBoard`.
-        model: Any `nn.Module`; a copy of it is trained, from its weights.
+        output: The run's folder; nothing is stored if not given.
+        callbacks: Called after every round with the federation and the round, e.g. `CsvLog` or `TensorBoard`.
+        model: Any `nn.Module`. A copy of it is trained, starting from its weights.
         data: `(x, y)` as tensors or arrays, a torch data set, sequences of tokens, or a mapping from clients' names to
             any of those; see `dagc.data.as_dataset`.
-        test: The same for testing; without it a fifth of the data is held out.
-        partition: The positions of the training samples by client, if neither the data nor the configuration says.
+        test: The same for testing. If not given, a fifth of the data is held out.
+        partition: The positions of the training samples by client, if neither data nor configuration say.
         loss: `(what the model returns, y) -> the mean loss of a batch`; by default cross entropy, or the squared error.
-        metric: `(what the model returns, y) -> the mean score of a batch`, of which more is better; by default
-            accuracy, or R² for numbers. It is what `Round.accuracy` and reports have.
+        metric: `(what the model returns, y) -> the mean score of a batch`, where more is better; by default accuracy,
+            or R² for numbers. It becomes `Round.accuracy`, and is shown in reports.
 
     Example:
         >>> config = Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=20)
@@ -80,7 +80,7 @@ def train(
         >>> train(config).run() == rounds[-1]
         True
 
-        Numbers of two clients, with a model of one's own:
+        Regression with two clients and a model of your own:
 
         >>> import torch
         >>> x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
@@ -97,30 +97,30 @@ def train(
 
 
 class Training(Iterator[Round]):
-    """A training that can be stopped between any two rounds; `train` makes it.
+    """A training that can be stopped between any two rounds; returned by `train`.
 
     Attributes:
         federation: The clients and the server.
     """
 
     def __init__(self, federation: Federation, output: str | Path | None, callbacks: Iterable[Callback]) -> None:
-        """Get ready; the first round begins when it is asked for."""
+        """Prepare the training. The first round starts when it is asked for."""
         self.federation = federation
         self._begun = False
         self._rounds = _train(federation, output, list(callbacks))
 
     @property
     def model(self) -> nn.Module:
-        """The model as it is now, in training mode; what the clients have."""
+        """The current model of the clients, in training mode."""
         return self.federation.model
 
     def __next__(self) -> Round:
-        """Do a round."""
+        """Run one round."""
         self._begun = True
         return next(self._rounds)
 
     def run(self) -> Round | None:
-        """Do all rounds that are left, and return the last; None if there were none."""
+        """Run all remaining rounds, and return the last; None if there were none."""
         last = None
         for result in self:
             last = result
@@ -132,17 +132,17 @@ class Training(Iterator[Round]):
         self._rounds.close()
 
     def __del__(self) -> None:
-        """Somebody who only calls `train` is likely to expect that it trains."""
+        """Warn if nothing was trained: calling `train` alone does nothing."""
         if not getattr(self, "_begun", True):
             warnings.warn(
-                "train() was called and nothing was trained: iterate over what it returns, or call its run()",
+                "train() was called, but nothing was trained: iterate over its result, or call the result's run()",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
 
 def _train(federation: Federation, output: str | Path | None, callbacks: list[Callback]) -> Rounds:
-    """Not a method of `Training`: the generator must be closed as soon as nobody holds the training any more."""
+    """Not a method of `Training`: the generator must be closed as soon as the training is garbage-collected."""
     if output is None:
         yield from _each_round(federation, callbacks, None)
         return
@@ -176,14 +176,14 @@ def _each_round(federation: Federation, callbacks: list[Callback], folder: RunFo
             log.debug("round %d: checkpoint in %s", saved, folder.path)
         try:
             yield result
-        except GeneratorExit:  # nobody listens any more: between two rounds, so this is a good state
+        except GeneratorExit:  # the caller stopped between two rounds: this is a good state
             if folder is not None and saved != federation.round:
                 folder.save()
             raise
 
 
 def _log(federation: Federation, result: Round) -> None:
-    """A round that was evaluated is of interest, any other a detail."""
+    """Evaluated rounds are logged as INFO, others as DEBUG."""
     score = "" if result.accuracy is None else f", {federation.goal.metric} {result.accuracy:.4f}"
     log.log(
         DEBUG if result.accuracy is None else INFO,

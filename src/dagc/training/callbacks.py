@@ -1,4 +1,4 @@
-"""What to do after every round: write a CSV file or TensorBoard logs, and notice when a score is reached."""
+"""Callbacks for every round: write a CSV file or TensorBoard logs, and detect when a score is reached."""
 
 import csv
 import io
@@ -21,18 +21,18 @@ COLUMNS = (
     *("bytes_up", "bytes_down", "bytes_total", "seconds", "elapsed"),
     *TO_TARGET,
 )
-"""What is written: the fields of `Round`; bytes both ways; `elapsed`, the seconds that it took here; and the way to the
-target, once it is reached."""
+"""What is written: the fields of `Round`; total bytes; `elapsed`, the wall-clock seconds; and, once the target is
+reached, what it took."""
 
 
 class ToTarget:
-    """Notices when a score is reached; the others are made of it.
+    """Detects when a score is reached; the base class of the other callbacks.
 
     Args:
-        target: The accuracy, or other score, to be reached; None for none.
+        target: The accuracy, or other score, to reach; None for none.
 
     Attributes:
-        reached: The rounds, the bytes both ways and the seconds on the network's clock until then; empty before.
+        reached: The rounds, total bytes and seconds on the network's clock that it took; empty before.
 
     Example:
         >>> import dagc
@@ -58,7 +58,7 @@ class ToTarget:
 
 
 class _Log(ToTarget):
-    """Writes a line for every round; a run that is resumed continues where its checkpoint was."""
+    """Writes a line for every round. A resumed run continues from its checkpoint."""
 
     def __init__(self, target: float | None = None) -> None:
         super().__init__(target)
@@ -75,7 +75,7 @@ class _Log(ToTarget):
         self._write({**vars(result), **total, **self.reached})
 
     def _open(self, round: int) -> None:
-        """Get ready for the first round that is written; for subclasses."""
+        """Prepare for the first round that is written; for subclasses."""
 
     def _write(self, fields: Mapping[str, Any]) -> None:
         """Write a round; for subclasses."""
@@ -85,8 +85,8 @@ class CsvLog(_Log):
     """A callback that writes a CSV file with a line for every round.
 
     Args:
-        path: The file. Lines of a run that is resumed stay, up to its checkpoint.
-        target: A score; the last columns have the rounds, bytes and seconds that it took.
+        path: The file. When a run is resumed, lines up to its checkpoint are kept.
+        target: A score; the last columns are the rounds, bytes and seconds it took to reach it.
 
     Example:
         >>> import dagc, tempfile
@@ -123,7 +123,7 @@ class CsvLog(_Log):
             return []
         try:
             rows = list(csv.DictReader(io.StringIO(self.path.read_text(encoding="utf-8"))))
-            whole = [row for row in rows if None not in row.values()]  # the last may be half written
+            whole = [row for row in rows if None not in row.values()]  # the last may be incomplete
             if any(set(row) != set(COLUMNS) or not row["round"].isdigit() for row in whole):
                 raise ValueError("other columns")
         except (OSError, ValueError, csv.Error) as error:
@@ -143,7 +143,7 @@ class TensorBoard(_Log):
     """A callback that writes TensorBoard logs: a scalar for every number of a round. It needs the package tensorboard.
 
     Args:
-        folder: Where to. Steps of a run that is resumed are replaced from its checkpoint on.
+        folder: Where to write. When a run is resumed, steps after its checkpoint are replaced.
         target: A score; `rounds_to_target`, `bytes_to_target` and `seconds_to_target` are written when it is reached.
     """
 

@@ -34,11 +34,11 @@ __all__ = ["Federation", "Round"]
 T = TypeVar("T")
 log = getLogger("dagc.training")
 TESTED = 50
-"""Test samples that go through the model at a time."""
+"""Test samples per batch."""
 WAVE = 16
-"""Clients that work before free memory is given back, where there are more."""
+"""With more clients than this, free memory is returned to the system after this many."""
 SLOW = 0.002
-"""Seconds of a client's work from which on threads pay."""
+"""The seconds of work per client from which threads are worthwhile."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Round:
 
     Attributes:
         round: How many rounds are done, this one included.
-        loss: The training loss of those who answered, weighted by their data; None if nobody did.
+        loss: The training loss of the clients that answered, weighted by their data; None if none did.
         present: How many clients answered.
         entries: How many entries were uploaded.
-        up: Bytes uploaded in this round, late uploads included.
+        up: Bytes uploaded in this round, including late uploads.
         down: Bytes downloaded in this round.
         bytes_up: Bytes uploaded so far.
         bytes_down: Bytes downloaded so far.
-        seconds: The network's clock.
-        accuracy: On the test set, where this round was evaluated; R² for numbers, or the score of a given metric.
-        test_loss: On the test set, where this round was evaluated.
+        seconds: The time on the network's simulated clock.
+        accuracy: On the test set, if this round was evaluated; R² for numbers, or the score of a given metric.
+        test_loss: On the test set, if this round was evaluated.
     """
 
     round: int
@@ -73,26 +73,26 @@ class Round:
 
 
 class Federation:
-    """Clients, a server and a network that exist in this process.
+    """Clients, a server and a simulated network in one process.
 
     Attributes:
-        model: What the clients have: they train on it, and it is evaluated. Its parameters are views of `vector`.
-        optimizer: The server's own model and how it moves.
+        model: The clients' model: they train on it, and it is evaluated. Its parameters are views of `vector`.
+        optimizer: The server's own model, and the optimiser that moves it.
         names: The clients' names, in the order of the partition.
         goal: What is minimised and measured.
         buffers: The model's buffers that change in training, such as batch norm's, by name.
-        notes: What people should know about the data and its split.
+        notes: What a user should know about the data and its split.
         server: The server's half of the protocol.
-        clients: The clients' halves, by name: of those who have taken part.
+        clients: The clients' halves, by name, of those that have taken part.
         round: How many rounds are done.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
-        """Load the data, split it, build the model; everything that cannot work is refused here.
+        """Load the data, split it, build the model. Everything that cannot work is refused here.
 
         Args:
             config: What to train.
-            given: What takes the place of what the configuration names.
+            given: What replaces the parts named by the configuration.
         """
         given = given or Given()
         for what, name, there in (("model", config.model, given.model), ("data", config.data, given.data)):
@@ -112,7 +112,7 @@ class Federation:
         self.optimizer = ServerOptimizer(self.vector.clone(), config.optimizer, **config.optimizer_options)
         for name in config.caps:
             if name not in self.names:
-                raise unknown("client with the cap", name, self.names)
+                raise unknown("client for the cap of", name, self.names)
         self.server = Server(config.plan(), self.vector, config.rounds, self._shapes)
         self.first_orders()
         self.clients: dict[str, Client] = {}
@@ -123,7 +123,7 @@ class Federation:
         self.buffers = {name: self.model.get_buffer(name) for name in traits.buffers}
         self._buffer_bytes = sum(buffer.numel() * buffer.element_size() for buffer in self.buffers.values())
         self.network = make_network(config.network)
-        for i in range(len(self.names)):  # a trace may not have everybody
+        for i in range(len(self.names)):  # a trace may lack some clients
             self.network.rate(i, "up", 0)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
         self._threads = 1 if traits.draws else config.threads  # torch has one generator for all threads
@@ -137,7 +137,7 @@ class Federation:
         return replace(given.data, augment=True) if config.augment else given.data
 
     def _make_model(self, config: Config, given: Given) -> nn.Module:
-        """A model of this federation's own, whatever was given."""
+        """The federation's own model: built, or copied from the one given."""
         if given.model is None:
             return models.build(config.model, self.data, seed=config.seed).to(config.device)
         try:
@@ -146,7 +146,7 @@ class Federation:
             raise InvalidInput(f"the model cannot be copied: {error}") from error
 
     def _traits(self, batches: data.Batches) -> Traits:
-        """What the model does beside computing; one that is not ours is tried out, with the smallest client's batch."""
+        """The model's side effects. A model passed in Python is tried with the smallest client's batch."""
         given = (self.given.model, self.given.data, self.given.loss)
         ours = not any(each is not None for each in given) and models.MODELS[self.config.model].initialise is not None
         if ours:
@@ -186,8 +186,8 @@ class Federation:
         """One round.
 
         Args:
-            asked: The clients that are to take part, by their places in the partition; by default as many as
-                `Config.participation` says, drawn.
+            asked: The clients that take part, by their places in the partition; by default `Config.participation` of
+                them, drawn at random.
         """
         t = self.round
         asked = self._asked(t) if asked is None else asked
@@ -230,9 +230,9 @@ class Federation:
         return Round(self.round, loss, len(answering), entries, *counted)
 
     def _average_buffers(self, found: Mapping[str, list[torch.Tensor]]) -> None:
-        """The mean of what the clients' buffers have become, weighted by their data; of counts, the largest.
+        """The mean of the clients' buffers, weighted by their data; for counts, the largest.
 
-        They are sent whole, beside the frames: a running variance that is sent in parts turns negative.
+        Buffers are sent in full, next to the frames: a running variance sent in parts would turn negative.
         """
         if not found or not self.buffers:
             return
@@ -244,16 +244,18 @@ class Federation:
             own.copy_(torch.tensordot(weights, every.double(), 1) if mean else every.amax(0))
 
     def _rates(self, round: int) -> tuple[float, float]:
-        """The clients' rate and the server's; with one local step the only step is the server's, with the clients'."""
+        """The clients' rate and the server's. With one local step, only the server steps, with the learning rate."""
         config = self.config
         own = rate_at(config.schedule, config.learning_rate, round, config.rounds)
         if not config.several_steps:
             return own, own
-        given = 1.0 if config.server_rate is None else config.server_rate  # a model difference holds a step already
+        given = (
+            1.0 if config.server_rate is None else config.server_rate
+        )  # a model difference already includes the learning rate
         return own, rate_at(config.server_schedule, given, round, config.rounds)
 
     def evaluate(self) -> tuple[float, float]:
-        """The score (accuracy, unless the goal is another) and the mean loss on the whole test set."""
+        """The score (accuracy, unless there is another metric) and the mean loss on the whole test set."""
 
         def chunk(start: int) -> tuple[float, float, int]:
             x = self.data.normalise(self.data.test_x[start : start + TESTED]).to(self.config.device)
@@ -268,7 +270,7 @@ class Federation:
         return sum(score for score, _, _ in results) / n, sum(loss for _, loss, _ in results) / n
 
     def _asked(self, round: int) -> list[int]:
-        """Who is to take part in a round."""
+        """The clients that take part in a round."""
         everybody = list(range(len(self.names)))
         asked = max(1, int(np.ceil(self.config.participation * len(everybody) - 1e-9)))
         if asked == len(everybody):
@@ -276,16 +278,16 @@ class Federation:
         return sorted(sorted(everybody, key=lambda i: self._chance(round, i, "asked"))[:asked])
 
     def _chance(self, round: int, client: int, what: str) -> float:
-        """A number from 0 to 1 that is the same whenever this is asked."""
+        """A random number from 0 to 1 that is a function of the arguments and the seed."""
         if not (self.config.participation < 1 or self.config.failures or self.config.late):
             return 1.0
         purpose = ("asked", "fails", "late").index(what)
         return scramble(scramble(scramble(self.config.seed, round), client), purpose) / 2.0**64
 
     def _work(self, round: int, jobs: list[tuple[int, Order]]) -> tuple[list[Upload], list[Computed], list[float]]:
-        """Everybody's upload and what it was made of, and how long it took to compute.
+        """Every client's upload, what it was computed from, and how long that took.
 
-        Step by step for all who are taken together, not client by client: the processor has each step's code at hand.
+        Each step is done for all clients of a group before the next: its code then stays in the processor's cache.
         """
         for i, _ in jobs:
             self._client(self.names[i])
@@ -298,7 +300,7 @@ class Federation:
             computed = self.gradients(round, [i for i, _ in some], rate, ahead)
             uploads = [self._upload(i, order, one.change) for (i, order), one in zip(some, computed, strict=True)]
             took = (time.perf_counter() - began) / len(some)
-            rest = [one._replace(change=[]) for one in computed]  # the gradients' memory is wanted again
+            rest = [one._replace(change=[]) for one in computed]  # free the gradients' memory
             return [(upload, one, took) for upload, one in zip(uploads, rest, strict=True)]
 
         results = self._in_waves(work, jobs)
@@ -306,7 +308,7 @@ class Federation:
         return [upload for upload, _, _ in results], [one for _, one, _ in results], took
 
     def _client(self, name: str) -> Client:
-        """The client's half, made when it is first there."""
+        """The client's half, created when it first takes part."""
         if name not in self.clients:
             self.clients[name] = Client(self._shapes, self.config.device)
         return self.clients[name]
@@ -318,7 +320,7 @@ class Federation:
             raise NonFiniteGradient(f"client {self.names[i]}, round {order.round}: {error}") from None
 
     def _in_waves(self, function: Callable[[Any], list[T]], jobs: list[Any]) -> list[T]:
-        """A function of some clients' jobs, for all of them: on threads, and with memory given back now and then."""
+        """Apply a function of some clients' jobs to all jobs, on threads, returning memory to the system at times."""
         results: list[T] = []
         while len(results) < len(jobs):
             wave = jobs[len(results) : len(results) + WAVE]
@@ -330,14 +332,14 @@ class Federation:
         return results
 
     def _timed(self, round: int, took: list[float]) -> list[float]:
-        """The time that computing takes on the clock; from what it took here it is decided whether threads pay."""
+        """The compute time on the simulated clock. The time measured here decides whether threads are worthwhile."""
         if self._threads is None and round > 0 and took:  # the first round compiles and warms up
             self._threads = (cpu_count() or 1) if min(took) > SLOW else 1
         given = self.config.compute_seconds
         return took if given == "measured" else [float(given)] * len(took)
 
     def _map(self, function: Callable[[Any], T], jobs: Iterable[Any]) -> list[T]:
-        """In order, on threads if they pay; each thread runs torch on one."""
+        """Map in order, on threads if worthwhile; within each, torch uses one thread."""
         if (self._threads or 1) == 1:
             return [function(job) for job in jobs]
         if self._pool is None:
@@ -366,7 +368,7 @@ class Federation:
         return found
 
     def numbers(self) -> dict[str, Any]:
-        """The rest of the state, as JSON can hold it."""
+        """The rest of the state, ready for JSON."""
         return {
             "round": self.round,
             "bytes_up": self.bytes_up,
@@ -396,7 +398,7 @@ class Federation:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch use one thread, so that no sum depends on their number; as many as before afterwards."""
+    """Make torch use one thread in this block, so that no sum depends on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -406,9 +408,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def _give_back_memory() -> None:
-    """Give free memory back to the system: small uploads that are kept break up what large gradients leave behind.
+    """Return free memory to the system: small uploads that stay fragment the space that large gradients leave.
 
-    With 200 clients of a CNN that would be 500 MB. A matter of glibc's allocator; others do without.
+    With 200 clients of a CNN this saves 500 MB. It concerns glibc's allocator only.
     """
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

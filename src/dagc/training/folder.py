@@ -26,13 +26,13 @@ class RunFolder(Folder):
     """
 
     def __init__(self, path: str | Path, federation: Federation) -> None:
-        """The folder at `path` for a federation, which is brought to where the last run was."""
+        """The folder at `path` for a federation, which is restored from the last checkpoint there."""
         super().__init__(path, federation)
         self.federation = federation
         self._written: set[str] = set()  # the settings in config.toml
 
     def finish(self) -> None:
-        """Write the model by its parameters' names, then the result."""
+        """Write the model, then the result."""
         model = {name: value.contiguous().clone() for name, value in self.federation.model.state_dict().items()}
         with self.writing(), write_atomically(self.path / MODEL) as file:
             try:
@@ -42,7 +42,7 @@ class RunFolder(Folder):
         self.conclude({**summary(read_metrics(self.path)), "config": self.federation.config.key(), "model": MODEL})
 
     def _key(self) -> str:
-        """Of what is written down, so that a later version's new settings and other defaults change nothing."""
+        """A hash of the settings in the file, so that new settings and defaults of later versions change nothing."""
         chosen = self.federation.config.model_dump(include=self._written - set(IRRELEVANT))
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -64,20 +64,20 @@ class RunFolder(Folder):
             raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another --output")
 
     def _know_again(self) -> None:
-        """Refuse a folder of a run with another model or other data of somebody's own."""
+        """Refuse the folder of a run that was given another model or other data."""
         try:
             known = json.loads((self.path / "clients.json").read_bytes()).get("given")
         except (OSError, ValueError, AttributeError, RecursionError):
-            return  # the report says what is wrong with it
+            return  # a report will say what is wrong with it
         if known != self.federation.given.fingerprint:
             raise InvalidInput(
-                f"{self.path} holds a run that was given another model or other data: give the same, from the same "
-                "first weights, or choose another folder"
+                f"{self.path} holds a run that was given another model or other data: pass the same ones, with the "
+                "same initial weights, or choose another folder"
             )
 
 
 def _clients(federation: Federation) -> dict[str, Any]:
-    """Who takes part: for tables and pictures."""
+    """The clients, for reports."""
     partition, data = federation.partition, federation.data
     return {
         "data": data.name,

@@ -1,4 +1,4 @@
-"""A model, data and a goal of one's own, as `dagc.train` is given them."""
+"""Your own model, data, loss and metric, as passed to `dagc.train`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ SPLIT = ("workers", "skew_ratio", "label_alpha")
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What takes the place of what the task names; None where nothing does.
+    """What replaces the parts named by the task; None for each part that is not replaced.
 
     Attributes:
-        model: Never changed: a copy is trained.
-        data: With its test samples.
+        model: The model. It is never changed: a copy is trained.
+        data: The data, with its test samples.
         partition: Which training samples each client has.
         loss: The mean loss of a batch.
-        metric: The mean score of a batch, of which more is better.
+        metric: The mean score of a batch, where more is better.
     """
 
     model: nn.Module | None = None
@@ -41,7 +41,7 @@ class Given:
 
     @property
     def fingerprint(self) -> int | None:
-        """A number for exactly this model and data, by which a run's folder knows them again; None without any."""
+        """A checksum of this model and data, by which a run's folder recognises them; None if neither is given."""
         if self.model is None and self.data is None:
             return None
         tensors = [] if self.model is None else list(self.model.state_dict().values())
@@ -64,7 +64,7 @@ def as_given(
     loss: Loss | None,
     metric: Metric | None,
 ) -> tuple[Config, Given]:
-    """What was given, checked, and the configuration with `own` where it takes the place of what the task names."""
+    """What was given, checked, and the configuration with `own` for the parts that it replaces."""
     if model is not None:
         _check_model(model)
     if test is not None and data is None:
@@ -87,14 +87,14 @@ def as_given(
 
 
 def not_given(config: Config, what: str) -> InvalidInput:
-    """The error for a task that names something of one's own, which is not there."""
-    return InvalidInput(f"task is {config.task!r}: your own {what} comes from Python, dagc.train(config, {what}=…)")
+    """The error for a task that names a model or data of your own that was not passed."""
+    return InvalidInput(f"task is {config.task!r}: pass your own {what} in Python, dagc.train(config, {what}=…)")
 
 
 def split_by_client(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
-    """The configuration with the split that it leaves open, and what people should know about that.
+    """The configuration, with the partition filled in if it is not given, and notes about that for the user.
 
-    Whose data it is counts more than the paper's artificial split, unless that is asked for.
+    If the data names its clients, they are used instead of the paper's artificial split, unless that is asked for.
     """
     if config.partition is not None or data.client is None or config.data in CATALOGUE:
         return config, ()
@@ -107,12 +107,12 @@ def split_by_client(config: Config, data: Dataset) -> tuple[Config, tuple[str, .
 
 
 def _task(config: Config, model: bool, data: bool) -> str:
-    """The task, with `own` for what is given; a name that somebody chose must not be contradicted."""
+    """The task, with `own` for the parts that are given. A task that names something else is refused."""
     parts = []
     for given, name, what in ((model, config.model, "model"), (data, config.data, "data")):
         if given and not is_own(name) and "task" in config.model_fields_set:
             raise InvalidInput(
-                f"task is {config.task!r}, and {what} is given, too: leave the task out, or write {OWN!r} in its place"
+                f"task is {config.task!r}, but {what} is also given: leave the task out, or write {OWN!r} for {what}"
             )
         if is_own(name) and not given:
             raise not_given(config, what)

@@ -1,4 +1,4 @@
-"""What clients compute on their own data: the gradient of one step, or what several steps change in the model."""
+"""What clients compute on their own data: the gradient of one step, or the change of the model in several."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -20,20 +20,20 @@ from dagc.training.objective import Loss
 __all__ = ["Computed", "Gradients", "OwnSteps", "Traits", "sharing", "try_out"]
 
 TOGETHER = 1 << 18
-"""Clients are taken together while their gradients have no more entries than this."""
+"""Clients are grouped while their gradients together have no more entries than this."""
 MOST = 16
-"""The most clients that are taken together."""
+"""The most clients in a group."""
 DROPOUT = 3
-"""What random numbers are for: a seed of a client and a round has several purposes."""
+"""The purposes of random numbers: the seed of a client and round has several."""
 
 
 class OwnSteps(NamedTuple):
-    """The steps that a client takes in a round by itself: SGD, which begins again with every round.
+    """The steps that a client takes by itself in a round: SGD, started afresh in every round.
 
     Attributes:
-        steps: How many.
-        epochs: Or how many times it goes over its own data.
-        momentum: Of the steps within a round; there is none from the round before.
+        steps: The number of steps.
+        epochs: Or the number of passes over its own data.
+        momentum: The momentum within a round; nothing is carried over from the round before.
         weight_decay: As in `torch.optim.SGD`.
     """
 
@@ -55,7 +55,7 @@ class OwnSteps(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """What a model does beside computing.
+    """The side effects of running a model.
 
     Attributes:
         draws: Whether it draws random numbers, as dropout does.
@@ -74,7 +74,7 @@ class Computed(NamedTuple):
     """What a client has computed.
 
     Attributes:
-        loss: Of its first step.
+        loss: The loss of its first step.
         change: The gradient, or the difference of the model, tensor by tensor.
         buffers: The buffers that have changed, in the order of `Traits.buffers`.
     """
@@ -87,17 +87,17 @@ class Computed(NamedTuple):
 class Gradients:
     """The gradients of clients at the server's model.
 
-    A small model's gradient is mostly the overhead of asking for it. So several clients are taken together: their
-    batches are fetched in one go and autograd is called once. Each has a lane, a model whose parameters are the
-    server's own memory, so its gradient is computed by the same operations as alone, bit for bit. A model that draws
-    random numbers or changes buffers is copied for each client instead.
+    For a small model, most of a gradient's time is overhead. So several clients are grouped: their batches are fetched
+    together, and autograd is called once. Each has a lane, a model whose parameters share the server's memory, so its
+    gradient is computed by the same operations as alone, bit for bit. A model that draws random numbers or changes
+    buffers is copied for each client instead.
 
     Args:
-        model: The server's, which all clients share: they are up to date when they compute.
+        model: The server's model, which all clients share: they are up to date when they compute.
         batches: Where the examples come from.
-        own: The steps that clients take by themselves to send the difference of the model; None for the gradient.
-        loss: What they minimise.
-        traits: What the model does beside computing.
+        own: The steps that clients take before they send the difference of the model; None to send the gradient.
+        loss: The loss that clients minimise.
+        traits: The model's side effects.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Gradients:
 
     @property
     def together(self) -> int:
-        """How many clients it is best to ask for at once; more are not possible."""
+        """How many clients to compute at once, at most."""
         return len(self._lanes)
 
     def __call__(
@@ -135,9 +135,9 @@ class Gradients:
 
         Args:
             round: From 0.
-            clients: By their places in the partition.
-            rate: Of their own steps.
-            starts: Where each begins, if that is not the server's model.
+            clients: Their places in the partition.
+            rate: The rate of their own steps.
+            starts: Where each client starts, if not at the server's model.
         """
         where = [None] * len(clients) if starts is None else starts
         if self.own is not None:
@@ -150,7 +150,7 @@ class Gradients:
         each = len(self._parameters[0])
         inputs = [parameter for lane in self._parameters[: len(clients)] for parameter in lane]
         outputs = [lane(x) for lane, (x, _) in zip(self._lanes, batches, strict=False)]
-        if self.loss is cross_entropy:  # in one go: most of a small model's time is the overhead of asking
+        if self.loss is cross_entropy:  # computed together: for small models, calls dominate
             losses = cross_entropy(torch.cat(outputs), torch.cat([y for _, y in batches]), reduction="none")
             shares = torch.from_numpy(np.repeat(1 / counts, counts)).to(
                 losses
@@ -164,7 +164,7 @@ class Gradients:
         return [Computed(mean, list(found[i * each : (i + 1) * each]), []) for i, mean in enumerate(means.tolist())]
 
     def _at(self, start: Tensor | None) -> tuple[nn.Module, list[nn.Parameter]]:
-        """A model of a client's own; other clients work on the shared one at the same time."""
+        """A separate model for one client; other clients use the shared one at the same time."""
         model = copy.deepcopy(self.model)
         parameters = _trainable(model)
         if start is not None:
@@ -181,7 +181,7 @@ class Gradients:
         return Computed(float(loss.detach()), change, self._changed(model))
 
     def _difference(self, round: int, client: int, rate: float, own: OwnSteps, start: Tensor | None) -> Computed:
-        """The first step's loss, and the model that it began with minus the one after all own steps."""
+        """The first step's loss, and the initial model minus the one after all own steps."""
         model, parameters = self._at(start)
         before = [one.detach() for one in (self._parameters[0] if start is None else copy.deepcopy(parameters))]
         count = own.of(int(self.batches.partition.sizes[client]), self.batches.batch_size)
@@ -209,7 +209,7 @@ class Gradients:
 
     @contextmanager
     def _drawing(self, round: int, client: int) -> Iterator[None]:
-        """Let the model draw what it always draws for this client in this round."""
+        """Seed torch's generator for this client and round, so that the model always draws the same numbers."""
         if not self.traits.draws:
             yield
             return
@@ -228,7 +228,7 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def sharing(model: nn.Module) -> nn.Module:
-    """Another model with parameters and buffers in the same memory."""
+    """A second model whose parameters and buffers share the memory of the first."""
     twin = copy.deepcopy(model, {id(buffer): buffer for buffer in model.buffers()})
     for own, theirs in zip(twin.parameters(), model.parameters(), strict=True):
         own.data = theirs.data
@@ -236,10 +236,10 @@ def sharing(model: nn.Module) -> nn.Module:
 
 
 def try_out(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Traits:
-    """Train a copy of the model for a step, to see whether it can and what it does beside computing.
+    """Train a copy of the model for one step, to see whether that works and which side effects it has.
 
     Raises:
-        InvalidInput: It cannot; the message says why.
+        InvalidInput: It does not work; the message says why.
     """
     twin = copy.deepcopy(model)
     before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
@@ -263,6 +263,6 @@ def _generator_state(device: torch.device) -> Tensor:
 
 @contextmanager
 def _forked(device: torch.device) -> Iterator[None]:
-    """Leave torch's generators as they were."""
+    """Restore torch's generators after the block."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield

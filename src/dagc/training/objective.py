@@ -1,4 +1,4 @@
-"""What a training minimises and how it is judged: classification, regression, next token, or a loss of one's own."""
+"""What training minimises, and how it is scored: classification, regression, next token, or your own loss."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ __all__ = ["Goal", "Loss", "Metric", "goal_of"]
 Loss = Callable[[Any, Tensor], Tensor]
 """`(what the model returns, y) -> the mean loss of a batch`, one number."""
 Metric = Callable[[Any, Tensor], Any]
-"""`(what the model returns, y) -> a score of a batch`, of which more is better: the mean over its examples."""
+"""`(what the model returns, y) -> the mean score of a batch`, where more is better."""
 
 
 class Goal(NamedTuple):
@@ -26,7 +26,7 @@ class Goal(NamedTuple):
         loss: The mean loss of a batch.
         total: The sum of the losses of a batch, for the test set.
         score: The sum of the scores of a batch.
-        count: How many examples (or tokens) of a batch those are sums over.
+        count: How many examples (or tokens) of a batch these sums cover.
         metric: The name of the score.
     """
 
@@ -38,7 +38,7 @@ class Goal(NamedTuple):
 
 
 def goal_of(data: Dataset, loss: Loss | None = None, metric: Metric | None = None) -> Goal:
-    """The goal that suits the data, with a loss or a metric of one's own in the place of the usual one.
+    """The goal that suits the data, with your own loss or metric if given.
 
     Example:
         >>> from dagc.data import load
@@ -68,13 +68,15 @@ def _classification(data: Dataset) -> Goal:
 
 
 def _regression(data: Dataset) -> Goal:
-    """The score is R²: the part of the variance in the test set that is explained; 0 is what the mean would get."""
+    """The score is R², the fraction of the test set's variance that is explained. Predicting the mean scores 0."""
     deviation = data.test_y - data.test_y.mean(0)
     variance = float(deviation.double().square().sum()) / len(data.test_y) or 1.0
 
     def fitting(output: Tensor, y: Tensor) -> Tensor:
         if output.numel() != y.numel():
-            raise InvalidInput(f"the model returns {tuple(output.shape)} for numbers of shape {tuple(y.shape)}")
+            raise InvalidInput(
+                f"the model returns shape {tuple(output.shape)} for numbers of shape {tuple(y.shape)}: make them equal"
+            )
         return output.reshape(y.shape)
 
     return Goal(

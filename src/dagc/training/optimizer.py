@@ -1,4 +1,4 @@
-"""The server's optimiser: the model as one vector, and a step of any optimiser of torch on it."""
+"""The server's optimiser: the model as one vector, and a step on it by any optimiser of torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ __all__ = ["ServerOptimizer", "as_one_vector"]
 
 
 def as_one_vector(model: nn.Module) -> torch.Tensor:
-    """Put all trainable parameters of a model into one vector, of which they become views; returns the vector."""
+    """Move all trainable parameters of a model into one vector, and make them views of it. Returns the vector."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).to(torch.float32)
     start = 0
@@ -22,12 +22,12 @@ def as_one_vector(model: nn.Module) -> torch.Tensor:
 
 
 class ServerOptimizer:
-    """Steps on the server's model, by whatever the clients' sum is.
+    """Moves the server's model by the clients' weighted sum.
 
     Args:
         vector: The model; changed in place.
         name: A class of `torch.optim`.
-        options: What the class takes beside the rate.
+        options: The options of that class, except the rate.
 
     Example:
         >>> vector = torch.tensor([1.0, 2.0])
@@ -37,14 +37,14 @@ class ServerOptimizer:
     """
 
     def __init__(self, vector: torch.Tensor, name: str, **options: Any) -> None:
-        """Make the optimiser of torch, unless a line does the same."""
+        """Create torch's optimiser, unless it is plain SGD."""
         self.vector = nn.Parameter(vector, requires_grad=False)
         self._optimizer: torch.optim.Optimizer | None = None
-        if name != "SGD" or options:  # plain SGD is a line; torch's imports its compiler, which takes seconds
+        if name != "SGD" or options:  # plain SGD is one line here; torch's imports its compiler, which takes seconds
             self._optimizer = getattr(torch.optim, name)([self.vector], lr=1.0, **options)
 
     def step(self, gradient: torch.Tensor, rate: float) -> None:
-        """Change the model by one step of this size."""
+        """Take one step of this size."""
         gradient = gradient.to(self.vector.device)
         if self._optimizer is None:
             self.vector.data.add_(gradient, alpha=-rate)
@@ -54,12 +54,12 @@ class ServerOptimizer:
             self._optimizer.step()
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The optimiser's memory."""
+        """The optimiser's state."""
         memory = {} if self._optimizer is None else self._optimizer.state_dict()["state"].get(0, {})
         return {name: torch.as_tensor(value).cpu().numpy() for name, value in memory.items() if value is not None}
 
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from there."""
+        """Continue from `arrays`."""
         if arrays and self._optimizer is not None:
             memory = {name: torch.from_numpy(value) for name, value in arrays.items()}
             self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": {0: memory}})

@@ -1,4 +1,4 @@
-"""How a rate changes over a training: a function of the round alone, so that there is nothing to save."""
+"""Schedules of a rate: a function of the round alone, so there is no state to save."""
 
 from math import cos, pi
 from typing import Literal
@@ -10,7 +10,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def rate_at(schedule: Schedule, first: float, round: int, rounds: int) -> float:
-    """The rate of a round, from 0: all of it in the first; linear and cosine end just above 0.
+    """The rate in a round, counted from 0. The first has the full rate; linear and cosine end just above 0.
 
     Example:
         >>> [rate_at("linear", 0.4, round, 4) for round in range(4)]

@@ -1,7 +1,7 @@
-"""The coder's inner loops: a binary range coder, and the walk over all coordinates that says how likely each is.
+"""The coder's inner loops: a binary range coder, and the walk over all coordinates that estimates how likely each is.
 
-Integers only, so every machine computes the same. Compiled where numba is there; without it the same functions run as
-plain Python, on lists. `dagc.wire.coder` says what it all means.
+Integers only, so every machine computes the same. Compiled if numba is installed; without it the same functions run
+as plain Python, on lists. `dagc.wire.coder` explains the model.
 """
 
 from typing import Any
@@ -14,24 +14,24 @@ LEARN, WRITE, READ = 0, 1, 2
 """What to do with each decision: nothing, write it, or read it."""
 TOP, BYTE, WORD = 0xFF000000, 0xFF, 0xFFFFFFFF
 FAR = 65
-"""Distances from here on are all the same."""
+"""Longer distances count as this one."""
 
 build: Any = kernel if compiled() else lambda function: function
 
 
 @build
 def _split(low, high, probability):
-    """Where the interval of a one ends; `probability` is in 65,536ths, from 1 to 65,535."""
+    """The end of the interval that stands for a one; `probability` is in 65,536ths, from 1 to 65,535."""
     span = high - low
     return low + (span >> 16) * probability + (((span & 0xFFFF) * probability) >> 16)
 
 
 @build
 def _decide(mode, data, end, coder, bit, probability):
-    """Write or read one decision; the bit.
+    """Write or read one decision, and return its bit.
 
-    Invariant: all numbers from coder[0] to coder[1] go on with what was coded so far; coder[2] bytes of `data` are
-    done. A reader has the next four bytes in coder[3]; after `end` there are zeros.
+    Invariant: what was coded so far may continue with any number from coder[0] to coder[1]; coder[2] bytes of `data`
+    are done. A reader has the next four bytes in coder[3]; zeros follow `end`.
     """
     middle = _split(coder[0], coder[1], probability)
     if mode == READ:
@@ -55,7 +55,7 @@ def _decide(mode, data, end, coder, bit, probability):
 
 @build
 def _finish(mode, data, end, coder):
-    """Write or read the fewest bytes after which anything may follow; whether they are the right ones."""
+    """Write or read the fewest bytes after which anything may follow. False if they are wrong or do not fit."""
     for count in range(5):
         rest = (1 << 8 * (4 - count)) - 1
         first = (coder[0] + rest) & ~rest
@@ -74,7 +74,7 @@ def _finish(mode, data, end, coder):
 
 @build
 def _number(mode, data, end, coder, number, low_bits):
-    """Write or read a number from 0 on: how many bits it has more than `low_bits`, then its bits."""
+    """Write or read a number of at least 0: how many bits it has beyond `low_bits`, then its bits."""
     width = 0
     if mode == WRITE:
         while (number >> low_bits) + 1 >> (width + 1):
@@ -103,7 +103,7 @@ def _octave(age):
 
 @build
 def _recency(now, last):
-    """How long ago, in octaves; 8 if never."""
+    """How long ago the last time was, in octaves; 8 if never."""
     return _octave(now - last) if last else 8
 
 
@@ -121,9 +121,9 @@ def _phase(now, last, interval, phases):
 
 @build
 def _weigh(tables, at, rows, last, interval, recent_columns, clocks, now, phases, powers, logs, contexts):
-    """Fill in each coordinate's weight, in 256ths of an octave, and its contexts; the sum of 2^weight of all.
+    """Fill in each coordinate's weight, in 256ths of an octave, and its contexts. Returns the sum of 2^weight.
 
-    This is the part that is known before the frame. Contexts are 16 · phase + recency of the nearer neighbour.
+    This part is known before the frame. Contexts are 16 · phase + recency of the more recent neighbour.
     """
     phase_at, near_at, column_at, row_at = at[0], at[1], at[2], at[5]
     total = 0
@@ -146,7 +146,7 @@ def _weigh(tables, at, rows, last, interval, recent_columns, clocks, now, phases
 
 @build
 def _learn(tables, seen_at, hits, exposure, step):
-    """Move each weight by what was sent beyond the expected, the less the more was seen of it before."""
+    """Move each weight by the surplus of entries over the expected number: the more was seen before, the less."""
     for j in range(len(exposure)):
         if exposure[j] > 0:
             seen = tables[seen_at + j]
@@ -180,32 +180,32 @@ def walk(
     signs,
     mean,
 ):
-    """Code a frame's entries, or only learn from them; tables are moved by what was learnt.
+    """Code a frame's entries, or only learn from them. Either way, the tables are updated.
 
     Args:
         mode: LEARN, WRITE or READ.
         data: The bytes.
-        end: How many there are.
+        end: The number of bytes.
         coder: The state of the range coder: four numbers.
-        tables: Weights of all contexts, what was seen of each, and what is known of signs.
+        tables: The weights of all contexts, what was seen of each, and the statistics of signs.
         at: Where each part of the tables begins.
-        rows: Start, length and first column of each row of each tensor, one after the other.
+        rows: Start, length and first column of each row of each tensor, in turn.
         last: The frame in which each coordinate was last sent; 0 if never.
-        interval: Twice how long that was after the time before, plus 1 for a negative value.
+        interval: Twice the number of frames between the last two times it was sent, plus 1 if its value was negative.
         recent_columns: How long ago each column was last in a frame, in octaves.
         clocks: Whether there are `last` and `interval`.
         now: The number of this frame.
-        constants: Phases by eighths of the interval; powers of two; octaves by distance; the largest step.
+        constants: Phases by eighths of the interval, powers of two, octaves by distance, and the largest step.
         scratch: Arrays for weights and contexts of all coordinates, and for hits and exposure of all contexts.
-        most: The most entries that there can be, and mostly are; -1 if the reader does not know.
-        indices: Of the entries; filled in if they are read.
-        negative: Whether each is; filled in if it is read.
-        count: How many there are; -1 if that is to be read.
-        signs: Whether signs are coded, and the mean magnitude.
-        mean: The mean magnitude, and that of the frame before, as the bits of bf16.
+        most: The most entries there can be, which is also the usual number; -1 if the reader does not know it.
+        indices: The indices of the entries; filled in when reading.
+        negative: Whether each entry is negative; filled in when reading.
+        count: The number of entries; -1 when reading.
+        signs: Whether signs and the mean magnitude are coded.
+        mean: The mean magnitude of this frame and of the one before, as the bits of bf16.
 
     Returns:
-        How many entries there are; -1 if the bytes are not right.
+        The number of entries; -1 if the bytes are invalid.
     """
     phases, powers, octaves, step = constants
     logs, contexts, hits, exposure = scratch

@@ -1,4 +1,4 @@
-"""Rice codes and int8 values one entry at a time, compiled: the same bytes as the array code in `rice` and `values`."""
+"""Compiled loops for Rice codes and int8 values: the same bytes as the array code in `rice` and `values`."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ _I64 = ir.IntType(64)
 ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 FOURTEEN, FIFTY_SIX, LAST = np.uint64(14), np.uint64(56), np.uint64(63)
 LOW, HIGH = np.uint64(7), np.uint64(56)
-"""Of a number of bits below 64: those beyond the whole bytes, and those in them."""
+"""Masks for a number of bits below 64: the bits beyond whole bytes, and the bits in whole bytes."""
 FOURS = 256
-"""The most groups of four gaps that are taken apart before they are written."""
+"""The most groups of four gaps that are prepared before they are written."""
 CHUNK = 128
 """How many indices are read together."""
 
@@ -47,7 +47,7 @@ def _store(typing: Any, address: Any, word: Any) -> Any:
 
 @intrinsic
 def _zeros_below(typing: Any, word: Any) -> Any:
-    """How many zeros there are below the lowest one; 64 if there is no one."""
+    """How many zero bits are below the lowest set bit; 64 if no bit is set."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.IntType(1)(0))
@@ -57,7 +57,7 @@ def _zeros_below(typing: Any, word: Any) -> Any:
 
 @intrinsic
 def _ones(typing: Any, word: Any) -> Any:
-    """How many ones there are."""
+    """How many bits are set."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -90,9 +90,9 @@ def rice_parameters(indices, block, parameters):
 
 @kernel
 def _put(at, word, bits):
-    """Write the word at an address; those of its bits that fill bytes are then done with.
+    """Write the word to an address. The bits that fill whole bytes are then done.
 
-    Invariant of all that write bits: what is not written yet are the lowest `bits` of `word`, and go to `at`.
+    Invariant of all bit writers: the lowest `bits` of `word` are not written yet, and belong at `at`.
     """
     _store(at, word)
     return at + np.int64(bits >> THREE), word >> (bits & HIGH), bits & LOW
@@ -100,7 +100,7 @@ def _put(at, word, bits):
 
 @kernel
 def _put_quotient(at, word, bits, quotient):
-    """Write as many zeros, however many, and a one."""
+    """Write `quotient` zeros, however many, and a one."""
     while quotient >= FIFTY_SIX:
         at, word, bits = _put(at, word, bits + FIFTY_SIX)
         quotient -= FIFTY_SIX
@@ -110,9 +110,9 @@ def _put_quotient(at, word, bits, quotient):
 
 @kernel
 def _fours(indices, start, fours, width, low, unary, lengths):
-    """Four gaps each, from `start` > 0 on: low bits side by side, quotients in unary, and how many bits those are.
+    """Four gaps at a time, from `start` > 0 on: low bits side by side, quotients in unary, and their number of bits.
 
-    A loop for the vector unit. More than 64 bits in unary are nonsense, but their number is right.
+    A loop for the vector unit. If there are more than 64 unary bits, the bits are wrong but their number is right.
     """
     mask = (ONE << width) - ONE
     for j in range(np.uint64(fours)):
@@ -131,10 +131,10 @@ def _fours(indices, start, fours, width, low, unary, lengths):
 
 @kernel
 def rice_write(indices, block, parameters, parameter_bits, low_start, unary_start, out):
-    """Write parameters, low bits and quotients to `out`; the last two begin at these places.
+    """Write parameters, low bits and quotients to `out`; the last two begin at the given places.
 
-    After low bits and quotients are eight bytes to spare. Eight indices at a time where the low bits of four fit a word
-    and the quotients of eight do.
+    Eight spare bytes follow the low bits, and the quotients. Eight indices are written at a time if the low bits of
+    four fit into a word, and the quotients of eight do.
     """
     start = np.int64(out.ctypes.data)
     at, word, bits = start, ZERO, ZERO
@@ -176,7 +176,7 @@ def rice_write(indices, block, parameters, parameter_bits, low_start, unary_star
 
 @kernel
 def rice_read_parameters(data, parameter_bits, block, count, most, parameters):
-    """Fill in the parameters, and return the bits that the low bits take; -1 if anything is not right."""
+    """Fill in the parameters, and return the number of low bits; -1 if anything is wrong."""
     start = np.int64(data.ctypes.data)
     mask = (np.uint64(1) << np.uint64(parameter_bits)) - np.uint64(1)
     low = bit = 0
@@ -193,7 +193,7 @@ def rice_read_parameters(data, parameter_bits, block, count, most, parameters):
 
 @kernel
 def _places(word, base, places, found):
-    """Add the place of each of the word's ones, counted from `base`; four at a time, if there are as many or not."""
+    """Append the place of each set bit, counted from `base`; always four at a time, even if there are fewer."""
     at = np.uint64(found)
     for _ in range((_ones(word) + 3) >> 2):
         for _ in range(4):
@@ -204,12 +204,12 @@ def _places(word, base, places, found):
 
 @kernel
 def rice_read(data, block, parameters, low_start, unary_start, end, size, out):
-    """Fill in the indices from `data`, which goes on with eight zero bytes after `end`. False if anything is not right.
+    """Fill in the indices from `data`, in which eight zero bytes follow `end`. False if anything is wrong.
 
-    A quotient is what lies between two ones, so where the ones are gives the sum of all quotients up to any index; of
-    the low bits, there is a sum to keep.
-    Invariant: all bits before `low`, all ones up to `last` and `before`, the last index, are read; the places of
-    `found` ones after those are known, which are all before `unary`.
+    A quotient is the distance between two ones, so the places of the ones give the sum of all quotients up to any
+    index. The sum of the low bits is kept along the way.
+    Invariant: all bits before `low` and all ones up to `last` are read, and `before` is the last index; the places of
+    the `found` ones that follow are known, and all are before `unary`.
     """
     start = np.int64(data.ctypes.data)
     low, unary = 8 * low_start, 8 * unary_start
@@ -263,10 +263,10 @@ def rice_read(data, block, parameters, low_start, unary_start, end, size, out):
 
 @kernel
 def int8_write(values, block, scales, steps):
-    """Fill in the scale of each block and each value in scales.
+    """Fill in the scale of each block, and each value in scales.
 
-    Invariant: a scale has 16 significant bits and 127 of it do not overflow, so what is read back is exact. It is 0
-    where it would be denormal.
+    Invariant: a scale has 16 significant bits and 127 times it does not overflow, so what is read back is exact. A
+    scale that would be denormal is 0.
     """
     limit = np.float64(np.finfo(np.float32).max)
     normal = np.finfo(np.float32).tiny

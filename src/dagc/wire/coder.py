@@ -1,27 +1,27 @@
-"""A coder that knows the past: both sides remember what a client sent before, so its next frame takes fewer bytes.
+"""A coder with memory: both sides remember what a client sent before, so its next frame takes fewer bytes.
 
 Error feedback makes sending nearly periodic: an entry that was sent starts again from zero, and takes about as long as
-the last time until it is large enough to be sent again. Neighbours are sent together, some rows of a layer more often
-than others, and the entries of a row mostly have the same sign. A `Memory` holds all of that as integers, and says of
-each coordinate how likely it is to be in the next frame. A binary range coder then writes, coordinate by coordinate,
+last time until it is large enough to be sent again. Neighbours are sent together, some rows of a layer more often
+than others, and the entries of a row mostly have the same sign. A `Memory` holds all of this as integers, and estimates
+how likely each coordinate is to be in the next frame. A binary range coder then writes, coordinate by coordinate,
 whether it is: 0.01 bits for what was expected, many for a surprise.
 
-The chance of a coordinate is its share of what is left to send: (entries left) · 2^w / (sum of 2^w of the coordinates
-left). Its weight w is a sum, one number from each of six tables:
+The probability of a coordinate is its share of what is left to send: (entries left) · 2^w / (sum of 2^w over the
+coordinates left). Its weight w is a sum of one number from each of six tables:
 
     phase     where it is in its cycle: age / interval; never sent and sent once are phases of their own
     near      how long ago the more recent of its two neighbours in the row was sent
     column    how long ago anything in its column was sent
     row       which row it is in
-    gap       how far behind is the last entry of this frame
-    gap two   how far behind is the one before that
+    gap       how far back the last entry of this frame is
+    gap two   how far back the one before that is
 
-After a frame, each number moves by log₂ of (entries there / entries expected there), the less the more was seen of it.
-Phase and near take 4 bytes per coordinate; a memory without clocks does without them.
+After a frame, each number moves by log₂ of (entries there / entries expected there): the more was seen, the less it
+moves. Phase and near take 4 bytes per coordinate; a memory without clocks does without them.
 
-Memory moves only with frames that were taken (`learn`): reading and writing leave it as it is. So both sides have
-counted a frame or neither has. `fingerprint` stands for everything counted so far, and is part of a frame's checksum.
-`docs/reference/wire-format.md` has every step; `docs/studies/coder.md` what each table is worth.
+The memory changes only with frames that were accepted (`learn`); reading and writing do not change it. So either both
+sides have counted a frame or neither has. `fingerprint` identifies everything counted so far, and is part of a frame's
+checksum. `docs/reference/wire-coded.md` has every step, `docs/studies/coder.md` what each table is worth.
 """
 
 import zlib
@@ -38,12 +38,12 @@ from dagc._numba import compiled
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
 
-__all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory", "Shapes"]
+__all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory", "Shapes", "memory_bytes"]
 
 Shapes = Sequence[int | Sequence[int]]
 """The shape of each tensor of a model; a number stands for a vector of that length."""
 MOST_SIZE = 1 << 26
-"""Of a model. With this many entries, and as many sent as may be, every number in the computation fits 64 bits."""
+"""The largest model. With this many entries, and any number sent, every number in the computation fits 64 bits."""
 MOST_ENTRIES = 1 << 18
 
 OCTAVE = 1 << 16
@@ -51,9 +51,9 @@ OCTAVE = 1 << 16
 STEP = 94548
 """The largest move of a weight: 1 / ln 2 octaves."""
 SEEN = 4 << 16
-"""What was seen of everything before the first frame: four entries."""
+"""Every context starts as if four entries had been seen."""
 FULL = 0xFFFF
-"""The clock's last frame. There all times are set back by half."""
+"""The last value of the clock. When it is reached, half of it is subtracted from all times."""
 SIGNS = 3 * 17
 TABLES = {
     "phase": (8, -39, -39, -29, -17, -9, 14, -66, -18, 5, 19, 28, 34, 36, 35, 33, 26, 13),
@@ -62,26 +62,28 @@ TABLES = {
     "gap": (26, 12, 9, 5, 2, 8, 3, -15),
     "gap two": (0, 20, 11, 8, 3, 7, -1, -7),
 }
-"""Where each weight begins, in 16ths of an octave: the mean of trainings of several models (`benchmarks/coder.py`)."""
+"""The initial weights, in 16ths of an octave: the mean over trainings of several models (`benchmarks/coder.py`)."""
 AGREE = ((50, 25, 75), (71, 27, 71), (98, 80, 99))
-"""How likely a sign is that of the row's lean, in percent: where that is 0 (and stands for positive), 1 to 7, or 8;
-and where the coordinate was never sent, was last sent with the other sign, or with the same."""
+"""How likely a sign is to agree with its row's lean, in percent. One row each for a lean of 0 (taken as positive), of
+1 to 7, and of 8; one column each for coordinates never sent, last sent with the other sign, or with the same."""
 TRIALS = 2
-"""How many signs each of these is worth."""
+"""How many observed signs each of these percentages counts for."""
 
 
 class Memory:
-    """What one side of a connection remembers of the frames that went over it.
+    """What one side of a connection remembers of the frames sent over it.
 
     Args:
-        shapes: Of the model's tensors. A tensor of several dimensions has as many rows as its first; a vector is a row.
-        clocks: Whether to remember of each coordinate when it was sent: 4 bytes each.
-        signs: Whether frames hold signs and one magnitude, which the coder writes, too; else it writes indices only.
+        shapes: The shapes of the model's tensors. A tensor's first dimension is its number of rows; a vector is one
+            row.
+        clocks: Whether to remember when each coordinate was sent, which takes 4 bytes each.
+        signs: Whether frames hold signs and one magnitude, which the coder then writes, too; if not, it writes
+            indices only.
 
     Attributes:
-        layout: CRC-32 of the rows, and of whether there are clocks and signs: it is the same on both sides.
+        layout: CRC-32 of the rows and of whether there are clocks and signs. Both sides must have the same.
         frames: How many frames were counted.
-        fingerprint: CRC-32 of their entries: two memories with the same are the same.
+        fingerprint: CRC-32 of their entries. Memories with the same fingerprint are equal.
 
     Example:
         >>> sparse = Sparse(784, [3, 4, 500], [0.5, 0.5, -0.5])
@@ -94,7 +96,7 @@ class Memory:
         ...     memory.learn(sparse)
         >>> sender.frames, sender.fingerprint == receiver.fingerprint
         (1, True)
-        >>> len(section) > len(sender.write(sparse, most=3))   # the same again is less of a surprise
+        >>> len(section) > len(sender.write(sparse, most=3))   # repeating it is less of a surprise
         True
     """
 
@@ -120,16 +122,16 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """What it takes: the tables twice, since a frame that was read and is not counted yet has its own."""
+        """Bytes in use, as `memory_bytes` counts them."""
         return self._tables.nbytes + sum(array.nbytes for array in self.arrays().values())
 
     def write(self, sparse: Sparse, most: int | None = None, limit: int | None = None) -> bytes | None:
-        """The section for these entries; None if there are too many, or if it would take more than `limit` bytes.
+        """Encode these entries as a section; None if there are too many, or if it would exceed `limit` bytes.
 
         Args:
-            sparse: The entries; if signs are coded, all of one magnitude that bf16 can hold.
-            most: The most entries that there can be, if the reader knows it, too.
-            limit: In bytes; if not given, whatever the entries take.
+            sparse: The entries; if signs are coded, all must have the same magnitude, representable in bf16.
+            most: The most entries there can be, if the reader knows that, too.
+            limit: The most bytes; no limit if not given.
         """
         if len(sparse) > (MOST_ENTRIES if most is None else min(most, MOST_ENTRIES)):
             return None
@@ -138,17 +140,17 @@ class Memory:
         return None if length < 0 else data[:length].tobytes()
 
     def read(self, section: memoryview | bytes, most: int | None = None, first: bool = False) -> tuple[Sparse, int]:
-        """The entries in a section, with values of 1 if no signs are coded, and how many bytes it takes.
+        """Decode a section: its entries, with values of 1 if no signs are coded, and its length in bytes.
 
-        What follows the section may be anything.
+        The section may be followed by anything.
 
         Args:
             section: The bytes.
-            most: As the writer has it.
-            first: Whether the writer's memory was empty. Then `learn` empties this one before it counts the frame.
+            most: As given to `write`.
+            first: Whether the writer's memory was empty. Then `learn` resets this one before it counts the frame.
 
         Raises:
-            MalformedPayload: If it is not exactly what `write` makes.
+            MalformedPayload: If the bytes are not exactly what `write` produces.
         """
         if first and self.frames:
             empty = copy(self)
@@ -160,11 +162,11 @@ class Memory:
         entries = _Entries(np.zeros(room, dtype=np.int64), np.zeros(room, dtype=np.uint8), 0)
         length, entries = self._walk("READ", np.frombuffer(section, dtype=np.uint8).copy(), entries, most)
         if length < 0 or (self.signs and not entries.mean and entries.negative.any()):
-            raise MalformedPayload("the coded section is not right: damaged, or written with another memory")
+            raise MalformedPayload("the coded section is invalid: damaged, or written with another memory")
         return _sparse(self.size, entries, self.signs), length
 
     def learn(self, sparse: Sparse) -> None:
-        """Count a frame with these entries, which the other side counts, too."""
+        """Count a frame with these entries. The other side must count it, too."""
         entries, lesson = self._entries(sparse), self._lesson
         if lesson is not None and not lesson.before and lesson.after == entries.fingerprint(0):
             self.reset()
@@ -192,7 +194,7 @@ class Memory:
         return _Entries(sparse.indices, (sparse.values < 0).astype(np.uint8), magnitude)
 
     def _stamp(self, entries: "_Entries") -> None:
-        """Write down when each coordinate, and each column, was sent."""
+        """Record when each coordinate and each column was sent."""
         indices, now = entries.indices, self._now
         row = np.searchsorted(self._rows[0::3], indices, side="right") - 1
         self._columns[self._rows[2::3][row] + indices - self._rows[0::3][row]] = now
@@ -205,7 +207,7 @@ class Memory:
     def _walk(
         self, mode: str, data: NDArray[np.uint8], entries: "_Entries", most: int | None
     ) -> tuple[int, "_Entries"]:
-        """Write, read or only learn; the section's length, or -1, and the entries."""
+        """Write, read or only learn. Returns the section's length, or -1, and the entries."""
         from dagc.wire import _coder
 
         following = 0
@@ -219,7 +221,7 @@ class Memory:
         recent[sent] = _octave(self._now - self._columns[sent].astype(np.int64))
         mean = np.array([entries.mean, self._mean])
         count = len(entries.indices) if mode != "READ" else -1
-        indices = np.append(entries.indices, -1)  # so that looking one further is allowed
+        indices = np.append(entries.indices, -1)  # the kernel may read one past the end
         negative = np.append(entries.negative, np.uint8(0))
         scratch: tuple[Any, ...] = (
             np.empty(self.size, dtype=np.int32),
@@ -268,12 +270,12 @@ class Memory:
         return int(coder[2]), done
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays of the state; not copies."""
+        """The arrays of the state, not copied."""
         found: dict[str, NDArray[Any]] = {"tables": self._tables, "columns": self._columns}
         return {**found, "last": self._last, "interval": self._interval} if self.clocks else found
 
     def numbers(self) -> dict[str, Any]:
-        """The rest of the state, as JSON can hold it."""
+        """The rest of the state, ready for JSON."""
         return {
             "clocks": self.clocks,
             "signs": self.signs,
@@ -285,28 +287,29 @@ class Memory:
 
     @classmethod
     def restored(cls, shapes: Shapes, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> Self:
-        """A memory with the state that `arrays` and `numbers` have returned; what does not fit is refused."""
+        """A memory with the state returned by `arrays` and `numbers`. State that does not fit is refused."""
         try:
             memory = cls(shapes, bool(numbers["clocks"]), bool(numbers["signs"]))
             found = [int(numbers[name]) for name in ("frames", "fingerprint", "mean", "now")]
             for name, own in memory.arrays().items():
                 if arrays[name].shape != own.shape or arrays[name].dtype != own.dtype:
-                    raise InvalidInput(f"the memory's {name} are {arrays[name].dtype} {arrays[name].shape}")
+                    found_kind = f"{arrays[name].dtype} {arrays[name].shape}"
+                    raise InvalidInput(f"{name} must be {own.dtype} {own.shape}, not {found_kind}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InvalidInput(f"this is not a coder's memory of this model: {error!r}") from error
+            raise InvalidInput(f"the coder's memory does not fit this model: {error!r}") from error
         for number, most in zip(found, (1 << 63, 1 << 32, 0x7F80, FULL + 1), strict=True):
             if not 0 <= number < most:
-                raise InvalidInput(f"this is not a coder's memory: {dict(numbers)!r:.200}")
+                raise InvalidInput(f"the coder's memory is damaged: {dict(numbers)!r:.200}")
         memory.frames, memory.fingerprint, memory._mean, memory._now = found
         memory._tables, memory._columns = arrays["tables"].copy(), arrays["columns"].copy()
         if memory.clocks:
             memory._last, memory._interval = arrays["last"].copy(), arrays["interval"].copy()
         if not memory._in_range():
-            raise InvalidInput("this is not a coder's memory: a number in its state is out of range")
+            raise InvalidInput("the coder's memory is damaged: a number in its state is out of range")
         return memory
 
     def _in_range(self) -> bool:
-        """Whether the state is one that frames can lead to, as far as the kernels rely on it."""
+        """Whether the state can have come from frames, as far as the kernels rely on that."""
         parts = np.split(self._tables, _places(len(self._rows) // 3)[6:])
         limits = ((-12 * OCTAVE, 12 * OCTAVE), (1, 1 << 50), (1, 65535), (0, 255), (-8, 8))
         return (
@@ -314,6 +317,18 @@ class Memory:
             and bool(self.frames) == bool(self.fingerprint)
             and max(self._columns.max(), self._last.max(initial=0)) < self._now
         )
+
+
+def memory_bytes(shapes: Shapes, clocks: bool = True) -> int:
+    """The bytes that a `Memory` takes. Its tables count twice: a frame that was read but not yet counted has a copy.
+
+    Example:
+        >>> memory_bytes([(8, 98)]) == Memory([(8, 98)]).nbytes
+        True
+    """
+    rows, columns = _rows(tuple(_shape(shape) for shape in shapes))
+    tables = _places(len(rows) // 3)[-1] + len(rows) // 3
+    return 2 * 8 * tables + 2 * columns + (4 * int(rows[-3] + rows[-2]) if clocks else 0)
 
 
 class _Entries(NamedTuple):
@@ -324,11 +339,11 @@ class _Entries(NamedTuple):
     def fingerprint(self, before: int) -> int:
         head = self.mean.to_bytes(2, "little") + len(self.indices).to_bytes(4, "little")
         after = zlib.crc32(self.indices.astype("<u4").data, zlib.crc32(head, before))
-        return zlib.crc32(np.packbits(self.negative).data, after) or 1  # 0 is that of an empty memory
+        return zlib.crc32(np.packbits(self.negative).data, after) or 1  # 0 means an empty memory
 
 
 class _Lesson(NamedTuple):
-    """What memory will be after a frame, worked out while it was coded."""
+    """The memory's tables after a frame, computed while it was coded."""
 
     before: int
     after: int
@@ -347,7 +362,7 @@ def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def _rows(shapes: tuple[tuple[int, ...], ...]) -> tuple[NDArray[np.int64], int]:
-    """Start, length and first column of each row, one after the other; and the number of columns of all tensors."""
+    """Start, length and first column of each row, in turn; and the total number of columns of all tensors."""
     rows: list[int] = []
     start = columns = 0
     for shape in shapes:
@@ -367,7 +382,7 @@ def _rows(shapes: tuple[tuple[int, ...], ...]) -> tuple[NDArray[np.int64], int]:
 
 @lru_cache(maxsize=16)
 def _places(rows: int) -> tuple[int, ...]:
-    """Where each part of the tables begins: five with fixed lengths, rows; what was seen of those; signs."""
+    """Where each part of the tables begins: five of fixed length, the rows, what was seen of each, and the signs."""
     found = [0]
     for weights in TABLES.values():
         found.append(found[-1] + len(weights))
@@ -383,7 +398,7 @@ def _first_tables(rows: int) -> NDArray[np.int64]:
 
 
 def _first_chance(lean: int, last: int) -> int:
-    """How likely a negative sign is, in 65,536ths; `last` is 0 for never, 1 for positive, 2 for negative."""
+    """The probability of a negative sign, in 65,536ths; `last` is 0 for never sent, 1 for positive, 2 for negative."""
     same = 2 if lean < 0 else 1
     percent = AGREE[min(abs(lean), 1) + (abs(lean) == 8)][0 if not last else 2 if last == same else 1]
     return (percent if lean < 0 else 100 - percent) * 65536 // 100
@@ -391,7 +406,7 @@ def _first_chance(lean: int, last: int) -> int:
 
 @lru_cache(maxsize=2)
 def _constants(arrays: bool) -> tuple[Any, ...]:
-    """Phases by eighths of an interval; powers of two; octaves by distance; the largest step."""
+    """Phases by eighths of an interval, powers of two, octaves by distance, and the largest step."""
     phases = [7 + sum(eighths >= limit for limit in (4, 6, 7, 8, 9, 10, 12, 16, 24)) for eighths in range(48)]
     octaves = [min((distance - 1).bit_length(), 7) for distance in range(66)]
     powers = [_power(sixteenth) for sixteenth in range(-3072, 3073)]
@@ -402,7 +417,7 @@ def _constants(arrays: bool) -> tuple[Any, ...]:
 
 @cache
 def _root(fraction: int) -> int:
-    """2^(30 + fraction / 256), rounded down: the square root of the square root and so on, eight times."""
+    """2^(30 + fraction / 256), rounded down, by taking the square root eight times."""
     number = 1 << (256 * 30 + fraction)
     for _ in range(8):
         number = isqrt(number)

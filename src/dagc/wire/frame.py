@@ -2,12 +2,12 @@
 
     magic DA 6C | version | codecs | round | size | entries | index bytes | indices | values | CRC-32
 
-Round, size, entries and index bytes are varints, so that a few entries cost a few bytes. Where both sides know round
-and size, a frame of few bytes can be compact:
+Round, size, entries and index bytes are varints, so that a few entries cost a few bytes. If both sides know the round
+and the size, a small frame can be compact:
 
     codecs | entries | indices | values | CRC-16
 
-Where both sides also remember what was sent before (`dagc.wire.coder`), its indices can be coded with that:
+If both sides also remember what was sent before (`dagc.wire.coder`), its indices can be coded with that:
 
     codecs | entries, indices, signs and magnitude, coded | other values | CRC-16, or CRC-32 from 1024 bytes on
 """
@@ -19,34 +19,36 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dagc.errors import InvalidInput, MalformedPayload
+from dagc.errors import InvalidInput, MalformedPayload, unknown
 from dagc.sparse import MAX_SIZE, Sparse
 from dagc.wire import rice
 from dagc.wire.coder import Memory
 from dagc.wire.indices import INDEX_CODECS, by_number, largest_section, smallest
 from dagc.wire.values import RETIRED, VALUE_CODECS, ValueCodec, quantise, value_codec
 
-__all__ = ["Header", "decode", "encode", "has_signs", "is_coded", "payload_size", "read_header"]
+__all__ = ["FRAMES", "Header", "decode", "encode", "has_signs", "is_coded", "payload_size", "read_header"]
 
+FRAMES = ("plain", "compact", "coded", "raw")
+"""The kinds of frames; a coded one without a memory is compact."""
 MAGIC = b"\xda\x6c"
 VERSION = 1
 COMPACT_VERSION = 1
-"""Of compact frames. It is not written but part of their checksum, so it costs no byte."""
+"""The version of compact frames. It is not sent but is part of their checksum, so it costs no bytes."""
 CODED_VERSION = 1
-"""Of coded frames, in the same way."""
+"""The version of coded frames, in the same way."""
 CHECKSUM = 4
 SHORT_CHECKSUM = 2
 COMPACT_BELOW = 1024
-"""Only a frame of fewer bytes is made compact: there the header matters, and 16 bits of checksum are enough."""
+"""Only smaller frames are made compact: there the header matters, and a checksum of 16 bits is enough."""
 CODED, CODED_FIRST = 8, 9
-"""In place of an index codec: coded with a memory; coded with an empty one."""
+"""Used instead of an index codec: coded with a memory; coded with an empty memory."""
 _SMALLEST = len(MAGIC) + 1 + 1 + 4 + CHECKSUM
 _OURS = {*INDEX_CODECS.values(), *VALUE_CODECS.values()}
-"""What other codecs read is looked at again."""
+"""What codecs from elsewhere have read is checked again."""
 
 
 class Header(NamedTuple):
-    """What a frame says about itself before its entries are read; of a compact one, the round is the reader's."""
+    """The header of a frame, without its entries. In a compact frame, round and size are those the reader gave."""
 
     round: int
     size: int
@@ -65,51 +67,57 @@ def encode(
     *,
     round: int = 0,
     indices: str | None = None,
-    compact: bool = False,
-    raw: bool = False,
+    frames: str = "plain",
     memory: Memory | None = None,
     most: int | None = None,
 ) -> bytes:
-    """One frame with these entries.
+    """Encode these entries as one frame.
 
     Args:
         sparse: What to send.
         values: The value codec: fp32, fp16, bf16, int8, two-bit or sign.
         round: A number that comes back in `read_header`, to tell rounds apart.
         indices: The index codec; if not given, the one that takes the fewest bytes.
-        compact: Leave out what the reader knows, if the frame then has less than 1024 bytes: it must give `decode` the
-            size, and the round if that is not 0.
-        raw: Write indices as int32, unless everything is sent; the same as `indices="raw"` otherwise.
-        memory: What both sides remember of earlier frames. If it makes the frame smaller, it is used; the reader must
-            have the same.
-        most: The most entries that the reader expects, for frames that use a memory; None if it expects nothing.
+        frames: A name in `FRAMES`. All but plain frames leave out what the reader knows, if they then take less than
+            1024 bytes: the reader must pass the size to `decode`, and the round if it is not 0. Raw ones have int32
+            indices, unless every entry is sent.
+        memory: What both sides remember of earlier frames. It is used if it makes the frame smaller; the reader needs
+            an identical one.
+        most: The most entries that the reader expects, for frames that use a memory; None if it has no expectation.
 
     Example:
         >>> payload = encode(Sparse(1000, [3, 500], [0.5, -2.0]), values="fp16")
         >>> len(payload), decode(payload) == Sparse(1000, [3, 500], [0.5, -2.0])
         (21, True)
-        >>> len(encode(Sparse(1000, [3, 500], [0.5, -2.0]), values="fp16", compact=True))
+        >>> len(encode(Sparse(1000, [3, 500], [0.5, -2.0]), values="fp16", frames="compact"))
         11
     """
     codec = value_codec(values)
+    compact = _is_compact(frames)
     sparse.checked()
     if codec.id in RETIRED or not 0 <= codec.id < 16 or by_number(VALUE_CODECS, codec.id) != values:
         raise InvalidInput(
-            f"the value codec {values!r} has the number {codec.id}, which is not its own: give it another"
+            f"the value codec {values!r} has the number {codec.id}, which is taken or not from 0 to 15: give it another"
         )
     if not 0 <= round < MAX_SIZE:
         raise InvalidInput(f"round must be from 0 to 2^48 - 1, not {round}")
-    if raw and len(sparse) < sparse.size:
+    if frames == "raw" and len(sparse) < sparse.size:
         indices = "raw"
     if memory is not None and (memory.size, memory.signs) != (sparse.size, values == "sign"):
         raise InvalidInput(
             f"the memory is for {memory.size} entries {'with' if memory.signs else 'without'} signs, "
-            f"not for {sparse.size} as {values}"
+            f"not for {sparse.size} entries sent as {values}"
         )
     frame = _without_memory(sparse, codec, round, indices, compact)
     if memory is not None:
         return _coded(sparse, codec, round, memory, most, len(frame) - 1) or frame
     return frame
+
+
+def _is_compact(frames: str) -> bool:
+    if frames not in FRAMES:
+        raise unknown("kind of frames", frames, FRAMES)
+    return frames != "plain"
 
 
 def _without_memory(sparse: Sparse, codec: ValueCodec, round: int, indices: str | None, compact: bool) -> bytes:
@@ -127,7 +135,7 @@ def _without_memory(sparse: Sparse, codec: ValueCodec, round: int, indices: str 
 
 
 def _coded(sparse: Sparse, codec: ValueCodec, round: int, memory: Memory, most: int | None, limit: int) -> bytes | None:
-    """A frame that uses the memory; None if it would be longer than the limit."""
+    """Encode with the memory; None if the frame would be longer than the limit."""
     if memory.signs:
         sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, "sign"))
     rest = b"" if memory.signs else codec.write(sparse.values)
@@ -147,7 +155,7 @@ def has_signs(frame: bytes | memoryview) -> bool:
 
 
 def is_coded(frame: bytes | memoryview) -> bool:
-    """Whether a frame uses a memory: then both sides count it, if it is taken."""
+    """Whether a frame uses a memory. If it is accepted, both sides then count it."""
     return bool(len(frame)) and frame[0] >> 4 in (CODED, CODED_FIRST)
 
 
@@ -159,16 +167,16 @@ def decode(
     memory: Memory | None = None,
     most: int | None = None,
 ) -> Sparse:
-    """The entries in a frame. Whatever the bytes are, the only error raised for them is `MalformedPayload`.
+    """Decode the entries of a frame. Whatever the bytes are, the only error they can raise is `MalformedPayload`.
 
-    Lengths and the checksum are checked before anything is allocated, so memory stays in proportion to the payload.
+    Lengths and checksum are checked before anything is allocated, so memory stays in proportion to the payload.
 
     Args:
         payload: The bytes received.
-        size: If given, the length the vector must have. A compact frame cannot be read without.
-        round: The round that a compact frame must be of; others say theirs.
-        memory: What both sides remember of earlier frames; it is left as it is.
-        most: As `encode` was given.
+        size: If given, the length the vector must have. A compact frame cannot be read without it.
+        round: The round a compact frame must belong to; other frames carry theirs.
+        memory: What both sides remember of earlier frames; it is not changed.
+        most: As given to `encode`.
     """
     view = _view(payload)
     if is_coded(view):
@@ -180,10 +188,10 @@ def decode(
     if header.compact:
         if _short_checksum(view[:end], header.size, round) != view[end:]:
             raise MalformedPayload(
-                "the checksum does not match: damaged on the way, or of another round, model or version of dagc"
+                "the checksum does not match: damaged in transit, or from another round, model or version of dagc"
             )
     elif zlib.crc32(view[:end]) != int.from_bytes(view[end:], "little"):
-        raise MalformedPayload("the checksum does not match: the bytes were damaged on the way")
+        raise MalformedPayload("the checksum does not match: the bytes were damaged in transit")
     start, middle = header.header_bytes, header.header_bytes + header.index_bytes
     index_section, value_section = view[start:middle], view[middle:end]
     indices = INDEX_CODECS[header.index_codec].read(index_section, header.size, header.entries)
@@ -191,55 +199,55 @@ def decode(
     if not np.isfinite(values).all():
         raise MalformedPayload("a value is NaN or infinite")
     if {INDEX_CODECS[header.index_codec], VALUE_CODECS[header.value_codec]} - _OURS:
-        return _looked_at(header.size, indices, values, header.index_codec, header.value_codec)
+        return _checked(header.size, indices, values, header.index_codec, header.value_codec)
     seed = int.from_bytes(index_section, "little") if header.index_codec == "seed" else None
     return Sparse.trusted(header.size, indices, values, seed)
 
 
 def _decode_coded(view: memoryview, size: int | None, round: int, memory: Memory | None, most: int | None) -> Sparse:
     if memory is None:
-        raise MalformedPayload("the frame is coded with a memory of earlier ones, and there is none here")
+        raise MalformedPayload("the frame is coded with a memory of earlier frames, but memory= is not given")
     if size is not None and size != memory.size:
         raise MalformedPayload(f"the frame is for a vector of {memory.size} entries, expected {size}")
     first = view[0] >> 4 == CODED_FIRST
     name = _value_name(view[0] & 15)
     codec = VALUE_CODECS[name]
     if memory.signs != (codec is VALUE_CODECS["sign"]):
-        raise MalformedPayload(f"the frame has value codec {view[0] & 15}, which its memory is not for")
+        raise MalformedPayload(f"the frame has value codec {view[0] & 15}, which does not fit the reader's memory")
     end = len(view) - (SHORT_CHECKSUM if len(view) < COMPACT_BELOW else CHECKSUM)
     if end < 1 or _coded_checksum(view[:end], round, memory, most, first) != view[end:]:
         raise MalformedPayload(
-            "the checksum does not match: damaged on the way, or coded with another memory of earlier frames"
+            "the checksum does not match: damaged in transit, or coded with another memory of earlier frames"
         )
     sparse, length = memory.read(view[1:end], most, first)
     section = view[1 + length : end]
     if len(section) != (0 if memory.signs else codec.size(len(sparse))):
-        raise MalformedPayload(f"{len(section)} bytes follow the coded entries, which is not what {len(sparse)} take")
+        raise MalformedPayload(f"{len(section)} bytes follow the coded entries, not those of {len(sparse)} values")
     if memory.signs:
         return sparse
     values = codec.read(section, len(sparse))
     if not np.isfinite(values).all():
         raise MalformedPayload("a value is NaN or infinite")
     if codec not in _OURS:
-        return _looked_at(sparse.size, sparse.indices, values, name)
+        return _checked(sparse.size, sparse.indices, values, name)
     return Sparse.trusted(sparse.size, sparse.indices, values)
 
 
-def _looked_at(size: int, indices: ArrayLike, values: ArrayLike, *codecs: str) -> Sparse:
-    """What codecs of somebody else have read, if it can be."""
+def _checked(size: int, indices: ArrayLike, values: ArrayLike, *codecs: str) -> Sparse:
+    """What codecs from elsewhere have read, checked."""
     try:
         return Sparse(size, indices, values)
     except InvalidInput as error:
-        raise MalformedPayload(f"what the codecs {', '.join(codecs)} have read: {error}") from error
+        raise MalformedPayload(f"the codecs {', '.join(codecs)} returned bad entries: {error}") from error
 
 
 def read_header(payload: bytes | bytearray | memoryview, *, size: int | None = None, round: int = 0) -> Header:
-    """What a frame says about itself, with all lengths checked; the entries are not looked at.
+    """Read a frame's header and check all lengths. The entries are not read.
 
     Args:
         payload: The bytes received.
-        size: For compact frames, which do not say it: the length of the vector.
-        round: For compact frames: the round they are of.
+        size: For compact frames, which do not carry it: the length of the vector.
+        round: For compact frames: the round they belong to.
     """
     view = _view(payload)
     if len(view) and view[0] < 0x80:
@@ -270,11 +278,11 @@ def read_header(payload: bytes | bytearray | memoryview, *, size: int | None = N
 
 
 def _compact_header(view: memoryview, size: int | None, round: int) -> Header:
-    """The same of a compact frame: the index section has whatever length the others leave."""
+    """The header of a compact frame: its index section has the length that the other parts leave."""
     if not 1 + 1 + SHORT_CHECKSUM <= len(view) < COMPACT_BELOW:
         raise MalformedPayload(f"a compact frame has from 4 to {COMPACT_BELOW - 1} bytes, not {len(view)}")
     if size is None:
-        raise MalformedPayload("this is not a dagc frame, or a compact one, which cannot be read without size=")
+        raise MalformedPayload("this is not a dagc frame, or it is a compact one, which cannot be read without size=")
     index_name, value_name = _codecs(view[0])
     entries, at = read_varint(view, 1, SHORT_CHECKSUM)
     if entries > size:
@@ -296,7 +304,7 @@ def _codecs(byte: int) -> tuple[str, str]:
 def _value_name(value_id: int) -> str:
     if value_id in RETIRED:
         raise MalformedPayload(
-            f"the frame uses value codec {value_id}, {RETIRED[value_id]}, which is retired: update the sender"
+            f"the frame uses value codec {value_id} ({RETIRED[value_id]}), which is retired: update the sender"
         )
     name = by_number(VALUE_CODECS, value_id)
     if name is None:
@@ -305,13 +313,13 @@ def _value_name(value_id: int) -> str:
 
 
 def _short_checksum(body: bytes | memoryview, size: int, round: int) -> bytes:
-    """Of what both sides know, too: so a frame of another version, of another round or for another model is refused."""
+    """Covers what both sides know, too: a frame of another version, round or model is therefore refused."""
     known = bytes((COMPACT_VERSION,)) + varint(round) + varint(size)
     return crc_hqx(body, crc_hqx(known, 0xFFFF)).to_bytes(SHORT_CHECKSUM, "little")
 
 
 def _coded_checksum(body: bytes | memoryview, round: int, memory: Memory, most: int | None, first: bool) -> bytes:
-    """Of what both sides know, too: version, round, the memory's kind, the most entries, what was counted so far."""
+    """Covers what both sides know, too: version, round, kind of memory, the most entries, what was counted so far."""
     fingerprint = 0 if first else memory.fingerprint
     expected = 0 if most is None else 1 + most
     known = b"".join(map(varint, (CODED_VERSION, round, memory.size, memory.layout, expected, fingerprint)))
@@ -321,19 +329,19 @@ def _coded_checksum(body: bytes | memoryview, round: int, memory: Memory, most: 
 
 
 def payload_size(
-    size: int, entries: ArrayLike, values: str = "fp32", *, compact: bool = False, raw: bool = False
+    size: int, entries: ArrayLike, values: str = "fp32", *, indices: str | None = None, frames: str = "plain"
 ) -> NDArray[np.int64]:
-    """The most bytes that a frame with up to this many entries takes, wherever they lie, for rounds below 2²¹.
+    """The most bytes that a frame with up to this many entries takes, wherever they are, for rounds below 2²¹.
 
-    More entries never get fewer bytes, so a sender may leave some out, zeros for example. Real gradients cluster and
-    take less; this is the bound that byte budgets are kept with.
+    The bound never falls as entries are added, so a sender may leave some out, zeros for example. Real gradients
+    cluster and take less. Byte budgets rely on this bound.
 
     Args:
         size: The length of the vector.
         entries: The number of entries, or an array of such numbers.
         values: The value codec.
-        compact: Whether frames are compact where they can be.
-        raw: Whether indices are raw, unless everything is sent.
+        indices: "raw" if indices are sent as int32, unless every entry is sent; None for the smallest codec.
+        frames: As for `encode`; raw frames always have raw indices.
 
     Example:
         >>> payload_size(11_000_000, [11_000, 110], "int8")
@@ -343,8 +351,10 @@ def payload_size(
     largest = int(counts.max(initial=0))
     if not 1 <= size <= MAX_SIZE or counts.min(initial=0) < 0 or largest > size:
         raise InvalidInput(f"cannot send {entries!r:.100} entries of a vector of {size}")
-    codec = value_codec(values)
-    # One entry more can take fewer bytes only after these: the Rice parameter falls, or a dense frame needs no indices.
+    if indices not in (None, "raw"):
+        raise InvalidInput(f"indices must be None or 'raw', not {indices!r}: other codecs have no bound of their own")
+    codec, compact, raw = value_codec(values), _is_compact(frames), "raw" in (indices, frames)
+    # One more entry can take fewer bytes only here: the Rice parameter falls, or a dense frame needs no indices.
     before = np.append(rice.last_counts(size), size - 1)
     every, where = np.unique(np.concatenate((counts.ravel(), before[before < largest])), return_inverse=True)
     value_bytes = np.array([codec.size(k) for k in every.tolist()], dtype=np.int64)
@@ -362,11 +372,11 @@ def _view(payload: bytes | bytearray | memoryview) -> memoryview:
     try:
         return memoryview(payload).cast("B")
     except TypeError as error:
-        raise InvalidInput(f"a payload is bytes, not {type(payload).__name__}") from error
+        raise InvalidInput(f"a payload must be bytes, not {type(payload).__name__}") from error
 
 
 def varint(number: int) -> bytes:
-    """Seven bits to a byte, lowest first; the high bit says that more follow."""
+    """Seven bits per byte, lowest first; the high bit means that more follow."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -376,7 +386,7 @@ def varint(number: int) -> bytes:
 
 
 def _varint_bytes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many bytes each takes as a varint."""
+    """How many bytes each number takes as a varint."""
     return 1 + np.searchsorted(np.int64(1) << np.arange(7, 56, 7), numbers, side="right")
 
 

@@ -1,4 +1,4 @@
-"""How the positions of entries are written: seven codecs, and the rule that takes the smallest."""
+"""How indices are written: seven codecs, and the rule that picks the smallest."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -22,8 +22,9 @@ class IndexCodec(NamedTuple):
     Attributes:
         id: Its number on the wire, from 0 to 7.
         plan: `sparse -> (size, write) | None`: the exact number of bytes, known before anything is written, and the
-            function that writes them; None where this codec does not apply.
-        read: `(section, size, count) -> indices`: checks everything; `MalformedPayload` for what is not exactly right.
+            function that writes them; None if this codec does not apply.
+        read: `(section, size, count) -> indices`: checks everything, and raises `MalformedPayload` for anything that
+            is not exactly right.
     """
 
     id: int
@@ -38,7 +39,7 @@ def _plan_dense(sparse: Sparse) -> tuple[int, Callable[[], bytes]] | None:
 def _read_dense(section: memoryview, size: int, count: int) -> Ints:
     if count != size or len(section):
         raise MalformedPayload(
-            f"a dense frame holds all {size} entries and no indices, not {count} and {len(section)} bytes"
+            f"a dense frame has all {size} entries and no index bytes, not {count} entries and {len(section)} bytes"
         )
     return np.arange(size)
 
@@ -110,15 +111,15 @@ INDEX_CODECS: dict[str, IndexCodec] = {
 }
 """Every index codec by name."""
 ONLY_COMPACT = ("tight-rice",)
-"""Chosen of itself in compact frames only: made for few entries, and other frames are older than it."""
+"""Picked automatically in compact frames only: it is made for few entries, and newer than plain frames."""
 ONLY_ASKED = ("raw",)
-"""Never chosen of itself: there for comparisons with those who send int32."""
+"""Never picked automatically: it is for comparisons with systems that send int32."""
 RAW_SIZE = 1 << 31
-"""The largest vector whose positions fit into an int32."""
+"""The longest vector whose indices fit into an int32."""
 
 
 def smallest(sparse: Sparse, name: str | None = None, compact: bool = False) -> tuple[int, bytes]:
-    """The codec's number and the section, by the named codec or by the one that needs the fewest bytes."""
+    """The id of the named codec, or of the one that needs the fewest bytes, and its section."""
     if name is not None and name not in INDEX_CODECS:
         raise unknown("index codec", name, INDEX_CODECS)
     best: tuple[int, str, Callable[[], bytes]] | None = None
@@ -145,17 +146,17 @@ def by_number(codecs: Mapping[str, Any], number: int) -> str | None:
 
 
 def largest_section(size: int, counts: Ints, compact: bool = False, raw: bool = False) -> Ints:
-    """The most bytes that a number of indices of a vector can take, wherever they lie.
+    """The most bytes that a number of indices of a vector can take, wherever they are.
 
     Gaps add up to at most size − count, so b low bits and unary quotients take at most count·(b+1) + (size − count)/2^b
-    bits; the second bound covers supports that end early and so take b − 1 bits.
+    bits. The second bound covers indices that end early and so take b − 1 bits.
     """
     if raw:
         return np.where(counts == size, 0, 4 * counts)
     k = np.maximum(counts, 1)
     b = rice.best_parameter(size - k, k)
     bits = np.maximum(k * (b + 1) + ((size - k) >> b), np.where(b > 0, np.ceil(k * (b + 2.0782)).astype(np.int64), 0))
-    coded = np.minimum(-(-bits // 8) + 2, -(-size // 8))  # a parameter byte, and each bit string's padding
+    coded = np.minimum(-(-bits // 8) + 2, -(-size // 8))  # a parameter byte, and padding for each bit string
     if compact:
         coded = np.minimum(coded, tight_rice.largest(size, counts))
     return np.where(counts == size, 0, np.where(counts == 0, 0, coded))

@@ -1,8 +1,8 @@
 """Rice codes for ascending indices: each gap as a unary quotient and `b` low bits, one `b` for all or one per block.
 
-The section holds three bit strings, each padded with zeros to a byte, bits filled from the lowest up:
-the parameters, the low bits of all gaps, and the unary quotients (as many zeros, then a one). Kept apart like this, low
-bits sit at known places and quotients are found by their ones, so both directions work on whole arrays.
+The section holds three bit strings, each padded with zeros to a whole byte and filled from the lowest bit up: the
+parameters, the low bits of all gaps, and the unary quotients (that many zeros, then a one). With the parts separate,
+low bits are at known places and quotients are found by their ones, so both directions work on whole arrays.
 """
 
 from functools import cache
@@ -26,7 +26,7 @@ Bits = NDArray[np.uint8]
 
 
 class Rice(NamedTuple):
-    """How some indices would be written, worked out before a bit is: what is needed to choose, and then to write."""
+    """How indices would be written: computed before anything is, to compare codecs and then to write."""
 
     indices: Ints
     parameters: Ints  # one for all, or one per block
@@ -60,7 +60,7 @@ def write(rice: Rice, adaptive: bool) -> bytes:
 
 
 def read(section: memoryview, size: int, count: int, adaptive: bool) -> Ints:
-    """The indices in a section written by anybody; `MalformedPayload` if it is not exactly right."""
+    """Decode the indices of an untrusted section; `MalformedPayload` if it is not exactly right."""
     head = _parameter_bytes(count, adaptive)
     if compiled() and head <= len(section) and count <= 8 * len(section):
         data = np.frombuffer(b"".join((section, bytes(8))), dtype=np.uint8)
@@ -72,19 +72,19 @@ def read(section: memoryview, size: int, count: int, adaptive: bool) -> Ints:
             indices = np.empty(count, dtype=np.int64)
             if _kernels().rice_read(data, block, parameters, head, middle, end, size, indices):
                 return indices
-    return _read(section, size, count, adaptive)  # which also says what is wrong
+    return _read(section, size, count, adaptive)  # which also reports what is wrong
 
 
 @cache
 def _kernels() -> Any:
-    """Imported when they are first used, and looked up once: that takes as long as writing a thousand indices."""
+    """Imported on first use and cached: an import statement costs as much as writing a thousand indices."""
     from dagc.wire import _kernels
 
     return _kernels
 
 
 def _parameters(indices: Ints, adaptive: bool) -> tuple[Ints, int, int]:
-    """The best parameters, and how many bits the low bits and the unary quotients then take: the reference."""
+    """The best parameters, and the number of low and of unary bits they give: the reference for `plan`."""
     gaps = np.diff(indices, prepend=-1) - 1
     starts = np.arange(0, len(gaps), BLOCK) if adaptive else np.zeros(min(1, len(gaps)), dtype=np.int64)
     counts = np.diff(starts, append=len(gaps))
@@ -94,7 +94,7 @@ def _parameters(indices: Ints, adaptive: bool) -> tuple[Ints, int, int]:
 
 
 def _write(rice: Rice, adaptive: bool) -> bytes:
-    """The reference for `write`: a byte for each bit, then packed."""
+    """The reference for `write`: one byte per bit, then packed."""
     gaps = np.diff(rice.indices, prepend=-1) - 1
     widths = _widths(rice.parameters, len(gaps), adaptive)
     quotients = gaps >> widths
@@ -137,7 +137,7 @@ def from_gaps(quotients: Ints, widths: Ints | int, low: Ints, size: int) -> Ints
 
 
 def _frame(section: memoryview, count: int, adaptive: bool) -> tuple[Ints, int, int]:
-    """The parameters of a section, where its low bits begin and where its unary quotients do."""
+    """The parameters of a section, and where its low bits and its unary quotients begin."""
     head = _parameter_bytes(count, adaptive)
     if len(section) < head:
         raise MalformedPayload(
@@ -162,15 +162,15 @@ def _frame(section: memoryview, count: int, adaptive: bool) -> tuple[Ints, int, 
 
 
 def best_parameter(total: Ints, count: Ints) -> Ints:
-    """The bit length of ⌊0.4812·(mean gap + ½)⌋, the best for geometric gaps; in integers, so equal everywhere."""
+    """The bit length of ⌊0.4812·(mean gap + ½)⌋, the best for geometric gaps; in integers, so the same everywhere."""
     x = (2 * total + count) * 4812 // (20000 * count)
     return np.frexp(x.astype(np.float64))[1].astype(np.int64)
 
 
 def last_counts(size: int) -> Ints:
-    """The largest count with each best parameter from the largest to 1, if the gaps add up to size − count.
+    """The largest count for each best parameter, from the largest parameter to 1, if gaps add up to size − count.
 
-    One index more makes the parameter smaller; between two of these counts, more indices never take fewer bits.
+    With one more index the parameter is smaller. Between two of these counts, more indices never take fewer bits.
     """
     return np.array([2 * 4812 * size // ((20000 << b - 1) + 4812) for b in range(LARGEST_PARAMETER, 0, -1)])
 

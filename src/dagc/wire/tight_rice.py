@@ -1,7 +1,7 @@
-"""Rice codes for the few indices of a compact frame: nothing is sent that follows from the size and the count.
+"""Rice codes for the few indices of a compact frame: what follows from the size and the count is not sent.
 
 One bit string: the low `b` bits of every gap, then gap >> `b` in unary for every gap (that many zeros, then a one). `b`
-is the best for this number of indices spread over the whole vector, so it need not be sent.
+is the best one for this many indices spread over the whole vector, so it need not be sent.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ def write(indices: Ints, size: int) -> bytes:
 
 
 def read(section: memoryview, size: int, count: int) -> Ints:
-    """The indices in a section written by anybody; `MalformedPayload` if it is not exactly right."""
+    """Decode the indices of an untrusted section; `MalformedPayload` if it is not exactly right."""
     b = _parameter(size, count)
     if count * (b + 1) > 8 * len(section):
         raise MalformedPayload(f"the index section is too short for {count} indices: {len(section)} bytes")

@@ -1,6 +1,6 @@
-"""How the entries themselves are written: six codecs, each a projection: what was decoded encodes to the same bytes.
+"""How values are written: six codecs. Each is a projection: decoded values encode to the same bytes again.
 
-That is what lets error feedback know exactly what the server will read before anything is sent.
+So error feedback knows exactly what the server will read, before anything is sent.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 BLOCK = 256
 """How many values share a scale with int8, or two magnitudes with two-bit."""
 ROUNDS = 8
-"""How often the two magnitudes of a block are fitted at most; more would lower the error by less than a hundredth."""
+"""How often the two magnitudes of a block are fitted, at most; more would reduce the error by less than 1 %."""
 NORMAL = np.finfo(np.float32).smallest_normal
 
 
@@ -28,9 +28,9 @@ class ValueCodec(NamedTuple):
 
     Attributes:
         id: Its number on the wire, from 0 to 15.
-        size: The number of bytes for a number of values; it never falls.
-        write: The bytes of finite values; what does not fit the codec's range is written as its largest.
-        read: The values in exactly `size(count)` bytes; `MalformedPayload` for what `write` never makes.
+        size: The number of bytes for a number of values; more values never take fewer.
+        write: Encodes finite values. Those beyond the codec's range become its largest.
+        read: Decodes exactly `size(count)` bytes, and raises `MalformedPayload` for bytes that `write` never makes.
     """
 
     id: int
@@ -63,10 +63,10 @@ def _read_bf16(section: memoryview, count: int) -> Floats:
 
 
 def _write_int8(values: Floats) -> bytes:
-    """A scale for each block, so that its largest value is 127 scales, then the values in scales.
+    """A scale for each block, so that its largest value is 127 times the scale; then the values in scales.
 
-    The scale is rounded up to 16 significant bits: then 127 scales is exact in float32, and so is every decoded value.
-    Denormal numbers do not have that many: a scale that would be one is 0.
+    The scale is rounded up to 16 significant bits, so that 127 scales, and every decoded value, is exact in float32.
+    Denormal numbers do not have that many bits: a scale that would be denormal is 0.
     """
     if not len(values):
         return b""
@@ -97,7 +97,7 @@ def _read_int8(section: memoryview, count: int) -> Floats:
     bits = scales.view(np.uint32)
     if np.any(bits & 0xFF) or np.any(bits >= 0x7F800000) or np.any(_overflows(scales) | (bits > 0) & (scales < NORMAL)):
         raise MalformedPayload(
-            "a scale of the int8 values is not finite, is negative, is denormal, or has too many digits"
+            "a scale of the int8 values is not finite, is negative or denormal, or has too many digits"
         )
     if np.any(steps == -128):
         raise MalformedPayload("an int8 value is -128, which is never written")
@@ -109,7 +109,7 @@ def _read_int8(section: memoryview, count: int) -> Floats:
 
 
 def _write_sign(values: Floats) -> bytes:
-    """The mean magnitude once, as bf16, then a bit per value: 1 for negative."""
+    """The mean magnitude as bf16, then one bit per value: 1 for negative."""
     if not len(values):
         return b""
     mean = _write_bf16(np.abs(values).mean(dtype=np.float64, keepdims=True).astype(np.float32))
@@ -127,10 +127,10 @@ def _read_sign(section: memoryview, count: int) -> Floats:
 
 
 def _write_two_bit(values: Floats) -> bytes:
-    """For each block two magnitudes as bf16, then two bits per value: whether it is negative, whether it is large.
+    """Two magnitudes per block as bf16, then two bits per value: whether it is negative, whether it is large.
 
-    The magnitudes are the means of the block's small and large values, which meet halfway between the two (Lloyd's
-    method). Values of only two magnitudes are their own means: so what was decoded encodes to the same bytes.
+    The magnitudes are the means of the block's small and of its large values, divided halfway between the two means
+    (Lloyd's method). Values of only two magnitudes are their own means, so decoded values encode to the same bytes.
     """
     if not len(values):
         return b""
@@ -171,10 +171,10 @@ def _read_two_bit(section: memoryview, count: int) -> Floats:
     negative, large = bits[: 2 * count].reshape(-1, 2).astype(np.bool_).T
     number = np.add.reduceat(large, starts, dtype=np.int64)
     if np.any(np.where(lows < highs, (number == 0) | (number == counts), number > 0)):
-        raise MalformedPayload("a block of the two-bit values does not have both of its magnitudes, or only one twice")
+        raise MalformedPayload("a block of the two-bit values does not use both of its magnitudes, or they are equal")
     values = np.where(large, np.repeat(highs, counts), np.repeat(lows, counts))
     if bits[2 * count :].any() or np.any(negative & (values == 0)):
-        raise MalformedPayload("bits of the two-bit values are set where there is nothing to say")
+        raise MalformedPayload("bits of the two-bit values are set where there is no value")
     return np.where(negative, -values, values)
 
 
@@ -188,11 +188,11 @@ VALUE_CODECS: dict[str, ValueCodec] = {
 }
 """Every value codec by name."""
 RETIRED = {4: "signs with a mean of 4 bytes"}
-"""Numbers of codecs that were once in use, and what they were: never to be given to another codec."""
+"""The ids of former codecs, and what they were. They must never be reused."""
 
 
 def value_codec(name: str) -> ValueCodec:
-    """The codec of that name, or an error that lists the names."""
+    """The codec of that name; an unknown name is refused with a list of all names."""
     if name not in VALUE_CODECS:
         raise unknown("value codec", name, VALUE_CODECS)
     return VALUE_CODECS[name]

@@ -1,0 +1,272 @@
+"""What a server needs for many clients and large models, from what it costs per client, per entry and per parameter.
+
+    python -m benchmarks.scale
+
+The real server reads real frames of real clients. Only its own work is timed, as CPU time of one thread: what it does
+for each client (an order, a download, reading an upload) and what it does once a round (the sum, the step, the
+broadcast). Costs are fitted to that; the last tables are those costs multiplied out, most of them beyond what was
+measured.
+"""
+
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from dagc.policies import Plan
+from dagc.policies.plan import usual_bytes
+from dagc.protocol import Client, Server
+from dagc.protocol.server import MEMORIES
+from dagc.report.numbers import in_bytes
+from dagc.wire import Memory
+
+CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
+SIZES = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
+MEASURED = {
+    "coded": ((10**4, 100), (10**4, 300), (10**5, 60), (10**6, 10)),
+    "compact": ((10**4, 100), (10**4, 300), (10**5, 60), (10**6, 10), (10**7, 3)),
+}
+"""By the kind of frames: entries of the model, and clients."""
+ROUNDS, WARM = 6, 4
+MEMBERS = 20_000
+
+
+class Cost(NamedTuple):
+    """What one federation took.
+
+    Attributes:
+        size: Entries of the model.
+        clients: Who take part in every round.
+        entries: Uploaded per client and round.
+        up: Bytes uploaded per client and round.
+        down: Bytes downloaded per client and round.
+        each: Seconds of the server's work for one client in one round.
+        once: Seconds of its work once a round.
+    """
+
+    size: int
+    clients: int
+    entries: float
+    up: float
+    down: float
+    each: float
+    once: float
+
+
+class Federation:
+    """A server that is timed, and clients that are not."""
+
+    def __init__(self, size: int, clients: int, frames: str) -> None:
+        self.server = Server(Plan(method="dagc", frames=frames, first_model="drawn"), torch.zeros(size))
+        self.clients = {str(number): Client([size], first_model=torch.zeros(size)) for number in range(clients)}
+        for number, name in enumerate(self.clients):
+            self.server.join(name, 100 + number)
+        self.model = torch.zeros(size)
+        drawn = np.random.default_rng(0).standard_t(2, (5, size))  # heavy-tailed, as real gradients are
+        self.gradients = torch.from_numpy(drawn.astype(np.float32))
+        self.forget()
+
+    def forget(self) -> None:
+        """Count from here."""
+        self.seconds = {"each": 0.0, "once": 0.0}
+        self.entries = self.up = self.down = 0
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Add this block to the server's seconds."""
+        began = time.process_time()
+        yield
+        self.seconds[what] += time.process_time() - began
+
+    def round(self) -> None:
+        """One round."""
+        with self.timed("each"):
+            orders = self.server.orders(self.clients)
+        frames = {}
+        for number, (name, order) in enumerate(orders.items()):
+            client = self.clients[name]
+            with self.timed("each"):
+                download = self.server.download(name)
+                self.server.arrived(name)
+            self.down += len(download.frame)
+            client.settle(order.taken)
+            client.receive(download)
+            drawn = self.gradients[(self.server.round + number) % len(self.gradients)]
+            frames[name] = client.upload(drawn, order).frame
+            self.up += len(frames[name])
+        with self.timed("each"):
+            uploads = [self.server.read(name, frame) for name, frame in frames.items()]
+        with self.timed("once"):
+            self.model -= 0.1 * self.server.total(uploads)
+            self.server.close(uploads, self.model)
+        self.entries += sum(len(upload.sparse) for upload in uploads)
+
+
+def measured(size: int, clients: int, frames: str) -> Cost:
+    """The server's work in a round, after some that fill its memories."""
+    federation = Federation(size, clients, frames)
+    for _ in range(WARM):
+        federation.round()
+    federation.forget()
+    for _ in range(ROUNDS):
+        federation.round()
+    visits, seconds = ROUNDS * clients, federation.seconds
+    amounts = (federation.entries / visits, federation.up / visits, federation.down / visits)
+    return Cost(size, clients, *amounts, seconds["each"] / visits, seconds["once"] / ROUNDS)
+
+
+class Costs(NamedTuple):
+    """Seconds: for a client, an entry of its upload and a parameter of the coder's memory; and once a round.
+
+    The first download of a round looks at every parameter, which is `downloaded`.
+    """
+
+    client: float
+    entry: float
+    coded_parameter: float
+    downloaded: float
+    summed_entry: float
+    parameter: float
+
+    def each(self, entries: float, size: int) -> float:
+        """For one client in one round."""
+        return self.client + self.entry * entries + self.coded_parameter * size
+
+    def once(self, clients: int, entries: float, size: int) -> float:
+        """Once a round."""
+        return self.summed_entry * clients * entries + (self.parameter + self.downloaded) * size
+
+
+def fitted(costs: list[Cost], coded: bool) -> Costs:
+    """What comes closest to what was measured, relative to it."""
+    parts = [[1.0, cost.entries, cost.size * coded, cost.size / cost.clients] for cost in costs]
+    each = _least(parts, [cost.each for cost in costs])
+    once = _least([[cost.clients * cost.entries, cost.size] for cost in costs], [cost.once for cost in costs])
+    return Costs(*each, *once)
+
+
+def _least(rows: list[list[float]], seconds: list[float]) -> list[float]:
+    """Least squares of relative errors; no cost is negative."""
+    parts = np.array(rows) / np.array(seconds)[:, None]
+    left = [place for place in range(parts.shape[1]) if parts[:, place].any()]
+    while True:
+        found: NDArray[np.float64] = np.linalg.lstsq(parts[:, left], np.ones(len(seconds)), rcond=None)[0]
+        if (found >= 0).all():
+            break
+        left.pop(int(found.argmin()))
+    result = np.zeros(parts.shape[1])
+    result[left] = found
+    return [float(value) for value in result]
+
+
+class Bytes(NamedTuple):
+    """Memory of the server: per member that it knows, per parameter, and of the coder per client and parameter."""
+
+    member: float
+    parameter: float
+    coder: float
+
+
+def memory() -> Bytes:
+    """What Python and numpy have allocated; the new model, which torch has, is 4 bytes a parameter more."""
+    tracemalloc.start()
+    server = Server(Plan(method="dagc-r", ratio=0.001), 10)
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(MEMBERS):
+        server.join(f"client-{number}", number)
+    members = (tracemalloc.get_traced_memory()[0] - before) / MEMBERS
+    size = 2_000_000
+    before, _ = tracemalloc.get_traced_memory()
+    large = Server(Plan(method="dagc", first_model="drawn"), torch.zeros(size))
+    for _ in range(3):
+        large.orders([])
+        large.close([], torch.randn(size))
+    parameters = (tracemalloc.get_traced_memory()[0] - before) / size
+    tracemalloc.stop()
+    return Bytes(members, parameters, Memory([10**6], clocks=False).nbytes / 10**6)
+
+
+def in_words(seconds: float) -> str:
+    """A time as people write it.
+
+    Example:
+        >>> in_words(0.0123), in_words(75), in_words(9000)
+        ('12 ms', '1.2 min', '2.5 h')
+    """
+    for unit, size, digits in (("h", 3600.0, 1), ("min", 60.0, 1), ("s", 1.0, 1), ("ms", 1e-3, 0)):
+        if seconds >= size:
+            return f"{seconds / size:,.{digits}f} {unit}"
+    return f"{1e6 * seconds:.0f} µs"
+
+
+def product(title: str, cell: Callable[[int, int], str]) -> Table:
+    """A table over all numbers of clients and all sizes."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("clients", justify="right")
+    for size in SIZES:
+        table.add_column(f"{size:,}", justify="right")
+    for clients in CLIENTS:
+        table.add_row(f"{clients:,}", *(cell(clients, size) for size in SIZES))
+    return table
+
+
+def main() -> None:
+    """Measure, fit, multiply out, print."""
+    torch.set_num_threads(1)
+    console = Console(width=160)
+    costs = {}
+    per_byte = {}
+    for frames, settings in MEASURED.items():
+        Federation(10**4, 3, frames).round()  # compiles the kernels
+        some = [measured(size, clients, frames) for size, clients in settings]
+        costs[frames] = found = fitted(some, frames == "coded")
+        per_byte[frames] = float(np.mean([cost.entries / cost.up for cost in some]))
+        table = Table(title=f"Measured with {frames} frames; fitted in brackets", title_justify="left")
+        names = ("parameters", "clients", "entries up", "bytes up", "bytes down", "for each client", "once a round")
+        for name in names:
+            table.add_column(name, justify="right")
+        for cost in some:
+            each = found.each(cost.entries, cost.size) + found.downloaded * cost.size / cost.clients
+            once = found.once(cost.clients, cost.entries, cost.size) - found.downloaded * cost.size
+            numbers = f"{cost.size:,}", f"{cost.clients:,}", f"{cost.entries:.0f}", f"{cost.up:.0f}", f"{cost.down:.0f}"
+            both = f"{in_words(cost.each)} ({in_words(each)})", f"{in_words(cost.once)} ({in_words(once)})"
+            table.add_row(*numbers, *both)
+        console.print(table)
+        console.print(
+            f"for each client {1e6 * found.client:.0f} µs, {1e9 * found.entry:.0f} ns per entry, "
+            f"{1e9 * found.coded_parameter:.3f} ns per parameter; once a round {1e9 * found.summed_entry:.0f} ns per "
+            f"entry of all, {1e9 * (found.parameter + found.downloaded):.2f} ns per parameter; "
+            f"{per_byte[frames]:.2f} entries per byte\n"
+        )
+    held = memory()
+    console.print(
+        f"memory: {held.member:.0f} bytes per member, {held.parameter:.1f} bytes per parameter; the coder "
+        f"{held.coder:.2f} bytes per client and parameter, {MEMORIES / 1e6:.0f} MB at most\n"
+    )
+
+    def cpu(clients: int, size: int) -> str:
+        frames = "coded" if size <= 10**6 else "compact"
+        entries = per_byte[frames] * usual_bytes(size)
+        found = costs[frames]
+        return in_words(clients * found.each(entries, size) + found.once(clients, entries, size))
+
+    def space(clients: int, size: int) -> str:
+        coder = min(MEMORIES, clients * held.coder * size) if size <= 10**6 else 0
+        return in_bytes(clients * held.member + (held.parameter + 4) * size + coder)
+
+    console.print(product("CPU of one core a round, if all these clients take part", cpu))
+    console.print(product("Memory of the server", space))
+    console.print(
+        product("Bytes up a round, and as many down", lambda clients, size: in_bytes(clients * usual_bytes(size)))
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What a server remembers of each client's coded uploads, within a bound in bytes."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dagc.protocol.messages import Order, Upload
+from dagc.state import below
+from dagc.wire import Memory
+from dagc.wire.coder import Shapes, memory_bytes
+
+__all__ = ["CLOCKS", "MEMORIES", "Memories"]
+
+CLOCKS = 1 << 26
+"""Bytes that the clocks of all memories may take. Clients that join after that get a memory without clocks."""
+MEMORIES = 1 << 28
+"""Bytes that all memories may take without their clocks. Those of the clients away for longest are dropped."""
+
+
+class Memories:
+    """One `Memory` per client, by name. The clients seen most recently come last.
+
+    A memory changes only with uploads that were accepted. If a client's frame cannot be read with its memory, and no
+    readable one follows in the same round, the memory is dropped: the next order then says 0 frames, and the client
+    starts again, too.
+
+    Args:
+        shapes: The shapes of the model's tensors.
+
+    Example:
+        >>> memories = Memories([1000])
+        >>> memories.counted(["ann"])               # whether it has clocks, and how many frames it has counted
+        {'ann': (True, 0)}
+        >>> len(memories.by_name)                   # created with the first frame
+        0
+    """
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.by_name: dict[str, Memory] = {}
+        self._shapes = shapes
+        self._room = max(1, MEMORIES // memory_bytes(shapes, clocks=False))
+        self._clock_bytes = memory_bytes(shapes) - memory_bytes(shapes, clocks=False)
+        self._present: set[str] = set()
+        self._unread: set[str] = set()
+
+    def counted(self, present: Collection[str]) -> dict[str, tuple[bool, int]]:
+        """A round begins with these clients: whether each one's memory has clocks, and how many frames it counted."""
+        self._present |= set(present)
+        found, clocks = {}, CLOCKS // self._clock_bytes - len(self.by_name)
+        for name in present:
+            memory = self.by_name.pop(name, None)
+            if memory is None:  # it is created when the first frame arrives
+                found[name], clocks = (clocks > 0, 0), clocks - 1
+            else:
+                self.by_name[name] = memory
+                found[name] = memory.clocks, memory.frames
+        return found
+
+    def of(self, name: str, order: Order) -> Memory:
+        """The memory of a client; if there is none, an empty one, which is kept if there is room.
+
+        Only memories of clients that are not present make room. Otherwise the clients of a round would drive each
+        other out, and the server would refuse their frames.
+        """
+        if name in self.by_name:
+            return self.by_name[name]
+        memory = Memory(self._shapes, order.clocks, order.values == "sign")
+        while len(self.by_name) >= self._room:
+            longest_away = next(iter(self.by_name))
+            if longest_away in self._present:
+                return memory
+            del self.by_name[longest_away]
+        self.by_name[name] = memory
+        return memory
+
+    def could_not_read(self, name: str) -> None:
+        """A coded frame of this client did not fit its memory."""
+        self._unread.add(name)
+
+    def close(self, accepted: Iterable[Upload]) -> None:
+        """The round is over: count these uploads, and drop memories that did not fit."""
+        answered = set()
+        for upload in accepted:
+            answered.add(upload.client)
+            if upload.frame and upload.client in self.by_name:
+                self.by_name[upload.client].learn(upload.sparse)
+        for name in self._unread - answered:
+            self.by_name.pop(name, None)
+        self._present, self._unread = set(), set()
+
+    def arrays(self, numbers: Mapping[str, int]) -> dict[str, NDArray[Any]]:
+        """The arrays of the state, by the clients' numbers in the roster; not copied."""
+        return {
+            f"coder.{numbers[name]}.{key}": array
+            for name, memory in self.by_name.items()
+            for key, array in memory.arrays().items()
+        }
+
+    def state(self) -> dict[str, Any]:
+        """The rest of the state, ready for JSON."""
+        return {name: memory.numbers() for name, memory in self.by_name.items()}
+
+    def load(self, arrays: Mapping[str, NDArray[Any]], state: Mapping[str, Any], numbers: Mapping[str, int]) -> None:
+        """Continue from `arrays` and `state`."""
+        self.by_name = {
+            name: Memory.restored(self._shapes, below(arrays, f"coder.{numbers[name]}."), own)
+            for name, own in state.items()
+        }
+        self._present, self._unread = set(), set()
