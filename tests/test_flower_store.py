@@ -108,6 +108,21 @@ def test_whatever_part_of_a_round_a_loss_of_power_leaves_on_the_disk_the_file_ha
     assert found == {first - 1, first}
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("first", [1, 4])
+def test_a_process_that_was_given_up_does_not_write_over_its_successor(tmp_path, unplugged, first, rounds):
+    size, path = 1000, tmp_path / "node.state"
+    for number in range(first):
+        advance(path, number, size)
+    old = store.restore(path, 1)
+    for number in range(first, first + rounds):
+        advance(path, number, size)
+    model, residual = expected(first, size)
+    with pytest.raises(CheckpointError, match="was changed by another process of this node"):
+        store.change(path, old, 1, {"round": 99}, {"pending": np.full(7, 99)}, model, residual, changed(first, size))
+    assert whole(path, size) == first + rounds - 1
+
+
 @pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_killed_in_the_middle_of_writing_the_file_is_whole_and_has_all_that_was_acknowledged(tmp_path, kills):
     size, path = 200_000, tmp_path / "node.state"
