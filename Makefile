@@ -60,6 +60,8 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/python tools/prose.py
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info

@@ -50,17 +50,14 @@ DENSE = {
     "post-local": f"PyTorch's PostLocalSGD, {STEPS} steps",
     "diloco": f"dense DiLoCo, {STEPS} steps",
 }
-NESTEROV = {"outer_rate": 0.7, "momentum": 0.9}
+TWO_BIT = {"ratio": 0.1, "values": "two-bit"}
 OURS: dict[str, dict[str, Any]] = {
     f"ours, {STEPS} steps, default": {},
-    f"ours, {STEPS} steps, 2 %": {"ratio": 0.02},
-    f"ours, {STEPS} steps, 10 %": {"ratio": 0.1},
+    f"ours, {STEPS} steps, 2 % sign": {"ratio": 0.02},
     f"ours, {STEPS} steps, 2 % two-bit": {"ratio": 0.02, "values": "two-bit"},
-    f"ours, {STEPS} steps, 10 % two-bit": {"ratio": 0.1, "values": "two-bit"},
-    f"ours, {STEPS} steps, 10 % two-bit, Nesterov": {"ratio": 0.1, "values": "two-bit", **NESTEROV},
-    f"ours, {STEPS} steps, 10 % two-bit, overlap": {"ratio": 0.1, "values": "two-bit", "overlap": True},
-    f"ours, {STEPS} steps, dagc-r 2 % two-bit": {"method": "dagc-r", "ratio": 0.02, "values": "two-bit"},
-    f"ours, {STEPS} steps, dagc-r 10 % two-bit": {"method": "dagc-r", "ratio": 0.1, "values": "two-bit"},
+    f"ours, {STEPS} steps, 10 % two-bit": TWO_BIT,
+    f"ours, {STEPS} steps, Nesterov, 10 %": {**TWO_BIT, "outer_rate": 0.7, "momentum": 0.9},
+    f"ours, {STEPS} steps, overlap, 10 %": {**TWO_BIT, "overlap": True},
 }
 METHODS = {**EVERY_STEP, **DENSE, **{name: name for name in OURS}}
 

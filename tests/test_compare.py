@@ -211,7 +211,7 @@ def test_tuning_chooses_for_each_way_and_does_it_once(tmp_path, monkeypatch):
     with pytest.raises(InvalidInput, match="holds no run"):
         read_runs([tmp_path / "bytes"])  # what was only tried is no result
 
-    monkeypatch.setattr("dagc.experiments.tuning.run_all", lambda *_: pytest.fail("it is done already"))
+    monkeypatch.setattr("dagc.experiments.tuning.run_all", lambda *_, **__: pytest.fail("it is done already"))
     assert tune(ways, ["learning_rate"], [1000, 1001], 0.5, tmp_path / "bytes", jobs=2) == by_bytes
     with pytest.raises(pytest.fail.Exception, match="done already"):  # another target is another question
         tune(ways, ["learning_rate"], [1000, 1001], 0.6, tmp_path / "bytes", jobs=2)

@@ -33,7 +33,8 @@ def ddp(folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     module, other = torch.nn.Linear(8, 2), torch.nn.Linear(8, 2)
     model = torch.nn.parallel.DistributedDataParallel(other)
-    return {"dagc": dagc, "torch": torch, "module": module, "model": model, "dataset": range(100)}
+    names = {"dagc": dagc, "torch": torch, "module": module, "model": model, "dataset": range(100), "rank": 0}
+    return {**names, "optimiser": torch.optim.SGD(module.parameters())}
 
 
 def own_data(folder):

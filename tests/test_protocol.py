@@ -13,6 +13,7 @@ import dagc
 from dagc import DagcError, InvalidInput, MalformedPayload, OutOfSync, Sparse
 from dagc.policies import POLICIES, Plan
 from dagc.protocol import Client, Order, Server
+from dagc.protocol.client import PIECE
 from dagc.training import Config
 from dagc.wire import payload_size
 
@@ -529,3 +530,18 @@ def test_settings_make_the_same_plan_again():
         for plan in plans_of(method):
             assert Plan(**plan.settings()) == plan
         assert kind.about, f"{method} has a line for people who choose"
+
+
+def test_a_client_begins_ahead_of_the_model_by_part_of_what_it_kept_but_no_farther_than_it_moved():
+    size = PIECE + 5  # norms are summed up in two pieces
+    client, model = Client([size]), torch.zeros(size)
+    order = Order(round=1, parameter=1, compressor="top-k", step_ahead=0.5)
+    assert client.start(model, order) is model  # nothing is kept yet
+    change = torch.linspace(-1, 1, size)
+    client.upload(change, order)
+    residual = client.feedback.residual
+    assert client.last == pytest.approx(float(change.double().norm()), rel=1e-12)
+    assert torch.equal(client.start(model, order, unit=0.5), -0.25 * residual)
+    client.last = 0.1 * float(residual.double().norm())
+    assert torch.allclose(client.start(model, order), -0.1 * residual, rtol=1e-6)
+    assert not model.any()

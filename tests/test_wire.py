@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import dagc
 from dagc import INDEX_CODECS, VALUE_CODECS, InvalidInput, MalformedPayload, Sparse, decode, encode, read_header
-from dagc.wire import ValueCodec, payload_size
+from dagc.wire import payload_size
 from dagc.wire.frame import COMPACT_VERSION, varint
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "wire-vectors.md"
@@ -549,11 +549,3 @@ def test_arbitrary_bytes_in_a_compact_frame_never_crash_the_decoder(index_id, va
         sparse = decode(compact_frame(index_id, value_id, entries, body, b"", size), size=size)
         assert len(sparse) == entries
         Sparse(sparse.size, sparse.indices, sparse.values)
-
-
-def test_a_codec_that_is_registered_later_is_read_too(monkeypatch):
-    halves = ValueCodec(7, VALUE_CODECS["fp16"].size, VALUE_CODECS["fp16"].write, VALUE_CODECS["fp16"].read)
-    monkeypatch.setitem(VALUE_CODECS, "halves", halves)
-    sparse = Sparse(100, np.array([3, 70]), np.array([0.5, -2.0], dtype=np.float32))
-    assert decode(encode(sparse, values="halves")) == sparse
-    assert decode(encode(sparse, values="halves", round=4, frames="compact"), size=100, round=4) == sparse

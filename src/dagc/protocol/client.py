@@ -22,6 +22,9 @@ from dagc.wire.values import value_codec
 
 __all__ = ["Client"]
 
+PIECE = 1 << 20
+"""Norms are summed up over so many entries at a time."""
+
 
 class Client:
     """One client's side of Algorithm 1. An engine carries the bytes and stores the state.
@@ -136,7 +139,8 @@ class Client:
         length = _length([residual]) if order.step_ahead and self.last else 0.0
         if not length:
             return model
-        return model - unit * min(order.step_ahead, self.last / length) * residual
+        ahead = unit * min(order.step_ahead, self.last / length) * residual
+        return torch.sub(model, ahead, out=ahead)
 
     def upload(self, change: Gradient, order: Order) -> Upload:
         """What to send of a gradient, or of a change of the model, and of the residual.
@@ -254,8 +258,12 @@ class Client:
 
 
 def _length(parts: Iterable[torch.Tensor]) -> float:
-    """The norm of all parts together, the same on any number of threads."""
-    squares = [np.square(part.detach().cpu().numpy(), dtype=np.float64).sum() for part in parts]
+    """The norm of all parts together, the same on any number of threads; large ones are never whole in float64."""
+    squares = []
+    for part in parts:
+        array = part.detach().cpu().numpy()
+        cut = [array] if array.size <= PIECE else np.split(array.reshape(-1), range(PIECE, array.size, PIECE))
+        squares += [np.square(piece, dtype=np.float64).sum() for piece in cut]
     return float(np.sqrt(sum(squares)))
 
 
