@@ -117,7 +117,7 @@ def test_a_process_that_was_given_up_does_not_write_over_its_successor(tmp_path,
     old = store.restore(path, 1)
     for number in range(first, first + rounds):
         advance(path, number, size)
-    model, residual = expected(first, size)
+    model, residual = expected(first, size), np.full(size, first, np.float32)
     with pytest.raises(CheckpointError, match="was changed by another process of this node"):
         store.change(path, old, 1, {"round": 99}, {"pending": np.full(7, 99)}, model, residual, changed(first, size))
     assert whole(path, size) == first + rounds - 1
