@@ -24,6 +24,7 @@ from dagc.policies import Plan
 from dagc.policies.plan import usual_bytes
 from dagc.protocol import Client, Server
 from dagc.protocol.server import MEMORIES
+from dagc.report.numbers import in_bytes
 from dagc.wire import Memory
 
 CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
@@ -122,11 +123,15 @@ def measured(size: int, clients: int, frames: str) -> Cost:
 
 
 class Costs(NamedTuple):
-    """Seconds: for a client, for an entry of its upload, for a parameter (of the coder's memory); and once a round."""
+    """Seconds: for a client, an entry of its upload and a parameter of the coder's memory; and once a round.
+
+    The first download of a round looks at every parameter, which is `downloaded`.
+    """
 
     client: float
     entry: float
     coded_parameter: float
+    downloaded: float
     summed_entry: float
     parameter: float
 
@@ -136,12 +141,13 @@ class Costs(NamedTuple):
 
     def once(self, clients: int, entries: float, size: int) -> float:
         """Once a round."""
-        return self.summed_entry * clients * entries + self.parameter * size
+        return self.summed_entry * clients * entries + (self.parameter + self.downloaded) * size
 
 
 def fitted(costs: list[Cost], coded: bool) -> Costs:
     """What comes closest to what was measured, relative to it."""
-    each = _least([[1.0, cost.entries, cost.size * coded] for cost in costs], [cost.each for cost in costs])
+    parts = [[1.0, cost.entries, cost.size * coded, cost.size / cost.clients] for cost in costs]
+    each = _least(parts, [cost.each for cost in costs])
     once = _least([[cost.clients * cost.entries, cost.size] for cost in costs], [cost.once for cost in costs])
     return Costs(*each, *once)
 
@@ -227,7 +233,8 @@ def main() -> None:
         for name in names:
             table.add_column(name, justify="right")
         for cost in some:
-            each, once = found.each(cost.entries, cost.size), found.once(cost.clients, cost.entries, cost.size)
+            each = found.each(cost.entries, cost.size) + found.downloaded * cost.size / cost.clients
+            once = found.once(cost.clients, cost.entries, cost.size) - found.downloaded * cost.size
             numbers = f"{cost.size:,}", f"{cost.clients:,}", f"{cost.entries:.0f}", f"{cost.up:.0f}", f"{cost.down:.0f}"
             both = f"{in_words(cost.each)} ({in_words(each)})", f"{in_words(cost.once)} ({in_words(once)})"
             table.add_row(*numbers, *both)
@@ -235,7 +242,8 @@ def main() -> None:
         console.print(
             f"for each client {1e6 * found.client:.0f} µs, {1e9 * found.entry:.0f} ns per entry, "
             f"{1e9 * found.coded_parameter:.3f} ns per parameter; once a round {1e9 * found.summed_entry:.0f} ns per "
-            f"entry of all, {1e9 * found.parameter:.2f} ns per parameter; {per_byte[frames]:.2f} entries per byte\n"
+            f"entry of all, {1e9 * (found.parameter + found.downloaded):.2f} ns per parameter; "
+            f"{per_byte[frames]:.2f} entries per byte\n"
         )
     held = memory()
     console.print(
@@ -251,12 +259,12 @@ def main() -> None:
 
     def space(clients: int, size: int) -> str:
         coder = min(MEMORIES, clients * held.coder * size) if size <= 10**6 else 0
-        return f"{(clients * held.member + (held.parameter + 4) * size + coder) / 1e9:.2g} GB"
+        return in_bytes(clients * held.member + (held.parameter + 4) * size + coder)
 
     console.print(product("CPU of one core a round, if all these clients take part", cpu))
     console.print(product("Memory of the server", space))
     console.print(
-        product("Bytes up a round, and as many down", lambda n, size: f"{n * usual_bytes(size) / 1e6:,.3g} MB")
+        product("Bytes up a round, and as many down", lambda clients, size: in_bytes(clients * usual_bytes(size)))
     )
 
 

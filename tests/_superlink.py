@@ -162,6 +162,10 @@ class Lab:
     def wait(self, run, name, rounds):
         """Wait until a run has done all its rounds and has ended; what `flwr ls` says about it then."""
         wait_for(lambda: len(self.rounds(name)) >= rounds, f"round {rounds}; {self.log('link')}")
+        return self.ended(run)
+
+    def ended(self, run):
+        """Wait until a run has ended as it should; what `flwr ls` says about it then."""
         about = {}
 
         def ended():
@@ -171,6 +175,16 @@ class Lab:
         wait_for(ended, f"the run to end; {self.log('link')}", every=5)
         assert about["status"] == "finished:completed", f"{about}\n{self.log('link')}"
         return about
+
+    def with_nodes(self, count):
+        """Start the SuperLink and SuperNodes and wait for them."""
+        self.link()
+        for number in range(count):
+            if self.tls:
+                self.flwr("supernode", "register", node_key(self.folder, number), "lab")
+            self.node(number, count)
+        for number in range(count):
+            wait_for(lambda number=number: self.online(number), f"node {number}")
 
     def online(self, number):
         """Whether a SuperNode has found the SuperLink."""

@@ -98,12 +98,12 @@ def test_what_is_finished_is_not_done_again(finished):
         (["dagc-r", "accordion"], {}, "'accordion' needs a budget: give ratio or threshold"),
         (["top-k", "top-k"], {"ratio": 0.1}, "'top-k' is named twice"),
         (["top-k", "top-k:frames=plain"], {"ratio": 0.1}, "'top-k:frames=plain' is the same as 'top-k'"),
-        (["top-k:frame=raw"], {"ratio": 0.1}, "no setting that a variant can have 'frame': did you mean 'frames'"),
-        (["top-k:workers=3"], {"ratio": 0.1}, "no setting that a variant can have 'workers'"),
+        (["top-k:frame=raw"], {"ratio": 0.1}, "no setting of a variant 'frame': did you mean 'frames'"),
+        (["top-k:workers=3"], {"ratio": 0.1}, "no setting of a variant 'workers'"),
         (["top-k:raw"], {"ratio": 0.1}, "'raw' is not key=value: write e.g. top-k:frames=raw"),
         (["top-k:caps={3"], {"ratio": 0.1}, "caps is '{3': write JSON"),
         (["none:overhead=0.1"], {}, "clients of method 'none' cannot wait"),
-        (["top-k"], {"ratio": 0.1, "workers": [2, 3]}, "no setting that can have several values 'workers'"),
+        (["top-k"], {"ratio": 0.1, "workers": [2, 3]}, "no setting with several values 'workers'"),
     ],
 )
 def test_a_comparison_that_cannot_work_is_refused(methods, settings, says):
@@ -188,7 +188,7 @@ def test_candidates_to_choose_from():
         [("0.5", "1"), ("0.5", "5")],
         *[[("0.5", "5")]] * 2,
     ]
-    with pytest.raises(InvalidInput, match="no setting that can be tuned 'learning_rat': did you mean 'learning_rate'"):
+    with pytest.raises(InvalidInput, match="no tunable setting 'learning_rat': did you mean 'learning_rate'"):
         comparison_fields(settings, ["top-k"], {"learning_rat": [0.1]})
 
 
@@ -211,7 +211,7 @@ def test_tuning_chooses_for_each_way_and_does_it_once(tmp_path, monkeypatch):
     with pytest.raises(InvalidInput, match="holds no run"):
         read_runs([tmp_path / "bytes"])  # what was only tried is no result
 
-    monkeypatch.setattr("dagc.experiments.tuning.run_all", lambda *_: pytest.fail("it is done already"))
+    monkeypatch.setattr("dagc.experiments.tuning.run_all", lambda *_, **__: pytest.fail("it is done already"))
     assert tune(ways, ["learning_rate"], [1000, 1001], 0.5, tmp_path / "bytes", jobs=2) == by_bytes
     with pytest.raises(pytest.fail.Exception, match="done already"):  # another target is another question
         tune(ways, ["learning_rate"], [1000, 1001], 0.6, tmp_path / "bytes", jobs=2)

@@ -450,7 +450,7 @@ def nan_on(rank, settings):
 def test_a_nan_on_one_rank_raises_the_same_error_on_all_and_changes_nothing(four, settings):
     answers = good(four.run(nan_on, 2, settings))
     assert len({message for message, *_ in answers}) == 1
-    assert answers[0][0].startswith("rank 2: entry 0 of 785 is nan: the gradient is refused")
+    assert answers[0][0].startswith("rank 2: entry 0 of 785 is nan: the gradient was refused")
     assert [rest for _, *rest in answers] == [[True, True, True]] * 4
 
 

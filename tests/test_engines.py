@@ -157,22 +157,29 @@ def test_flower_and_the_local_engine_are_bit_identical_while_clients_come_and_go
 
 
 BOUNDED = {"ratio": 0.02, "norm_bound": 1.2, "most_examples": 200}
+CLIPPED = {
+    "int8": {"ratio": 0.02, "clip": 0.05, "values": "int8"},
+    "coded signs": {"ratio": 0.02, "clip": 0.05, "values": "sign", "frames": "coded"},
+    "bytes": {"bytes": 30, "clip": 0.05, "values": "fp16", "frames": "compact", "overhead": 0.25},
+}
+AHEAD = {"ratio": 0.02, "clip": 0.05, "frames": "coded", "step_ahead": 0.5, "down": "same"}
 
 
-CLIPPED = {"ratio": 0.02, "clip": 0.05, "values": "int8"}
-
-
-def test_what_is_clipped_is_the_same_in_flower_and_in_the_local_engine(states, digits):
-    model = flower(CLIPPED, digits, "clipped")
-    engine = Federation(Config(task="logistic@digits", rounds=ROUNDS, local_steps=2, threads=1, **SPLIT, **CLIPPED))
-    free = Federation(
-        Config(task="logistic@digits", rounds=ROUNDS, local_steps=2, threads=1, **SPLIT, **{**CLIPPED, "clip": None})
-    )
+@pytest.mark.parametrize("settings", [*CLIPPED.values(), AHEAD], ids=[*CLIPPED, "ahead"])
+def test_what_is_clipped_is_the_same_in_flower_and_in_the_local_engine(states, digits, settings):
+    model = flower(settings, digits, "clipped")
+    fields = {"task": "logistic@digits", "rounds": ROUNDS, "local_steps": 2, "threads": 1, **SPLIT}
+    engine = Federation(Config(**fields, **settings))
+    free = Federation(Config(**fields, **{**settings, "clip": None}))
     for asked in PRESENT:
         engine.step(asked)
         free.step(asked)
     assert torch.equal(model, engine.vector)
     assert not torch.equal(model, free.vector)
+    for name, client in engine.clients.items():
+        node = read(states / "nodes" / "clipped" / f"partition-{name}.state")
+        node.client.settle(engine.server.members[name].taken)
+        assert torch.equal(node.client.feedback.residual, client.feedback.residual), name
 
 
 def test_who_is_left_out_for_the_norm_of_an_upload_is_the_same_in_flower_and_in_the_local_engine(states, digits):
@@ -224,7 +231,12 @@ def as_engine(settings, fields):
 
 
 @pytest.mark.parametrize(
-    "settings", [*plans(), pytest.param(BOUNDED, id="bounded"), pytest.param(CLIPPED, id="clipped")]
+    "settings",
+    [
+        *plans(),
+        pytest.param(BOUNDED, id="bounded"),
+        *(pytest.param(one, id=f"clipped {name}") for name, one in CLIPPED.items()),
+    ],
 )
 def test_ddp_and_the_local_engine_are_bit_identical(two, settings):
     settings = {**settings, **({"caps": {"0": 0.01}} if settings.get("caps") else {})}

@@ -918,6 +918,30 @@ def test_a_restarted_node_with_another_number_has_its_residual_and_its_acknowled
     books_balance(states, "restart", seen, losing.delivered, taken_of(strategy))
 
 
+def test_a_node_that_was_given_up_while_it_trained_changes_nothing_when_it_is_done(states, caplog):
+    """A SuperNode is killed and its app is not; the one that is started in its place has written since."""
+    seen, lost = [], []
+    plain, app = client_app(mods=(), seen=seen), ClientApp(mods=[compress])
+    path = states / "nodes" / "successor" / "partition-1.state"
+
+    @app.train()
+    def train(message, context):
+        reply = plain(message, context)
+        if context.node_config["partition-id"] == 1 and message.content["config"]["server-round"] == 3:
+            node_files.write(path, node_files.read(path))  # what the other process has
+            lost.append(seen.pop())
+        return reply
+
+    grid = LocalGrid(app, NODES)
+    losing = Losing(grid, 0.0)
+    strategy = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="successor")
+    start(strategy, grid, 5)
+    assert len(lost) == 1
+    assert [line["present"] for line in read_metrics(states / "runs" / "successor")] == [4, 4, 3, 4, 4]
+    assert "partition-1.state was changed by another process of this node" in caplog.text
+    books_balance(states, "successor", seen, losing.delivered, taken_of(strategy))
+
+
 def test_a_message_that_comes_twice_or_late_to_a_node_is_refused(states):
     grid = LocalGrid(client_app(), NODES)
     sent = []

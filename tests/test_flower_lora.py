@@ -1,10 +1,15 @@
-"""The example with adapters learns as well as without dagc, from a fiftieth of the bytes in both directions."""
+"""The example with adapters learns as well as without dagc, from a fiftieth of the bytes in both directions.
+
+In this process, and on a SuperLink with SuperNodes, certificates and keys.
+"""
 
 import os
+import re
 import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +19,7 @@ pytest.importorskip("peft", reason="examples/flower-lora needs transformers and 
 
 from flwr.app import ArrayRecord, Context, RecordDict
 
+from _superlink import Lab
 from dagc.flower.local import LocalGrid
 from dagc.folder import read_metrics
 
@@ -68,6 +74,35 @@ def test_the_loss_is_that_without_dagc_and_bytes_are_fifty_times_fewer_both_ways
     last = read_metrics(tmp_path / "state" / "runs" / "adapters")[-1]
     assert 50 * last["bytes_up"] < whole
     assert 50 * last["bytes_down"] < whole
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs Linux, to find the processes that Flower leaves behind")
+def test_a_superlink_with_tls_and_keys_sends_a_fiftieth_and_learns_what_this_process_learns(run, tmp_path):
+    rounds, settings = 3, {"lora_rank": 32}  # 280 kB of adapters, so that payloads are more than envelopes
+    with Lab(tmp_path / "lab", tls=True) as lab:
+        lab.with_nodes(NODES)
+        traffic, losses = {}, {}
+        for compress in (False, True):
+            before = len((lab.folder / "link.log").read_text(errors="replace"))
+            name = "adapters" if compress else ""
+            number = lab.run(APP, run=name, rounds=rounds, nodes=NODES, compress=compress, **settings)
+            traffic[compress] = lab.ended(number)["network-traffic"]
+            said = (lab.folder / "link.log").read_text(errors="replace")[before:]
+            losses[compress] = [float(found) for found in re.findall(r"'loss': '?([\d.e+-]+)", said)]
+        there = _arrays(lab.state)
+    print(f"bytes without and with dagc: {traffic}; losses: {losses}")
+    for way in ("inbound-bytes", "outbound-bytes"):
+        assert traffic[False][way] > 50 * traffic[True][way]
+    here = run(compress=True, run="adapters", rounds=rounds, **{"lora-rank": 32})
+    assert set(there) == set(_arrays(tmp_path / "state"))
+    assert all(np.array_equal(array, there[name]) for name, array in _arrays(tmp_path / "state").items())
+    assert losses[True][-1] == pytest.approx(here[-1], abs=1e-4)
+    assert losses[True][-1] < losses[True][0] - 0.5 * (losses[False][0] - losses[False][-1])
+
+
+def _arrays(state):
+    with np.load(state / "runs" / "adapters" / "model.npz") as arrays:
+        return dict(arrays)
 
 
 def test_the_lines_of_dagc_are_marked_and_few():

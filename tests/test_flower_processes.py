@@ -58,17 +58,6 @@ def same(ours, theirs):
     return set(ours) == set(theirs) and all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
-def with_nodes(lab):
-    """Start a SuperLink and its SuperNodes and wait for them."""
-    lab.link()
-    for number in range(NODES):
-        if lab.tls:
-            lab.flwr("supernode", "register", node_key(lab.folder, number), "lab")
-        lab.node(number, NODES)
-    for number in range(NODES):
-        wait_for(lambda number=number: lab.online(number), f"node {number}")
-
-
 def kept_by(lab, number):
     return node_files.read(lab.state / "nodes" / "digits" / f"partition-{number}.state")
 
@@ -90,7 +79,7 @@ def test_the_ray_simulation_ends_with_the_bits_of_the_grid_in_this_process(tmp_p
 def test_a_superlink_with_tls_and_keys_and_its_bytes_are_ours_to_5_percent(tmp_path, monkeypatch):
     large = {"hidden-units": 4000, "ratio": 0.1}  # 300,000 parameters, so that payloads are more than envelopes
     with Lab(tmp_path / "lab", tls=True) as lab:
-        with_nodes(lab)
+        lab.with_nodes(NODES)
         stranger = node_key(lab.folder, NODES)
         assert stranger.exists()
         lab.node(NODES, NODES + 1)  # its key is not registered
@@ -110,7 +99,7 @@ def test_a_superlink_with_tls_and_keys_and_its_bytes_are_ours_to_5_percent(tmp_p
 
 def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_it_is_back(tmp_path):
     with Lab(tmp_path / "lab") as lab:
-        with_nodes(lab)
+        lab.with_nodes(NODES)
         lab.run(APP, run="digits", rounds=1000, nodes=NODES - 1, timeout=90.0, down="same")
         wait_for(lambda: [line["present"] for line in lab.rounds("digits")].count(NODES) >= 2, "two rounds of all")
         lab.kill("node-1")
@@ -135,7 +124,7 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_i
 def test_a_superlink_that_is_killed_is_started_again_and_the_run_reaches_the_same_accuracy(tmp_path, monkeypatch):
     rounds = 7
     with Lab(tmp_path / "lab") as lab:
-        with_nodes(lab)
+        lab.with_nodes(NODES)
         lab.run(APP, run="digits", rounds=rounds, nodes=NODES, down="same")
         wait_for(lambda: len(lab.rounds("digits")) >= 3, "three rounds")
         link = lab.started.pop("link")

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -21,12 +22,12 @@ from dagc.state import NewerVersion
 SECTOR = 512
 
 
+@lru_cache(maxsize=8)
 def expected(number, size):
-    """State `number`: the residual is that number, and the model's entries are the number that set them last."""
-    model = np.zeros(size, np.float32)
-    for before in range(number + 1):
-        model[changed(before, size)] = before
-    return model, np.full(size, number, np.float32)
+    """The model of state `number`: each entry is the number that set it last."""
+    model = expected(number - 1, size).copy() if number else np.zeros(size, np.float32)
+    model[changed(number, size)] = number
+    return model
 
 
 def changed(number, size):
@@ -51,9 +52,8 @@ def whole(path, size):
     """The number of the state in a file, which must be one of those that were written, in all parts."""
     stored = store.restore(path, 1)
     number = stored.state.numbers["round"]
-    model, residual = expected(number, size)
-    assert np.array_equal(stored.model, model)
-    assert np.array_equal(stored.residual, residual)
+    assert np.array_equal(stored.model, expected(number, size))
+    assert np.array_equal(stored.residual, np.full(size, number, np.float32))
     assert np.array_equal(stored.state.arrays["pending"], np.full(7, number))
     return number
 
@@ -85,8 +85,7 @@ def test_whatever_part_of_a_round_a_loss_of_power_leaves_on_the_disk_the_file_ha
         advance(path, number, size)
     before = path.read_bytes()
     stored = store.restore(path, 1)
-    model, residual = expected(first, size)
-    where = changed(first, size)
+    model, residual, where = expected(first, size), np.full(size, first, np.float32), changed(first, size)
     assert store.change(path, stored, 1, {"round": first}, {"pending": np.full(7, first)}, model, residual, where)
     after = path.read_bytes()
     assert len(after) == len(before)
@@ -107,6 +106,21 @@ def test_whatever_part_of_a_round_a_loss_of_power_leaves_on_the_disk_the_file_ha
             assert whole(path, size) == first
             advance(path, first + 1, size) if (first + 1) % 10 != 9 else None
     assert found == {first - 1, first}
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("first", [1, 4])
+def test_a_process_that_was_given_up_does_not_write_over_its_successor(tmp_path, unplugged, first, rounds):
+    size, path = 1000, tmp_path / "node.state"
+    for number in range(first):
+        advance(path, number, size)
+    old = store.restore(path, 1)
+    for number in range(first, first + rounds):
+        advance(path, number, size)
+    model, residual = expected(first, size), np.full(size, first, np.float32)
+    with pytest.raises(CheckpointError, match="was changed by another process of this node"):
+        store.change(path, old, 1, {"round": 99}, {"pending": np.full(7, 99)}, model, residual, changed(first, size))
+    assert whole(path, size) == first + rounds - 1
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])

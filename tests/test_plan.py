@@ -71,7 +71,7 @@ def test_a_training_sends_what_was_foreseen_and_no_more(settings):
 
 def test_rounds_after_those_gone_through_are_like_them():
     fleet = Fleet(7850, {str(i): 1.0 + i for i in range(20)}, participation=0.25)
-    for settings in ({"method": "dagc"}, {"method": "dagc-r", "ratio": 0.01}, {"method": "none"}):
+    for settings in ({"method": "dagc", "bytes": 64}, {"method": "dagc-r", "ratio": 0.01}, {"method": "none"}):
         plan = Plan(**settings)
         short, long = forecast(plan, fleet, 100), forecast(plan, fleet, 2000)
         assert long.bytes_up == pytest.approx(20 * short.bytes_up, rel=0.02)

@@ -535,7 +535,7 @@ def test_callbacks_see_every_round():
         ({"overhead": 2}, "overhead is 2: it must be a number from 0"),
         ({"caps": {"3": 2}}, "the cap of '3' is 2"),
         ({"rate": "5/round"}, "rate is '5/round': write bytes per client"),
-        ({"partition": "by-client", "workers": 20, "skew_ratio": 5}, "takes the place of workers, skew_ratio: leave"),
+        ({"partition": "by-client", "workers": 20, "skew_ratio": 5}, "replaces workers, skew_ratio: leave"),
     ],
 )
 def test_bad_configurations_are_refused_naming_field_value_and_what_is_allowed(fields, says):

@@ -30,7 +30,8 @@ from dagc.errors import CheckpointError, InvalidInput
 from dagc.files import failure, write_atomically
 
 __all__ = [
-    "NewerVersion", "State", "below", "checksum", "dump_state", "load_state", "parse_state", "save_state",
+    "NewerVersion", "State", "below", "checksum", "dump_state", "is_count", "load_state", "parse_state",
+    "save_state",
 ]  # fmt: skip
 
 MAGIC = b"dagc"
@@ -243,7 +244,7 @@ def _read(file: IO[bytes], size: int) -> tuple[str, State] | None:
     if not isinstance(head, dict) or set(head) != {"kind", "version", "numbers", "arrays"}:
         raise ValueError("its head is malformed")
     kind, version, numbers = head["kind"], head["version"], head["numbers"]
-    if not isinstance(kind, str) or not _is_count(version) or not isinstance(numbers, dict):
+    if not isinstance(kind, str) or not is_count(version) or not isinstance(numbers, dict):
         raise ValueError("its head is malformed")
     entries = _entries(head["arrays"])
     end = entries[-1].end if entries else 0
@@ -273,7 +274,7 @@ def _entries(listed: list[Any]) -> list[_Entry]:
             raise ValueError(f"its array {name!r:.100} is listed twice, or that is not a name")
         if dtype not in TYPES:
             raise ValueError(f"its array {name!r:.100} is of type {dtype!r:.100}")
-        if not isinstance(shape, list) or len(shape) > DIMENSIONS or not all(map(_is_count, shape)):
+        if not isinstance(shape, list) or len(shape) > DIMENSIONS or not all(map(is_count, shape)):
             raise ValueError(f"its array {name!r:.100} has shape {shape!r:.100}")
         expected = entries[-1].end if entries else 0
         if offset != expected:
@@ -305,7 +306,8 @@ def _aligned(length: int) -> int:
     return -(-length // ALIGN) * ALIGN
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Whether it is an integer from 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

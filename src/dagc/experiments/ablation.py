@@ -32,34 +32,21 @@ def _variants(ratio: float, local: dict[str, Any]) -> tuple[Variant, ...]:
     return (*found, Variant("dagc, its own budget", {"method": "dagc", **local}))
 
 
+def _cell(name: str, title: str, task: str, rounds: int, rate: float, evaluations: int, **more: Any) -> Cell:
+    fields = {"task": task, "rounds": rounds, "learning_rate": rate, "skew_ratio": 100.0, "first_model": "drawn"}
+    return Cell(name, f"{title}, SR 100, ten clients", fields, evaluations=evaluations, **more)
+
+
 ABLATION = (
-    Cell(
-        "logistic",
-        "Logistic@FMNIST, SR 100, ten clients, ratio 0.4 %",
-        {
-            "task": "logistic@fashion-mnist",
-            "rounds": 600,
-            "learning_rate": 0.2,
-            "skew_ratio": 100.0,
-            "first_model": "drawn",
-        },
-        _variants(0.004, {"local_steps": 20, "rounds": 160, "evaluate_every": 2}),
-        (0.75, 0.78, 0.80),
-        120,
+    _cell(
+        *("logistic", "Logistic@FMNIST, ratio 0.4 %", "logistic@fashion-mnist", 600, 0.2, 120),
+        variants=_variants(0.004, {"local_steps": 20, "rounds": 160, "evaluate_every": 2}),
+        targets=(0.75, 0.78, 0.80),
     ),
-    Cell(
-        "cnn",
-        "CNN@CIFAR-10, SR 100, ten clients, ratio 0.1 %",
-        {
-            "task": "cnn@cifar-10",
-            "rounds": 800,
-            "learning_rate": 0.05,
-            "skew_ratio": 100.0,
-            "first_model": "drawn",
-        },
-        _variants(0.001, {"local_steps": 10, "rounds": 160, "evaluate_every": 5}),
-        (0.40, 0.45, 0.50),
-        40,
+    _cell(
+        *("cnn", "CNN@CIFAR-10, ratio 0.1 %", "cnn@cifar-10", 800, 0.05, 40),
+        variants=_variants(0.001, {"local_steps": 10, "rounds": 160, "evaluate_every": 5}),
+        targets=(0.40, 0.45, 0.50),
     ),
 )
 """Both cells. All variants have one learning rate, so a step is worth what it saves at that rate."""

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from dagc._memory import pool
 from dagc.errors import InvalidInput, MalformedPayload
+from dagc.protocol.messages import BUFFERS
 from dagc.protocol.server import LARGEST
 from dagc.sparse import MAX_SIZE
 from dagc.state import DIMENSIONS, TYPES
 
-__all__ = ["BUFFERS", "AppModel", "Layout", "Piece"]
+__all__ = ["AppModel", "Layout", "Piece"]
 
-BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
-"""Names of buffers. A running variance sent in parts would turn negative, and the loss NaN."""
 CHECKSUM = 4
 BFLOAT16 = "bfloat16"
 """numpy does not have this type: such an array has two bytes per entry, which numpy calls void."""

@@ -9,7 +9,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from dagc.errors import MalformedPayload
 from dagc.protocol import Download, Order
-from dagc.wire import FRAMES
 
 __all__ = [
     "ASK", "MODEL", "OUT_OF_SYNC", "RECORD", "STYPE", "TRAIN", "Answer", "Instruction", "payload_of", "record_of",
@@ -106,22 +105,13 @@ class Instruction(_Record):
 
     @property
     def order(self) -> Order:
-        """The order in it, which a hostile server may have made up; its parameter is checked where it is used."""
-        wrong = {
-            "seed": not re.fullmatch("[0-9a-f]{1,16}", self.seed),
-            "frames": self.frames not in FRAMES,
-            "taken": self.taken < 0,
-            "step_ahead": not 0 <= self.step_ahead <= 1,
-            "counted": self.counted < 0,
-            "clip": not 0 <= self.clip < float("inf"),
-        }
-        for name in wrong:
-            if wrong[name]:
-                raise MalformedPayload(f"the order has {name} = {getattr(self, name)!r:.50}")
+        """The order in it."""
+        if not re.fullmatch("[0-9a-f]{1,16}", self.seed):
+            raise MalformedPayload(f"the order has seed = {self.seed!r:.50}")
         return Order(
             self.round, self.parameter, self.compressor, self.values, self.frames, self.per_tensor, self.norm,
             int(self.seed, 16), self.taken, self.step_ahead, self.clocks, self.counted, self.clip,
-        )  # fmt: skip
+        ).checked()  # fmt: skip
 
     def download(self, frame: bytes) -> Download:
         """The download in it, with its frame."""

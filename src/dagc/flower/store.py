@@ -20,14 +20,14 @@ import zlib
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dagc.errors import CheckpointError
 from dagc.files import failure, write_atomically
-from dagc.state import NewerVersion, State, checksum, dump_state, parse_state
+from dagc.state import CHECKSUM, NewerVersion, State, checksum, dump_state, parse_state
 
 __all__ = ["KIND", "MAGIC", "Place", "Stored", "change", "replace", "restore"]
 
@@ -91,6 +91,7 @@ class Stored(NamedTuple):
         sequence: How often the file was written.
         slots: Where model and residual are.
         fell_back: Whether a newer head was not whole: that round's upload was never sent, or the disk is damaged.
+        marks: Of both heads: they are others once somebody else has written.
     """
 
     state: State
@@ -100,6 +101,7 @@ class Stored(NamedTuple):
     sequence: int
     slots: tuple[int, int]
     fell_back: bool
+    marks: list[bytes]
 
 
 def replace(
@@ -138,6 +140,8 @@ def change(
 ) -> bool:
     """Change the file that `stored` was read from; False if what is new does not fit, and nothing was changed.
 
+    A node that was given up while it trained may have a successor that has written since: then this is too late.
+
     Args:
         path: The file.
         stored: What was read from it.
@@ -161,10 +165,12 @@ def change(
         new[kept] = residual
     sequence, residual = stored.sequence + 1, stored.residual if residual is None else residual
     head = _head(version, numbers, {**arrays, **patches}, sequence, (at, kept), model, residual)
-    if len(head) > place.room:
-        return False
     try:
         with path.open("r+b", buffering=0) as file:
+            if _marks(file, place) != stored.marks:
+                raise CheckpointError(f"{path} was changed by another process of this node, which goes on from there")
+            if len(head) > place.room:
+                return False
             if at not in new and len(old["before.indices"]) + len(old["patch.indices"]):
                 _apply(np.memmap(file, FLOAT, "r+", place.array(at), place.entries), old)
             for slot, array in new.items():
@@ -195,6 +201,7 @@ def restore(path: Path, newest: int, mapped: bool = False) -> Stored:
             for number in range(2):
                 file.seek(place.head(number))
                 heads.append(file.read(place.room))
+            marks = _marks(file, place)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     states, broken = [], False
@@ -215,7 +222,7 @@ def restore(path: Path, newest: int, mapped: bool = False) -> Stored:
         model, residual = (found[slot] if mapped else found[slot].copy() for slot in slots)
         _apply(model, state.arrays)
         if checksum(model) == _number(state, "model") and checksum(residual) == _number(state, "residual"):
-            return Stored(state, model, residual, place, _number(state, "sequence"), slots, broken)
+            return Stored(state, model, residual, place, _number(state, "sequence"), slots, broken, marks)
         broken = True
     raise CheckpointError(f"{path} is damaged: neither of its heads has its model and residual")
 
@@ -242,6 +249,17 @@ def _place(path: Path, preamble: bytes, size: int) -> Place:
     if preamble != place.preamble() or place.total != size:
         raise CheckpointError(f"{path} is damaged: its first bytes, or its {size:,} bytes, are not as they should be")
     return place
+
+
+def _marks(file: BinaryIO | FileIO, place: Place) -> list[bytes]:
+    """The length and the checksum of each head."""
+    found = []
+    for number in range(2):
+        file.seek(place.head(number))
+        length = file.read(LENGTH) or b""
+        file.seek(place.head(number) + min(LENGTH + int.from_bytes(length, "little"), place.room) - CHECKSUM)
+        found.append(length + (file.read(CHECKSUM) or b""))
+    return found
 
 
 def _apply(model: NDArray[np.float32], arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -8,7 +8,7 @@ from dagc import theory
 from dagc.allocation import allocate
 from dagc.planning.forecast import Fleet
 from dagc.policies import POLICIES, Allocated, Plan
-from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW, usual_bytes
+from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW, SIGNS_BELOW_BYTES, usual_bytes
 from dagc.protocol.memories import CLOCKS
 from dagc.report.numbers import in_bytes
 from dagc.wire import payload_size
@@ -91,6 +91,8 @@ def _values(plan: Plan, size: int) -> str:
     amount = f"{plan.bytes:,g} bytes are {100 * part:.2g} % of {size:,} entries" if plan.bytes else f"{100 * part:g} %"
     if part < SIGNS_BELOW:
         return f"{amount}, below {100 * SIGNS_BELOW:g} %: more entries are worth more than exact values"
+    if plan.bytes is not None and plan.bytes < SIGNS_BELOW_BYTES:
+        return f"{amount}, but fewer than {SIGNS_BELOW_BYTES}: more entries are worth more than exact values"
     return f"{amount}, not below {100 * SIGNS_BELOW:g} %: exact values matter"
 
 

@@ -20,6 +20,8 @@ CODED_BELOW = 1 << 20
 """With "auto", models of up to this many entries use coded frames; `docs/studies/coder.md` explains why."""
 SIGNS_BELOW = 0.1
 """With "auto", signs are sent below this ratio of entries: `docs/studies/beyond.md` measured ratios up to 7 %."""
+SIGNS_BELOW_BYTES = 48
+"""And below this many bytes, which have room for few exact values: `docs/studies/dagc.md` has what was measured."""
 
 
 def usual_bytes(size: int) -> float:
@@ -27,9 +29,9 @@ def usual_bytes(size: int) -> float:
 
     Example:
         >>> usual_bytes(7850), usual_bytes(236_000)
-        (64.0, 350.0)
+        (44.0, 243.0)
     """
-    return max(16.0, float(round(0.72 * math.sqrt(size))))
+    return max(16.0, float(round(0.5 * math.sqrt(size))))
 
 
 class Settings(TypedDict, total=False):
@@ -78,7 +80,7 @@ class Plan:
         threshold: Or the budget as the mean threshold, in the units of what is compressed (a gradient, or a change of
             the model).
         bytes: Or the budget as uploaded bytes. What one round does not use, later rounds may; more is never sent. If
-            no budget is given, 0.72 times the square root of the model's size.
+            no budget is given, half the square root of the model's size.
         rate: Or the budget as each client's uploaded bytes over time: `200 kB/training`, or `1 MB/hour` together with
             `bytes` for a typical round.
         caps: The largest ratio of a client, by its name: for a metered contract or a slow link.
@@ -193,10 +195,10 @@ class Plan:
             return self
         if self.ratio is None and not self.in_bytes:
             return replace(self, values="fp32")
-        ratio = self.ratio
-        if self.bytes is not None:
-            ratio = self.bytes / size  # with signs, an entry takes about a byte
-        return replace(self, values="int8" if ratio is not None and ratio >= SIGNS_BELOW else "sign")
+        exact = self.ratio is not None and self.ratio >= SIGNS_BELOW
+        if self.bytes is not None:  # with signs, an entry takes about a byte
+            exact = self.bytes >= max(SIGNS_BELOW * size, SIGNS_BELOW_BYTES)
+        return replace(self, values="int8" if exact else "sign")
 
     def policy(self, size: int) -> Policy:
         """The policy that decides, each round, how much of a model of that many entries each client sends.

@@ -1,10 +1,16 @@
 """What server and clients exchange in a round: an order and a model on the way down, an upload on the way up."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from dagc.errors import MalformedPayload
 from dagc.sparse import Sparse
+from dagc.state import is_count
+from dagc.wire import FRAMES
 
-__all__ = ["STAMPS", "Download", "Order", "Upload"]
+__all__ = ["BUFFERS", "STAMPS", "Download", "Order", "Upload"]
+
+BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
+"""Names of buffers. A running variance sent in parts would turn negative, and the loss NaN."""
 
 STAMPS = 1 << 21
 """Frames carry the round modulo this, so that their length is bounded however long the training."""
@@ -44,6 +50,28 @@ class Order(NamedTuple):
     clocks: bool = False
     counted: int = 0
     clip: float = 0.0
+
+    def checked(self) -> Self:
+        """Itself; `MalformedPayload` if it cannot be one: a server may have made it up.
+
+        What it selects by, compressor and value codec, is checked where it is used.
+        """
+        wrong = {
+            "round": not is_count(self.round),
+            "parameter": not isinstance(self.parameter, int | float | None),
+            "frames": self.frames not in FRAMES,
+            "seed": not is_count(self.seed) or self.seed >= 1 << 64,
+            "taken": not is_count(self.taken),
+            "step_ahead": not isinstance(self.step_ahead, int | float) or not 0 <= self.step_ahead <= 1,
+            "counted": not is_count(self.counted),
+            "clip": not isinstance(self.clip, int | float) or not 0 <= self.clip < float("inf"),
+        }
+        wrong |= {name: not isinstance(getattr(self, name), str) for name in ("compressor", "values")}
+        wrong |= {name: not isinstance(getattr(self, name), bool) for name in ("per_tensor", "norm", "clocks")}
+        for name in wrong:
+            if wrong[name]:
+                raise MalformedPayload(f"the order has {name} = {getattr(self, name)!r:.50}")
+        return self
 
     @property
     def most(self) -> int | None:
