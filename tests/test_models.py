@@ -87,14 +87,14 @@ def test_a_data_set_gives_shape_and_classes() -> None:
     ("name", "shape", "classes", "reason"),
     [
         ("transformer", (3, 32, 32), 10, "there is no model 'transformer': choose one of logistic"),
-        ("cnn", (784,), 10, r"images of 16 × 16 .* not samples of shape \(784,\)"),
+        ("cnn", (784,), 10, r"images of at least 16 × 16 .* not samples of shape \(784,\)"),
         ("vgg11", (3, 28, 28), 10, "32 × 32"),
         ("lstm", (3, 32, 32), 10, "lstm needs sequences"),
         ("lstm", (54,), 10, "lstm needs sequences"),
         ("logistic", (4,), None, "classes is None"),
         ("logistic", (4,), 1, "classes is 1"),
-        ("logistic", (), 2, "nothing to learn from"),
-        ("logistic", (0, 3), 2, "nothing to learn from"),
+        ("logistic", (), 2, "are empty"),
+        ("logistic", (0, 3), 2, "are empty"),
     ],
 )
 def test_what_cannot_be_built_is_refused(name: str, shape: tuple[int, ...], classes: int | None, reason: str) -> None:

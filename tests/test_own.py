@@ -288,7 +288,7 @@ def test_a_loss_and_a_metric_of_ones_own():
         ({"model": nn.Linear(6, 3), "data": (X, NUMBERS)}, "the model returns .* for numbers of shape"),
         ({"data": None, "test": (X, LABELS), "model": nn.Linear(6, 2)}, "test is given without data"),
         ({"data": X}, "has only samples, torch.float32"),
-        ({"data": (X, LABELS[:7])}, r"x of shape \(240, 6\) and y of \(7,\)"),
+        ({"data": (X, LABELS[:7])}, r"x of shape \(240, 6\) and y of shape \(7,\)"),
         ({"data": (X, np.array(["a"] * 240))}, "holds <U1: give numbers; labels are 0, 1, 2"),
         ({"data": {"ann": (X, LABELS), "bob": (X[:, :3], LABELS)}}, r"client 'bob' has torch.float32 of shape \(3,\)"),
         ({"data": {"ann": (X[:0], LABELS[:0])}}, "client 'ann' has no samples"),

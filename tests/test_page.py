@@ -347,7 +347,7 @@ def test_the_plan_shows_what_it_computes(plan):
 
     rows = [[cell.text for cell in find(row, "th, td")] for row in find(plan, "#rows tr")]
     assert [row[0] for row in rows] == [label for label, _, _ in WAYS]
-    assert text(plan, "#bytes-value") == "350, chosen"
+    assert text(plan, "#bytes-value") == "243, chosen"
     assert text(plan, "#parameters-value") == "236 thousand"
     assert text(plan, "#summary").startswith("dagc: ")
     plan.execute_script("document.getElementById('parameters').focus()")

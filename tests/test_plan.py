@@ -163,13 +163,13 @@ def test_what_was_chosen_and_why():
     assert f"{CODED_BELOW:,}" in why["frames"].why
     assert "31.4 kB of memory" in why["frames"].why
     assert "37 entries" in why["overhead"].why
-    assert why["down"].why.startswith("64 bytes per visit")
+    assert why["down"].why.startswith("44 bytes per visit")
     why = {choice.setting: choice for choice in choices(Plan(method="dagc", ratio=0.2), large)}
     assert (why["values"].chosen, why["frames"].chosen) == ("int8", "compact")
     assert why["budget"].why == "as given"
-    many = Fleet(CODED_BELOW, {str(i): 1.0 for i in range(40)})
+    many = Fleet(CODED_BELOW, {str(i): 1.0 for i in range(100)})
     why = {choice.setting: choice for choice in choices(Plan(method="dagc"), many)}
-    assert "for the first 16 of 40 clients" in why["frames"].why
+    assert "for the first 64 of 100 clients" in why["frames"].why
     assert why["allocation"].chosen == "the same for all"
 
 

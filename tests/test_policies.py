@@ -212,4 +212,4 @@ def test_stc_is_top_k_as_signs_both_ways_unless_something_else_is_said():
     assert plan.policy(10_000).decide(now) == Plan(method="top-k", ratio=0.01).policy(10_000).decide(now)
     with pytest.raises(InvalidInput, match="clients of method 'stc' cannot wait: leave overhead out"):
         Plan(method="stc", ratio=0.01, overhead=0.1)
-    assert Plan(method="stc").for_size(7850).bytes == 64
+    assert Plan(method="stc").for_size(7850).bytes == 44

@@ -36,7 +36,7 @@ FRAME_KINDS = {
     "plain": "self-contained",
     "compact": "small frames leave out what the receiver knows",
     "coded": "both sides remember earlier frames: about a third smaller",
-    "auto": "coded up to a million entries, else compact",
+    "auto": "coded up to 262,144 entries, else compact",
     "raw": "int32 indices, as in other systems: a baseline",
 }
 """A line about each kind of frames."""

@@ -41,7 +41,7 @@ def choices(plan: Plan, fleet: Fleet) -> list[Choice]:
         >>> fleet = Fleet(parameters=7850, examples={"ann": 900, "bob": 100})
         >>> for choice in choices(Plan(method="dagc", frames="compact"), fleet)[2:4]:
         ...     print(choice)
-        Choice(setting='values', chosen='sign', why='64 bytes are 0.82 % of 7,850 entries, below 10 %: more entries ...
+        Choice(setting='values', chosen='sign', why='44 bytes are 0.56 % of 7,850 entries, below 10 %: more entries ...
         Choice(setting='frames', chosen='compact', why='as given')
     """
     done = plan.for_size(fleet.parameters)

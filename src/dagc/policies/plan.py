@@ -16,7 +16,7 @@ from dagc.wire.indices import RAW_SIZE
 
 __all__ = ["Plan", "Settings", "usual_bytes", "with_defaults"]
 
-CODED_BELOW = 1 << 20
+CODED_BELOW = 1 << 18
 """With "auto", models of up to this many entries use coded frames; `docs/studies/coder.md` explains why."""
 SIGNS_BELOW = 0.1
 """With "auto", signs are sent below this ratio of entries: `docs/studies/beyond.md` measured ratios up to 7 %."""
@@ -88,7 +88,7 @@ class Plan:
         values: The value codec, or "auto": signs for small budgets in entries or bytes, int8 for large ones, fp32
             without a budget.
         frames: "plain"; "compact": small frames leave out what the receiver knows; "coded": both sides remember what
-            was sent before, and frames are about a third smaller; "auto": coded up to a million entries, else compact;
+            was sent before, and frames are about a third smaller; "auto": coded up to 262,144 entries, else compact;
             or "raw": compact, but with int32 indices, as in other systems.
         overhead: Clients wait until overhead is at most this fraction of a frame. With 0 or None, nobody waits.
         down: What the server sends each client: "lossless", every change of the model; "same", as much as a client may
