@@ -128,7 +128,8 @@ def _source(some: Sequence[Shown]) -> str:
         if variant.label not in {series.label for series in one.panel.series}
     ]
     notes = [note for one in some for note in one.panel.notes]
-    return ". ".join([f"Record: {where}; {seeds}, commit {commits}", *dict.fromkeys([*missing, *notes])]) + "."
+    said = [f"Record: {where}; {seeds}, commit {commits}", *dict.fromkeys([*missing, *notes])]
+    return ". ".join(one[:1].upper() + one[1:] for one in said) + "."
 
 
 def totals(some: Sequence[Shown]) -> tuple[list[str], list[list[str]]]:
