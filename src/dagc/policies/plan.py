@@ -25,7 +25,7 @@ SIGNS_BELOW_BYTES = 48
 
 
 def usual_bytes(size: int) -> float:
-    """The default budget in bytes: small enough to be cheap, large enough to learn.
+    """The default budget in bytes: half the square root of the model's size, at least 16.
 
     Example:
         >>> usual_bytes(7850), usual_bytes(236_000)
