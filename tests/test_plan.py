@@ -173,6 +173,25 @@ def test_what_was_chosen_and_why():
     assert why["allocation"].chosen == "the same for all"
 
 
+@pytest.mark.parametrize(
+    ("budget", "size", "codec", "reason"),
+    [
+        (12, 134, "sign", "below 10 %"),
+        (16, 134, "sign", "but fewer than 48"),
+        (47, 134, "sign", "but fewer than 48"),
+        (48, 134, "int8", "exact values matter"),
+        (784, 7850, "sign", "below 10 %"),
+        (785, 7850, "int8", "exact values matter"),
+    ],
+)
+def test_signs_or_exact_values_as_chosen_and_as_explained(budget, size, codec, reason):
+    plan = Plan(method="dagc", bytes=budget)
+    assert plan.for_size(size).values == codec
+    (found,) = [one for one in choices(plan, Fleet(size, {"a": 1000.0, "b": 10.0})) if one.setting == "values"]
+    assert found.chosen == codec
+    assert reason in found.why
+
+
 def test_where_compression_is_not_worth_it():
     low, high = MORE_ROUNDS
 

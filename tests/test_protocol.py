@@ -536,7 +536,7 @@ def test_a_client_begins_ahead_of_the_model_by_part_of_what_it_kept_but_no_farth
     size = PIECE + 5  # norms are summed up in two pieces
     client, model = Client([size]), torch.zeros(size)
     order = Order(round=1, parameter=1, compressor="top-k", step_ahead=0.5)
-    assert client.start(model, order) is model  # nothing is kept yet
+    assert client.start(model, order) is model  # the residual is still zero
     change = torch.linspace(-1, 1, size)
     client.upload(change, order)
     residual = client.feedback.residual

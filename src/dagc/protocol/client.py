@@ -23,7 +23,7 @@ from dagc.wire.values import value_codec
 __all__ = ["Client"]
 
 PIECE = 1 << 20
-"""Norms are summed up over so many entries at a time."""
+"""Entries per partial sum of a norm, which bounds its memory."""
 
 
 class Client:
