@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dagc import InvalidInput, MalformedPayload, OutOfSync, decode
 from dagc.policies import Plan
 from dagc.protocol import Client, Downlink, Server
-from dagc.protocol.downlink import broadcasts
+from dagc.protocol.downlink import broadcasts, checksum
 from dagc.training import Config, Federation
 from test_protocol import ACTIONS, Run
 
@@ -111,6 +111,24 @@ def test_a_model_in_which_entries_have_changed_places_is_noticed():
     client.model[0], client.model[2] = 0.5, -0.5
     with pytest.raises(OutOfSync):
         client.receive(server.download("0"))
+
+
+@pytest.mark.parametrize("size", [2, 8191, 8192, 20_000, 100_003])
+def test_the_checksum_of_a_model_notices_one_bit_and_two_entries_that_have_changed_places(size):
+    draws = np.random.default_rng(size)
+    model = draws.standard_normal(size).astype(np.float32)
+    whole = checksum(model)
+    assert checksum(model.copy()) == whole
+    for _ in range(300):
+        changed = model.copy()
+        changed.view(np.uint32)[draws.integers(size)] ^= np.uint32(1 << draws.integers(32))
+        assert checksum(changed) != whole
+        places = draws.choice(size, 2, replace=False)
+        if draws.random() < 0.5:  # near each other, or in the same column of the table
+            places[1] = (places[0] + draws.choice([1, 2, 4096, 8192, 16384])) % size
+        swapped = model.copy()
+        swapped[places] = swapped[places[::-1]]
+        assert places[0] == places[1] or checksum(swapped) != whole
 
 
 def test_what_is_not_sent_is_sent_later():

@@ -55,8 +55,9 @@ def test_all_experiments_are_there_with_the_papers_figures():
         "bytes": 1,
         "beyond": 15,
         "both-ways": 7,
-        "rivals": 6,
+        "rivals": 10,
         "ablation": 2,
+        "step-ahead": 6,
     }
     by_name = {(name, cell.name): cell for name, cells in EXPERIMENTS.items() for cell in cells}
     assert len(by_name) == sum(sizes.values())

@@ -11,7 +11,7 @@ import dagc
 from dagc.errors import InvalidInput, MissingData
 from dagc.experiments import EXPERIMENTS, STAND_INS, Cell, Laboratory, Record, Store, Tuned, Variant, stand_in, tables
 from dagc.experiments.origin import origin, source_commit, stamp
-from dagc.experiments.records import described, identity
+from dagc.experiments.records import described, identity, plan_of
 from dagc.experiments.reproduce import TUNED_ON
 from dagc.report import read_run
 from dagc.report.figures import write_waterfall
@@ -173,6 +173,33 @@ def test_settings_are_tuned_on_other_seeds_and_recorded(tmp_path, monkeypatch):
     other = replace(cell, tune={"learning_rate": (0.01, 0.4)})
     with pytest.raises(TypeError):
         Laboratory(tmp_path, store).run([("small", other)], 1)
+
+
+def test_a_run_of_another_default_is_another_run(made, monkeypatch):
+    fields = {"task": "logistic@digits", "method": "dagc"}
+    (path,) = (made / "results").glob("**/*.jsonl")
+    line = json.loads(path.read_text().splitlines()[0])
+    store = Store(made / "results")
+    old = Record(**{**line, "settings": described(fields), "plan": plan_of(fields, 650)})
+    store._learn(old)
+    assert store.runs(fields) == [old]
+    monkeypatch.setattr("dagc.policies.plan.usual_bytes", lambda size: 99.0)
+    assert store.runs(fields) == []
+
+
+def test_of_a_wider_grid_only_what_is_new_is_run(tmp_path):
+    cell = small(tune={"learning_rate": (0.01, 0.5)})
+    cell = replace(cell, variants=cell.variants[:1])
+    where = tmp_path / "results"
+    Laboratory(tmp_path, Store(where), jobs=2).run([("small", cell)], 1)
+    (before,) = Store(where).tuned("small", cell, "ours")
+    shutil.rmtree(tmp_path / "tuning")
+    Laboratory(tmp_path, Store(where), jobs=2).run([("small", replace(cell, tune={"learning_rate": (0.01, 0.2, 0.5)}))], 1)
+    ran = [read_run(path).settings["learning_rate"] for path in (tmp_path / "tuning").glob("*/tuning/*")]
+    assert ran == [0.2, 0.2]
+    (after,) = Store(where).tuned("small", cell, "ours")
+    assert [one["learning_rate"] for one in after.tried] == [0.01, 0.2, 0.5]
+    assert after.tried[::2] == before.tried
 
 
 @pytest.mark.parametrize("kind", [kind for kind in tables.KINDS if kind != "tuning"])

@@ -7,6 +7,7 @@ from dagc.experiments.beyond import BEYOND
 from dagc.experiments.both_ways import BOTH_WAYS
 from dagc.experiments.cells import Cell, Variant
 from dagc.experiments.rivals import RIVALS
+from dagc.experiments.step_ahead import STEP_AHEAD
 
 __all__ = ["EXPERIMENTS", "TITLES"]
 
@@ -249,6 +250,7 @@ TITLES = {
     "both-ways": "Both ways: a downlink as lean as the uplink",
     "rivals": "dagc and what others do",
     "ablation": "From Top-k to dagc, one step at a time",
+    "step-ahead": "Step-ahead, on and off",
 }
 """The title of each experiment."""
 
@@ -266,5 +268,6 @@ EXPERIMENTS: dict[str, tuple[Cell, ...]] = {
     "both-ways": BOTH_WAYS,
     "rivals": RIVALS,
     "ablation": ABLATION,
+    "step-ahead": STEP_AHEAD,
 }
 """Every experiment by name."""

@@ -1,13 +1,15 @@
 """Records: what is kept of every run behind a figure, small enough to be stored with the source.
 
 `results/EXPERIMENT/CELL.jsonl` has a line for each variant that was tuned and one for each run. A run is known again by
-its settings, not by its folder: on any machine, and by later versions, which may have more settings.
+its settings, not by its folder: on any machine, and by later versions, which may have more settings. If a default has
+changed since, it is not the same run.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from dagc.report import Run
 from dagc.training import Config
 from dagc.training.config import IRRELEVANT
 
-__all__ = ["Record", "Store", "Tuned", "described", "identity", "record_of"]
+__all__ = ["Record", "Store", "Tuned", "described", "identity", "plan_of", "record_of"]
 
 KEPT = 20
 """About as many evaluations are kept for a curve, besides those that first reach an accuracy."""
@@ -50,6 +52,7 @@ class Record:
         settings: All of them, as the cell has them; `described` makes them.
         evaluations: A list for each of `COLUMNS`. Every evaluation that was better than all before it is there, so the
             first one at any accuracy is.
+        plan: What the plan's settings were for this model, defaults included; None in old records.
     """
 
     variant: str
@@ -64,6 +67,7 @@ class Record:
     result: dict[str, Any]
     settings: dict[str, Any]
     evaluations: dict[str, list[float]]
+    plan: dict[str, Any] | None = None
 
     def called(self, variant: str) -> "Record":
         """The same under another name."""
@@ -112,10 +116,14 @@ class Tuned:
 
     def answers(self, candidates: Sequence[Mapping[str, Any]], seeds: Sequence[int], target: float | None) -> bool:
         """Whether it was chosen among exactly these, on these seeds, for this target."""
-        points = [{name: one[name] for name in self.chosen} for one in self.tried]
-        mine = [identity({**self.settings, **point}) for point in points]
         asked = [identity({**fields, "seed": seeds[0]}) for fields in candidates]
-        return (mine, self.seeds, self.target) == (asked, list(seeds), target)
+        return (list(self.outcomes), self.seeds, self.target) == (asked, list(seeds), target)
+
+    @property
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """What was tried, by the candidates' identities."""
+        points = [{name: one[name] for name in self.chosen} for one in self.tried]
+        return {identity({**self.settings, **point}): one for point, one in zip(points, self.tried, strict=True)}
 
 
 def described(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,6 +144,20 @@ def identity(fields: Mapping[str, Any]) -> str:
         (True, False)
     """
     return f"{fields['task']} {_anywhere(fields).key()}"
+
+
+def plan_of(fields: Mapping[str, Any], parameters: int) -> dict[str, Any]:
+    """The plan of a run, with what its defaults are for a model of that many entries.
+
+    Example:
+        >>> plan = plan_of({"task": "logistic@fashion-mnist", "method": "dagc"}, 7850)
+        >>> plan["bytes"], plan["values"]
+        (44.0, 'sign')
+    """
+    plan = _anywhere(fields).plan().for_size(parameters)
+    found = {each.name: getattr(plan, each.name) for each in dataclass_fields(plan)}
+    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
+    return {name: value for name, value in plain.items() if value not in (None, {})}
 
 
 def _anywhere(fields: Mapping[str, Any]) -> Config:
@@ -170,6 +192,7 @@ def record_of(run: Run, variant: str, fields: Mapping[str, Any], stand_in: str |
         {name: run.result[name] for name in RESULT},
         described({**fields, "seed": run.seed}),
         {name: [row[name] for row in rows] for name in COLUMNS},
+        plan_of(fields, run.clients["parameters"]),
     )
 
 
@@ -216,8 +239,12 @@ class Store:
         return self._lines
 
     def runs(self, fields: Mapping[str, Any]) -> list[Record]:
-        """The records of runs with exactly these settings, of whatever cell: with the data itself first."""
-        found = self._known.get(identity(fields), [])
+        """The records of runs with exactly these settings, of whatever cell: with the data itself first.
+
+        Those that were made when a default was another one are left out.
+        """
+        known = self._known.get(identity(fields), [])
+        found = [one for one in known if one.plan in (None, plan_of(fields, one.parameters))]
         return sorted(found, key=lambda one: one.stand_in is not None)
 
     def tuned(self, experiment: str, cell: Cell, variant: str) -> list[Tuned]:

@@ -145,8 +145,15 @@ class Laboratory:
         return cell.tuned(chosen)
 
     def _choose(self, experiment: str, cell: Cell, variant: Variant) -> dict[str, Any]:
-        """Tune a variant, and record what was tried."""
+        """Tune a variant, and record what was tried. Candidates that were tried before are not run again."""
         (here,) = with_data([cell], self.stand_in, self.data_dir)
+        stand_in = label_of(cell, here)
+        before = [
+            one
+            for one in self.store.tuned(experiment, cell, variant.label)
+            if (one.seeds, one.target, one.stand_in) == (list(TUNED_ON), goal_of(cell), stand_in)
+        ]
+        tried = {candidate: outcome for one in before for candidate, outcome in one.outcomes.items()}
         where = {"device": self.device, "data_dir": self.data_dir}
         ways = [[{**fields, **where} for fields in here.candidates(variant)]]
         names, target = list(cell.grid(variant)), goal_of(cell)
@@ -155,9 +162,10 @@ class Laboratory:
             *(ways, names, TUNED_ON, target, folder, self.jobs),
             watch=lambda configs: lambda number, done: self.progress(list(configs), number, done),
             until=target,
+            known=lambda fields: tried.get(identity({**fields, "task": cell.fields["task"], "seed": TUNED_ON[0]})),
         )
         settings = described({**cell.candidates(variant)[0], "seed": TUNED_ON[0]})
-        made = (list(TUNED_ON), target, source_commit(), label_of(cell, here))
+        made = (list(TUNED_ON), target, source_commit(), stand_in)
         found = Tuned(variant.label, *made, choice.chosen, choice.by, choice.tried, settings)
         self.store.add(experiment, cell, found)
         return found.chosen

@@ -20,6 +20,8 @@ __all__ = ["TUNING_SEEDS", "Choice", "question", "tune"]
 
 TUNING_SEEDS = 1000
 """The first seed for tuning; comparisons use 0, 1, 2, …"""
+NOTHING: dict[str, float | None] = {"bytes_total": None, "reached": 0, "accuracy": None}
+"""What is known of a candidate that diverged."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,12 @@ def tune(
     jobs: int,
     watch: Callable[[Sequence[Config]], Progress] = lambda configs: lambda run, done: None,
     until: float | None = None,
+    known: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = lambda fields: None,
 ) -> list[Choice]:
     """Choose one of the candidates for every line: the fewest total bytes to the target, or the highest accuracy.
 
     By accuracy where there is no target, or no candidate reaches it with all seeds: then of those that reach it with
-    most. What was chosen is kept in
-    `tuning.json`, so that it is done once; the runs are kept in a folder beside it.
+    most. What was chosen is kept in `tuning.json`, so that it is done once; the runs are kept in a folder beside it.
 
     Args:
         ways: For each line, the fields of its candidates, as `comparison_fields` returns them.
@@ -73,12 +75,14 @@ def tune(
         jobs: Runs at a time.
         watch: Makes what is called with the progress of the runs.
         until: An accuracy at which a run may end, to be done sooner.
+        known: What is known of a candidate from before, as in `Choice.tried`; None if it is to be run.
     """
     asked = question(ways, seeds, target)
-    known = _read(folder / "tuning.json", asked)
-    if known is not None:
-        return known
-    configs = [Config(**{**fields, "seed": seed}) for way in ways if len(way) > 1 for fields in way for seed in seeds]
+    before = _read(folder / "tuning.json", asked)
+    if before is not None:
+        return before
+    new = [fields for way in ways if len(way) > 1 for fields in way if known(fields) is None]
+    configs = [Config(**{**fields, "seed": seed}) for fields in new for seed in seeds]
     failed: set[int] = set()
     paths = []
     if configs:
@@ -88,12 +92,14 @@ def tune(
         tried = []
         for fields in way if len(way) > 1 else ():
             config = Config(**{**fields, "seed": seeds[0]})
-            own = range(at, at + len(seeds))
-            at += len(seeds)
-            scores: dict[str, float | None] = {"bytes_total": None, "reached": 0, "accuracy": None}
-            if not failed.intersection(own):
-                scores = _scores([paths[number] for number in own], target)
-            tried.append({**{name: getattr(config, name) for name in names}, **scores})
+            scores = known(fields)
+            if scores is None:
+                own = range(at, at + len(seeds))
+                at += len(seeds)
+                diverged = failed.intersection(own)
+                scores = NOTHING if diverged else _scores([paths[number] for number in own], target)
+            measured = {name: scores[name] for name in NOTHING}
+            tried.append({**{name: getattr(config, name) for name in names}, **measured})
         found.append(_chosen(tried, names))
     _write(folder / "tuning.json", {"question": asked, "seeds": list(seeds), "ways": [asdict(one) for one in found]})
     return found

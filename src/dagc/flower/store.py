@@ -36,8 +36,8 @@ FORMAT = 1
 KIND = "node"
 LENGTH = 8
 ALIGN = 64
-FEW = 64
-"""A model of which more than one in so many entries has changed is written as a whole."""
+FEW = 1024
+"""A model of which more than one in so many entries has changed is written as a whole: that is as many pages."""
 PATCHED = 12
 """Bytes that an entry of the model takes in a head."""
 MODEL, RESIDUAL = 0, 2

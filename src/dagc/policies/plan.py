@@ -25,13 +25,13 @@ SIGNS_BELOW_BYTES = 48
 
 
 def usual_bytes(size: int) -> float:
-    """The default budget in bytes: half the square root of the model's size, at least 16.
+    """The default budget in bytes: half the square root of the model's size, at least 8.
 
     Example:
         >>> usual_bytes(7850), usual_bytes(236_000)
         (44.0, 243.0)
     """
-    return max(16.0, float(round(0.5 * math.sqrt(size))))
+    return max(8.0, float(round(0.5 * math.sqrt(size))))
 
 
 class Settings(TypedDict, total=False):

@@ -15,7 +15,8 @@ from dagc.errors import MalformedPayload
 from dagc.policies import Account, Plan, Situation
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
-from dagc.state import below
+from dagc.state import BLOCK, below
+from dagc.state import checksum as rows_checksum
 from dagc.wire import Memory, encode, is_coded, quantise
 from dagc.wire.coder import Shapes
 from dagc.wire.frame import read_varint, varint
@@ -25,11 +26,18 @@ __all__ = ["Downlink", "broadcasts", "checksum", "sizes_of"]
 KEPT = 4
 """How many downloads are cached for clients with the same version; each may be as large as the model."""
 SERVER = "server"
+ROW = BLOCK // 4
+"""Entries in a row of the table that `checksum` sums up."""
 
 
 def checksum(model: NDArray[np.float32]) -> int:
-    """CRC-32 of a model, to detect a client whose model is not the one the server expects."""
-    return zlib.crc32(model.astype("<f4", copy=False).data)
+    """A CRC-32 of sums of a model, to detect a client whose model is not the one the server expects.
+
+    The sums are over the rows and over the columns of a table of words, so that one changed word and two that have
+    changed places are both detected, many times faster than by the CRC-32 of all bytes.
+    """
+    words = model.astype("<f4", copy=False)[: len(model) // ROW * ROW].view("<u8").reshape(-1, ROW // 2)
+    return zlib.crc32(words.sum(axis=0, dtype="<u8").data, rows_checksum(model))
 
 
 class Downlink:
