@@ -139,7 +139,8 @@ class Client:
         length = _length([residual]) if order.step_ahead and self.last else 0.0
         if not length:
             return model
-        ahead = unit * min(order.step_ahead, self.last / length) * residual
+        ahead = torch.from_numpy(pool.take(self.size, np.dtype(np.float32))) if residual.is_cpu else None
+        ahead = torch.mul(residual, unit * min(order.step_ahead, self.last / length), out=ahead)
         return torch.sub(model, ahead, out=ahead)
 
     def upload(self, change: Gradient, order: Order) -> Upload:
