@@ -10,6 +10,7 @@ from dagc.cli import app
 from dagc.cli.parse import link_rate, price
 from dagc.planning import MORE_ROUNDS, Fleet, choices, forecast, verdict
 from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW, usual_bytes
+from dagc.report.words import brief
 from dagc.training import Config, Federation
 
 METHODS = ["dagc", "dagc-r, ratio 0.1 %", "top-k, ratio 0.1 %, raw frames", "stc, ratio 0.1 %", "none"]
@@ -221,6 +222,20 @@ def test_the_first_download_is_named_and_can_be_saved():
     drawn = planned("--rounds", 10, "--first-model", "drawn")
     assert not any("first download" in line for line in drawn["verdict"])
     assert {way["first_download"] for way in drawn["methods"]} == {0.0}
+
+
+def test_the_verdict_counts_first_downloads():
+    fleet = Fleet(7850, {"a": 1.0, "b": 1.0})
+    sent, drawn = (Plan(method="none", first_model=first) for first in ("sent", "drawn"))
+    ours = forecast(Plan(method="dagc"), fleet, 3)
+
+    def times(dense):
+        return verdict("dagc", ours, dense)[1]
+
+    both, saved = forecast(sent, fleet, 3), forecast(drawn, fleet, 3)
+    left = saved.bytes_up + saved.bytes_down - ours.first_download
+    assert f" {brief(both.changes / ours.changes)} times as many before it sends more, the first" in times(both)
+    assert f" {brief(left / ours.changes)} times as many" in times(saved)
 
 
 @pytest.fixture(scope="module")

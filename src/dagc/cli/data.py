@@ -96,7 +96,7 @@ def get(
     if place is None:
         console.print(
             f"{name} still needs its images and metadata.csv in {data.data_folder(data_dir) / name}: "
-            "see docs/how-to/own-data.md",
+            "see docs/reference/data-sets.md",
             style="yellow",
         )
         raise typer.Exit(1)
