@@ -123,9 +123,7 @@ class Turns:
             self._condition.notify_all()
 
 
-def rounds(
-    strategy: Strategy, grid: LocalGrid, count: int, number: int, turns: Turns
-) -> list[tuple[float, float]]:
+def rounds(strategy: Strategy, grid: LocalGrid, count: int, number: int, turns: Turns) -> list[tuple[float, float]]:
     """Seconds of each round, by the clock and of the processor, the first two left out."""
     took: list[tuple[float, float]] = []
     held: list[tuple[float, float]] = []
