@@ -40,8 +40,8 @@ def verdict(name: str, method: Forecast, dense: Forecast) -> list[str]:
     found = [
         f"A round takes {duration(whole)} without compression, {duration(part)} of it ({_percent(part, whole)}) for "
         f"the slowest client's transfers; {duration(method.round_seconds)} with {name}.",
-        f"{name} {longer} {brief(fewer)} times as many before it sends more{counted}. In docs/studies/downlink.md it took "
-        f"{low} to {high} times.",
+        f"{name} {longer} {brief(fewer)} times as many before it sends more{counted}. In docs/studies/downlink.md "
+        f"it took {low} to {high} times.",
     ]
     time, bytes = (_worth(gain, low, high) for gain in (faster, fewer))
     why = f"dense frames take {duration(part)} of a round of {duration(whole)}"
