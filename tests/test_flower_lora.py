@@ -83,12 +83,10 @@ def test_a_superlink_with_tls_and_keys_sends_a_fiftieth_and_learns_what_this_pro
         lab.with_nodes(NODES)
         traffic, losses = {}, {}
         for compress in (False, True):
-            before = len((lab.folder / "link.log").read_text(errors="replace"))
             name = "adapters" if compress else ""
             number = lab.run(APP, run=name, rounds=rounds, nodes=NODES, compress=compress, **settings)
             traffic[compress] = lab.ended(number)["network-traffic"]
-            said = (lab.folder / "link.log").read_text(errors="replace")[before:]
-            losses[compress] = [float(found) for found in re.findall(r"'loss': '?([\d.e+-]+)", said)]
+            losses[compress] = [float(found) for found in re.findall(r"'loss': '?([\d.e+-]+)", lab.said(number))]
         there = _arrays(lab.state)
     print(f"bytes without and with dagc: {traffic}; losses: {losses}")
     for way in ("inbound-bytes", "outbound-bytes"):
