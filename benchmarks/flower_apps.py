@@ -4,8 +4,8 @@
     python -m benchmarks.flower_apps --app lora                 # examples/flower-lora; DAGC_DATA points to the text
     python -m benchmarks.flower_apps --set down=same rounds=60  # other settings of the app
 
-A message counts with everything that Flower sends of it: arrays, metrics, instructions and names. Flower's own requests,
-in which it asks for messages, are left out.
+A message counts with everything that Flower sends of it: arrays, metrics, instructions and names. Flower's requests for
+messages are left out.
 """
 
 import argparse
