@@ -1,6 +1,6 @@
 """What the mod and the wrapper cost: rounds of the same Flower app with and without them, in this process.
 
-    python -m benchmarks.flower            # 1 M parameters, 5 nodes, 1 %; two minutes
+    python -m benchmarks.flower            # 1 M parameters, 5 nodes, 1 %; three minutes
     python -m benchmarks.flower --full     # more rounds
 
 Both apps take turns, round by round, in one process, on one thread, without a network. Messages become bytes and
@@ -123,9 +123,7 @@ class Turns:
             self._condition.notify_all()
 
 
-def rounds(
-    strategy: Strategy, grid: LocalGrid, count: int, number: int, turns: Turns
-) -> list[tuple[float, float]]:
+def rounds(strategy: Strategy, grid: LocalGrid, count: int, number: int, turns: Turns) -> list[tuple[float, float]]:
     """Seconds of each round, by the clock and of the processor, the first two left out."""
     took: list[tuple[float, float]] = []
     held: list[tuple[float, float]] = []

@@ -56,7 +56,8 @@ OURS: dict[str, dict[str, Any]] = {
     f"ours, {STEPS} steps, 2 % sign": {"ratio": 0.02},
     f"ours, {STEPS} steps, 2 % two-bit": {"ratio": 0.02, "values": "two-bit"},
     f"ours, {STEPS} steps, 10 % two-bit": TWO_BIT,
-    f"ours, {STEPS} steps, Nesterov, 10 %": {**TWO_BIT, "outer_rate": 0.7, "momentum": 0.9},
+    f"ours, {STEPS} steps, Nesterov 0.5, 10 %": {**TWO_BIT, "momentum": 0.5},
+    f"ours, {STEPS} steps, Nesterov 0.9, 10 %": {**TWO_BIT, "outer_rate": 0.7, "momentum": 0.9},
     f"ours, {STEPS} steps, overlap, 10 %": {**TWO_BIT, "overlap": True},
 }
 METHODS = {**EVERY_STEP, **DENSE, **{name: name for name in OURS}}

@@ -165,6 +165,8 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path):
     assert (built.returncode, built.stdout + built.stderr) == (0, "")
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) > len(_docs.PAGES)
+    guides = (tmp_path / "site" / "how-to").glob("*.html")
+    assert not [page.name for page in guides if "&gt;&gt;&gt;" in page.read_text()], "prompts cannot be copied"
     for page in pages:
         fetched = re.findall(
             r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=[\"']?(https?:)?//[^>]*>", page.read_text()

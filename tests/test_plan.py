@@ -234,7 +234,7 @@ def test_the_verdict_counts_first_downloads():
 
     both, saved = forecast(sent, fleet, 3), forecast(drawn, fleet, 3)
     left = saved.bytes_up + saved.bytes_down - ours.first_download
-    assert f" {brief(both.changes / ours.changes)} times as many before it sends more, the first" in times(both)
+    assert f" {brief(both.changes / ours.changes)} times as many before it sends more (the first" in times(both)
     assert f" {brief(left / ours.changes)} times as many" in times(saved)
 
 

@@ -194,7 +194,9 @@ def test_of_a_wider_grid_only_what_is_new_is_run(tmp_path):
     Laboratory(tmp_path, Store(where), jobs=2).run([("small", cell)], 1)
     (before,) = Store(where).tuned("small", cell, "ours")
     shutil.rmtree(tmp_path / "tuning")
-    Laboratory(tmp_path, Store(where), jobs=2).run([("small", replace(cell, tune={"learning_rate": (0.01, 0.2, 0.5)}))], 1)
+    Laboratory(tmp_path, Store(where), jobs=2).run(
+        [("small", replace(cell, tune={"learning_rate": (0.01, 0.2, 0.5)}))], 1
+    )
     ran = [read_run(path).settings["learning_rate"] for path in (tmp_path / "tuning").glob("*/tuning/*")]
     assert ran == [0.2, 0.2]
     (after,) = Store(where).tuned("small", cell, "ours")

@@ -3,6 +3,7 @@
 MkDocs calls the functions with names that begin with `on_`.
 """
 
+import doctest
 import os
 import posixpath
 import re
@@ -18,6 +19,7 @@ PROJECT = {"CONTRIBUTING.md": "project/contributing.md", "CHANGELOG.md": "projec
 PROJECT |= {"SECURITY.md": "project/security.md"}
 COMMANDS = "reference/command-line.md"
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+PROMPTED = re.compile(r"^```python\n(>>> .*?)^```$", re.M | re.S)
 
 
 def command_line() -> str:
@@ -57,4 +59,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return label
         return f"[{label}]({posixpath.relpath(uri, posixpath.dirname(source) or '.')}{hash_}{part})"
 
-    return LINK.sub(moved, markdown)
+    return LINK.sub(moved, PROMPTED.sub(_without_prompts, markdown))
+
+
+def _without_prompts(block: re.Match[str]) -> str:
+    """An example that can be copied into a file: no prompts, and what is printed as comments."""
+    lines = []
+    for example in doctest.DocTestParser().get_examples(block[1]):
+        lines += [example.source.rstrip(), *(f"# {line}" for line in example.want.splitlines())]
+    return "\n".join(("```python", *lines, "```"))

@@ -145,7 +145,7 @@ CATALOGUE: dict[str, Entry] = {
             "flickr-mammal",
             "mammals by subcontinent, 32×32×3",
             10,
-            "docs/reference/data-sets.md",
+            "partly by hand",
             "per photo",
             (Source(_FLICKR, None, "flickr-mammal-zenodo"),),
             flickr.locate,

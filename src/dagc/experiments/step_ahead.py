@@ -8,6 +8,8 @@ __all__ = ["STEP_AHEAD"]
 
 _VARIANTS = (Variant("with step-ahead", {"method": "dagc"}), Variant("without", {"method": "dagc", "step_ahead": 0.0}))
 
+_ROLES = "token-lstm@shakespeare"
+
 
 def _cell(
     name: str, title: str, task: str, rounds: int, every: int, targets: tuple[float, ...], rate: float, **fields: Any
@@ -22,13 +24,23 @@ STEP_AHEAD = (
     _cell("cnn-1", "CNN@CIFAR-10, one local step", "cnn@cifar-10", 600, 10, (0.30, 0.35, 0.40), 0.05),
     _cell("cnn-10", "CNN@CIFAR-10, 10 local steps", "cnn@cifar-10", 160, 5, (0.40, 0.45, 0.50), 0.05, local_steps=10),
     _cell(
-        *("lstm-1", "LSTM@Shakespeare by role, ten clients, one local step", "token-lstm@shakespeare"),
-        *(400, 10, (0.20, 0.25, 0.30), 1.0),
+        "lstm-1",
+        "LSTM@Shakespeare by role, ten clients, one local step",
+        _ROLES,
+        400,
+        10,
+        (0.20, 0.25, 0.30),
+        1.0,
         partition="by-client:workers=10",
     ),
     _cell(
-        *("lstm-10", "LSTM@Shakespeare by role, ten clients, 10 local steps", "token-lstm@shakespeare"),
-        *(100, 4, (0.20, 0.25, 0.30), 1.0),
+        "lstm-10",
+        "LSTM@Shakespeare by role, ten clients, 10 local steps",
+        _ROLES,
+        100,
+        4,
+        (0.20, 0.25, 0.30),
+        1.0,
         partition="by-client:workers=10",
         local_steps=10,
     ),

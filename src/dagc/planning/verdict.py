@@ -32,7 +32,7 @@ def verdict(name: str, method: Forecast, dense: Forecast) -> list[str]:
     faster = dense.round_seconds / method.round_seconds if method.round_seconds else 1.0
     sent = max(dense.bytes_up + dense.bytes_down - method.first_download, 0.0)  # what is left for the method's rounds
     fewer = sent / dense.rounds * method.rounds / method.changes if method.changes else math.inf
-    counted = ", the first download counted" if method.first_download or dense.first_download else ""
+    once = " (the first download happens only once)" if method.first_download or dense.first_download else ""
     whole, part = dense.round_seconds, dense.exchange_seconds
     longer = f"may take {brief(faster)} times the rounds of no compression before it takes longer, and"
     if faster < 1.05:
@@ -40,8 +40,8 @@ def verdict(name: str, method: Forecast, dense: Forecast) -> list[str]:
     found = [
         f"A round takes {duration(whole)} without compression, {duration(part)} of it ({_percent(part, whole)}) for "
         f"the slowest client's transfers; {duration(method.round_seconds)} with {name}.",
-        f"{name} {longer} {brief(fewer)} times as many before it sends more{counted}. In docs/studies/downlink.md it took "
-        f"{low} to {high} times.",
+        f"{name} {longer} {brief(fewer)} times as many before it sends more{once}. In docs/studies/downlink.md "
+        f"it took {low} to {high} times.",
     ]
     time, bytes = (_worth(gain, low, high) for gain in (faster, fewer))
     why = f"dense frames take {duration(part)} of a round of {duration(whole)}"
