@@ -176,6 +176,13 @@ class Lab:
         assert about["status"] == "finished:completed", f"{about}\n{self.log('link')}"
         return about
 
+    def said(self, run):
+        """What the app on the server has said in a run: it is not in the SuperLink's log."""
+        command = ["flwr", "log", str(run), "lab"]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     def with_nodes(self, count):
         """Start the SuperLink and SuperNodes and wait for them."""
         self.link()

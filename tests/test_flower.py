@@ -993,11 +993,11 @@ def test_the_example_changes_four_lines_of_code():
             if line.startswith("+") and not line.startswith("+++")
         ]
     assert changed == [
-        "+from dagc.flower import compress",
-        "+app = ClientApp(mods=[compress])",
+        "+from dagc.flower import compress_from",
+        "+app = ClientApp(mods=[compress_from(lambda context: ArrayRecord(build(context.run_config).state_dict()))])",
         "+from dagc.flower import DataAware",
-        '+    strategy = DataAware(strategy, ratio=float(config["ratio"]), down=str(config["down"]), '
-        'run=config["run"] or None)',
+        '+    strategy = DataAware(strategy, ratio=config["ratio"], down=config["down"], first_model="drawn", '
+        'run=config["run"])',
     ]
 
 

@@ -347,7 +347,7 @@ def test_a_mod_that_changes_the_model_is_refused_before_ours(mod):
     }
     strategy = noisy(kinds[mod]) if mod in kinds else FedAvg(**OFF)
     app = client_app(mods=(mod, compress))
-    with pytest.raises(TooFewNodes, match="is not its first mod"):
+    with pytest.raises(TooFewNodes, match="is not the first mod"):
         start(DataAware(strategy, method="dagc-r", ratio=0.2), LocalGrid(app, NODES), 2)
 
 

@@ -22,7 +22,11 @@ from _superlink import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 PROJECT = Path(__file__).parent.parent
-GUIDE = "".join((PROJECT / "docs" / "how-to" / page).read_text() for page in ("flower.md", "flower-hosts.md"))
+PAGES = ("flower.md", "flower-hosts.md", "lora.md")
+GUIDE = "".join((PROJECT / "docs" / "how-to" / page).read_text() for page in PAGES)
+OURS = {"pip", "python", "flwr", "flower-superlink", "flower-supernode", "dagc"}
+"""Commands that the environment must have."""
+TEXT = "**/tinyshakespeare_by_role*.json"
 
 
 def commands(start):
@@ -68,29 +72,45 @@ def test_our_package_is_installed_and_not_the_one_that_is_called_dagc(fresh):
         assert '"dagc"' not in needed
 
 
-def test_one_machine_with_ray(fresh, tmp_path):
+def say(block, fresh, folder):
+    """Run these commands as they stand; what they say."""
     copy, variables = fresh
-    with Lab(tmp_path / "lab") as lab:  # only to end what Flower leaves behind
+    with Lab(folder / "lab") as lab:  # only to end what Flower leaves behind
         (lab.home / "config.toml").unlink()
         ours = {name: lab.environment[name] for name in ("FLWR_HOME", "DAGC_STATE", "OMP_NUM_THREADS")}
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
         done = subprocess.run(
-            ["bash", "-ec", commands("export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1")],
+            ["bash", "-ec", block],
             cwd=copy, env={**variables, **ours, **quiet}, capture_output=True, text=True, timeout=2400,
         )  # fmt: skip
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_one_machine_with_ray(fresh, tmp_path):
+    said = say(commands("export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"), fresh, tmp_path)
     assert re.search(r"dagc: round 30: 10 of 10 nodes", said), said
     accuracies = [float(found) for found in re.findall(r"'accuracy': ([\d.]+)", said)]
     assert max(accuracies) > 0.8, said
 
 
+def test_adapters_with_ray(fresh, tmp_path):
+    text = next(Path(os.environ.get("DAGC_DATA", ".")).glob(TEXT), None)
+    if text is None:
+        pytest.skip(f"needs {TEXT} in DAGC_DATA")
+    block = commands("pip install '.[flower]' 'flwr[simulation]' transformers peft")
+    said = say(block.replace("/path/to/roles.json", str(text)), fresh, tmp_path)
+    assert re.search(r"dagc: round 20: 3 of 3 nodes", said), said
+    losses = [float(found) for found in re.findall(r"'loss': ([\d.]+)", said)]
+    assert losses[-1] < losses[0] - 2, said
+
+
 def test_every_command_of_the_guide_is_one_that_exists(fresh):
     _, variables = fresh
-    known = {"export", "pip", "flwr", "flower-superlink", "flower-supernode", "openssl", "ssh-keygen", "printf", "dagc"}
+    known = {"export", "openssl", "ssh-keygen", "printf", *OURS}
     blocks = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
     first = {shlex.split(line, comments=True)[0] for line in lines if not line.startswith("#")}
     assert first <= known
-    for name in first & {"pip", "flwr", "flower-superlink", "flower-supernode", "dagc"}:
+    for name in first & OURS:
         assert shutil.which(name, path=variables["PATH"].split(os.pathsep)[0]), name

@@ -78,22 +78,21 @@ def test_the_loss_is_that_without_dagc_and_bytes_are_fifty_times_fewer_both_ways
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs Linux, to find the processes that Flower leaves behind")
 def test_a_superlink_with_tls_and_keys_sends_a_fiftieth_and_learns_what_this_process_learns(run, tmp_path):
-    rounds, settings = 3, {"lora_rank": 32}  # 280 kB of adapters, so that payloads are more than envelopes
+    # 840 kB of adapters, so that payloads are more than envelopes; as many bytes as a few rounds need to learn
+    rounds, settings = 3, {"lora-rank": 96, "bytes": 10_000}
     with Lab(tmp_path / "lab", tls=True) as lab:
         lab.with_nodes(NODES)
         traffic, losses = {}, {}
         for compress in (False, True):
-            before = len((lab.folder / "link.log").read_text(errors="replace"))
             name = "adapters" if compress else ""
             number = lab.run(APP, run=name, rounds=rounds, nodes=NODES, compress=compress, **settings)
             traffic[compress] = lab.ended(number)["network-traffic"]
-            said = (lab.folder / "link.log").read_text(errors="replace")[before:]
-            losses[compress] = [float(found) for found in re.findall(r"'loss': '?([\d.e+-]+)", said)]
+            losses[compress] = [float(found) for found in re.findall(r"'loss': '?([\d.e+-]+)", lab.said(number))]
         there = _arrays(lab.state)
     print(f"bytes without and with dagc: {traffic}; losses: {losses}")
     for way in ("inbound-bytes", "outbound-bytes"):
         assert traffic[False][way] > 50 * traffic[True][way]
-    here = run(compress=True, run="adapters", rounds=rounds, **{"lora-rank": 32})
+    here = run(compress=True, run="adapters", rounds=rounds, **settings)
     assert set(there) == set(_arrays(tmp_path / "state"))
     assert all(np.array_equal(array, there[name]) for name, array in _arrays(tmp_path / "state").items())
     assert losses[True][-1] == pytest.approx(here[-1], abs=1e-4)

@@ -41,7 +41,7 @@ def test_without_the_mod_on_one_node_the_others_train_and_it_is_named(states, ca
     grid = LocalGrid(on_nodes(2, without=client_app(mods=())), NODES)
     start(DataAware(fed_avg(), ratio=0.02, run="one"), grid, 2)
     assert [line["present"] for line in read_metrics(states / "runs" / "one")] == [3, 3]
-    assert "node 3 is left out: dagc is missing on it, or is not its first mod" in caplog.text
+    assert "node 3 is left out: dagc is missing there, or is not the first mod" in caplog.text
 
 
 def test_an_app_that_answers_without_looking_at_the_model_is_found_out_too():

@@ -5,6 +5,7 @@
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,7 @@ from dagc.folder import read_metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 APP = Path(__file__).parent.parent / "examples" / "flower" / "after"
 NODES = 3
-SMALL = {
-    "hidden-units": 500, "local-steps": 10, "batch-size": 32, "learning-rate": 0.1, "ratio": 0.01, "down": "lossless",
-    "timeout": 3600.0,
-}  # fmt: skip
+LOSSLESS = {"ratio": 0.01, "down": "lossless"}
 
 
 def in_this_process(tmp_path, monkeypatch, rounds, nodes=NODES, **changes):
@@ -42,7 +40,8 @@ def in_this_process(tmp_path, monkeypatch, rounds, nodes=NODES, **changes):
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    config = {**SMALL, "rounds": rounds, "nodes": nodes, "run": "digits", **changes}
+    config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config |= {"rounds": rounds, "nodes": nodes, "run": "digits", **changes}
     grid = LocalGrid(client_app, nodes, run_config=config)
     server_app(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
     torch.set_num_threads(threads)
@@ -66,18 +65,19 @@ def test_the_ray_simulation_ends_with_the_bits_of_the_grid_in_this_process(tmp_p
     pytest.importorskip("ray")
     with Lab(tmp_path / "lab") as lab:
         lab.link("--simulation")
-        run = lab.run(APP, run="digits", federation="num-supernodes=6", rounds=5, nodes=6)
+        run = lab.run(APP, run="digits", federation="num-supernodes=6", rounds=5, nodes=6, **LOSSLESS)
         lab.wait(run, "digits", 5)
         model = model_of(lab.state)
         rows = lab.rounds("digits")
-    expected, lines = in_this_process(tmp_path, monkeypatch, 5, nodes=6)
+    expected, lines = in_this_process(tmp_path, monkeypatch, 5, nodes=6, **LOSSLESS)
     assert same(model, expected)
     assert [line["up"] for line in rows] == [line["up"] for line in lines]
     assert rows[-1]["accuracy"] > 0.6
 
 
 def test_a_superlink_with_tls_and_keys_and_its_bytes_are_ours_to_5_percent(tmp_path, monkeypatch):
-    large = {"hidden-units": 4000, "ratio": 0.1}  # 300,000 parameters, so that payloads are more than envelopes
+    # 1.8 million parameters, so that payloads are more than envelopes
+    large = {"hidden-units": 24_000, "ratio": 0.1, "down": "lossless"}
     with Lab(tmp_path / "lab", tls=True) as lab:
         lab.with_nodes(NODES)
         stranger = node_key(lab.folder, NODES)
@@ -100,7 +100,7 @@ def test_a_superlink_with_tls_and_keys_and_its_bytes_are_ours_to_5_percent(tmp_p
 def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_it_is_back(tmp_path):
     with Lab(tmp_path / "lab") as lab:
         lab.with_nodes(NODES)
-        lab.run(APP, run="digits", rounds=1000, nodes=NODES - 1, timeout=90.0, down="same")
+        lab.run(APP, run="digits", rounds=1000, nodes=NODES - 1, timeout=300.0, down="same")
         wait_for(lambda: [line["present"] for line in lab.rounds("digits")].count(NODES) >= 2, "two rounds of all")
         lab.kill("node-1")
         before = kept_by(lab, 1)

@@ -22,6 +22,7 @@ def train_here(message: Message, context: Context) -> Message:
     model = build(config)
     set_adapters(model, message.content["arrays"])
     tokens = load_train(config, partition)
-    loss = train(model, tokens, config, 1000 * int(message.content["config"]["server-round"]) + partition)
+    number = int(message.content["config"]["server-round"])
+    loss = train(model, tokens, config, 1_000_000 * int(config["seed"]) + 1000 * number + partition)
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(tokens)})
     return Message(RecordDict({"arrays": adapters_of(model), "metrics": metrics}), reply_to=message)

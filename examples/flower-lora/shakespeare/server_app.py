@@ -29,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
             bytes=float(config["bytes"]),
             first_model="drawn",
             budget_mb=float(config["budget-mb"]),
-            run=config["run"] or None,
+            run=config["run"],
         )
     strategy.start(
         grid,

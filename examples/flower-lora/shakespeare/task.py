@@ -22,7 +22,7 @@ Config = Mapping[str, Any]
 
 def build(config: Config) -> PeftModel:
     """The model with adapters, the same on the server and on all nodes; everything but the adapters is frozen."""
-    torch.manual_seed(0)
+    torch.manual_seed(int(config["seed"]))
     if config["model"]:
         base = AutoModelForCausalLM.from_pretrained(config["model"], dtype=torch.bfloat16)
     else:

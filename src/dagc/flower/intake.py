@@ -21,9 +21,10 @@ __all__ = ["Introduction", "Received", "Sent", "evaluations", "introductions", "
 
 Metrics = tuple[str, ...]
 NO_MOD = (
-    "dagc is missing on it, or is not its first mod: write `from dagc.flower import compress` and "
-    "`app = ClientApp(mods=[compress])` in its ClientApp, other mods after compress"
+    "dagc is missing there, or is not the first mod: write `from dagc.flower import compress` and "
+    "`app = ClientApp(mods=[compress])` in the client's app, other mods after compress"
 )
+LATE = "it did not answer in time: read its log, or give the strategy's `start` a longer `timeout`"
 CAUSES = {
     STYPE: NO_MOD,
     "expects exactly one ConfigRecord": NO_MOD,  # Flower's clipping mods, which found ours beside the app's
@@ -96,7 +97,7 @@ def replies_to(
         else:
             yield one, reply
     for one in waiting.values():
-        leave_out(run, doing, one, "it did not answer in time (timeout of the strategy's start)")
+        leave_out(run, doing, one, LATE)
 
 
 class Introduction(NamedTuple):

@@ -61,7 +61,7 @@ class DataAware(Strategy):
             model.
         whole: Patterns of names of arrays that are never compressed, beside batch norm's buffers, integers and float64.
         run: The run's name. With it, the server keeps everything in a folder, and another `flwr run` with the same name
-            continues where this one ended or was killed.
+            continues where this one ended or was killed. None or "", which a run config can hold: it has no name.
         folder: Where the folder of that name is; `runs` in `DAGC_STATE`, or in Flower's folder, if not given.
         min_nodes: The run ends with `TooFewNodes` in a round to which fewer nodes contribute: most often something is
             wrong with all of them; 0: it never does.
@@ -87,7 +87,7 @@ class DataAware(Strategy):
         **settings: Unpack[Settings],
     ) -> None:
         """Check everything; the work begins with `start`."""
-        if run is not None and not FILE_NAME.fullmatch(run):
+        if run and not FILE_NAME.fullmatch(run):
             raise InvalidInput(f"run is {run!r}: name it with letters, digits, '-', '_' and '.'")
         if not isinstance(strategy, Strategy):
             raise InvalidInput(
@@ -101,7 +101,7 @@ class DataAware(Strategy):
         self.strategy = strategy
         self.min_nodes, self.budget_mb = min_nodes, budget_mb
         self.plan = Plan(**settings)
-        self.name = run
+        self.name = run or None
         self.whole = tuple(whole)
         self.folder = Path(folder).expanduser() if folder is not None else state_folder() / "runs"
         self._run: FlowerRun | None = None

@@ -5,7 +5,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from dagc.flower import DataAware
-from digits.task import Net, load_test, test
+from digits.task import build, load_test, test
 
 app = ServerApp()
 
@@ -14,7 +14,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """All rounds."""
     config = context.run_config
-    model = Net(int(config["hidden-units"]))
+    model = build(config)
     x, y = load_test()
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
 
     nodes = int(config["nodes"])
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=nodes)
-    strategy = DataAware(strategy, ratio=float(config["ratio"]), down=str(config["down"]), run=config["run"] or None)
+    strategy = DataAware(strategy, ratio=config["ratio"], down=config["down"], first_model="drawn", run=config["run"])
     strategy.start(
         grid,
         ArrayRecord(model.state_dict()),

@@ -1,5 +1,8 @@
 """The model and the data: scikit-learn's digits, split so that each node has twice as much as the next."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
@@ -9,12 +12,11 @@ from torch.nn.functional import cross_entropy
 TEST = 397
 
 
-class Net(nn.Sequential):
-    """A perceptron with one hidden layer."""
-
-    def __init__(self, hidden_units: int) -> None:
-        torch.manual_seed(0)
-        super().__init__(nn.Linear(64, hidden_units), nn.ReLU(), nn.Linear(hidden_units, 10))
+def build(config: Mapping[str, Any]) -> nn.Module:
+    """A perceptron with one hidden layer, the same on the server and on all nodes."""
+    torch.manual_seed(int(config["seed"]))
+    hidden = int(config["hidden-units"])
+    return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
 def load() -> tuple[Tensor, Tensor]:

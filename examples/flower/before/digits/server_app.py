@@ -4,7 +4,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from digits.task import Net, load_test, test
+from digits.task import build, load_test, test
 
 app = ServerApp()
 
@@ -13,7 +13,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """All rounds."""
     config = context.run_config
-    model = Net(int(config["hidden-units"]))
+    model = build(config)
     x, y = load_test()
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
