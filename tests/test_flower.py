@@ -957,16 +957,20 @@ def test_a_message_that_comes_twice_or_late_to_a_node_is_refused(states):
     assert "has answered round 3" in usual(to_first[-1]).error.reason
 
 
-@pytest.mark.parametrize("run", ["../../etc", "a/b", "", ".hidden"])
+@pytest.mark.parametrize("run", ["../../etc", "a/b", ".hidden"])
 def test_a_run_name_cannot_leave_its_folder(run):
     with pytest.raises(InvalidInput, match="name it with letters"):
         DataAware(fed_avg(), ratio=0.01, run=run)
     context = LocalGrid(client_app(), 1).contexts[1]
-    if run:
-        with pytest.raises(InvalidInput, match="cannot be the name of a file"):
-            node_files.state_path(run, context)
-    else:
-        assert node_files.state_path(run, context).parent.name == "run-1"
+    with pytest.raises(InvalidInput, match="cannot be the name of a file"):
+        node_files.state_path(run, context)
+
+
+def test_an_empty_run_name_is_none():
+    """A run configuration of Flower cannot hold None."""
+    assert DataAware(fed_avg(), ratio=0.01, run="").name is None
+    context = LocalGrid(client_app(), 1).contexts[1]
+    assert node_files.state_path("", context).parent.name == "run-1"
     context.node_config["dagc-name"] = "../x"
     with pytest.raises(InvalidInput, match="cannot be the name of a file"):
         node_files.state_path("good", context)

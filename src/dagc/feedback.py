@@ -66,7 +66,8 @@ class ErrorFeedback:
         self.seed = seed
         self.clip = 0.0
         self.steps = 0
-        self._residual = torch.from_numpy(np.zeros(size, FLOAT32)).to(device)  # the system zeroes it when it is used
+        self._residual = torch.empty(0, device=device)  # says where to `_empty`
+        self._residual = self._empty().zero_()
 
     @property
     def residual(self) -> torch.Tensor:

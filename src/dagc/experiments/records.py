@@ -152,7 +152,7 @@ def plan_of(fields: Mapping[str, Any], parameters: int) -> dict[str, Any]:
     Example:
         >>> plan = plan_of({"task": "logistic@fashion-mnist", "method": "dagc"}, 7850)
         >>> plan["bytes"], plan["values"]
-        (44.0, 'sign')
+        (44, 'sign')
     """
     plan = _anywhere(fields).plan().for_size(parameters)
     found = {each.name: getattr(plan, each.name) for each in dataclass_fields(plan)}
