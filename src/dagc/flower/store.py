@@ -37,7 +37,8 @@ KIND = "node"
 LENGTH = 8
 ALIGN = 64
 FEW = 1024
-"""A model of which more than one in so many entries has changed is written as a whole: that is as many pages."""
+"""A model of which more than one in so many entries has changed is written whole. A page holds as many entries, so with
+more changes nearly every page would be written anyway."""
 PATCHED = 12
 """Bytes that an entry of the model takes in a head."""
 MODEL, RESIDUAL = 0, 2
