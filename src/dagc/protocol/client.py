@@ -1,5 +1,6 @@
 """The client's half of a round: receive the model, let it be trained, select, encode, keep the rest."""
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -23,7 +24,9 @@ from dagc.wire.values import value_codec
 __all__ = ["Client"]
 
 PIECE = 1 << 14
-"""Entries per partial sum of a norm: as float64 they fit into a core's own cache."""
+"""Entries per partial sum of a norm: few enough for float32, and as float64 they fit into a core's own cache."""
+TINY, HUGE = 1e-28, 1e30
+"""Between them, a sum of squares in float32 is far from both ends of its range."""
 
 
 class Client:
@@ -139,9 +142,8 @@ class Client:
         length = _length([residual]) if order.step_ahead and self.last else 0.0
         if not length:
             return model
-        ahead = torch.from_numpy(pool.take(self.size, np.dtype(np.float32))) if residual.is_cpu else None
-        ahead = torch.mul(residual, unit * min(order.step_ahead, self.last / length), out=ahead)
-        return torch.sub(model, ahead, out=ahead)
+        room = torch.from_numpy(pool.take(self.size, np.dtype(np.float32))) if residual.is_cpu else None
+        return torch.add(model, residual, alpha=-unit * min(order.step_ahead, self.last / length), out=room)
 
     def upload(self, change: Gradient, order: Order) -> Upload:
         """What to send of a gradient, or of a change of the model, and of the residual.
@@ -259,13 +261,19 @@ class Client:
 
 
 def _length(parts: Iterable[torch.Tensor]) -> float:
-    """The norm of all parts together, the same on any number of threads; large ones are never whole in float64."""
-    squares = []
-    for part in parts:
-        array = part.detach().cpu().numpy()
-        cut = [array] if array.size <= PIECE else np.split(array.reshape(-1), range(PIECE, array.size, PIECE))
-        squares += [np.square(piece, dtype=np.float64).sum() for piece in cut]
-    return float(np.sqrt(sum(squares)))
+    """The norm of all parts together, the same on any number of threads."""
+    return math.sqrt(sum(_squares(part.detach().cpu().numpy().reshape(-1)) for part in parts))
+
+
+def _squares(numbers: NDArray[Any]) -> float:
+    """The sum of their squares, piece by piece: in float32, or where that is too narrow in float64."""
+    end = numbers.size // PIECE * PIECE
+    pieces = (numbers[:end].reshape(-1, PIECE), numbers[end:].reshape(1, -1))
+    if numbers.dtype == np.float32:
+        found = sum(float(np.einsum("ij,ij->i", some, some).sum(dtype=np.float64)) for some in pieces)
+        if TINY < found < HUGE:
+            return found
+    return sum(float(np.square(piece, dtype=np.float64).sum()) for some in pieces for piece in some)
 
 
 def _norm(change: Gradient) -> float:
