@@ -120,7 +120,8 @@ def _source(some: Sequence[Shown]) -> str:
     records = [record for one in some for record in one.records]
     counts = sorted({len(series.runs) for one in some for series in one.panel.series})
     seeds = "one seed" if counts == [1] else f"{' to '.join(map(str, sorted({counts[0], counts[-1]})))} seeds"
-    commits = ", ".join(dict.fromkeys(record.commit or "not known" for record in records))
+    made = [one for record in records for one in (record.commit or "not known").split(", ")]  # a resumed run has two
+    commits = ", ".join(dict.fromkeys(made))
     missing = [
         f"not run: {variant.label}" + (f" ({one.cell.name})" if len(some) > 1 else "")
         for one in some
