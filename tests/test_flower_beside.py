@@ -141,6 +141,14 @@ def test_krum_is_refused_where_nodes_wait(name):
         )
 
 
+@pytest.mark.parametrize("name", ["FedMedian", "FedTrimmedAvg", "Bulyan", "Krum", "MultiKrum"])
+def test_who_compares_nodes_needs_only_a_ratio(name):
+    """The default method lets nodes wait, but not with such a strategy."""
+    aware = DataAware(LEARNING[name](), ratio=0.2)
+    aware.start(LocalGrid(toward(), 7), ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))}), num_rounds=2)
+    assert aware.plan.overhead == 0
+
+
 # What is sent is clipped, with what was kept back
 
 
@@ -257,6 +265,17 @@ def test_with_clipping_on_the_server_every_nodes_part_is_within_the_bound_and_no
     assert losses(result)[-1] < losses(result)[0]
     if down == "lossless":
         assert np.count_nonzero(result.arrays["w"].numpy()) == SIZE
+
+
+@pytest.mark.parametrize(
+    "kind", [DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping]
+)
+@pytest.mark.parametrize("plan", [{"ratio": None}, {"ratio": 0.05}, {"ratio": 0.05, "overhead": 0.25}])
+def test_with_clipping_on_the_server_nodes_may_wait(kind, plan):
+    """Flower divides by the length of what a node sends, and a node that waits sends nothing."""
+    sent, result = run(noisy(kind), **{"method": "dagc", "frames": "compact", "rounds": 20, **plan})
+    assert 0 < len(sent) < 20 * NODES
+    assert losses(result)[-1] < losses(result)[0]
 
 
 def test_a_bound_that_adapts_is_in_the_checkpoint(states):

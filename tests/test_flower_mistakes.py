@@ -42,6 +42,9 @@ def test_without_the_mod_on_one_node_the_others_train_and_it_is_named(states, ca
     start(DataAware(fed_avg(), ratio=0.02, run="one"), grid, 2)
     assert [line["present"] for line in read_metrics(states / "runs" / "one")] == [3, 3]
     assert "node 3 is left out: dagc is missing there, or is not the first mod" in caplog.text
+    assert "Received 3 results and 1 failures" in caplog.text  # Flower's own words
+    assert "dagc: round 1: 3 of 4 nodes" in caplog.text
+    assert "dagc: asking 1 node for" in caplog.text  # again, in the second round
 
 
 def test_an_app_that_answers_without_looking_at_the_model_is_found_out_too():
@@ -58,6 +61,24 @@ def test_an_app_that_answers_without_looking_at_the_model_is_found_out_too():
 def test_without_the_wrapper_on_the_server_nodes_say_that_models_are_sent_whole(caplog):
     start(fed_avg(), LocalGrid(client_app(), NODES), 1)
     assert caplog.text.count("the server does not use dagc, models are sent whole: write DataAware(strategy)") == NODES
+
+
+@pytest.mark.parametrize("whole", ["head.weight", ["nope*"]])
+def test_arrays_to_send_whole_that_are_not_there(whole):
+    with pytest.raises(InvalidInput, match=r"give a list of names|no array is called 'nope\*'; there are "):
+        start(DataAware(fed_avg(), ratio=0.02, whole=whole), LocalGrid(client_app(), NODES), 1)
+
+
+def test_a_reply_with_invalid_examples_ends_the_run_with_their_value():
+    app = ClientApp(mods=[compress])
+
+    @app.train()
+    def train(message, context):
+        metrics = MetricRecord({"num-examples": float("nan")})
+        return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
+
+    with pytest.raises(TooFewNodes, match="says num-examples = nan: return a number from 0 on"):
+        start(DataAware(fed_avg(), ratio=0.02), LocalGrid(app, NODES), 3)
 
 
 def test_a_reply_without_examples_ends_the_run_with_the_metric_to_add():

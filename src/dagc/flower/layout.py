@@ -87,6 +87,9 @@ class Layout:
     @classmethod
     def of(cls, arrays: ArrayRecord, whole: Collection[str] = ()) -> Self:
         """The layout of an app's arrays; names that match one of `whole`, and buffers, are never compressed."""
+        for pattern in whole:
+            if not any(fnmatch(name, pattern) for name in arrays):
+                raise InvalidInput(f"whole: no array is called {pattern!r}; there are {', '.join(arrays):.300}")
         pieces = []
         for name, array in arrays.items():
             try:

@@ -100,7 +100,8 @@ def _up_to_date(
 ) -> Node:
     """The node with the newest model; `OutOfSync` if the download does not build on the model it has."""
     if node is not None and node.lineage != instruction.lineage:
-        log.info("dagc: run %r has started over: what was kept of the one before is dropped", instruction.run)
+        if instruction.run:
+            log.info("dagc: run %r has started over: what was kept of the one before is dropped", instruction.run)
         node = None
     layout = Layout.read(instruction.layout) if instruction.layout else None
     name, payload = payload_of(message.content)
@@ -114,7 +115,7 @@ def _up_to_date(
                     f"the layout is of {layout.size} entries, but {len(payload)} bytes came with it, not a whole model"
                 )
         elif first_model is None:
-            raise OutOfSync("this node cannot create the first model itself")
+            raise OutOfSync("this node cannot create the first model itself: write mods=[compress_from(first_model)]")
         else:
             try:
                 first = layout.split(first_model(context)).vector
@@ -221,6 +222,10 @@ def _examples(content: RecordDict, instruction: Instruction) -> float:
         value = record.get(instruction.examples)
         if isinstance(value, int | float) and 0 <= value < 1 << 53:
             return float(value)
+        if value is not None:
+            raise InvalidInput(
+                f"the app's reply says {instruction.examples} = {value!r:.50}: return a number from 0 on"
+            )
     raise InvalidInput(
         f"the app's reply has no metric {instruction.examples!r}: return how many examples it trained on, as in "
         f"MetricRecord({{{instruction.examples!r}: len(data), …}})"

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     Bulyan,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
     FedAdagrad,
     FedAdam,
     FedAvg,
@@ -40,6 +43,8 @@ AVERAGING = {kind.aggregate_train for kind in (FedAvg, FedAvgM, FedAdagrad, FedA
 """Strategies that look at nothing but the weighted mean of the replies."""
 BY_ENTRY, BY_NODE = (FedMedian, FedTrimmedAvg, Bulyan), (MultiKrum,)
 """Strategies that compare what nodes send, entry by entry or as a whole; who sends nothing votes for no change."""
+CLIPPING = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
+"""Strategies that divide by the length of what each node sends."""
 LEAST_RATIO = 0.1
 """With 2 % of the entries from each of seven nodes a median learnt nothing, with 20 % it did, if slower."""
 ACCURACY, LOSS, TRAIN_LOSS = ("accuracy", "eval_acc"), ("loss", "eval_loss"), ("train_loss", "loss")
@@ -100,14 +105,19 @@ class DataAware(Strategy):
             raise InvalidInput(f"budget_mb is {shown(budget_mb)}: it must be a number of MB above 0")
         self.strategy = strategy
         self.min_nodes, self.budget_mb = min_nodes, budget_mb
+        if any(isinstance(each, BY_ENTRY + BY_NODE) for each in chain_of(strategy)):
+            settings.setdefault("overhead", 0.0)  # whoever waits cannot be compared
         self.plan = Plan(**settings)
         self.name = run or None
+        if isinstance(whole, str):
+            raise InvalidInput(f"whole is {whole!r}: give a list of names or patterns, [{whole!r}]")
         self.whole = tuple(whole)
         self.folder = Path(folder).expanduser() if folder is not None else state_folder() / "runs"
         self._run: FlowerRun | None = None
         self._keep: FlowerFolder | None = None
         self._timeout = 3600.0
         self._sent: list[Sent] = []
+        self._unmet: list[Sent] = []
         self._asked: list[Sent] = []
         self._orders: dict[str, Order] = {}
         self._result: dict[str, Any] | None = None
@@ -163,7 +173,7 @@ class DataAware(Strategy):
             if isinstance(strategy, BY_ENTRY + BY_NODE) and (plan.overhead or plan.in_bytes):
                 raise InvalidInput(
                     f"{name} compares nodes, and with this plan some of them send nothing in most rounds: give a ratio "
-                    "instead of bytes, and leave overhead out, or use FedAvg with norm_bound"
+                    "instead of bytes, with overhead=0, or use FedAvg with norm_bound"
                 )
 
     def _tell_where(self, keep: FlowerFolder, done: int, rounds: int) -> None:
@@ -235,6 +245,8 @@ class DataAware(Strategy):
     def _failures(self, replies: list[Message], good: list[Received]) -> Iterator[Message]:
         """Errors, and those for replies that were left out: the inner strategy counts them."""
         run, waiting = self._started(), {one.message.metadata.message_id: one for one in self._sent}
+        for one in self._unmet:
+            yield Message(Error(ErrorCode.UNKNOWN, run.left_out.get(str(one))), reply_to=one.message)
         for one in good:
             del waiting[one.reply.metadata.reply_to_message_id]
         for reply in replies:
@@ -255,9 +267,12 @@ class DataAware(Strategy):
         run = self._started()
         number = run.round + 1
         if not good or type(self.strategy).aggregate_train not in AVERAGING:
+            clips = any(isinstance(each, CLIPPING) for each in chain_of(self.strategy))
             for one in good:
-                own = AppModel(run.model.vector - one.upload.sparse.dense(), one.whole)
-                one.reply.content[one.arrays] = run.layout.join(own, wide=True)
+                own = run.model.vector - one.upload.sparse.dense()
+                if clips and torch.equal(own, run.model.vector):  # a change too small to matter, but not of length 0
+                    own[0] += max(1e-6 * abs(float(own[0])), 1e-12)
+                one.reply.content[one.arrays] = run.layout.join(AppModel(own, one.whole), wide=True)
             return self.strategy.aggregate_train(number, [*(one.reply for one in good), *errors])
 
         update = run.server.total([one.upload for one in good])
@@ -286,6 +301,7 @@ class DataAware(Strategy):
         What a node computes to answer, it keeps for the order that follows.
         """
         run, asked = self._started(), []
+        self._unmet = []
         for message in messages:
             about = message.metadata
             if about.dst_node_id not in run.names:
@@ -295,7 +311,7 @@ class DataAware(Strategy):
                 asked.append(self._give(ask, ASK, None))
         if not asked:
             return
-        log.info("dagc: asking %d nodes for their examples", len(asked))
+        log.info("dagc: asking %s for their examples", "1 node" if len(asked) == 1 else f"{len(asked)} nodes")
         replies = list(grid.send_and_receive([sent.message for sent in asked], timeout=self._timeout))
         alive = set(grid.get_node_ids())
         for name, node, examples in introductions(asked, replies, run):
@@ -306,6 +322,7 @@ class DataAware(Strategy):
                 log.warning("dagc: node %d is left out: %s", node, why)
                 continue
             run.meet(name, node, examples)
+        self._unmet = [one for one in asked if one.message.metadata.dst_node_id not in run.names]
 
     def _clip(self, config: ConfigRecord) -> float | None:
         """The bound of a strategy that expects nodes to clip what they send; with it, dagc does so, too.
@@ -317,8 +334,8 @@ class DataAware(Strategy):
         whole = [piece.name for piece in self._started().layout.whole]
         if whole and (clip is not None or self.plan.clip is not None):
             raise InvalidInput(
-                f"clip bounds what is compressed, but {', '.join(whole):.200} goes whole: leave it out of what nodes "
-                "send, e.g. with group norm instead of batch norm"
+                f"clip bounds what is compressed, but {', '.join(whole):.200} goes whole: use a model without such "
+                "arrays, e.g. with group norm instead of batch norm"
             )
         return clip
 
@@ -388,7 +405,7 @@ class DataAware(Strategy):
             self._keep.close_round(result, {name: order.parameter for name, order in self._orders.items()})
         log.info(
             "dagc: round %d: %d of %d nodes, %s entries, %s bytes up, %s down; so far %s up, %s down",
-            result["round"], result["present"], len(self._sent),
+            result["round"], result["present"], len(self._sent) + len(self._unmet),
             *(f"{result[name]:,}" for name in ("entries", "up", "down", "bytes_up", "bytes_down")),
         )  # fmt: skip
         self._report(result["up"] + result["down"], run.bytes_up + run.bytes_down)
