@@ -325,11 +325,11 @@ def test_a_task_is_not_contradicted():
 def test_a_folder_knows_its_model_and_data_again(tmp_path):
     torch.manual_seed(1)
     one, other = nn.Linear(6, 2), nn.Linear(6, 2)
-    train(config(), tmp_path / "run", model=one, data=DATA).run()
+    last = train(config(), tmp_path / "run", model=one, data=DATA).run()
     clients = json.loads((tmp_path / "run" / "clients.json").read_text())
     assert clients["names"] == ["large", "middle", "small"]
     assert "the clients are those that the data names (3): partition by-client" in clients["notes"]
-    assert train(config(), tmp_path / "run", model=one, data=DATA).run() is None  # it is finished
+    assert train(config(), tmp_path / "run", model=one, data=DATA).run() == last  # it is finished
     for model, data in ((other, DATA), (one, {**DATA, "small": DATA["middle"]})):
         with pytest.raises(InvalidInput, match="was given another model or other data"):
             train(config(), tmp_path / "run", model=model, data=data).run()
@@ -419,3 +419,20 @@ def test_texts_are_clients_whose_next_characters_are_learnt(tmp_path):
         Federation(Config(task=f"mlp@{tmp_path}", method="none"))
     with pytest.raises(InvalidInput, match="are not sequences of tokens, which token-lstm needs: use logistic"):
         Federation(Config(task="token-lstm@digits", method="none"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"partition": [[0, 1], [2, 3]]}, r"a mapping from each client to the positions of its training samples"),
+        ({"partition": {"a": [0.5, 1.5]}}, "'a' has .*: give the positions of its training samples"),
+        ({"partition": {"a": "x"}}, "'a' has 'x': give the positions of its training samples"),
+        ({"metric": lambda output, y: "good"}, "the metric returns 'good': return one number for a batch, its mean"),
+        ({"metric": lambda output, y: output}, "(?s)the metric returns .*: return one number for a batch, its mean"),
+        ({"config": {"rounds": 2}}, r"config is \{'rounds': 2\}: write dagc.Config"),
+    ],
+)
+def test_what_is_given_wrongly_is_refused_with_what_to_give(changes, words):
+    given = {"config": config(), "model": nn.Linear(6, 2), "data": DATA, **changes}
+    with pytest.raises(InvalidInput, match=words):
+        train(**given).run()

@@ -106,8 +106,9 @@ def test_two_trainings_in_turn_are_those_of_each_alone_and_leave_torchs_threads_
 def test_a_training_runs_to_its_end_or_says_that_nothing_was_trained():
     training = train(config(rounds=4))
     assert next(training).round == 1
-    assert training.run().round == 4
-    assert training.run() is None
+    last = training.run()
+    assert last.round == 4
+    assert training.run() == last  # nothing is left to do
     unused = train(config(rounds=4))
     with pytest.warns(RuntimeWarning, match="nothing was trained: iterate over its result"):
         del unused

@@ -321,7 +321,7 @@ def _train(
     callbacks = [ToTarget(target)]  # refuses impossible targets
     callbacks += [TensorBoard(folder / "tensorboard", target)] if tensorboard else []
     callbacks += [CsvLog(folder / "log.csv", target)] if csv else []
-    accuracy = ""
+    accuracy, measured = "", 0
     training = train(config, folder, callbacks)
     metric = training.federation.goal.metric
     name = "" if log.is_terminal and log.width < NARROW else f"{metric} "
@@ -329,8 +329,10 @@ def _train(
         say(f"note: {note}")
     with _bars([f"{_slug(config.task)} {config.method}"], [config.rounds]) as show, stopping() as stop:
         for result in training:
-            accuracy = accuracy if result.accuracy is None else f"{name}{result.accuracy:.1%}, "
-            show(0, result.round, accuracy + _in_words(result))
+            if result.accuracy is not None:
+                accuracy, measured = f"{name}{result.accuracy:.1%}", result.round
+            older = "" if log.is_terminal or measured == result.round else f" in round {measured:,}"
+            show(0, result.round, (accuracy and f"{accuracy}{older}, ") + _in_words(result))
             if stop.is_set() and result.round < config.rounds:
                 break
         else:

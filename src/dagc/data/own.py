@@ -174,7 +174,10 @@ def _assemble(
     if regression:
         middle, unit = (float(part) for part in statistics(train_y[:, None]))
         train_y, test_y = (train_y - middle) / unit, (test_y - middle) / unit
-        notes = (f"numbers are predicted (regression), in units of their deviation {unit:g} from the mean {middle:g}",)
+        notes = (
+            f"numbers are predicted (regression), in units of their deviation {unit:g} from the mean {middle:g}: "
+            "squared errors need small steps, such as learning rate 0.003",
+        )
     mean, std = statistics(train_x)
     own = None if owner is None else torch.from_numpy(owner)[train]
     return Dataset(str(path), train_x, train_y, test_x, test_y, classes, own, names, mean, std, notes=notes)

@@ -245,8 +245,8 @@ class DataAware(Strategy):
     def _failures(self, replies: list[Message], good: list[Received]) -> Iterator[Message]:
         """Errors, and those for replies that were left out: the inner strategy counts them."""
         run, waiting = self._started(), {one.message.metadata.message_id: one for one in self._sent}
-        for one in self._unmet:
-            yield Message(Error(ErrorCode.UNKNOWN, run.left_out.get(str(one))), reply_to=one.message)
+        for unmet in self._unmet:
+            yield Message(Error(ErrorCode.UNKNOWN, run.left_out.get(str(unmet))), reply_to=unmet.message)
         for one in good:
             del waiting[one.reply.metadata.reply_to_message_id]
         for reply in replies:

@@ -215,7 +215,9 @@ class Server:
         sparse = self._sparse(name, order, frame)
         largest = float(np.abs(sparse.values).max(initial=0.0))
         if largest > LARGEST:
-            raise MalformedPayload(f"its largest value is {largest:g}, which would make the model overflow")
+            raise MalformedPayload(
+                f"{name!r:.120} sends {largest:g}, and the model would overflow: lower the learning rate"
+            )
         del self._orders[name]
         if self.account is not None:
             self.account.spend(len(frame) - self._most(order))

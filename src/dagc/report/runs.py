@@ -85,7 +85,8 @@ def read_run(path: Path) -> Run:
     lines = [_line(path, number, line) for number, line in enumerate(read_metrics(path), 1)]
     rows = _evaluated(lines)
     if not rows:
-        resume = f": continue it with dagc resume {path}" if "engine" not in settings else ""
+        advice = {"flower": ": give start() an evaluate_fn, or the strategy a fraction_evaluate above 0"}
+        resume = advice.get(str(settings.get("engine")), f": continue it with dagc resume {path}")
         raise InvalidInput(f"{path} has not been evaluated yet{resume}")
     measured = [row["accuracy"] for row in rows if math.isfinite(row["accuracy"])]
     result = {**summary(lines), "best_accuracy": max(measured, default=math.nan)}

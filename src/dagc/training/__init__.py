@@ -103,9 +103,12 @@ class Training(Iterator[Round]):
         federation: The clients and the server.
     """
 
+    _last: Round | None
+
     def __init__(self, federation: Federation, output: str | Path | None, callbacks: Iterable[Callback]) -> None:
         """Prepare the training. The first round starts when it is asked for."""
         self.federation = federation
+        self._output, self._last = output, None
         self._begun = False
         self._rounds = _train(federation, output, list(callbacks))
 
@@ -117,14 +120,17 @@ class Training(Iterator[Round]):
     def __next__(self) -> Round:
         """Run one round."""
         self._begun = True
-        return next(self._rounds)
+        self._last = next(self._rounds)
+        return self._last
 
-    def run(self) -> Round | None:
-        """Run all remaining rounds, and return the last; None if there were none."""
-        last = None
-        for result in self:
-            last = result
-        return last
+    def run(self) -> Round:
+        """Run all remaining rounds, and return the last; that of the run's folder, if it is finished already."""
+        for _ in self:
+            pass
+        if self._last is None:
+            assert self._output is not None  # otherwise there was a round
+            self._last = Round(**read_metrics(self._output)[-1])
+        return self._last
 
     def close(self) -> None:
         """Stop here: with an output folder, a checkpoint is written."""

@@ -65,6 +65,8 @@ def as_given(
     metric: Metric | None,
 ) -> tuple[Config, Given]:
     """What was given, checked, and the configuration with `own` for the parts that it replaces."""
+    if not isinstance(config, Config):
+        raise InvalidInput(f"config is {shown(config)}: write dagc.Config(…)")
     if model is not None:
         _check_model(model)
     if test is not None and data is None:
@@ -123,9 +125,12 @@ def _task(config: Config, model: bool, data: bool) -> str:
 def _split(partition: Mapping[Any, Any]) -> Partition:
     if not isinstance(partition, Mapping):
         raise InvalidInput(
-            f"partition is {shown(partition)}: give a dagc.data.Partition, or the positions of the training samples by "
-            'client; a text such as "by-client" is a field of Config'
+            f"partition is {shown(partition)}: give a dagc.data.Partition, or a mapping from each client to the "
+            'positions of its training samples, {"ann": [0, 1], …}; a text such as "by-client" is a field of Config'
         )
+    for client, places in partition.items():
+        if not np.issubdtype(np.asarray(places).dtype, np.integer):
+            raise InvalidInput(f"partition: {client!r} has {shown(places)}: give the positions of its training samples")
     indices = tuple(np.asarray(places, dtype=np.int64) for places in partition.values())
     return Partition(indices, tuple(map(str, partition)))
 

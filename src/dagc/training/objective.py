@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from dagc.data import Dataset
 from dagc.data.dataset import IGNORED
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, shown
 
 __all__ = ["Goal", "Loss", "Metric", "goal_of"]
 
@@ -49,12 +49,20 @@ def goal_of(data: Dataset, loss: Loss | None = None, metric: Metric | None = Non
     goal = usual[data.objective](data)
     if loss is not None:
         own_loss = loss
-        goal = goal._replace(loss=loss, total=lambda output, y: float(own_loss(output, y)) * goal.count(y))
+        goal = goal._replace(loss=loss, total=lambda output, y: _number("loss", own_loss(output, y)) * goal.count(y))
     if metric is not None:
         own, name = metric, getattr(metric, "__name__", type(metric).__name__)
         name = "score" if name == "<lambda>" else name.replace("_", " ")
-        goal = goal._replace(score=lambda output, y: float(own(output, y)) * goal.count(y), metric=name)
+        goal = goal._replace(score=lambda output, y: _number("metric", own(output, y)) * goal.count(y), metric=name)
     return goal
+
+
+def _number(name: str, value: Any) -> float:
+    """What a function of the user's returned, if it is a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"the {name} returns {shown(value)}: return one number for a batch, its mean") from error
 
 
 def _classification(data: Dataset) -> Goal:
