@@ -29,7 +29,7 @@ USAGE: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="dagc",
-    help="Train one model over many devices with slow, metered uplinks: the same accuracy, far fewer bytes.",
+    help="Train one model over many devices with slow, metered links, for a small fraction of the bytes.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
