@@ -253,6 +253,29 @@ def test_nothing_is_wider_than_the_screen(page, width):
     assert len(find(page, "#plot polyline")) == 3
 
 
+def test_the_deciding_column_is_on_a_phones_screen_and_all_of_them_on_paper(browser, report):
+    names = {
+        "none": "no compression",
+        "dagc-r": "dagc-r, ratio 2 %, values sign",
+        "top-k": "top-k, ratio 2 %, raw frames",
+    }
+    series = [Series(label, (read_run(report.parent.parent / f"{name}-0"),)) for name, label in names.items()]
+    panel = Panel("one", tuple(series), (0.4, 0.5, 0.6, 0.7))
+    path = write_report([panel], report.parent.parent / "four", "A page", "dagc report", figures=False)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+    size(browser, 390)
+    browser.get(path.as_uri())
+    wait_until_drawn(browser)
+    right = "return document.querySelector('.scroll tbody td').getBoundingClientRect().right"
+    assert find(browser, ".scroll thead th")[1].text == "Total to 40 %"
+    assert browser.execute_script(right) <= 390
+    size(browser, 680)  # a sheet of paper between its margins
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    widest = "return document.querySelector('.scroll table').getBoundingClientRect().right"
+    assert browser.execute_script(widest) <= 680
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 def test_dark_mode_is_dark_and_readable(page):
     def colours():
         script = "const s = getComputedStyle(document.body); return JSON.stringify([s.backgroundColor, s.color])"

@@ -71,9 +71,10 @@ def final(series: Series, name: str = "final_accuracy") -> Spread:
 
 
 def targets(panel: Panel) -> tuple[float, ...]:
-    """The panel's own targets or, without any, the highest whole percent that every series ended at."""
-    ends = [end for end in (final(series).mean for series in panel.series) if math.isfinite(end)]
-    return panel.targets or (math.floor(100 * min(ends, default=0.0)) / 100,)
+    """The panel's own targets; without any, the highest whole percent that all runs reached, but for diverged series."""
+    valid = [series for series in panel.series if math.isfinite(final(series).mean)]
+    best = [run.result["best_accuracy"] for series in valid for run in series.runs]
+    return panel.targets or (math.floor(100 * min(best, default=0.0)) / 100,)
 
 
 def reached(series: Series, accuracy: float) -> Reached:

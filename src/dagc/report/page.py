@@ -61,8 +61,8 @@ def _table(panels: Sequence[Panel]) -> str:
     paper = any(row["paper"] is not None for row in found)
     shared = {targets(panel) for panel in panels}
     goals = next(iter(shared)) if len(shared) == 1 else ()
-    heads = ["Method", capital(metric_of(panels)), *["Paper"] * paper, "Entries sent", "Uploaded", "Downloaded"]
-    heads += [f"Total to {100 * goal:g} %" for goal in goals]
+    heads = ["Method", *(f"Total to {100 * goal:g} %" for goal in goals)]  # what decides comes first: phones are narrow
+    heads += [capital(metric_of(panels)), *["Paper"] * paper, "Entries sent", "Uploaded", "Downloaded"]
     body, before = [], None
     for row in found:
         if len(panels) > 1 and row["panel"] != before:
@@ -73,13 +73,13 @@ def _table(panels: Sequence[Panel]) -> str:
         beside = [other for other in found if other["panel"] == row["panel"]]
         ends = [other["accuracy"].mean for other in beside if math.isfinite(other["accuracy"].mean)]
         best = len(beside) > 1 and row["accuracy"].mean == max(ends, default=None)
-        cells = [_cell(percent(row["accuracy"]), best)]
+        cells = [
+            _goal(goal, [other["reached"][place] for other in beside]) for place, goal in enumerate(row["reached"])
+        ]
+        cells = [*cells * bool(goals), _cell(percent(row["accuracy"]), best)]
         cells += [_cell("" if row["paper"] is None else f"{row['paper']:.2f} %")] * paper
         cells += [_cell(f"{100 * row['entries']:.3g} %"), _cell(in_bytes(row["bytes_up"].mean))]
         cells += [_cell(in_bytes(row["bytes_down"].mean))]
-        if goals:
-            for place, goal in enumerate(row["reached"]):
-                cells.append(_goal(goal, [other["reached"][place] for other in beside]))
         body.append(f"<tr><th scope='row'>{escape(name_of(row))}</th>{''.join(cells)}</tr>")
     head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in heads)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"

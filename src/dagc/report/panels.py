@@ -4,11 +4,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dagc.policies.plan import with_defaults
 from dagc.report.runs import Run
-from dagc.training import OWN, SOLUTION
+from dagc.training import OWN, SOLUTION, Config
 
 __all__ = ["Panel", "Series", "in_words", "metric_of", "panels_of"]
 
+BUDGETS = ("ratio", "bytes", "threshold", "rate")
+TUNED = ("learning_rate", "server_rate", "schedule", "server_schedule", "rounds", "threshold_units")
+USUAL = {name: Config.model_fields[name].default for name in SOLUTION[1:] if name not in TUNED}
+"""What settings are if nobody gives them, but for those that each method may have its own of."""
 NEITHER = {"seed", "threads", "data_dir", "device", "evaluate_every", "checkpoint_every"}
 
 
@@ -117,13 +122,20 @@ def _rank(method: str) -> int:
 
 
 def _label(settings: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
-    """The method, and the settings in which series of the same method differ."""
-    same = [other for other in others if other["method"] == settings["method"]]
+    """The method, and the settings in which it differs: from series of the same method, or from itself as it is usual.
+
+    What all have in common is left out, and so are rates that other methods have differently: those are tuned.
+    """
+    usual = {**USUAL, **with_defaults({"method": settings["method"]})}
     words = [settings["method"]]
     for name in (*SOLUTION[1:], "task"):
         value = settings.get(name)
-        absent = value is None or value is False or value == {}
-        if not absent and any(other.get(name) != value for other in same):
+        if value is None or value is False or value == {}:
+            continue
+        same = [other for other in others if other["method"] == settings["method"]]
+        if name in usual and value != usual[name]:
+            same = [other for other in others if name not in BUDGETS or other["method"] != "none"]
+        if any(other.get(name) != value for other in same):
             words.append(in_words(name, value))
     return ", ".join(words)
 
