@@ -104,6 +104,12 @@ def test_what_is_finished_is_not_done_again(finished):
         (["top-k:caps={3"], {"ratio": 0.1}, "caps is '{3': write JSON"),
         (["none:overhead=0.1"], {}, "clients of method 'none' cannot wait"),
         (["top-k"], {"ratio": 0.1, "workers": [2, 3]}, "no setting with several values 'workers'"),
+        (
+            ["dagc", "dagc-a", "none"],
+            {"threshold": 0.1},
+            "'dagc' does not take threshold: leave it out, or .* dagc:ratio=",
+        ),
+        (["none"], {"ratio": 0.1}, "none of the methods none takes ratio 0.1: leave it out"),
     ],
 )
 def test_a_comparison_that_cannot_work_is_refused(methods, settings, says):
@@ -421,3 +427,20 @@ def test_compare_takes_the_task_of_its_configuration_and_a_flag_replaces_its_bud
     found = json.loads(run("compare", "--config", tmp_path / "run.toml", *arguments, "--json").stdout)
     assert found["task"] == "logistic@digits"
     assert found["methods"][0]["bytes_up"] <= 2 * 2 * 150
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--target", "85"], "target is 85.0: give a score of at most 1"),
+        (["--target", "nan"], "target is nan: give a score of at most 1"),
+        (["--tune", "learning-rate=0.1,0.2", "--tune", "learning-rate=0.3"], "--tune learning-rate is given twice"),
+        (
+            ["--tune", "learning-rate=0.1,0.2", "--learning-rate", "0.3"],
+            "--learning-rate is given, and --tune chooses it",
+        ),
+    ],
+)
+def test_flags_that_contradict_are_refused(flags, says):
+    with pytest.raises(InvalidInput, match=says):
+        run("compare", "logistic@digits", *flags)

@@ -194,19 +194,18 @@ def test_signs_or_exact_values_as_chosen_and_as_explained(budget, size, codec, r
 
 
 def test_where_compression_is_not_worth_it():
-    low, high = MORE_ROUNDS
-
-    def words(**fleet):
-        both = (
-            forecast(Plan(method=name), Fleet(7850, {"a": 1.0, "b": 1.0}, **fleet), 100) for name in ("dagc", "none")
-        )
-        return verdict("dagc", *both)
+    def words(rounds=100, **fleet):
+        there = Fleet(7850, {"a": 1.0, "b": 1.0}, **fleet)
+        return verdict("dagc", forecast(Plan(method="dagc"), there, rounds), forecast(Plan(method="none"), there, 100))
 
     fast = words(up=1e9, down=1e9, compute_seconds=60)
     assert fast[-1] == "Not worth it for time: dense frames take 0.50 ms of a round of 60.0 s. Worth it for bytes."
     assert "0.00084 %" in fast[0]
     assert "takes longer with any more rounds" in fast[1]
-    assert f"it took {low} to {high} times" in fast[1]
+    assert f"dagc took up to {MORE_ROUNDS[1]} times" in fast[1]
+    known = words(rounds=150, up=1e4, down=1e4)
+    assert known[1:] == ["dagc takes 1.5 times the rounds of no compression here.", "Worth it for time and bytes."]
+    assert words(rounds=1_000_000, up=1e4, down=1e4)[-1].startswith("Not worth it for time and bytes")
     assert words(up=1e4, down=1e4)[-1] == "Worth it for time and bytes."
     assert words(up=1e5, down=1e5, compute_seconds=1.0)[-1].startswith("May be worth it for time")
 
@@ -262,7 +261,7 @@ def test_rounds_and_bytes_of_runs(finished):
     frame = 2619
     assert ways["none"]["seconds"] == pytest.approx(round(ways["none"]["rounds"]) * (1 + 2 * 8 * frame / 1e4), rel=0.01)
     assert ways["dagc-a"]["seconds"] is None  # what thresholds send is not known before
-    assert found["verdict"][0].startswith("dagc-r takes the fewest bytes to 70 %, ")
+    assert found["verdict"][0].startswith("dagc-r, ratio 5 % takes the fewest bytes to 70 %, ")
     printed = run("--runs", finished, "--accuracy", 0.7)
     assert "until 70 %, measured" in printed
     assert max(map(len, printed.splitlines())) <= 80
@@ -280,6 +279,8 @@ def test_rounds_and_bytes_of_runs(finished):
         (["--uplink", "0Mb/s"], "--uplink is 0Mb/s: it must be above 0"),
         (["--price", "5"], r"5 for what\? Write 5/GB or 5/MB"),
         (["--price", "cheap"], "'cheap': write a price and what it is for"),
+        (["--price", "-5/GB"], "'-5/GB': write a price and what it is for"),
+        (["--page", "/"], "cannot be written to /, which is a folder: name a file"),
         (["--parameters", "many"], "'many': write a number"),
         (["--parameters", "8Mb/s"], "'8Mb/s': write a number"),
         (["--parameters", "0"], "it must be at least 1"),

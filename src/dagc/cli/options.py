@@ -114,6 +114,8 @@ def _flag(name: str, several: bool = False) -> inspect.Parameter:
     if name == "compute_seconds" or name in OBJECTS or several:
         kind = str
     default = "" if field.default is None or name in OBJECTS else f" (default: {field.default})"
+    if any(name in kind.defaults for kind in POLICIES.values()):
+        default = f" (default: {field.default}, or the method's own)" if default else " (some methods have their own)"
     flag = f"--{name.replace('_', '-')}"
     words = field.description or name
     option = typer.Option(flag, help=f"{words[0].upper()}{words[1:]}{default}.", show_default=False)

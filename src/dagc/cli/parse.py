@@ -63,7 +63,7 @@ def link_rate(text: str, option: str) -> float:
 
 def price(text: str, option: str) -> tuple[float, str]:
     """Parse the price of a byte, and the currency if there is one: 10/GB, $0.10/MB, 5 EUR/GB."""
-    found = re.fullmatch(r"\s*([^\d\s./]{0,4})\s*([0-9.]+)\s*([^\d\s./]{0,4})\s*(?:/\s*([kMG])B)?\s*", text)
+    found = re.fullmatch(r"\s*([^\d\s./+\-−]{0,4})\s*([0-9.]+)\s*([^\d\s./+\-−]{0,4})\s*(?:/\s*([kMG])B)?\s*", text)
     number = math.nan if found is None else _number(found[2])
     if found is None or not math.isfinite(number):
         raise InvalidInput(f"{option} is {text!r:.100}: write a price and what it is for, e.g. 10/GB or 0.1/MB")

@@ -293,10 +293,9 @@ def _words(ways: Sequence[_Way], accuracy: float | None) -> list[str]:
     if dense is None or dense.forecast is None:
         return words
     if all(way.rounds == dense.rounds for way in ways):
-        low, high = MORE_ROUNDS
         words.append(
-            f"All methods are assumed to take the same rounds, but compressed ones need more ({low} to {high} times in "
-            "docs/studies/downlink.md): give each its own with NAME:rounds=…, or use --runs."
+            f"All methods are assumed to take the same rounds, but compressed ones need more (up to {MORE_ROUNDS[1]} "
+            "times in docs/studies/dagc.md): give each its own with NAME:rounds=…, or use --runs."
         )
     ours = next((way for way in ways if way.forecast and POLICIES[way.plan.method].budgets), None)
     if ours is not None and ours.forecast is not None:
@@ -387,6 +386,8 @@ def _for_page(ways: Sequence[_Way]) -> list[tuple[str, Plan, float]]:
 
 
 def _write(path: Path, text: str) -> None:
+    if not path.name:
+        raise InvalidInput(f"the page cannot be written to {path}, which is a folder: name a file, such as plan.html")
     try:
         with write_atomically(path) as file:
             file.write(text.encode())

@@ -157,7 +157,11 @@ def compare(
     settings = _settings(given_fields({"task": task, **fields}, SWEPT), config)
     task = settings.setdefault("task", Config.model_fields["task"].default)
     settings = {name: value for name, value in settings.items() if name not in ("method", "seed")}
+    ToTarget(target)  # refuses impossible targets
     asked = Asked(settings, split_methods(methods), seeds, _grid(tune or []), tune_seeds, target, command_line())
+    for name in asked.grid.keys() & settings.keys():
+        flag = f"--{name.replace('_', '-')}"
+        raise InvalidInput(f"{flag} is given, and --tune chooses it, too: leave one of them out")
     _compare(asked, output, jobs, as_json)
 
 
@@ -276,7 +280,10 @@ def _grid(texts: list[str]) -> dict[str, list[str]]:
         name, equals, values = text.partition("=")
         if not equals:
             raise InvalidInput(f"--tune is {text!r:.100}: write a setting and values, e.g. learning-rate=0.05,0.1,0.2")
-        grid[name.strip().replace("-", "_")] = several(values, f"--tune {name}")
+        setting = name.strip().replace("-", "_")
+        if setting in grid:
+            raise InvalidInput(f"--tune {name} is given twice: write all values in one, e.g. {name}=0.05,0.1,0.2")
+        grid[setting] = several(values, f"--tune {name}")
     return grid
 
 

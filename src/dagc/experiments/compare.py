@@ -75,11 +75,7 @@ def comparison_fields(
             raise unknown("tunable setting", name, SWEPT)
     shared = {name: value for name, value in settings.items() if value is not None}
     first = _points(shared)[0]
-    for name in SHARED:
-        for part in _parts(first, name):
-            usual = part == Config.model_fields[name].default  # as in a run's config.toml
-            if not usual and not any(part in _parts(_with(first, *each), name) for each in named):
-                raise InvalidInput(f"none of the methods {', '.join(methods)} takes {name} {part}: leave it out")
+    _taken(SHARED, first, methods, named)
     ways: dict[str, tuple[str, list[dict[str, Any]]]] = {}
     for text, each in zip(methods, named, strict=True):
         for point in _points(shared):
@@ -90,7 +86,29 @@ def comparison_fields(
             other, _ = ways.setdefault(" ".join(candidates), (text, list(candidates.values())))
             if other != text:
                 raise InvalidInput(f"{text!r} is the same as {other!r}: leave one of them out")
+    _taken(BUDGETS, first, methods, named)
+    budgets = [name for name in BUDGETS if name in first]
+    for text, each in zip(methods, named, strict=True):
+        if budgets and POLICIES[each[0]].budgets and not set(BUDGETS) & _with(first, *each).keys():
+            raise InvalidInput(
+                f"{text!r} does not take {' or '.join(budgets)}: leave it out, or give it a budget of its own, "
+                f"such as {each[0]}:{POLICIES[each[0]].budgets[0]}=…"
+            )
     return [candidates for _, candidates in ways.values()]
+
+
+def _taken(
+    names: Sequence[str],
+    settings: Mapping[str, Any],
+    methods: Sequence[str],
+    named: Sequence[tuple[str, dict[str, Any]]],
+) -> None:
+    """Refuse what no method takes."""
+    for name in names:
+        for part in _parts(settings, name):
+            usual = part == Config.model_fields[name].default  # as in a run's config.toml
+            if not usual and not any(part in _parts(_with(settings, *each), name) for each in named):
+                raise InvalidInput(f"none of the methods {', '.join(methods)} takes {name} {part}: leave it out")
 
 
 def split_methods(text: str) -> list[str]:

@@ -35,8 +35,7 @@ def plan_page(ways: Sequence[Way], fleet: Fleet, price: float = 0.0) -> str:
         InvalidInput: A plan has a budget over time, or one that depends on who the clients are.
     """
     data = tables(ways, fleet, price)
-    low, high = MORE_ROUNDS
-    body = Template(template("dagc.planning", "page.html")).substitute(title=TITLE, low=low, high=high)
+    body = Template(template("dagc.planning", "page.html")).substitute(title=TITLE, high=MORE_ROUNDS[1])
     return document(TITLE, body, data, "dagc.planning", template("dagc.planning", "page.css"))
 
 

@@ -71,7 +71,7 @@ def final(series: Series, name: str = "final_accuracy") -> Spread:
 
 
 def targets(panel: Panel) -> tuple[float, ...]:
-    """The panel's own targets; without any, the highest whole percent that all runs reached, but for diverged series."""
+    """The panel's own targets; without any, the highest whole percent that all runs reached, diverged ones aside."""
     valid = [series for series in panel.series if math.isfinite(final(series).mean)]
     best = [run.result["best_accuracy"] for series in valid for run in series.runs]
     return panel.targets or (math.floor(100 * min(best, default=0.0)) / 100,)
