@@ -36,6 +36,35 @@ def ddp(folder):
     return {**names, "optimiser": torch.optim.SGD(module.parameters())}
 
 
+class Writer:
+    """A SummaryWriter that only checks what it is given."""
+
+    def add_scalar(self, name, value, step):
+        assert name.startswith("dagc/"), name
+        assert np.isfinite(value), name
+        assert step > 0, name
+
+
+def logged(folder):
+    """A script that also has a batch, and a writer for TensorBoard."""
+    batch = {"inputs": torch.ones(4, 8), "labels": torch.ones(4, dtype=torch.long)}
+    return {**ddp(folder), **batch, "loss": torch.nn.CrossEntropyLoss(), "writer": Writer()}
+
+
+def internet(folder):
+    """A rank that has just exchanged for the tenth time."""
+    names = ddp(folder)
+    module = names["module"]
+    local = dagc.ddp.LocalSteps(module, examples=100, steps=1, ratio=0.1, values="two-bit")
+    for _ in range(10):
+        names["optimiser"].zero_grad()
+        module(torch.ones(4, 8)).sum().backward()
+        names["optimiser"].step()
+        exchanged = local.step()
+    assert exchanged.round == 10
+    return {**names, "model": module, "local": local, "exchanged": exchanged, "world": 1, "folder": folder}
+
+
 def own_data(folder):
     """Tiny files of the shape that the recipes are for."""
     rng = np.random.default_rng(0)
@@ -71,7 +100,12 @@ def own_data_made(said):
     assert (data.clients, data.classes, data.shape) == (("30", "31", "32"), ("Jogging", "Sitting"), (3,))
 
 
-PREPARED = {"README.md": ddp, "docs/how-to/ddp.md": ddp, "docs/how-to/own-data.md": own_data}
+PREPARED = {
+    "README.md": ddp,
+    "docs/how-to/ddp.md": logged,
+    "docs/how-to/internet.md": internet,
+    "docs/how-to/own-data.md": own_data,
+}
 """What the blocks of a page find: a function of the folder that they run in, which returns the names that they use."""
 MADE = {"docs/how-to/own-data.md": own_data_made}
 """What the blocks of a page leave behind: a function of what they have printed."""

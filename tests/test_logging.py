@@ -5,10 +5,9 @@ import json
 import logging
 import subprocess
 import sys
-import types
-from typing import ClassVar
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
 from dagc import Config, InvalidInput, MissingExtra
@@ -81,47 +80,32 @@ def test_a_file_of_somebody_else_is_not_overwritten(tmp_path):
         ToTarget(75)
 
 
-class Writer:
-    """What torch's writer is called with."""
-
-    made: ClassVar[list] = []
-
-    def __init__(self, folder, purge_step=None):
-        self.folder, self.purge_step, self.scalars, self.flushed = folder, purge_step, [], 0
-        self.made.append(self)
-
-    def add_scalar(self, name, value, step):
-        self.scalars.append((name, value, step))
-
-    def flush(self):
-        self.flushed += 1
+def scalars(folder):
+    """What TensorBoard itself reads in a folder: for each name its values by step, as 32-bit numbers."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {name: {one.step: one.value for one in events.Scalars(name)} for name in events.Tags()["scalars"]}
 
 
-@pytest.fixture
-def writer(monkeypatch):
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = Writer
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    monkeypatch.setattr(Writer, "made", [])
-    return Writer
-
-
-def test_tensorboard_has_every_number_and_the_way_to_the_target_once(writer, tmp_path):
+def test_tensorboard_reads_every_number_and_the_way_to_the_target_once(tmp_path):
     rounds = list(train(config(), callbacks=[TensorBoard(tmp_path / "logs", target=0.4)]))
-    (made,) = writer.made
-    assert (made.folder, made.purge_step, made.flushed) == (str(tmp_path / "logs"), None, 5)
-    scalars = {(name, step): value for name, value, step in made.scalars}
-    for result in rounds:
-        assert scalars["bytes_total", result.round] == result.bytes_up + result.bytes_down
-        assert scalars["seconds", result.round] == result.seconds
-        assert (("accuracy", result.round) in scalars) == (result.accuracy is not None)
-    assert [name for name, _, _ in made.scalars].count("bytes_to_target") == 1
-    stopped = train(config(), tmp_path / "run")
-    for _ in range(4):
+    found = scalars(tmp_path / "logs")
+    assert found["bytes_total"] == {one.round: one.bytes_up + one.bytes_down for one in rounds}
+    assert found["seconds"] == {one.round: pytest.approx(one.seconds) for one in rounds}
+    scored = {one.round: pytest.approx(one.accuracy) for one in rounds if one.accuracy is not None}
+    assert found["accuracy"] == scored
+    assert len(scored) == 5
+    assert len(found["bytes_to_target"]) == 1
+
+
+def test_tensorboard_reads_a_resumed_run_as_an_uninterrupted_one(tmp_path):
+    train(config(), tmp_path / "whole", [TensorBoard(tmp_path / "whole-logs")]).run()
+    stopped = train(config(), tmp_path / "run", [TensorBoard(tmp_path / "logs")])
+    for _ in range(6):
         next(stopped)
     stopped.close()
     train(config(), tmp_path / "run", [TensorBoard(tmp_path / "logs")]).run()
-    assert writer.made[-1].purge_step == 5
+    whole, parts = ({**scalars(tmp_path / name), "elapsed": {}} for name in ("whole-logs", "logs"))
+    assert parts == whole
 
 
 def test_without_tensorboard_that_is_said(monkeypatch, tmp_path):
@@ -130,7 +114,7 @@ def test_without_tensorboard_that_is_said(monkeypatch, tmp_path):
         TensorBoard(tmp_path)
 
 
-def test_the_command_line_writes_them_and_says_what_the_target_took(writer, tmp_path, caplog):
+def test_the_command_line_writes_them_and_says_what_the_target_took(tmp_path, caplog):
     arguments = ["run", "logistic@digits", "--ratio", "0.05", "--rounds", "10", "--output", str(tmp_path / "run")]
     logs = ["--csv", "--tensorboard", "--target", "0.3"]
     done = CliRunner().invoke(app, ["-v", *arguments, *logs, "--json"], catch_exceptions=False)
@@ -139,7 +123,7 @@ def test_the_command_line_writes_them_and_says_what_the_target_took(writer, tmp_
     goal = found["to_target"]
     assert int(last["rounds_to_target"]) == goal["round"]
     assert int(last["bytes_to_target"]) == goal["bytes_up"] + goal["bytes_down"]
-    assert writer.made[0].folder == str(tmp_path / "run" / "tensorboard")
+    assert scalars(tmp_path / "run" / "tensorboard")["rounds_to_target"] == {goal["round"]: goal["round"]}
     assert "parameters, from round 1 to 10" in done.stderr
     again = CliRunner().invoke(app, [*arguments, "--target", "0.99"], catch_exceptions=False)
     assert "not reached" in again.stdout

@@ -244,7 +244,10 @@ def test_the_sentence():
     assert said.endswith(", 2.0 times fewer bytes than slow and 100 times fewer bytes than dense.")
     assert "about as many bytes as same" in sentence([Panel("p", (quick, Series("same", (made([0.9]),))), (0.9,))])
     nobody = sentence([Panel("p", (quick, slow), (0.99,))])
-    assert "nothing else got to 99 %" in nobody
+    assert nobody == "quick ends highest, at 90.00 %; nobody reached 99 % with every seed."
+    half = Series("half", (made([0.9], seed=0), made([0.1], seed=1)))
+    alone = sentence([Panel("p", (quick, half), (0.9,))])
+    assert alone == "quick ends highest, at 90.00 %; only quick reached 90 % with every seed."
     free = sentence([Panel("p", (Series("free", (made([0.9], step=0),)), slow), (0.9,))])
     assert free == "free reaches 90 % with 0 B in total (0 B up, 0 B down)."
     several = sentence([two_series(), two_series(paper=80.0)])
@@ -429,7 +432,7 @@ def test_an_accuracy_that_is_not_a_number_is_a_dash():
     assert rows[3].startswith("| nothing | – |")
     assert [line["accuracy"] for line in csv.DictReader(io.StringIO(csv_table([panel])))] == ["", "", "0.8"]
     assert len(data_of(page([panel, panel], "t", "c"))["panels"]) == 2
-    assert sentence([panel]) == "good ends highest, at 80.00 %; nothing else got to 80 %."
+    assert sentence([panel]) == "good ends highest, at 80.00 %; only good reached 80 % with every seed."
     assert "no series has" in sentence([Panel("p", (nothing, nothing))]).lower()
     found = comparison(panel)["methods"]
     assert [row["final_accuracy"] for row in found] == [None, None, 0.8]

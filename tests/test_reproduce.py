@@ -124,6 +124,14 @@ def test_cells_are_chosen_by_the_beginnings_of_their_names():
         choose(cells, "cnn/sr7")
 
 
+def test_some_variants_of_a_cell():
+    assert tiny().only(None) == tiny()
+    assert [variant.label for variant in tiny().only("THEIRS").variants] == ["theirs"]
+    assert tiny().only("t, our") == tiny()
+    with pytest.raises(InvalidInput, match="no variant of tiny/a begins with 'x': choose from ours; theirs"):
+        tiny().only("x")
+
+
 def test_fewer_iterations_are_said():
     assert tiny().shrunk(None) == tiny().shrunk(6) == tiny()
     small = tiny().shrunk(3)

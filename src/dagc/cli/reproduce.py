@@ -27,6 +27,9 @@ def reproduce(
     cells: Annotated[
         str | None, typer.Option(help="Beginnings of cells' names, e.g. logistic/sr100,cnn/*/0.001.")
     ] = None,
+    variants: Annotated[
+        str | None, typer.Option(help="Beginnings of variants' names, e.g. DAGC-R,Top-k (default: all of a cell's).")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="Number of seeds: 0, 1, 2, …")] = 3,
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Fewer iterations than in the paper, to finish sooner.")
@@ -65,7 +68,7 @@ def reproduce(
             for cell in some:
                 Console(highlight=False, soft_wrap=True).print(f"{name} {cell.name}: {cell.title}", markup=False)
         return
-    wanted = [(name, cell.shrunk(iterations)) for name, some in chosen.items() for cell in some]
+    wanted = [(name, cell.shrunk(iterations).only(variants)) for name, some in chosen.items() for cell in some]
     place = Laboratory(output, Store(records), jobs or os.cpu_count() or 1, device, data_dir, stand_in, commit)
     if collect:
         left = place.collect(wanted, seeds)

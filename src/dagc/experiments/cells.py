@@ -121,6 +121,17 @@ class Cell:
         note = f"{iterations:,} iterations instead of {self.fields['rounds']:,}"
         return replace(self, fields={**self.fields, "rounds": iterations}, notes=(*self.notes, note))
 
+    def only(self, wanted: str | None) -> "Cell":
+        """The same cell with the variants whose names begin with one of some texts, separated by commas."""
+        if wanted is None:
+            return self
+        begins = tuple(part.strip().casefold() for part in wanted.split(","))
+        kept = tuple(variant for variant in self.variants if variant.label.casefold().startswith(begins))
+        if not kept:
+            known = "; ".join(variant.label for variant in self.variants)
+            raise InvalidInput(f"no variant of {self.name} begins with {wanted!r}: choose from {known}")
+        return replace(self, variants=kept)
+
 
 def choose(cells: Sequence[Cell], wanted: str | None) -> list[Cell]:
     """The cells that a text selects: beginnings of names, separated by commas, with * for any word.

@@ -103,7 +103,8 @@ def _by_bytes(panel: Panel) -> str:
     there = sorted(counts[target], key=lambda pair: pair[1])
     if len(there) < 2:
         best = max(panel.series, key=lambda one: (math.isfinite(final(one).mean), final(one).mean))
-        return f"{best.label} ends highest, at {percent(final(best))}; nothing else got to {100 * target:g} %."
+        only = f"{'only ' + _name(there[0][0]) if there else 'nobody'} reached {100 * target:g} % with every seed"
+        return f"{_name(best)} ends highest, at {percent(final(best))}; {only}."
     (best, fewest), *rest = there
     dense = [pair for pair in rest if _method(pair[0]) == "none"]
     others = [pair for pair in rest if pair not in dense]
