@@ -55,7 +55,7 @@ def test_all_experiments_are_there_with_the_papers_figures():
         "bytes": 1,
         "beyond": 15,
         "both-ways": 7,
-        "rivals": 10,
+        "rivals": 12,
         "ablation": 2,
         "step-ahead": 6,
     }

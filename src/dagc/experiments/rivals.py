@@ -45,6 +45,15 @@ def _variants(
     )
 
 
+_UNTUNED = (
+    Variant("dagc", {"method": "dagc"}),
+    Variant("STC, 0.1 %", {"method": "stc", "ratio": 0.001}),
+    Variant("DAGC-R, 0.1 %", {"method": "dagc-r", "ratio": 0.001}),
+    Variant("Top-k, int32 + fp32, 0.1 %", {"method": "top-k", "frames": "raw", "ratio": 0.001}),
+    Variant("FedAvg", {"method": "none", "rounds": 80}),
+)
+"""For models that take minutes a run: one rate and one ratio for all."""
+
 RIVALS = (
     _cell(
         "logistic",
@@ -52,8 +61,8 @@ RIVALS = (
         140,
         2,
         (0.78, 0.80, 0.82),
-        _variants((0.004, 0.008), (0.001, 0.004), 60, {"server_rate": (0.01, 0.03)}),
-        {"learning_rate": (0.1, 0.2, 0.3)},
+        _variants((0.002, 0.004, 0.008), (0.001, 0.004, 0.008), 60, {"server_rate": (0.01, 0.03, 0.1)}),
+        {"learning_rate": (0.1, 0.2, 0.3, 0.5, 1.0)},
         local_steps=60,
     ),
     _cell(
@@ -62,8 +71,8 @@ RIVALS = (
         300,
         5,
         (0.78, 0.80, 0.82),
-        _variants((0.004,), (0.004,), 150, {"server_rate": (0.03, 0.1)}),
-        {"learning_rate": (0.2, 0.5)},
+        _variants((0.002, 0.004, 0.008), (0.001, 0.004), 150, {"server_rate": (0.01, 0.03, 0.1)}),
+        {"learning_rate": (0.1, 0.2, 0.5, 1.0)},
         local_steps=20,
     ),
     _cell(
@@ -72,8 +81,8 @@ RIVALS = (
         1000,
         5,
         (0.75, 0.78, 0.80),
-        _variants((0.004,), (0.001,), 500, {"learning_rate": (0.003, 0.01, 0.03)}),
-        {"learning_rate": (0.2, 0.5)},
+        _variants((0.002, 0.004, 0.008), (0.001, 0.004), 500, {"learning_rate": (0.003, 0.01, 0.03, 0.1)}),
+        {"learning_rate": (0.1, 0.2, 0.5, 1.0)},
     ),
     _cell(
         "digits",
@@ -81,8 +90,8 @@ RIVALS = (
         120,
         2,
         (0.90, 0.92, 0.94),
-        _variants((0.002, 0.004), (0.001, 0.004), 120, {"server_rate": (0.01, 0.03, 0.1)}),
-        {"learning_rate": (0.05, 0.1, 0.2)},
+        _variants((0.0005, 0.001, 0.002, 0.004), (0.001, 0.004), 120, {"server_rate": (0.01, 0.03, 0.1)}),
+        {"learning_rate": (0.05, 0.1, 0.2, 0.5)},
         task="mlp@digits",
         local_steps=10,
     ),
@@ -92,12 +101,11 @@ RIVALS = (
         300,
         5,
         (0.75, 0.78, 0.80),
-        _variants((0.004,), (0.001,), 60, {"server_rate": (0.03,)}),
-        {},
+        _variants((0.002, 0.004, 0.008), (0.001, 0.004), 60, {"server_rate": (0.01, 0.03)}),
+        {"learning_rate": (0.1, 0.2, 0.5)},
         workers=50,
         participation=0.2,
         local_steps=20,
-        learning_rate=0.2,
     ),
     _cell(
         "five-hundred",
@@ -149,21 +157,41 @@ RIVALS = (
     ),
     _cell(
         "cnn",
-        "CNN@CIFAR-10, SR 100, ten clients, 10 local steps",
+        "CNN@CIFAR-10, SR 100, ten clients, label α 0.5, 10 local steps",
         160,
         5,
         (0.40, 0.45, 0.50),
-        (
-            Variant("dagc", {"method": "dagc"}),
-            Variant("STC, 0.1 %", {"method": "stc", "ratio": 0.001}),
-            Variant("DAGC-R, 0.1 %", {"method": "dagc-r", "ratio": 0.001}),
-            Variant("Top-k, int32 + fp32, 0.1 %", {"method": "top-k", "frames": "raw", "ratio": 0.001}),
-            Variant("FedAvg", {"method": "none", "rounds": 80}),
-        ),
+        _UNTUNED,
         {},
         task="cnn@cifar-10",
         local_steps=10,
         learning_rate=0.05,
+    ),
+    _cell(
+        "cnn-labels",
+        "CNN@CIFAR-10, SR 100, ten clients, label α 0.1, 10 local steps",
+        160,
+        5,
+        (0.30, 0.35, 0.40),
+        _UNTUNED,
+        {},
+        task="cnn@cifar-10",
+        local_steps=10,
+        learning_rate=0.05,
+        label_alpha=0.1,
+    ),
+    _cell(
+        "shakespeare",
+        "LSTM@Shakespeare by role, ten clients, 10 local steps",
+        100,
+        4,
+        (0.20, 0.25, 0.30),
+        _UNTUNED,
+        {},
+        task="token-lstm@shakespeare",
+        partition="by-client:workers=10",
+        local_steps=10,
+        learning_rate=1.0,
     ),
 )
 """Every cell. What is tuned is chosen on seeds 1000 and 1001, by the fewest bytes to the last target."""
