@@ -233,6 +233,20 @@ def test_quantise_takes_any_floats():
         assert np.array_equal(dagc.quantise(exact[::2], name), dagc.quantise(exact[::2].astype(np.float32), name))
 
 
+def test_per_tensor_no_tensor_is_left_out_for_ever():
+    """A bias of four entries beside a thousand: 0.5 % of it is nothing, and its residual would only grow."""
+    feedback = ErrorFeedback(per_tensor(top_k, [1000, 4, 1]), 1005)
+    gradient = torch.cat([torch.linspace(-1, 1, 1000), torch.full((5,), 0.01)])
+    sent = torch.zeros(1005)
+    for _ in range(50):
+        sparse = feedback.step(gradient, 5)
+        assert len(sparse) == 5
+        sent[sparse.indices] += 1
+    assert sent[1000:].min() >= 12
+    few = per_tensor(top_k, [1000, 4, 1])(gradient, 2)
+    assert few.indices.tolist() == [0, 999]  # fewer entries than tensors: the largest of all
+
+
 def test_per_tensor_shares_the_entries_out_by_size():
     vector = torch.cat([torch.full((10,), 100.0), torch.ones(90)])
     sparse = per_tensor(top_k, [10, 90])(vector, 20)

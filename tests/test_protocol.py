@@ -274,7 +274,9 @@ class TestReading:
         server, _ = self.server()
         for value in (3.3e38, -2e30):
             frame = dagc.encode(Sparse(SIZE, [7], [value]), round=1)
-            with pytest.raises(MalformedPayload, match="'0' sends .* the model would overflow: lower the learning rate"):
+            with pytest.raises(
+                MalformedPayload, match=r"'0' sends .* the model would overflow: lower the learning rate"
+            ):
                 server.read("0", frame)
 
     def test_a_model_that_is_not_finite_is_refused_before_anything_changes(self):

@@ -21,7 +21,9 @@ __all__ = ["per_tensor"]
 def per_tensor(compressor: "Compressor", sizes: Sequence[int]) -> "Compressor":
     """Wrap a compressor so that it selects within each of consecutive tensors of these sizes.
 
-    A number of entries is divided in proportion to the sizes, by largest remainder; a threshold is the same for all.
+    A number of entries is divided in proportion to the sizes, by largest remainder, with one for each tensor at least:
+    otherwise a bias would never be sent. Fewer entries than tensors are selected among all. A threshold is the same for
+    all.
 
     Example:
         >>> from dagc.compressors import top_k
@@ -37,8 +39,11 @@ def per_tensor(compressor: "Compressor", sizes: Sequence[int]) -> "Compressor":
         if len(values) != total:
             raise InvalidInput(f"the vector has {len(values)} entries, the tensors have {total}")
         if isinstance(parameter, int | np.integer) and compressor is not hard_threshold:
+            count = checked_count(parameter, total)
+            if count < len(sizes):
+                return compressor(values, count, seed=seed)
             most = np.asarray(sizes, dtype=np.int64)
-            parameters = list(apportion(most.astype(np.float64), checked_count(parameter, total), most, least=0))
+            parameters = list(apportion(most.astype(np.float64), count, most, least=1))
         else:
             parameters = [parameter] * len(sizes)
         parts = [
