@@ -17,7 +17,7 @@ from dagc.cli.train import _print_comparison as table
 from dagc.experiments import comparison_configs, comparison_fields, run_all, split_methods, tune
 from dagc.folder import finished as finished_run
 from dagc.report import comparison, panels_of, read_run, read_runs
-from dagc.training import read_metrics
+from dagc.training import Config, read_metrics, train
 
 BASE = {"task": "logistic@digits", "rounds": 12, "evaluate_every": 3, "skew_ratio": 20}
 
@@ -444,3 +444,12 @@ def test_compare_takes_the_task_of_its_configuration_and_a_flag_replaces_its_bud
 def test_flags_that_contradict_are_refused(flags, says):
     with pytest.raises(InvalidInput, match=says):
         run("compare", "logistic@digits", *flags)
+
+
+def test_what_a_file_says_is_replaced_by_what_is_tuned(tmp_path):
+    """A run's own config.toml has every setting."""
+    train(Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=4), tmp_path / "run").run()
+    flags = ["--config", tmp_path / "run" / "config.toml", "--methods", "dagc-r", "--seeds", 1, "--tune-seeds", 1]
+    done = run("compare", *flags, "--tune", "learning-rate=0.1,0.2", "--jobs", 1, "--output", tmp_path / "both")
+    assert done.exit_code == 0
+    assert "tuned on seed 1000" in done.stdout

@@ -129,7 +129,7 @@ def test_some_variants_of_a_cell():
     assert [variant.label for variant in tiny().only("THEIRS").variants] == ["theirs"]
     assert tiny().only("t, our") == tiny()
     with pytest.raises(InvalidInput, match="no variant of tiny/a begins with 'x': choose from ours; theirs"):
-        tiny().only("x")
+        tiny().only("ours, x")
 
 
 def test_fewer_iterations_are_said():

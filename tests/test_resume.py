@@ -353,3 +353,14 @@ def test_sigterm_is_ctrl_c():
         signal.raise_signal(signal.SIGTERM)
         assert stop.is_set()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_finished_run_whose_last_round_nobody_answered(tmp_path):
+    """It has no loss, and what is None is not written."""
+    for seed in range(20):
+        config = settings(rounds=2, workers=2, failures=0.9, seed=seed)
+        last = train(config, tmp_path / str(seed)).run()
+        if last.loss is None:
+            assert train(config, tmp_path / str(seed)).run() == last
+            return
+    pytest.fail("somebody always answered")

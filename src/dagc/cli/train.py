@@ -154,14 +154,15 @@ def compare(
 
     Example: dagc compare logistic@fashion-mnist --local-steps 20 --rounds 200 --tune learning-rate=0.1,0.3 --target 0.8
     """
-    settings = _settings(given_fields({"task": task, **fields}, SWEPT), config)
+    given = given_fields({"task": task, **fields}, SWEPT)
+    settings = _settings(given, config)
     task = settings.setdefault("task", Config.model_fields["task"].default)
     settings = {name: value for name, value in settings.items() if name not in ("method", "seed")}
     ToTarget(target)  # refuses impossible targets
     asked = Asked(settings, split_methods(methods), seeds, _grid(tune or []), tune_seeds, target, command_line())
-    for name in asked.grid.keys() & settings.keys():
-        flag = f"--{name.replace('_', '-')}"
-        raise InvalidInput(f"{flag} is given, and --tune chooses it, too: leave one of them out")
+    both = sorted(f"--{name.replace('_', '-')}" for name in asked.grid.keys() & given.keys())
+    if both:  # what a file says is replaced by what is chosen
+        raise InvalidInput(f"{', '.join(both)} is given, and --tune chooses it, too: leave one of them out")
     _compare(asked, output, jobs, as_json)
 
 

@@ -126,11 +126,12 @@ class Cell:
         if wanted is None:
             return self
         begins = tuple(part.strip().casefold() for part in wanted.split(","))
-        kept = tuple(variant for variant in self.variants if variant.label.casefold().startswith(begins))
-        if not kept:
-            known = "; ".join(variant.label for variant in self.variants)
-            raise InvalidInput(f"no variant of {self.name} begins with {wanted!r}: choose from {known}")
-        return replace(self, variants=kept)
+        labels = [variant.label.casefold() for variant in self.variants]
+        for part in begins:
+            if not any(label.startswith(part) for label in labels):
+                known = "; ".join(variant.label for variant in self.variants)
+                raise InvalidInput(f"no variant of {self.name} begins with {part!r}: choose from {known}")
+        return replace(self, variants=tuple(one for one in self.variants if one.label.casefold().startswith(begins)))
 
 
 def choose(cells: Sequence[Cell], wanted: str | None) -> list[Cell]:

@@ -39,13 +39,16 @@ def verdict(name: str, method: Forecast, dense: Forecast) -> list[str]:
         longer = "takes longer with any more rounds than no compression; it may take"
     found = [
         f"A round takes {duration(whole)} without compression, {duration(part)} of it ({_percent(part, whole)}) for "
-        f"the slowest client's transfers; {duration(method.round_seconds)} with {name}.",
-        f"{name} {longer} {brief(fewer)} times as many before it sends more{once}. In docs/studies/dagc.md "
-        f"dagc took up to {high:g} times.",
+        f"the slowest client's transfers; {duration(method.round_seconds)} with {name}."
     ]
-    if method.rounds != dense.rounds:  # they are known, so nothing is left to be seen
+    if method.rounds == dense.rounds:  # assumed for both, so that neither is known
+        found.append(
+            f"{name} {longer} {brief(fewer)} times as many before it sends more{once}. In docs/studies/dagc.md "
+            f"dagc took up to {high:g} times."
+        )
+    else:
         low = high = method.rounds / dense.rounds
-        found[-1] = f"{name} takes {brief(high)} times the rounds of no compression here."
+        found.append(f"{name} takes {brief(high)} times the rounds of no compression here.")
     time, bytes = (_worth(gain, low, high) for gain in (faster, fewer))
     why = f"dense frames take {duration(part)} of a round of {duration(whole)}"
     if time == bytes:

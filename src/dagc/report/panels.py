@@ -12,7 +12,9 @@ __all__ = ["Panel", "Series", "in_words", "metric_of", "panels_of"]
 
 BUDGETS = ("ratio", "bytes", "threshold", "rate")
 TUNED = ("learning_rate", "server_rate", "schedule", "server_schedule", "rounds", "threshold_units")
-USUAL = {name: Config.model_fields[name].default for name in SOLUTION[1:] if name not in TUNED}
+USUAL = {
+    name: Config.model_fields[name].get_default(call_default_factory=True) for name in SOLUTION[1:] if name not in TUNED
+}
 """What settings are if nobody gives them, but for those that each method may have its own of."""
 NEITHER = {"seed", "threads", "data_dir", "device", "evaluate_every", "checkpoint_every"}
 

@@ -129,7 +129,7 @@ class Training(Iterator[Round]):
             pass
         if self._last is None:
             assert self._output is not None  # otherwise there was a round
-            self._last = Round(**read_metrics(self._output)[-1])
+            self._last = Round(**{"loss": None, **read_metrics(self._output)[-1]})  # what is None is not written
         return self._last
 
     def close(self) -> None:
