@@ -290,15 +290,7 @@ def _count(value: Spread | None) -> str:
 
 
 def _seconds(value: Spread | None) -> str:
-    """On the network's clock.
-
-    Example:
-        >>> _seconds(Spread(0.0123, None)), _seconds(Spread(7.94, 0.1)), _seconds(None)
-        ('0.012', '7.9', '')
-    """
-    if value is None:
-        return ""
-    return f"{value.mean:.2g}" if 0 < value.mean < 1 else brief(value.mean)
+    return "" if value is None else brief(value.mean)
 
 
 def _choice(tuned: Tuned, point: Mapping[str, Any]) -> str:

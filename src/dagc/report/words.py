@@ -35,9 +35,11 @@ def brief(number: float) -> str:
     """A factor or a number of seconds, with few digits.
 
     Example:
-        >>> brief(1.0), brief(1234.5)
-        ('1.0', '1,234')
+        >>> brief(0.0123), brief(1.0), brief(1234.5)
+        ('0.012', '1.0', '1,234')
     """
+    if 0 < number < 0.1:
+        return f"{number:.2g}"
     return f"{number:.1f}" if number < 100 else f"{number:,.0f}"
 
 
