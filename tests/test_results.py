@@ -10,6 +10,7 @@ import pytest
 import dagc
 from dagc.errors import InvalidInput, MissingData
 from dagc.experiments import EXPERIMENTS, STAND_INS, Cell, Laboratory, Record, Store, Tuned, Variant, stand_in, tables
+from dagc.experiments.measured import Measured
 from dagc.experiments.origin import origin, source_commit, stamp
 from dagc.experiments.records import described, identity, plan_of
 from dagc.experiments.reproduce import TUNED_ON
@@ -260,6 +261,8 @@ def test_bytes_to_a_target_stand_beside_how_many_seeds_reached_it(made, known, m
         ("totals", "there is no experiment ''"),
         ("tuning small small/a", "nothing is tuned"),
         ("totals small small/c", "no cell begins with 'small/c'"),
+        ("measured steps", "there is no record .*steps.json"),
+        ("measured", "write measured NAME"),
     ],
 )
 def test_a_table_without_a_record_is_refused(made, known, monkeypatch, words, message):
@@ -267,6 +270,26 @@ def test_a_table_without_a_record_is_refused(made, known, monkeypatch, words, me
     monkeypatch.setitem(EXPERIMENTS, "small", (small(), other))
     with pytest.raises(InvalidInput, match=message):
         tables.table(words, Store(made / "results"))
+
+
+def test_a_benchmarks_table_is_shown_as_it_was_printed(tmp_path):
+    rows = [["Top-k | 1 %", "1.78", ""], ["", "**2.9**", "≤ 3.0"]]
+    table = Measured(
+        "Steps", "python -m benchmarks.steps", ["", "ours", "wanted"], rows, ["Medians"], "abc1234", "a PC"
+    )
+    table.write(tmp_path / "benchmarks" / "steps.json")
+    text = tables.rewritten("<!-- begin: table measured steps -->\n<!-- end: table -->", Store(tmp_path))
+    assert text.splitlines()[1:-1] == [
+        "|  | ours | wanted |",
+        "| --- | ---: | ---: |",
+        "| Top-k / 1 % | 1.78 |  |",
+        "|  | **2.9** | ≤ 3.0 |",
+        "",
+        "Record: `results/benchmarks/steps.json`; `python -m benchmarks.steps`, commit abc1234, a PC. Medians.",
+    ]
+    replace(table, rows=[["one cell"]]).write(tmp_path / "benchmarks" / "steps.json")
+    with pytest.raises(InvalidInput, match=r"steps\.json is not a record of a benchmark: a row has"):
+        tables.table("measured steps", Store(tmp_path))
 
 
 def test_a_damaged_record_is_named(tmp_path):

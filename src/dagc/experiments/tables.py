@@ -3,10 +3,11 @@
 A document has a table between two markers, the first of which says what is in it:
 
     <!-- begin: table KIND EXPERIMENT CELLS [iterations=N] -->
+    <!-- begin: table measured NAME -->
     <!-- end: table -->
 
-KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `dagc reproduce`. Nothing in such a table is typed by hand, and
-a test fails if it is not what the records say.
+KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `dagc reproduce`; NAME is a table that a benchmark has recorded.
+Nothing in such a table is typed by hand, and a test fails if it is not what the records say.
 """
 
 import math
@@ -19,6 +20,7 @@ from typing import Any
 
 from dagc.errors import DagcError, InvalidInput, unknown
 from dagc.experiments.cells import Cell, choose
+from dagc.experiments.measured import Measured, in_markdown
 from dagc.experiments.paper import EXPERIMENTS
 from dagc.experiments.records import Record, Store, Tuned
 from dagc.experiments.reproduce import known_choice, known_tuning
@@ -32,6 +34,8 @@ __all__ = ["KINDS", "Shown", "rewritten", "shown", "table"]
 
 MARKED = re.compile(r"(<!-- begin: table ([^\n]*?) -->\n)(.*?)(<!-- end: table -->)", re.DOTALL)
 MOST_SEEDS = 100
+MEASURED = "measured"
+"""The kind of a benchmark's table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +97,13 @@ def table(words: str, store: Store) -> str:
     Raises:
         InvalidInput: There is no such table, or no record for it.
     """
-    kind, experiment, *rest = (*words.split(), "", "") if len(words.split()) < 2 else words.split()
+    kind, experiment, *rest = words.split() if len(words.split()) > 1 else [words, ""]
+    if kind == MEASURED:
+        if not experiment or rest:
+            raise InvalidInput(f"table {words!r}: write measured NAME")
+        return _measured(experiment, store)
     if kind not in KINDS:
-        raise unknown("kind of table", kind, KINDS)
+        raise unknown("kind of table", kind, [*KINDS, MEASURED])
     if experiment not in EXPERIMENTS:
         raise unknown("experiment", experiment, EXPERIMENTS)
     cells = next((each for each in rest if "=" not in each), None)
@@ -105,12 +113,16 @@ def table(words: str, store: Store) -> str:
     iterations = int(length[1]) if length else None
     some = [shown(experiment, cell.shrunk(iterations), store) for cell in choose(EXPERIMENTS[experiment], cells)]
     heads, body = KINDS[kind](some)
-    sides = ["---" if head in LEFT else "---:" for head in heads]
-    lines = ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in [heads, sides, *body]]
-    return "\n".join([*lines, "", _source(some), ""])
+    return "\n".join([in_markdown(heads, body), "", _source(some), ""])
 
 
-LEFT = ("", "setting", "tried")
+def _measured(name: str, store: Store) -> str:
+    """A table that a benchmark has recorded."""
+    path = store.folder / "benchmarks" / f"{name}.json"
+    found = Measured.read(path)
+    made = f"`{found.command}`, commit {found.commit or 'not known'}, {found.machine}"
+    said = [f"Record: `results/benchmarks/{name}.json`; {made}", *found.notes]
+    return "\n".join([in_markdown(found.heads, found.rows), "", ". ".join(said) + ".", ""])
 
 
 def _source(some: Sequence[Shown]) -> str:
