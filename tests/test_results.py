@@ -217,7 +217,7 @@ def test_tables_are_made_of_records(made, known, kind):
     assert tables.rewritten(text, store) == text
     assert tables.rewritten(text.replace("ours", "mine"), store) == text
     ours = Store(made / "results").lines()[made / "results" / "small" / "small" / "a.jsonl"][0]
-    assert f"{100 * ours.result['final_accuracy']:.0f}" in text or kind in ("targets", "steps")
+    assert f"{100 * ours.result['final_accuracy']:.0f}" in text or kind in ("targets", "steps", "claims", "verdicts")
 
 
 def test_the_waterfall_has_every_step_with_its_factor(made, known, tmp_path):
@@ -248,6 +248,25 @@ def test_bytes_to_a_target_stand_beside_how_many_seeds_reached_it(made, known, m
     assert rows[1][5].startswith("+")
     monkeypatch.setitem(EXPERIMENTS, "small", (replace(small(), targets=(0.999,)),))
     assert "0 of 2 seeds" in tables.table("targets small", store)
+
+
+def test_a_verdict_says_who_needs_fewer_bytes_and_who_ends_higher(made, known, monkeypatch):
+    store = Store(made / "results")
+    ours, theirs = tables.shown("small", small(), store).panel.series
+    _, _, row, *_ = tables.table("verdicts small small/a", store).splitlines()
+    times = reached(theirs, 0.3).bytes_total.mean / reached(ours, 0.3).bytes_total.mean
+    assert row.startswith(f"| Small small/a | 30 % | theirs | {times:.2f} | ")
+    assert ("ours needs fewer" in row) == (times > 1)
+    assert row.endswith("| `small/small/a` |")
+    monkeypatch.setitem(EXPERIMENTS, "small", (replace(small(), targets=(0.999,)),))
+    assert "| nobody gets there with every seed |" in tables.table("verdicts small", store)
+    gap = 100 * (final(ours).mean - final(theirs).mean)
+    text = tables.table("claims small small/a", store)
+    assert f"| ours − theirs |  | {gap:+.2f} ± ".replace("-", "−") in text
+    alone = replace(small(), variants=small().variants[:1])
+    monkeypatch.setitem(EXPERIMENTS, "small", (alone,))
+    with pytest.raises(InvalidInput, match="records of one variant only"):
+        tables.table("claims small", store)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def _cell(
 
 
 def _variants(
-    stc: tuple[float, ...], top_k: tuple[float, ...], dense: int, adam: dict[str, tuple[float, ...]]
+    stc: tuple[float, ...], top_k: tuple[float, ...], dense: int, adam: dict[str, tuple[Any, ...]]
 ) -> tuple[Variant, ...]:
     """`dagc` without a setting, beside the others at their best.
 
@@ -64,6 +64,17 @@ RIVALS = (
         _variants((0.002, 0.004, 0.008), (0.001, 0.004, 0.008), 60, {"server_rate": (0.01, 0.03, 0.1)}),
         {"learning_rate": (0.1, 0.2, 0.3, 0.5, 1.0)},
         local_steps=60,
+    ),
+    _cell(
+        "logistic-linear",
+        "Logistic@FMNIST, SR 100, ten clients, 60 local steps, rates that fall linearly to 0",
+        140,
+        2,
+        (0.78, 0.80, 0.82),
+        _variants((0.004, 0.008), (0.001, 0.004), 60, {"server_rate": (0.03, 0.1), "server_schedule": ("linear",)}),
+        {"learning_rate": (0.5, 1.0, 2.0)},
+        local_steps=60,
+        schedule="linear",
     ),
     _cell(
         "logistic-20",

@@ -1,0 +1,303 @@
+"""The kinds of tables that are made of records of runs."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dagc.errors import InvalidInput
+from dagc.experiments.records import Tuned
+from dagc.experiments.shown import Shown
+from dagc.report import Series
+from dagc.report.figures import highest_shared
+from dagc.report.numbers import BYTES, Reached, Spread, difference, final, in_bytes, reached
+from dagc.report.panels import in_words
+from dagc.report.words import brief, percent
+
+__all__ = ["KINDS", "Columns"]
+
+Columns = tuple[list[str], list[list[str]]]
+"""The heads of a table, and its rows."""
+Text = Callable[[Spread | None], str]
+
+
+def _to_targets(some: Sequence[Shown], cell: Callable[[Reached], Spread | None], text: Text) -> Columns:
+    """One figure to each target, the smallest in bold, and the accuracy at the end."""
+    goals = _shared_targets(some)
+    heads = [*["setting"] * (len(some) > 1), "", *(f"to {100 * goal:g} %" for goal in goals), "at the end"]
+    body = []
+    for one in some:
+        ways = [[reached(series, goal) for goal in goals] for series in one.panel.series]
+        fewest = [_fewest([cell(way[place]) for way in ways]) for place in range(len(goals))]
+        for number, (series, way) in enumerate(zip(one.panel.series, ways, strict=True)):
+            setting = [one.panel.title if not number else ""] * (len(some) > 1)
+            cells = [_bold(way[place], cell(way[place]), fewest[place], text) for place in range(len(goals))]
+            body.append([*setting, series.label, *cells, percent(final(series))])
+    return heads, body
+
+
+def totals(some: Sequence[Shown]) -> Columns:
+    """Total bytes to each target, and the accuracy at the end."""
+    return _to_targets(some, lambda way: way.bytes_total, _bytes)
+
+
+def uploads(some: Sequence[Shown]) -> Columns:
+    """Uploaded bytes to each target, the accuracy at the end, and the share of the entries that were sent."""
+    heads, body = _to_targets(some, lambda way: way.bytes_up, _bytes)
+    shares = [_share_sent(series) for one in some for series in one.panel.series]
+    return [*heads, "entries sent"], [[*row, share] for row, share in zip(body, shares, strict=True)]
+
+
+def rounds(some: Sequence[Shown]) -> Columns:
+    """Rounds to each target, and the accuracy at the end."""
+    return _to_targets(some, lambda way: way.rounds, _count)
+
+
+def seconds(some: Sequence[Shown]) -> Columns:
+    """Simulated seconds to each target, and the accuracy at the end."""
+    return _to_targets(some, lambda way: way.seconds, _seconds)
+
+
+def targets(some: Sequence[Shown]) -> Columns:
+    """For every target and variant: bytes up, down and in total, rounds, seconds, and the difference to the first."""
+    several = len(some) > 1
+    heads = [*["setting"] * several, "to", "", "up", "down", "total", "more than the first", "rounds", "seconds"]
+    body = []
+    for one in some:
+        for at, goal in enumerate(one.panel.targets):
+            first, ways = one.panel.series[0], [reached(series, goal) for series in one.panel.series]
+            fewest = _fewest([way.bytes_total for way in ways])
+            for number, (series, way) in enumerate(zip(one.panel.series, ways, strict=True)):
+                head = [one.panel.title if not number and not at else ""] * several
+                head += [f"{100 * goal:g} %" if not number else "", series.label]
+                if way.bytes_total is None:
+                    body.append([*head, "", "", f"{way.seeds} of {way.of} seeds", "", "", ""])
+                    continue
+                gap = _gap(series, first, goal) if number else ""
+                up, down, total = (_bytes(getattr(way, name)) for name in BYTES)
+                total = f"**{total}**" if way.bytes_total is fewest else total
+                body.append([*head, up, down, total, gap, _count(way.rounds), _seconds(way.seconds)])
+    return heads, body
+
+
+def accuracy(some: Sequence[Shown]) -> Columns:
+    """The accuracy at the end, the paper's in brackets; by how much the first is above the second; uploaded bytes."""
+    labels = list(dict.fromkeys(variant.label for one in some for variant in one.cell.variants))
+    heads = ["setting", *labels, f"{labels[0]} − {labels[1]}", *(f"up: {label}" for label in labels)]
+    body = []
+    for one in some:
+        series = {each.label: each for each in one.panel.series}
+        ends = ["" if label not in series else _end(series[label]) for label in labels]
+        first, second = (series.get(label) for label in labels[:2])
+        gap = "" if first is None or second is None else _points(difference(first, second))
+        sent = ["" if label not in series else _bytes(final(series[label], "bytes_up")) for label in labels]
+        body.append([one.panel.title, *ends, gap, *sent])
+    return heads, body
+
+
+def claims(some: Sequence[Shown]) -> Columns:
+    """By how many points the first variant ends above the second: in the paper and here, with a verdict."""
+    heads = ["setting", "above", "the paper, points", "here", "seeds", "verdict", "record"]
+    body = []
+    for one in some:
+        if len(one.panel.series) < 2:
+            raise InvalidInput(f"{one.experiment} {one.cell.name} has records of one variant only: there is no claim")
+        first, second = one.panel.series[:2]
+        paper = ""
+        if first.paper is not None and second.paper is not None:
+            paper = _points(Spread((first.paper - second.paper) / 100, None))
+        gap, seeds = difference(first, second), min(len(first.runs), len(second.runs))
+        verdict = _judged(gap, seeds, "holds", "**the opposite**")
+        labels = f"{first.label} − {second.label}"
+        body.append([one.panel.title, labels, paper, _points(gap), str(seeds), verdict, _name(one)])
+    return heads, body
+
+
+def verdicts(some: Sequence[Shown]) -> Columns:
+    """To each target, the other variant with the fewest bytes, how many times the first's it takes, and a verdict."""
+    heads = ["setting", "to", "the best other", "times as many bytes", "verdict", "record"]
+    body = []
+    for one in some:
+        first = one.panel.series[0]
+        for number, goal in enumerate(one.panel.targets):
+            head, record = [one.panel.title, _name(one)] if not number else ["", ""]
+            body.append([head, f"{100 * goal:g} %", *_against_the_best(first, one.panel.series[1:], goal), record])
+    return heads, body
+
+
+def _against_the_best(first: Series, others: Sequence[Series], goal: float) -> list[str]:
+    """Who else needs the fewest bytes to a target, how many times as many, and a verdict."""
+    mine, ways = reached(first, goal), [reached(series, goal) for series in others]
+    best = _fewest([way.bytes_total for way in ways], least=1)
+    if best is None:
+        return ["", "", f"{'nobody else' if mine.bytes_total else 'nobody'} gets there with every seed"]
+    rival = next(series for series, way in zip(others, ways, strict=True) if way.bytes_total is best)
+    if mine.bytes_total is None:
+        return [rival.label, "", f"**{rival.label} needs fewer**: {mine.seeds} of {mine.of} seeds of {first.label}"]
+    more, seeds = difference(rival, first, goal), min(len(first.runs), len(rival.runs))
+    verdict = _judged(more, seeds, f"{first.label} needs fewer", f"**{rival.label} needs fewer**")
+    return [rival.label, f"{best.mean / mine.bytes_total.mean:.2f}", verdict]
+
+
+def steps(some: Sequence[Shown]) -> Columns:
+    """Bytes to the highest target that all variants reach, and how many times fewer each takes than the one before."""
+    several = len(some) > 1
+    total = "total" if several else f"total to {100 * highest_shared(some[0].panel):g} %"
+    heads = [*["setting"] * several, "", "up", "down", total, "times fewer", "rounds", "seconds"]
+    body = []
+    for one in some:
+        goal = highest_shared(one.panel)
+        before: Spread | None = None
+        for number, series in enumerate(one.panel.series):
+            head = [f"{one.panel.title}, to {100 * goal:g} %" if not number else ""] * several
+            way = reached(series, goal)
+            if way.bytes_total is None:
+                body.append([*head, series.label, "", "", f"{way.seeds} of {way.of} seeds", "", "", ""])
+                continue
+            times = f"{before.mean / way.bytes_total.mean:.2f}" if before is not None else ""
+            bytes = [_bytes(getattr(way, name)) for name in BYTES]
+            body.append([*head, series.label, *bytes, times, _count(way.rounds), _seconds(way.seconds)])
+            before = way.bytes_total
+    return heads, body
+
+
+def tuning(some: Sequence[Shown]) -> Columns:
+    """What was tried for each variant, on which seeds, and what was chosen."""
+    several = len(some) > 1
+    heads = [*["setting"] * several, "", "chosen", "tried"]
+    body = []
+    for one in some:
+        for number, each in enumerate(one.tuned):
+            head = [one.panel.title if not number else ""] * several
+            tried = "; ".join(f"{_choice(each, point)}: {_score(each, point)}" for point in each.tried)
+            edge = f" (at the edge: {', '.join(each.choice.at_the_edge)})" if each.choice.at_the_edge else ""
+            body.append([*head, each.variant, _choice(each, each.chosen) + edge, tried])
+    if not body:
+        raise InvalidInput(f"nothing is tuned in {', '.join(one.cell.name for one in some)}")
+    return heads, body
+
+
+_ALL = (totals, uploads, rounds, seconds, targets, accuracy, claims, verdicts, steps, tuning)
+KINDS: dict[str, Callable[[Sequence[Shown]], Columns]] = {kind.__name__: kind for kind in _ALL}
+"""Every kind of table."""
+
+
+def _shared_targets(some: Sequence[Shown]) -> tuple[float, ...]:
+    goals = {one.panel.targets for one in some}
+    if len(goals) > 1:
+        raise InvalidInput(f"{', '.join(one.cell.name for one in some)} have different targets: a table for each")
+    return goals.pop()
+
+
+def _fewest(found: Sequence[Spread | None], least: int = 2) -> Spread | None:
+    """The smallest, if there are at least so many."""
+    there = [one for one in found if one is not None]
+    return min(there, key=lambda one: one.mean) if len(there) >= least else None
+
+
+def _name(one: Shown) -> str:
+    return f"`{one.experiment}/{one.cell.name}`"
+
+
+CERTAIN = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Student's t for 95 %, for 2 to 10 seeds."""
+
+
+def _judged(gap: Spread, seeds: int, above: str, below: str) -> str:
+    """Words for a difference that was measured seed by seed: certain if zero is outside its interval of 95 %.
+
+    Example:
+        >>> [_judged(Spread(mean, 1.0), 5, "more", "**fewer**") for mean in (1.3, 1.1, 0.9, -1.1, -1.3)]
+        ['more', 'probably more', 'level', 'probably **fewer**', '**fewer**']
+        >>> _judged(Spread(5.0, None), 1, "more", "fewer")
+        'one seed cannot say'
+    """
+    if gap.sd is None:
+        return "one seed cannot say"
+    if abs(gap.mean) <= gap.sd:
+        return "level"
+    words = above if gap.mean > 0 else below
+    bound = CERTAIN[min(seeds - 2, len(CERTAIN) - 1)] * gap.sd / math.sqrt(seeds)
+    return words if abs(gap.mean) > bound else f"probably {words}"
+
+
+def _bold(goal: Reached, value: Spread | None, fewest: Spread | None, text: Text) -> str:
+    if value is None:
+        return f"{goal.seeds} of {goal.of} seeds"
+    return f"**{text(value)}**" if value is fewest else text(value)
+
+
+def _share_sent(series: Series) -> str:
+    """The entries that clients sent, of all that they computed; of runs in which all take part in every round.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from dagc.report import Run
+        >>> clients, rows = {"sizes": [9, 1], "parameters": 100}, [{"round": 10, "entries_sent": 50, "accuracy": 0.5}]
+        >>> _share_sent(Series("", (Run(Path(), {"seed": 0}, clients, rows, {"rounds": 10, "entries_sent": 50}),)))
+        '2.5 %'
+    """
+    shares = [
+        run.result["entries_sent"] / (run.result["rounds"] * len(run.clients["sizes"]) * run.clients["parameters"])
+        for run in series.runs
+    ]
+    return f"{100 * sum(shares) / len(shares):.2g} %" if shares else ""
+
+
+def _bytes(value: Spread | None) -> str:
+    """Bytes with their spread in the same unit.
+
+    Example:
+        >>> _bytes(Spread(34_712, 2_140)), _bytes(Spread(1e6, None)), _bytes(Spread(500, 0.0)), _bytes(None)
+        ('34.7 ± 2.1 kB', '1.00 MB', '500 ± 0 B', '')
+    """
+    if value is None:
+        return ""
+    number, _, unit = in_bytes(abs(value.mean)).partition(" ")
+    sign = "−" if value.mean < 0 else ""
+    if value.sd is None:
+        return f"{sign}{number} {unit}"
+    size = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+    digits = len(number.partition(".")[2])
+    return f"{sign}{number} ± {value.sd / size:,.{digits}f} {unit}"
+
+
+def _gap(series: Series, first: Series, goal: float) -> str:
+    """How many bytes more, seed by seed."""
+    gap = difference(series, first, goal)
+    return "" if math.isnan(gap.mean) else ("+" if gap.mean >= 0 else "") + _bytes(gap)
+
+
+def _points(gap: Spread) -> str:
+    if math.isnan(gap.mean):
+        return ""
+    text = f"{100 * gap.mean:+.2f}".replace("-", "−")
+    return text if gap.sd is None else f"{text} ± {100 * gap.sd:.2f}"
+
+
+def _end(series: Series) -> str:
+    text = percent(final(series)).removesuffix(" %")
+    return text if series.paper is None else f"{text} ({series.paper:.2f})"
+
+
+def _count(value: Spread | None) -> str:
+    if value is None:
+        return ""
+    return f"{value.mean:,.0f}" + ("" if value.sd is None else f" ± {value.sd:,.0f}")
+
+
+def _seconds(value: Spread | None) -> str:
+    return "" if value is None else brief(value.mean)
+
+
+def _choice(tuned: Tuned, point: Mapping[str, Any]) -> str:
+    return ", ".join(in_words(name, point[name]) for name in tuned.chosen)
+
+
+def _score(tuned: Tuned, point: Mapping[str, Any]) -> str:
+    """What decided: bytes to the target, or how many seeds reached it and the accuracy."""
+    if point["bytes_total"] is not None:
+        return in_bytes(point["bytes_total"])
+    if point["accuracy"] is None:
+        return "diverged"
+    there = f"{point['reached']} of {len(tuned.seeds)} seeds, " if point["reached"] else ""
+    return f"{there}{100 * point['accuracy']:.1f} %"
