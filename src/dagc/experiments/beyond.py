@@ -20,20 +20,13 @@ def _variant(method: str, budget: int, note: str = "", **fields: Any) -> Variant
     return Variant(f"{_WORDS[method]}{how}{note}", {"method": method, "bytes": budget, **fields})
 
 
-def _against_dagc_r() -> tuple[Cell, ...]:
-    """The same bytes, about those of 0.1 and of 1 % of the entries as fp32; and no compression."""
-    budgets = {"0.001": (48, 1_000), "0.01": (400, 400)}
-    splits = {
-        "sr100": {"skew_ratio": 100.0},
-        "sr1000": {"skew_ratio": 1000.0},
-        "alpha0.25": {"skew_ratio": 100.0, "label_alpha": 0.25},
-    }
-    words = {"sr100": "SR 100", "sr1000": "SR 1,000", "alpha0.25": "SR 100, labels Dirichlet(0.25)"}
+def _larger_budgets() -> tuple[Cell, ...]:
+    """With and without waiting at about the bytes of 0.1 and of 1 % of the entries as fp32; and no compression."""
     return tuple(
         Cell(
-            f"equal/{split}/{ratio}",
-            f"Logistic@FMNIST, {words[split]}, {budget} bytes per client and round, fp32",
-            {**_LOGISTIC, **fields, "rounds": rounds},
+            f"equal/{ratio}",
+            f"Logistic@FMNIST, SR 100, {budget} bytes per client and round, fp32",
+            {**_LOGISTIC, "skew_ratio": 100.0, "rounds": rounds},
             (
                 _variant("dagc-r", budget, **_WAITING),
                 _variant("dagc-r", budget),
@@ -43,8 +36,7 @@ def _against_dagc_r() -> tuple[Cell, ...]:
             _TARGETS,
             60,
         )
-        for ratio, (budget, rounds) in budgets.items()
-        for split, fields in splits.items()
+        for ratio, budget, rounds in (("0.001", 48, 1_000), ("0.01", 400, 400))
     )
 
 
@@ -100,26 +92,5 @@ def _studies() -> tuple[Cell, ...]:
     )
 
 
-def _cnn() -> tuple[Cell, ...]:
-    """0.1 % of 235,690 entries as fp32 take up to 1,312 bytes per client."""
-    return tuple(
-        Cell(
-            f"cnn/sr{skew}",
-            f"CNN@CIFAR-10, SR {skew:,}, 1,312 bytes per client and round, fp32",
-            {
-                "task": "cnn@cifar-10",
-                "learning_rate": 0.05,
-                "frames": "compact",
-                "skew_ratio": float(skew),
-                "rounds": 2_000,
-            },
-            (_variant("dagc-r", 1312), _variant("top-k", 1312)),
-            (0.50, 0.60),
-            40,
-        )
-        for skew in (100, 1000)
-    )
-
-
-BEYOND = (*_against_dagc_r(), *_fewest_bytes(), *_studies(), *_cnn())
+BEYOND = (*_fewest_bytes(), *_larger_budgets(), *_studies())
 """Every cell."""

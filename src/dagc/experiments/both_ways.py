@@ -48,10 +48,9 @@ def _cell(
     variants: tuple[Variant, ...],
     targets: tuple[float, ...],
     every: int,
-    task: str = "logistic@fashion-mnist",
     **fields: Any,
 ) -> Cell:
-    shared = {"task": task, "rounds": rounds, "first_model": "drawn", **fields}
+    shared = {"task": "logistic@fashion-mnist", "rounds": rounds, "first_model": "drawn", **fields}
     notes = ("the first model is drawn from the seed by every client, so nobody downloads it",)
     return Cell(name, title, shared, variants, targets, rounds // every, "", notes)
 
@@ -113,15 +112,6 @@ BOTH_WAYS = (
         3,
         workers=500,
         participation=0.02,
-    ),
-    _cell(
-        "cnn",
-        "CNN@CIFAR-10, SR 100, ten clients, 10 local steps, 350 bytes up and 1,000 down per client and round",
-        160,
-        _variants(350, (0.05, 0.05, 0.05, 0.05), down=1000, local_steps=10),
-        (0.40, 0.45, 0.50),
-        10,
-        task="cnn@cifar-10",
     ),
     *_optimizers(),
 )
