@@ -92,5 +92,43 @@ def _studies() -> tuple[Cell, ...]:
     )
 
 
-BEYOND = (*_fewest_bytes(), *_larger_budgets(), *_studies())
+def _allocations() -> tuple[Cell, ...]:
+    """What an allocation is worth with more and less equal clients, and with more and less different labels."""
+    splits = {
+        "sr100": ("SR 100", {"skew_ratio": 100.0}),
+        "sr1000": ("SR 1,000", {"skew_ratio": 1000.0}),
+        "alpha0.25": ("SR 100, label α 0.25", {"skew_ratio": 100.0, "label_alpha": 0.25}),
+        "alpha5": ("SR 100, label α 5", {"skew_ratio": 100.0, "label_alpha": 5.0}),
+    }
+    methods = {"DAGC-R": "dagc-r", "uniform Top-k": "top-k", "power": "power"}
+    variants = (*(Variant(label, {"method": name, "ratio": 0.001}) for label, name in methods.items()), _DENSE)
+    fields = {"task": "logistic@fashion-mnist", "learning_rate": 0.1, "rounds": 1_000}
+    return tuple(
+        Cell(f"allocation/{name}", f"Logistic@FMNIST, {words}, 0.1 %", {**fields, **split}, variants, (0.75,), 50)
+        for name, (words, split) in splits.items()
+    )
+
+
+def _default_budgets() -> tuple[Cell, ...]:
+    """`dagc` with its own budget, half the square root of the model's size, and with others."""
+    sixty = {"local_steps": 60, "learning_rate": 0.5, "rounds": 140, "evaluate_every": 2}
+    ten = {"task": "mlp@digits", "local_steps": 10, "learning_rate": 0.2, "rounds": 120, "evaluate_every": 2}
+    twenty = {"local_steps": 20, "learning_rate": 0.2, "rounds": 300, "evaluate_every": 5}
+    many = {**twenty, "workers": 50, "participation": 0.2}
+    return (
+        _budgets("logistic", "Logistic@FMNIST, 60 local steps", (22, 32, 44, 64, 96), (0.78, 0.80, 0.82), sixty),
+        _budgets("digits", "MLP@digits, 10 local steps", (35, 50, 69, 100), (0.90, 0.92, 0.94), ten),
+        _budgets(
+            "fifty", "Logistic@FMNIST, 50 clients at 20 %, 20 local steps", (32, 44, 64), (0.75, 0.78, 0.80), many
+        ),
+    )
+
+
+def _budgets(name: str, title: str, bytes: tuple[int, ...], targets: tuple[float, ...], fields: dict[str, Any]) -> Cell:
+    shared = {"task": "logistic@fashion-mnist", "first_model": "drawn", **fields}
+    variants = tuple(Variant(f"{some} bytes", {"method": "dagc", "bytes": some}) for some in bytes)
+    return Cell(f"budget/{name}", f"{title}, SR 100, rate {fields['learning_rate']:g}", shared, variants, targets)
+
+
+BEYOND = (*_fewest_bytes(), *_larger_budgets(), *_studies(), *_allocations(), *_default_budgets())
 """Every cell."""

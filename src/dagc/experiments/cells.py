@@ -70,7 +70,7 @@ class Cell:
             rounds // self.evaluations, 400 // self.evaluations, 1
         )  # a short run should not be all evaluation
         often = {"evaluate_every": interval, "checkpoint_every": max(rounds // 10, 500)}
-        return {**self.fields, **often, **variant.fields}
+        return {**often, **self.fields, **variant.fields}
 
     def configs(self, seeds: int, **where: Any) -> list[list[Config]]:
         """For each variant, a configuration for every seed; `where` adds fields such as `device`."""
