@@ -1,16 +1,16 @@
-"""Every benchmark: `make bench`, or `python -m benchmarks [--full]`."""
+"""The benchmarks that need one computer: `make bench`, or `python -m benchmarks [--full] [--record]`."""
 
-import argparse
 import time
 
-from benchmarks import data, flower, kernels, training
+from benchmarks import data, flower, flower_apps, kernels, training
+from benchmarks.tables import arguments
 from rich.console import Console
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--full", action="store_true", help="more runs; takes many minutes")
     options = parser.parse_args()
-    for module in (kernels, data, training, flower):
+    for module in (kernels, data, training, flower, flower_apps):  # the last one sets the threads for good
         start = time.perf_counter()
-        module.main(quick=not options.full)
+        module.main(not options.full, options.record)
         Console().print(f"{module.__name__}: {time.perf_counter() - start:.0f} s\n")

@@ -2,23 +2,25 @@
 
     python -m benchmarks.coder payload            # bits per entry with and without the coder; --cells to choose
     python -m benchmarks.coder contexts           # the same with one context left out at a time
-    python -m benchmarks.coder time               # nanoseconds per coordinate and per entry
+    python -m benchmarks.coder time               # nanoseconds per entry of the model
     python -m benchmarks.coder tables             # the first tables, made from trainings with a seed of their own
 
 Trainings send compact frames; every upload is also coded, with memories of its own, as if it were sent like that.
+`--record` keeps coder-payload, coder-contexts or coder-time for `docs/studies/coder.md`.
 """
 
-import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from benchmarks.tables import arguments, show
 
-from dagc.errors import MissingData
+from dagc.data import data_folder
+from dagc.errors import InvalidInput, MissingData
+from dagc.experiments import STAND_INS
 from dagc.sparse import Sparse
 from dagc.training import Config, Federation
 from dagc.wire import Memory, encode
@@ -27,37 +29,60 @@ from dagc.wire.coder import TABLES, Shapes
 SIGNS: dict[str, Any] = {"values": "sign", "frames": "compact", "first_model": "drawn", "method": "dagc-r"}
 LOGISTIC: dict[str, Any] = {**SIGNS, "task": "logistic@fashion-mnist", "overhead": 0.125, "learning_rate": 0.1}
 CNN: dict[str, Any] = {**SIGNS, "task": "cnn@cifar-10", "learning_rate": 0.05, "rounds": 100}
+SPOKEN: dict[str, Any] = {**SIGNS, "task": f"lstm@{data_folder() / STAND_INS['speech-commands'].data}"}
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {
-    "130": ("Logistic, 1 step, 130 B a round", {**LOGISTIC, "bytes": 13, "rounds": 600}),
-    "640": ("Logistic, 1 step, 640 B a round", {**LOGISTIC, "bytes": 64, "rounds": 400}),
+    "130": ("Logistic, 1 local step, 130 bytes a round", {**LOGISTIC, "bytes": 13, "rounds": 600}),
+    "640": ("Logistic, 1 local step, 640 bytes a round", {**LOGISTIC, "bytes": 64, "rounds": 400}),
     "both": (
-        "Logistic, 1 step, 300 B, budget down",
+        "Logistic, 1 local step, 300 bytes a round and a budget down",
         {**LOGISTIC, "bytes": 30, "rounds": 400, "down": "same", "learning_rate": 0.2},
     ),
     "20": (
-        "Logistic, 20 steps, 640 B, 60 rounds",
+        "Logistic, 20 local steps, 640 bytes a round, the first 60 rounds",
         {**LOGISTIC, "bytes": 64, "local_steps": 20, "rounds": 60, "learning_rate": 0.2},
     ),
     "20both": (
-        "Logistic, 20 steps, 640 B, 60 rounds, budget down",
+        "Logistic, 20 local steps, 640 bytes a round and a budget down, the first 60 rounds",
         {**LOGISTIC, "bytes": 64, "local_steps": 20, "rounds": 60, "learning_rate": 0.2, "down": "same"},
     ),
-    "iid": ("Logistic, iid labels, 130 B", {**LOGISTIC, "bytes": 13, "rounds": 600, "partition": "iid:workers=10"}),
-    "one": ("Logistic, one client of ten, 130 B", {**LOGISTIC, "bytes": 130, "rounds": 600, "participation": 0.1}),
-    "int8": ("Logistic, int8, 0.1 %", {**LOGISTIC, "ratio": 0.001, "overhead": None, "values": "int8", "rounds": 400}),
-    "fp32": ("Logistic, fp32, 0.1 %", {**LOGISTIC, "ratio": 0.001, "overhead": None, "values": "fp32", "rounds": 400}),
+    "iid": (
+        "Logistic, iid labels, 130 bytes a round",
+        {**LOGISTIC, "bytes": 13, "rounds": 600, "partition": "iid:workers=10"},
+    ),
+    "one": (
+        "Logistic, one client of ten takes part, 130 bytes a round",
+        {**LOGISTIC, "bytes": 130, "rounds": 600, "participation": 0.1},
+    ),
     "mlp": ("MLP@FMNIST, 0.1 %", {**LOGISTIC, "task": "mlp@fashion-mnist", "ratio": 0.001, "rounds": 100}),
     "cnn1": ("CNN@CIFAR-10, 0.1 %", {**CNN, "ratio": 0.001}),
     "cnn10": ("CNN@CIFAR-10, 1 %", {**CNN, "ratio": 0.01}),
     "lstm": (
-        "LSTM, spoken digits, 0.1 %",
-        {**SIGNS, "task": "lstm@speech-commands", "ratio": 0.001, "rounds": 60, "learning_rate": 0.1, "batch_size": 8},
+        "LSTM, spoken digits (AudioMNIST), 0.1 %",
+        {**SPOKEN, "ratio": 0.001, "rounds": 60, "learning_rate": 0.1, "batch_size": 8},
+    ),
+    "int8": (
+        "Logistic, int8 values, 0.1 %",
+        {**LOGISTIC, "ratio": 0.001, "overhead": None, "values": "int8", "rounds": 400},
+    ),
+    "fp32": (
+        "Logistic, fp32 values, 0.1 %",
+        {**LOGISTIC, "ratio": 0.001, "overhead": None, "values": "fp32", "rounds": 400},
     ),
 }
 TRAINED = ("130", "640", "both", "20both", "iid", "one", "mlp", "cnn1", "cnn10")
 """Where the first tables come from."""
 SEED = 20
 """Of those trainings; figures have others."""
+CONTEXTS = {
+    "phase": "where an entry is in its cycle",
+    "near": "how long ago a neighbour was sent",
+    "column": "how long ago its column was sent",
+    "gap": "how far back the last entry of the frame is",
+    "gap two": "how far back the one before is",
+    "row": "which row it is in",
+}
+"""What the coder looks at, in its own words and in plain ones."""
+SETTING = "Ten clients, skew ratio 100, signs as values, unless the row says something else"
 Upload = tuple[str, Sparse, int, int, str]
 
 
@@ -114,7 +139,7 @@ class Coded:
 
 
 def measure(fields: dict[str, Any], seed: int, ways: dict[str, Callable[[], Coded]]) -> dict[str, float]:
-    """Bits per entry without the coder, and in each of these ways."""
+    """Bits per entry in compact frames, and in each of these ways."""
     coded = {name: make() for name, make in ways.items()}
     entries = plain = 0
     for some, shapes in uploads(Config(**fields, seed=seed, threads=1)):
@@ -123,33 +148,79 @@ def measure(fields: dict[str, Any], seed: int, ways: dict[str, Callable[[], Code
             plain += upload[3]
             for one in coded.values():
                 one.send(upload, shapes)
-    return {"today": 8 * plain / entries, **{name: 8 * one.bytes / entries for name, one in coded.items()}}
+    return {"compact": 8 * plain / entries, **{name: 8 * one.bytes / entries for name, one in coded.items()}}
 
 
-def compare(cells: list[str], seeds: int, ways: dict[str, Callable[[], Coded]]) -> None:
-    """A line for each cell: bits per entry, and how many per cent fewer."""
-    table = Table("", "today", *ways, title=f"bits per entry, all included; {seeds} seeds")
-    console = Console()
+def compare(
+    cells: list[str], seeds: int, ways: dict[str, Callable[[], Coded]], found: dict[str, list[dict[str, float]]]
+) -> None:
+    """Measure each cell with each seed; `found` grows, so that nothing is lost if this is stopped."""
     for name in cells:
         title, fields = CELLS[name]
         try:
-            found = [measure(fields, seed, ways) for seed in range(seeds)]
-        except MissingData as error:
-            console.print(f"{title}: left out, {error}")
-            continue
-        row = [f"{statistics.mean(one['today'] for one in found):.2f}"]
-        for way in ways:
-            fewer = [100 * (1 - one[way] / one["today"]) for one in found]
-            spread = f" ± {statistics.stdev(fewer):.1f}" if seeds > 1 else ""
-            row.append(f"{statistics.mean(one[way] for one in found):.2f} (−{statistics.mean(fewer):.1f}{spread} %)")
-        console.print(title, *row, sep=" | ", soft_wrap=True)
-        table.add_row(title, *row)
-    console.print(table)
+            found[title] = [measure(fields, seed, ways) for seed in range(seeds)]
+        except (MissingData, InvalidInput) as error:  # the second if a file is missing
+            print(f"{title}: left out, {error}", file=sys.stderr, flush=True)
+        else:
+            said = ", ".join(f"{way} {_bits(found[title], way)}" for way in ("compact", *ways))
+            print(f"{title}: {said}", file=sys.stderr, flush=True)
 
 
-def timing() -> None:
+def payload(cells: list[str], seeds: int, record: bool) -> None:
+    """Bits per entry with and without the coder: a row for each cell."""
+    ways: dict[str, Callable[[], Coded]] = {"coded": Coded, "coded, without clocks": lambda: Coded(clocks=False)}
+    heads = ["", "compact", *(head for way in ways for head in (way, "change"))]
+    found: dict[str, list[dict[str, float]]] = {}
+    try:
+        compare(cells, seeds, ways, found)
+    finally:
+        rows = [
+            [title, _bits(some, "compact"), *(cell for way in ways for cell in (_bits(some, way), _change(some, way)))]
+            for title, some in found.items()
+        ]
+        notes = [SETTING, _seeds(seeds), *_missing(found, cells)]
+        if rows:
+            show("coder-payload", "Bits per entry, everything included", heads, rows, record, notes)
+
+
+def contexts(cells: list[str], seeds: int, record: bool) -> None:
+    """Bits per entry with one context left out at a time: a column for each cell."""
+    ways: dict[str, Callable[[], Coded]] = {"all contexts": Coded}
+    for context, words in CONTEXTS.items():
+        ways[f"without {context}: {words}"] = lambda context=context: Coded(without=context)
+    found: dict[str, list[dict[str, float]]] = {}
+    try:
+        compare(cells, seeds, ways, found)
+    finally:
+        rows = [[way, *(f"{_bits(some, way)} ({_change(some, way)})" for some in found.values())] for way in ways]
+        notes = [_seeds(seeds), *_missing(found, cells)]
+        if found:
+            title = "Bits per entry with one table held at 0 (beside a compact frame)"
+            show("coder-contexts", title, ["", *found], rows, record, notes)
+
+
+def _bits(found: list[dict[str, float]], way: str) -> str:
+    return f"{statistics.mean(one[way] for one in found):.2f}"
+
+
+def _change(found: list[dict[str, float]], way: str) -> str:
+    """Beside compact frames, seed by seed."""
+    changes = [100 * (one[way] / one["compact"] - 1) for one in found]
+    spread = f" ± {statistics.stdev(changes):.1f}" if len(changes) > 1 else ""
+    return f"{statistics.mean(changes):+.1f}{spread} %".replace("-", "−")
+
+
+def _seeds(seeds: int) -> str:
+    return "One seed" if seeds == 1 else f"{seeds} seeds, mean ± standard deviation"
+
+
+def _missing(found: dict[str, Any], cells: list[str]) -> list[str]:
+    missing = [CELLS[name][0] for name in cells if CELLS[name][0] not in found]
+    return [f"Not measured: {'; '.join(missing)}"] if missing else []
+
+
+def timing(record: bool) -> None:
     """Write and read random supports; CPU time."""
-    table = Table("entries of the model", "sent", "clocks", "write", "read", "learn", title="ns per coordinate (µs)")
     random = np.random.default_rng(0)
     sizes: list[tuple[list[Any], int]] = [
         ([(10, 784), 10], 60),
@@ -159,32 +230,44 @@ def timing() -> None:
         ([(1000, 1000)], 10_000),
         ([(1000, 1000)] * 11, 11_000),
     ]
-    for shapes, count in sizes:
-        for clocks in (True, False):
-            memory = Memory(shapes, clocks)
-            took: dict[str, list[float]] = {"write": [], "read": [], "learn": []}
-            for turn in range(9):
-                indices = np.sort(random.choice(memory.size, count, replace=False))
-                values = np.where(random.random(count) < 0.5, np.float32(-0.5), np.float32(0.5))
-                sparse = Sparse(memory.size, indices, values)
-                began = time.process_time()
-                section = memory.write(sparse, count)
-                wrote = time.process_time()
-                assert section is not None
-                memory.read(section, count)
-                read = time.process_time()
-                memory.learn(sparse)
-                if turn > 2:
-                    for name, seconds in zip(
-                        took, (wrote - began, read - wrote, time.process_time() - read), strict=True
-                    ):
-                        took[name].append(seconds)
-            cells = [
-                f"{1e9 * statistics.median(times) / memory.size:.1f} ({1e6 * statistics.median(times):,.0f})"
-                for times in took.values()
-            ]
-            table.add_row(f"{memory.size:,}", f"{count:,}", "yes" if clocks else "no", *cells)
-    Console().print(table)
+    rows: list[list[str]] = []
+    try:
+        for shapes, count in sizes:
+            for clocks in (True, False):
+                rows.append(_timed(random, shapes, count, clocks))
+                print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
+    finally:
+        title = "CPU time in ns per entry of the model (in µs per frame)"
+        heads = ["entries of the model", "entries sent", "clocks", "write", "read", "count as taken"]
+        wanted = 2 * len(sizes)
+        notes = ["Medians of 6 frames, one thread", *[f"{len(rows)} of {wanted} rows"] * (len(rows) < wanted)]
+        if rows:
+            show("coder-time", title, heads, rows, record, notes)
+
+
+def _timed(random: np.random.Generator, shapes: list[Any], count: int, clocks: bool) -> list[str]:
+    """A row: medians of what a frame takes, after three that are not counted."""
+    memory = Memory(shapes, clocks)
+    took: dict[str, list[float]] = {"write": [], "read": [], "learn": []}
+    for turn in range(9):
+        indices = np.sort(random.choice(memory.size, count, replace=False))
+        values = np.where(random.random(count) < 0.5, np.float32(-0.5), np.float32(0.5))
+        sparse = Sparse(memory.size, indices, values)
+        began = time.process_time()
+        section = memory.write(sparse, count)
+        wrote = time.process_time()
+        assert section is not None
+        memory.read(section, count)
+        read = time.process_time()
+        memory.learn(sparse)
+        if turn > 2:
+            for name, seconds in zip(took, (wrote - began, read - wrote, time.process_time() - read), strict=True):
+                took[name].append(seconds)
+    cells = [
+        f"{1e9 * statistics.median(times) / memory.size:.1f} ({1e6 * statistics.median(times):,.0f})"
+        for times in took.values()
+    ]
+    return [f"{memory.size:,}", f"{count:,}", "with" if clocks else "without", *cells]
 
 
 def first_tables() -> None:
@@ -205,7 +288,7 @@ def first_tables() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("what", choices=("payload", "contexts", "time", "tables"))
     parser.add_argument("--cells", default="", help=f"of {', '.join(CELLS)}; all if not given")
     parser.add_argument("--seeds", type=int, default=3)
@@ -214,13 +297,10 @@ if __name__ == "__main__":
     if unknown := [name for name in chosen if name not in CELLS]:
         parser.error(f"there is no cell {unknown[0]!r}: choose from {', '.join(CELLS)}")
     if options.what == "payload":
-        compare(chosen, options.seeds, {"coded": Coded, "without clocks": lambda: Coded(clocks=False)})
+        payload(chosen, options.seeds, options.record)
     elif options.what == "contexts":
-        left: dict[str, Callable[[], Coded]] = {"all": Coded}
-        for context in (*TABLES, "row"):
-            left[f"no {context}"] = lambda context=context: Coded(without=context)
-        compare(chosen, options.seeds, left)
+        contexts(chosen, options.seeds, options.record)
     elif options.what == "time":
-        timing()
+        timing(options.record)
     else:
         first_tables()

@@ -1,6 +1,7 @@
 """Hostile bytes for the coder: mutated frames with repaired checksums, and what becomes of them.
 
-    python -m benchmarks.coder_attack            # a million, about half an hour; --frames and --seed for others
+    python -m benchmarks.coder_attack            # a million, about five minutes; --frames and --seed for others
+    python -m benchmarks.coder_attack --record   # and keep the table for docs/studies/coder.md
 
 A frame is flipped, cut, extended, shuffled or made up, and sealed again; every fourth is written as a sender would, of
 other entries, since few mutations leave the coder's last bytes right. The receiver may refuse it with
@@ -9,15 +10,14 @@ A receiver that has counted such a frame no longer agrees with the sender, which
 frame must be refused. Anything else ends the run with an error.
 """
 
-import argparse
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from benchmarks.tables import arguments, show
 
 from dagc.errors import MalformedPayload
 from dagc.sparse import Sparse
@@ -37,16 +37,17 @@ MODELS: tuple[tuple[Shapes, int], ...] = (
 NAMES = {codec.id: name for name, codec in VALUE_CODECS.items()}
 LAST = "noticed two frames later"
 EXPLAINED = {
-    "frames": "mutated frames",
+    "frames": "hostile frames",
     "refused": "refused",
-    "not coded": "of these, no longer coded frames",
+    "not coded": "… of these, no longer marked as coded",
     "compact": "read as a compact frame",
-    "taken": "taken, in order",
-    "unchanged": "of these, with the entries that were sent (values may differ)",
-    "noticed": "of these, noticed at the next frame",
-    LAST: "of these, noticed at the one after: 16 bits of checksum agreed by chance",
+    "taken": "read as a coded frame",
+    "unchanged": "… of these, with the entries that were sent (values may differ)",
+    "noticed": "… of these, other entries, noticed at the next frame",
+    LAST: "… of these, noticed at the one after: 16 bits of checksum agreed by chance",
     "slowest": "CPU time of the slowest frame, in ms",
 }
+PROGRESS = 100_000
 
 
 class Connection(NamedTuple):
@@ -68,11 +69,11 @@ class Attack:
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
         self.connections = list(self._connections())
+        self.counts: Counter[str] = Counter(dict.fromkeys(EXPLAINED, 0))
 
     def run(self, frames: int) -> Counter[str]:
-        """Try that many; how often each thing happened."""
-        counts: Counter[str] = Counter(dict.fromkeys(EXPLAINED, 0))
-        slowest = 0.0
+        """Try that many; how often each thing happened, which `counts` also has while this runs."""
+        counts, slowest = self.counts, 0.0
         for number in range(frames):
             connection = self.connections[number % len(self.connections)]
             payload = self._forged(connection) if self.rng.random() < 0.25 else self._mutated(connection)
@@ -88,8 +89,10 @@ class Attack:
             elif sparse is not None:
                 counts["taken"] += 1
                 counts[self._after(connection, payload, sparse)] += 1
-        counts["frames"] = frames
-        counts["slowest"] = round(1000 * slowest)
+            counts["frames"] += 1
+            counts["slowest"] = round(1000 * slowest)
+            if counts["frames"] % PROGRESS == 0:
+                print(f"{counts['frames']:,} of {frames:,} frames", file=sys.stderr, flush=True)
         return counts
 
     def _connections(self) -> Iterator[Connection]:
@@ -217,23 +220,22 @@ def _copy(memory: Memory, shapes: Shapes) -> Memory:
     return Memory.restored(shapes, memory.arrays(), memory.numbers())
 
 
-def main(frames: int = 1_000_000, seed: int = 0) -> Counter[str]:
+def main(frames: int = 1_000_000, seed: int = 0, record: bool = False) -> Counter[str]:
     """Try them, print what happened, return it."""
-    started = time.perf_counter()
-    counts = Attack(seed).run(frames)
-    table = Table(title=f"Mutated coded frames, seed {seed}", title_justify="left")
-    table.add_column("")
-    table.add_column("", justify="right")
-    for name, words in EXPLAINED.items():
-        table.add_row(words, f"{counts[name]:,}")
-    Console().print(table)
-    Console().print(f"{time.perf_counter() - started:.0f} s")
-    return counts
+    started, attack = time.perf_counter(), Attack(seed)
+    try:
+        return attack.run(frames)
+    finally:
+        rows = [[words, f"{attack.counts[name]:,}"] for name, words in EXPLAINED.items()]
+        done = attack.counts["frames"]
+        notes = [f"Seed {seed}", *[f"Stopped after {done:,} of {frames:,} frames"] * (done < frames)]
+        show("coder-attack", "Hostile frames for the coder", ["", "frames"], rows, record, notes)
+        print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--frames", type=int, default=1_000_000, help="how many; 1,000,000 if not given")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    main(options.frames, options.seed)
+    main(options.frames, options.seed, options.record)

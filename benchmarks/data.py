@@ -1,65 +1,65 @@
 """How long data takes: loading CIFAR-10, and a batch beside the step that it feeds."""
 
-import argparse
 import time
 from collections.abc import Callable
 
 import torch
+from benchmarks.tables import arguments, show
 from rich.console import Console
-from rich.table import Table
 
 from dagc.data import Batches, Dataset, load, make_partition
 from dagc.errors import MissingData
 from dagc.models import build
 
 
-def main(quick: bool = False) -> dict[str, float]:
-    """Measure on one thread, print a table, return seconds and shares; sets that are not here are left out."""
+def main(quick: bool = True, record: bool = False) -> None:
+    """Measure on one thread and print a table, and keep it if asked; sets that are not here are left out."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         figures = _measure(20 if quick else 200)
     finally:
         torch.set_num_threads(threads)
-    table = Table(title="Data, one thread", title_justify="left")
-    for column in ("figure", "value", "wanted"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
-    for name, value in figures.items():
-        shown = (
-            f"{value:.1%}" if name.endswith("share") else f"{value:.2f} s" if value > 0.1 else f"{value * 1e6:,.0f} µs"
-        )
-        table.add_row(name.replace("_", " "), shown, WANTED.get(name, ""))
-    Console().print(table)
-    return figures
+    rows = [[name, shown, WANTED.get(name, "")] for name, shown in figures.items()]
+    show("data", "Data, one thread, batches of 32", ["", "measured", "wanted"], rows, record)
 
 
 WANTED = {
-    "cifar_10_load": "< 3 s",
-    "cifar_10_cnn_batch_share": "< 5 %",
-    "cifar_10_cnn_augmented_batch_share": "< 5 %",
-    "fashion_mnist_logistic_batch": "≤ 50 µs",
+    "CIFAR-10: loading": "< 3 s",
+    "CIFAR-10: a batch / a step of the CNN": "< 5 %",
+    "CIFAR-10: an augmented batch / a step of the CNN": "< 5 %",
+    "Fashion-MNIST: a batch": "≤ 50 µs",
 }
 
 
-def _measure(rounds: int) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    for name, model_name in (("fashion-mnist", "logistic"), ("cifar-10", "cnn")):
-        key = name.replace("-", "_")
+def _measure(rounds: int) -> dict[str, str]:
+    figures: dict[str, str] = {}
+    for name, title, model_name, model_title in (
+        ("fashion-mnist", "Fashion-MNIST", "logistic", "logistic regression"),
+        ("cifar-10", "CIFAR-10", "cnn", "the CNN"),
+    ):
         try:
             start = time.perf_counter()
             data = load(name)
-            figures[f"{key}_load"] = time.perf_counter() - start
+            figures[f"{title}: loading"] = _time(time.perf_counter() - start)
         except MissingData as error:
             Console(stderr=True).print(f"left out: {error}", markup=False)
             continue
         step = _median(_step(data, model_name), max(10, rounds // 4))
         batch = _median(_batch(data), rounds)
-        figures |= {f"{key}_{model_name}_step": step, f"{key}_{model_name}_batch": batch}
-        figures[f"{key}_{model_name}_batch_share"] = batch / step
+        figures[f"{title}: a batch"] = _time(batch)
+        figures[f"{title}: a step of {model_title}"] = _time(step)
+        figures[f"{title}: a batch / a step of {model_title}"] = f"{100 * batch / step:.1f} %"
         if name == "cifar-10":
             augmented = _median(_batch(load(name, augment=True)), rounds)
-            figures[f"{key}_{model_name}_augmented_batch_share"] = augmented / step
+            figures[f"{title}: an augmented batch / a step of {model_title}"] = f"{100 * augmented / step:.1f} %"
     return figures
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 0.1:
+        return f"{seconds:.2f} s"
+    return f"{1e3 * seconds:.1f} ms" if seconds >= 0.001 else f"{1e6 * seconds:.0f} µs"
 
 
 def _batch(data: Dataset) -> Callable[[int], object]:
@@ -92,6 +92,7 @@ def _median(run: Callable[[int], object], rounds: int) -> float:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--full", action="store_true", help="more batches")
-    main(quick=not parser.parse_args().full)
+    options = parser.parse_args()
+    main(not options.full, options.record)

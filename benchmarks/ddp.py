@@ -3,6 +3,7 @@
     make bench-ddp                                  # needs root: 4 hosts in network namespaces, 10 Mb/s each way
     python -m benchmarks.ddp --loopback             # no root: 2 and 4 processes on this computer's loopback
     python -m benchmarks.ddp --only steps           # or accuracy: one of the two parts, on the slow link
+    python -m benchmarks.ddp --record               # keeps the tables for docs/studies/performance.md
 
 The hosts hang on a bridge that is in a namespace of its own, so this computer's network is left alone. Links are slowed
 down by `tc tbf` once a model is built and warmed up, so that nobody waits for DDP's first broadcast.
@@ -28,6 +29,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from benchmarks.tables import arguments, show
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -42,12 +44,14 @@ PORT = 29400
 WORKER = ["-m", "benchmarks.ddp", "--worker"]
 WARM_UP = 4  # PowerSGD averages densely in its first steps
 ALONE = {"alone": "no exchange at all: what computing takes"}
+MODELS = {"mlp-11m": ("mlp", "MLP, 11.0 M parameters"), "cnn@cifar-10": ("cnn", "CNN@CIFAR-10, 0.24 M parameters")}
+"""Of the slow link: the last part of a record's name, and how the table calls it."""
 BASELINES = {"dense": "dense all-reduce", "fp16": "PyTorch's fp16 hook", "powersgd": "PyTorch's PowerSGD hook, rank 1"}
 OURS: dict[str, dict[str, Any]] = {
     "dagc-r 1 %": {"ratio": 0.01},
     "dagc-r 0.1 %": {"ratio": 0.001},
-    "dagc-r 0.1 % int8": {"ratio": 0.001, "values": "int8"},
-    "dagc-r 0.1 % sign": {"ratio": 0.001, "values": "sign"},
+    "dagc-r 0.1 %, int8": {"ratio": 0.001, "values": "int8"},
+    "dagc-r 0.1 %, sign": {"ratio": 0.001, "values": "sign"},
 }
 
 
@@ -288,11 +292,11 @@ def needed() -> None:
 
 def slow_link(options: argparse.Namespace) -> None:
     needed()
-    tasks = ["mlp-11m", "cnn@cifar-10"]
+    tasks = list(MODELS)
     try:
         load("cifar-10")
     except MissingData as error:
-        print(f"without cnn@cifar-10: {error}")
+        print(f"without cnn@cifar-10: {error}", file=sys.stderr)
         tasks.remove("cnn@cifar-10")
     with (
         Network(4, options.rate) as network,
@@ -300,54 +304,97 @@ def slow_link(options: argparse.Namespace) -> None:
     ):
         if options.only in (None, "steps"):
             for model in tasks:
-                print(f"\n{model}, {options.rate} each way, 4 ranks\n")
-                print("| method | seconds per step | dense / this | kB sent per step and rank |\n|---|---|---|---|")
-                dense = None
-                for method in (*BASELINES, *OURS, *ALONE):
-                    counts = (
-                        {"dense": 2, "fp16": 3, "dagc-r 1 %": 10} if model == "mlp-11m" else {"dense": 8, "fp16": 12}
-                    )
-                    found = measure(
-                        hosts, network, task=model, method=method, steps=counts.get(method, 25), learning_rate=0.01
-                    )
-                    dense = dense or found["seconds"]
-                    name, faster = {**BASELINES, **ALONE}.get(method, method), dense / found["seconds"]
-                    print(
-                        f"| {name} | {found['seconds']:.3f} | {faster:.1f} | {found['bytes'] / 1000:,.1f} |", flush=True
-                    )
+                seconds_per_step(hosts, network, model, options)
         if options.only in (None, "accuracy") and "cnn@cifar-10" in tasks:
-            print(f"\ncnn@cifar-10, {options.rate} each way, 4 ranks, skew ratio 10, after {options.seconds} seconds\n")
-            print("| method | steps | test accuracy | MB sent by a rank, at most |\n|---|---|---|---|")
-            for method in (*BASELINES, *OURS):
-                found = measure(
-                    hosts, network, task="cnn@cifar-10", method=method, steps=5, seconds=options.seconds,
-                    learning_rate=0.05,
-                )  # fmt: skip
-                sent = found["bytes"] * (found["steps"] - WARM_UP) / 1e6
-                name = BASELINES.get(method, method)
-                print(f"| {name} | {found['steps']} | {found['accuracy']:.1%} | {sent:.1f} |", flush=True)
+            accuracy_in_time(hosts, network, options)
 
 
-def loopback() -> None:
-    print("\nmlp-1m (1,000,215 parameters), loopback, 1 %\n")
-    print("| ranks | dense ms per step | ours ms per step | ours / dense | compress, exchange, decode ms |")
-    print("|---|---|---|---|---|")
-    for world in (2, 4):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        with workers(world, [[]] * world, "127.0.0.1", port, "lo") as hosts:
-            found: dict[str, list[dict[str, Any]]] = {"dense": [], "dagc-r 1 %": []}
-            for _ in range(5):  # in turns, so that what else the computer does meets both alike
-                for method, results in found.items():
-                    results.append(measure(hosts, None, task="mlp-1m", method=method, steps=40, learning_rate=0.01))
-        dense, ours = (statistics.median(result["seconds"] for result in results) for results in found.values())
-        parts = zip(*(result["split"] for result in found["dagc-r 1 %"]), strict=True)
-        split = ", ".join(f"{1000 * statistics.median(part):.1f}" for part in parts)
-        print(f"| {world} | {1000 * dense:.1f} | {1000 * ours:.1f} | {ours / dense:.2f} | {split} |", flush=True)
+def seconds_per_step(hosts: list[Worker], network: Network, model: str, options: argparse.Namespace) -> None:
+    """What a step takes with each method, and what it sends."""
+    counts = {"dense": 2, "fp16": 3, "dagc-r 1 %": 10} if model == "mlp-11m" else {"dense": 8, "fp16": 12}
+    short, label = MODELS[model]
+    title = f"{label}, {options.rate} each way, 4 ranks"
+    heads = [label, "seconds per step (× faster than dense)", "kB sent"]
+    with kept(f"ddp-seconds-{short}", title, heads, len(BASELINES) + len(OURS) + 1, options.record) as rows:
+        dense = None
+        for method in (*BASELINES, *OURS, *ALONE):
+            steps = counts.get(method, 25)
+            found = measure(hosts, network, task=model, method=method, steps=steps, learning_rate=0.01)
+            took = digits(found["seconds"])
+            if dense is not None:
+                times = dense / found["seconds"]
+                took += f" ({times:.{int(times < 10)}f})"
+            dense = dense or found["seconds"]
+            rows.append([{**BASELINES, **ALONE}.get(method, method), took, digits(found["bytes"] / 1000)])
+
+
+def accuracy_in_time(hosts: list[Worker], network: Network, options: argparse.Namespace) -> None:
+    """How far each method gets in the same time."""
+    title = f"CNN@CIFAR-10, {options.rate} each way, 4 ranks, skew ratio 10, after {options.seconds:g} seconds"
+    heads = ["", "steps", "test accuracy", "MB sent"]
+    with kept("ddp-accuracy", title, heads, len(BASELINES) + len(OURS), options.record) as rows:
+        for method in (*BASELINES, *OURS):
+            found = measure(
+                hosts, network, task="cnn@cifar-10", method=method, steps=5, seconds=options.seconds,
+                learning_rate=0.05,
+            )  # fmt: skip
+            sent = found["bytes"] * (found["steps"] - WARM_UP) / 1e6
+            name = BASELINES.get(method, method)
+            rows.append([name, f"{found['steps']:,}", f"{100 * found['accuracy']:.1f} %", f"{sent:.1f}"])
+
+
+class Rows(list[list[str]]):
+    """Rows that are printed as they come."""
+
+    def append(self, row: list[str]) -> None:
+        super().append(row)
+        print(*row, sep=" | ", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def kept(name: str, title: str, heads: list[str], wanted: int, record: bool) -> Iterator[Rows]:
+    """Rows that take minutes each: those that are there are shown, whatever ends the measurement."""
+    rows = Rows()
+    print(title, file=sys.stderr, flush=True)
+    try:
+        yield rows
+    finally:
+        if rows:
+            notes = [f"{len(rows)} of {wanted} rows"] if len(rows) < wanted else []
+            show(name, title, heads, rows, record, notes)
+
+
+def digits(number: float) -> str:
+    """Three digits, or all before the point.
+
+    Example:
+        >>> digits(70923.8), digits(62.04), digits(7.81), digits(0.042)
+        ('70,924', '62.0', '7.81', '0.04')
+    """
+    return f"{number:,.{2 - (number >= 10) - (number >= 100)}f}"
+
+
+def loopback(record: bool) -> None:
+    title = "MLP with 1.0 M parameters on loopback, dagc-r 1 %"
+    heads = ["ranks", "dense, ms per step", "ours, ms per step", "ours / dense", "compress, ms", "exchange, ms"]
+    with kept("ddp-loopback", title, [*heads, "decode, ms"], 2, record) as rows:
+        for world in (2, 4):
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            with workers(world, [[]] * world, "127.0.0.1", port, "lo") as hosts:
+                found: dict[str, list[dict[str, Any]]] = {"dense": [], "dagc-r 1 %": []}
+                for _ in range(5):  # in turns, so that what else the computer does meets both alike
+                    for method, results in found.items():
+                        results.append(measure(hosts, None, task="mlp-1m", method=method, steps=40, learning_rate=0.01))
+            dense, ours = (statistics.median(result["seconds"] for result in results) for results in found.values())
+            parts = zip(*(result["split"] for result in found["dagc-r 1 %"]), strict=True)
+            split = [f"{1000 * statistics.median(part):.1f}" for part in parts]
+            times = f"{1000 * dense:.1f}", f"{1000 * ours:.1f}", f"{ours / dense:.2f}"
+            rows.append([str(world), *times, *split])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--loopback", action="store_true", help="the cost without a slow link; no root needed")
     parser.add_argument("--only", choices=["steps", "accuracy"], help="one part of the slow-link benchmark")
     parser.add_argument("--rate", default="10mbit", help="of every link, as tc takes it")
@@ -359,7 +406,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(f"stopped by signal {number}"))
     if options.loopback:
-        loopback()
+        loopback(options.record)
     else:
         slow_link(options)
 

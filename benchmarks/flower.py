@@ -2,6 +2,7 @@
 
     python -m benchmarks.flower            # 1 M parameters, 5 nodes, 1 %; three minutes
     python -m benchmarks.flower --full     # more rounds
+    python -m benchmarks.flower --record   # also keeps the tables for docs/studies/performance.md
 
 Both apps take turns, round by round, in one process, on one thread, without a network. Messages become bytes and
 messages again by Flower's own code, once on each way, as they do between a server's and a node's process; or they are
@@ -9,8 +10,6 @@ handed over as calls, which no real federation can do. Nodes' files are written 
 CPU time is what counts on a busy computer; it leaves out waiting for the disk.
 """
 
-import argparse
-import json
 import logging
 import os
 import statistics
@@ -19,18 +18,16 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import product
-from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
 
 import torch
+from benchmarks.tables import arguments, show
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -40,9 +37,9 @@ from dagc.flower.local import LocalGrid
 NODES = 5
 BATCH = 32
 PLANS: dict[str, dict[str, Any]] = {
-    "dagc-r": {"method": "dagc-r"},
-    "dagc": {"method": "dagc"},
-    "dagc, kept": {"method": "dagc", "run": "kept"},
+    "`dagc-r`": {"method": "dagc-r"},
+    "`dagc`": {"method": "dagc"},
+    "`dagc`, a run with a name": {"method": "dagc", "run": "kept"},
 }
 """The paper's, the default, and the default in a run with a name: the server writes a checkpoint in every round."""
 
@@ -101,7 +98,8 @@ def carried(messages: list[Message]) -> list[Message]:
     return [copy for copy in copies if isinstance(copy, Message)]
 
 
-GRIDS = {"as bytes": Carried, "as calls": LocalGrid}
+GRIDS = {"flower": ("messages as bytes", Carried), "flower-calls": ("messages as calls", LocalGrid)}
+"""By the name of the table's record."""
 
 
 class Turns:
@@ -173,30 +171,32 @@ def measure(plan: str, steps: int, count: int, grid: type[LocalGrid]) -> dict[st
     }
 
 
-def main(quick: bool = True) -> None:
-    """Print the table and save it."""
+def main(quick: bool = True, record: bool = False) -> None:
+    """Print the tables, and keep them if asked."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    table = Table(title=f"Milliseconds for a round of {NODES} nodes, 1.0 M parameters, 1 %")
-    for name in ("messages", "plan", "steps", "CPU", "ours", "more", "clock", "ours", "more"):
-        table.add_column(name, justify="right", no_wrap=True)
-    results = {}
+    count = 10 if quick else 30
+    heads = ["", "local steps"]
+    heads += [head for time in ("CPU", "clock") for head in (f"{time} without, ms", f"{time} with dagc, ms", "more")]
+    note = f"A round of {NODES} nodes, 1.0 M parameters, 1 %; medians of {count - 2} rounds"
     with tempfile.TemporaryDirectory() as state:
         os.environ["DAGC_STATE"] = state
-        for way, plan, steps in product(GRIDS, PLANS, (5, 20, 50)):
-            found = measure(plan, steps, 10 if quick else 30, GRIDS[way])
-            (clock, cpu), (our_clock, our_cpu) = found["without"], found["with"]
-            overheads = {"overhead": our_cpu / cpu - 1, "overhead on the clock": our_clock / clock - 1}
-            results[f"{way}, {plan}, {steps} steps"] = {**found, **overheads}
-            seconds = [f"{1000 * cpu:.0f}", f"{1000 * our_cpu:.0f}", f"{our_cpu / cpu - 1:+.0%}"]
-            seconds += [f"{1000 * clock:.0f}", f"{1000 * our_clock:.0f}", f"{our_clock / clock - 1:+.0%}"]
-            table.add_row(way, plan, str(steps), *seconds)
-    Console().print(table)
-    folder = Path("results")
-    folder.mkdir(exist_ok=True)
-    (folder / "flower.json").write_text(json.dumps(results, indent=1))
+        for name, (way, grid) in GRIDS.items():
+            rows = []
+            for plan, steps in product(PLANS, (5, 20, 50)):
+                found = measure(plan, steps, count, grid)
+                (clock, cpu), (our_clock, our_cpu) = found["without"], found["with"]
+                rows.append([plan, str(steps), *compared(cpu, our_cpu), *compared(clock, our_clock)])
+            show(name, f"Milliseconds for a round, {way}", heads, rows, record, [note])
+
+
+def compared(without: float, ours: float) -> list[str]:
+    """Both in milliseconds, and how much more ours is."""
+    more = f"{100 * (ours / without - 1):+.0f} %".replace("-", "−")
+    return [f"{1000 * without:.0f}", f"{1000 * ours:.0f}", more]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--full", action="store_true", help="more rounds")
-    main(quick=not parser.parse_args().full)
+    options = parser.parse_args()
+    main(not options.full, options.record)

@@ -2,13 +2,13 @@
 
     python -m benchmarks.flower_apps                            # examples/flower, three seeds
     python -m benchmarks.flower_apps --app lora                 # examples/flower-lora; DAGC_DATA points to the text
+    python -m benchmarks.flower_apps --record                   # also keeps the table for docs/how-to/flower.md
     python -m benchmarks.flower_apps --set down=same rounds=60  # other settings of the app
 
 A message counts with everything that Flower sends of it: arrays, metrics, instructions and names. Flower's requests for
 messages are left out.
 """
 
-import argparse
 import json
 import logging
 import os
@@ -16,16 +16,15 @@ import statistics
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from benchmarks.tables import arguments, show
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from rich.console import Console
-from rich.table import Table
 
 from dagc.flower.local import LocalGrid
 
@@ -33,8 +32,9 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 class App(NamedTuple):
-    """An example: its package, its folder without dagc and with it, settings for both, and what its test returns."""
+    """An example: its record, package, folders without dagc and with it, settings for both, what its test returns."""
 
+    record: str
     package: str
     without: str
     with_dagc: str
@@ -43,8 +43,15 @@ class App(NamedTuple):
 
 
 APPS = {
-    "digits": App("digits", "flower/before", "flower/after", ({}, {}), "accuracy"),
-    "lora": App("shakespeare", "flower-lora", "flower-lora", ({"compress": False}, {"compress": True}), "loss"),
+    "digits": App("flower-apps", "digits", "flower/before", "flower/after", ({}, {}), "accuracy"),
+    "lora": App(
+        "flower-apps-lora",
+        "shakespeare",
+        "flower-lora",
+        "flower-lora",
+        ({"compress": False}, {"compress": True}),
+        "loss",
+    ),
 }
 
 
@@ -99,34 +106,45 @@ def run(app: App, folder: str, settings: dict[str, Any]) -> tuple[float, int, in
     return (last[0] if isinstance(last, tuple) else last), grid.up, grid.down
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--app", choices=APPS, default="digits")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the app")
-    options = parser.parse_args()
+def main(
+    quick: bool = True,
+    record: bool = False,
+    name: str = "digits",
+    seeds: int | None = None,
+    changes: dict[str, Any] | None = None,
+) -> None:
+    """Print the table, and keep it if asked."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     logging.getLogger("dagc").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    app = APPS[options.app]
-    given = dict(one.split("=", 1) for one in options.set)
-    changes = {name: value(text) for name, text in given.items()}
-    table = Table(title=f"examples/{app.with_dagc}, {options.seeds} seeds")
-    for name in ("", app.metric, "by seed", "kB up", "kB down"):
-        table.add_column(name, justify="right", no_wrap=True)
-    sent = []
-    for label, folder, own in zip(("without", "with dagc"), app[1:3], app.settings, strict=True):
-        runs = [run(app, folder, {**own, **changes, "seed": seed}) for seed in range(options.seeds)]
-        measured, up, down = zip(*runs, strict=True)
-        spread = f"{statistics.mean(measured):.4f} ± {statistics.stdev(measured):.4f}" if len(runs) > 1 else ""
-        sent.append((statistics.mean(up), statistics.mean(down)))
-        each = ", ".join(f"{one:.4f}" for one in measured)
-        table.add_row(label, spread, each, *(f"{one / 1000:,.1f}" for one in sent[-1]))
-    (up, down), (our_up, our_down) = sent
-    times = [f"{up / our_up:.0f} ×", f"{down / our_down:.0f} ×"]
-    table.add_row("fewer", "", f"both ways {(up + down) / (our_up + our_down):.0f} ×", *times)
-    Console().print(table)
+    app = APPS[name]
+    count = seeds or (3 if quick else 10)
+    found = [
+        [run(app, folder, {**own, **(changes or {}), "seed": seed}) for seed in range(count)]
+        for folder, own in zip((app.without, app.with_dagc), app.settings, strict=True)
+    ]
+    (before, up, down), (after, our_up, our_down) = (list(zip(*runs, strict=True)) for runs in found)
+    scale, digits = (100, 1) if app.metric == "accuracy" else (1, 3)
+
+    def spread(numbers: Iterable[float], sign: str = "") -> str:
+        each = [scale * number for number in numbers]
+        deviation = f" ± {statistics.stdev(each):.{digits}f}" if count > 1 else ""
+        return f"{statistics.mean(each):{sign}.{digits}f}{deviation}".replace("-", "−")
+
+    more = [ours - theirs for ours, theirs in zip(after, before, strict=True)]
+    fewer = [f"{sum(up) / sum(our_up):.0f}", f"{sum(down) / sum(our_down):.0f}"]
+    rows = [
+        ["without dagc", spread(before), "", kilobytes(up), "", kilobytes(down), ""],
+        ["with dagc", spread(after), spread(more, "+"), kilobytes(our_up), fewer[0], kilobytes(our_down), fewer[1]],
+    ]
+    metric = app.metric + (", %" if scale == 100 else "")
+    heads = ["", metric, "difference, seed by seed", "kB up", "times fewer", "kB down", "times fewer"]
+    note = f"Mean and standard deviation of {count} seeds" if count > 1 else "One seed"
+    show(app.record, f"examples/{app.with_dagc}, after the last round", heads, rows, record, [note])
+
+
+def kilobytes(numbers: Sequence[float]) -> str:
+    return f"{statistics.mean(numbers) / 1000:,.0f}"
 
 
 def value(text: str) -> Any:
@@ -138,4 +156,12 @@ def value(text: str) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    parser = arguments(__doc__)
+    parser.add_argument("--full", action="store_true", help="ten seeds")
+    parser.add_argument("--app", choices=APPS, default="digits")
+    parser.add_argument("--seeds", type=int, help="another number of seeds")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the app")
+    options = parser.parse_args()
+    given = dict(one.split("=", 1) for one in options.set)
+    changes = {name: value(text) for name, text in given.items()}
+    main(not options.full, options.record, options.app, options.seeds, changes)

@@ -4,6 +4,7 @@
     python -m benchmarks.internet --task gpt                # or cnn@cifar-10
     python -m benchmarks.internet --seconds 5 10 --only ours hook      # methods whose names contain one of these
     python -m benchmarks.internet --cost                    # no root, no network: an exchange of 100 M parameters
+    python -m benchmarks.internet --record                  # keeps the tables for docs/studies/performance.md
 
 The hosts are those of `benchmarks.ddp`. Every method gets fresh processes, which train a model to warm up and throw it
 away. Then links become slow, and all methods have the same time on the clock. What is evaluated is the model that all
@@ -24,8 +25,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.ddp import PORT, SUBNET, Network, needed, run, send, transmitted, workers
+from benchmarks.ddp import PORT, SUBNET, Network, digits, kept, needed, run, send, transmitted, workers
 from benchmarks.ddp import install as install_hook
+from benchmarks.tables import arguments, show
 from examples.internet import GPT, Text
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -44,23 +46,25 @@ EVERY_STEP = {
     "dense": "dense all-reduce in every step",
     "fp16": "PyTorch's fp16 hook",
     "powersgd": "PyTorch's PowerSGD hook, rank 1",
-    "dagc-r 1 %": "our hook, dagc-r 1 %",
+    "dagc-r 1 %": "our hook, dagc-r 1 %, in every step",
 }
-DENSE = {
-    "post-local": f"PyTorch's PostLocalSGD, {STEPS} steps",
-    "diloco": f"dense DiLoCo, {STEPS} steps",
-}
+DENSE = {"post-local": "PyTorch's PostLocalSGD", "diloco": "dense DiLoCo"}
 TWO_BIT = {"ratio": 0.1, "values": "two-bit"}
 OURS: dict[str, dict[str, Any]] = {
-    f"ours, {STEPS} steps, default": {},
-    f"ours, {STEPS} steps, 2 % sign": {"ratio": 0.02},
-    f"ours, {STEPS} steps, 2 % two-bit": {"ratio": 0.02, "values": "two-bit"},
-    f"ours, {STEPS} steps, 10 % two-bit": TWO_BIT,
-    f"ours, {STEPS} steps, Nesterov 0.5, 10 %": {**TWO_BIT, "momentum": 0.5},
-    f"ours, {STEPS} steps, Nesterov 0.9, 10 %": {**TWO_BIT, "outer_rate": 0.7, "momentum": 0.9},
-    f"ours, {STEPS} steps, overlap, 10 %": {**TWO_BIT, "overlap": True},
+    "ours, default": {},
+    "ours, 2 %, signs": {"ratio": 0.02},
+    "ours, 2 %, two bits": {"ratio": 0.02, "values": "two-bit"},
+    "ours, 10 %, two bits": TWO_BIT,
+    "ours, 10 %, two bits, momentum 0.5": {**TWO_BIT, "momentum": 0.5},
+    "ours, 10 %, two bits, momentum 0.9, outer rate 0.7": {**TWO_BIT, "outer_rate": 0.7, "momentum": 0.9},
+    "ours, 10 %, two bits, overlap": {**TWO_BIT, "overlap": True},
 }
 METHODS = {**EVERY_STEP, **DENSE, **{name: name for name in OURS}}
+TASKS = {
+    "cnn@cifar-10": ("internet-cnn", "CNN@CIFAR-10, 0.24 M parameters", "accuracy"),
+    "gpt": ("internet-gpt", "A small GPT on Shakespeare, 0.8 M parameters", "loss"),
+}
+"""The name of a task's record, what it is, and how its models are judged."""
 
 
 class Task:
@@ -210,7 +214,7 @@ def serve(method: str, name: str, seconds: list[float]) -> None:
 # The measurements
 
 
-def cost(size: int = 100_000_000, tensors: int = 20) -> None:
+def cost(record: bool, size: int = 100_000_000, tensors: int = 20) -> None:
     """Seconds and memory of an exchange on one rank, beside the time of touching the model once."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = nn.ParameterList([torch.randn(size // tensors) for _ in range(tensors)])
@@ -228,9 +232,16 @@ def cost(size: int = 100_000_000, tensors: int = 20) -> None:
         found.append((touched - began, time.perf_counter() - touched, exchanged.compress, exchanged.decode))
     seconds = [f"{statistics.median(part):.2f} s" for part in zip(*found[1:], strict=True)]
     beside = [f"{(memory(name) - before) / (4 * size):.1f}" for name in ("VmHWM", "VmRSS")]
-    print(f"\n{size:,} parameters, 1 %, two-bit, {torch.get_num_threads()} threads; median of 5\n")
-    print("| touch once | whole exchange | compress | decode | vectors beside the model, during | after |")
-    print(f"|---|---|---|---|---|---|\n| {' | '.join([*seconds, *beside])} |")
+    heads = ["", "touch every parameter once", "whole exchange", "compress", "decode"]
+    notes = [f"Median of 5 exchanges, {torch.get_num_threads()} threads", "A vector has the size of the model"]
+    show(
+        "internet-cost",
+        "An exchange on one rank",
+        [*heads, "vectors beside the model, during", "after"],
+        [[f"{size:,} parameters, 1 %, two bits", *seconds, *beside]],
+        record,
+        notes,
+    )
 
 
 def memory(name: str) -> int:
@@ -266,9 +277,28 @@ def sent(network: Network) -> list[int]:
     return [int(run(*prefix, "cat", file)) for prefix in network.prefixes()]
 
 
+def compare(network: Network, task: str, seconds: list[float], options: argparse.Namespace) -> None:
+    """All methods on one task."""
+    name, label, judged = TASKS[task]
+    heads = ["", *(head for end in seconds for head in (f"{judged} after {end:g} s", "steps", "MB sent"))]
+    title = f"{label}, {options.rate} each way, 4 ranks, skew ratio 10, {STEPS} local steps"
+    methods = {
+        method: words
+        for method, words in METHODS.items()
+        if not options.only or any(word in words or word in method for word in options.only)
+    }
+    with kept(name, title, heads, len(methods), options.record) as rows:
+        for method, words in methods.items():
+            cells = [
+                [f"{score:.3f}" if judged == "loss" else f"{100 * score:.1f} %", f"{steps:,}", digits(sent / 1e6)]
+                for score, steps, sent in measure(network, method, task, seconds)
+            ]
+            rows.append([words, *(cell for some in cells for cell in some)])
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=["cnn@cifar-10", "gpt"], help="one of the two")
+    parser = arguments(__doc__)
+    parser.add_argument("--task", choices=list(TASKS), help="one of the two")
     parser.add_argument("--seconds", type=float, nargs="+", default=[60, 180], help="when the model is evaluated")
     parser.add_argument("--rate", default="10mbit", help="of every link, as tc takes it")
     parser.add_argument("--only", nargs="+", help="methods whose names contain one of these words")
@@ -279,32 +309,19 @@ def main() -> None:
         serve(options.worker, options.task, options.seconds)
         return
     if options.cost:
-        cost()
+        cost(options.record)
         return
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(f"stopped by signal {number}"))
     needed()
-    seconds = sorted(options.seconds)
     with Network(4, options.rate) as network:
-        for task in [options.task] if options.task else ["cnn@cifar-10", "gpt"]:
+        for task in [options.task] if options.task else TASKS:
             try:
                 Task(task, 0, 4)
             except (MissingData, SystemExit) as error:
-                print(f"without {task}: {error}")
+                print(f"without {task}: {error}", file=sys.stderr)
                 continue
-            what = "loss" if task == "gpt" else "accuracy"
-            print(f"\n{task}, {options.rate} each way, 4 ranks, skew ratio 10\n")
-            heads = [f"{what}, {time:g} s | steps | MB sent" for time in seconds]
-            print(f"| method | {' | '.join(heads)} |\n|---|{'---|' * 3 * len(seconds)}")
-            for method, label in METHODS.items():
-                if options.only and not any(word in label or word in method for word in options.only):
-                    continue
-                cells = [
-                    f"{score:.3f} | {steps} | {bytes_sent / 1e6:.2f}" if task == "gpt"
-                    else f"{score:.1%} | {steps} | {bytes_sent / 1e6:.2f}"
-                    for score, steps, bytes_sent in measure(network, method, task, seconds)
-                ]  # fmt: skip
-                print(f"| {label} | {' | '.join(cells)} |", flush=True)
+            compare(network, task, sorted(options.seconds), options)
 
 
 if __name__ == "__main__":

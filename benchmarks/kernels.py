@@ -1,13 +1,13 @@
 """What compression costs: one step, the index codes and the server's sum, beside what others do.
 
     python -m benchmarks.kernels            # under two minutes; --full takes more runs
+    python -m benchmarks.kernels --record   # also keeps the tables for docs/studies/performance.md
 
 Times are CPU time on one thread, as multiples of LIMIT = `residual.add_(gradient)`, medians of runs that take turns.
 Everything is measured twice: with the C library's usual allocator, which takes fresh memory for each large temporary
 and makes its user pay for the pages, and with one that reuses memory, which is kinder to those who make temporaries.
 """
 
-import argparse
 import json
 import math
 import os
@@ -16,13 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.tables import arguments, show
 from rich.console import Console
-from rich.table import Table
 
 import dagc
 from dagc._numba import compiled
@@ -34,25 +33,34 @@ from dagc.wire import rice
 RATIOS = (0.1, 0.01, 0.001)
 LARGE, MIDDLE = 11_000_000, 1_000_000
 REUSE = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
-# Column headings for 80 columns, and what they stand for.
-SHOWN = {
-    "grace": "GRACE",
-    "topk": "topk",
-    "dgc": "DGC",
-    "torch": "no numba",
-    "ours": "ours",
-}
-NAMES = {
+METHODS = {
     "grace": "GRACE-style",
     "topk": "torch.topk in place",
-    "dgc": "DGC-style sampling (not exact)",
-    "torch": "ours without numba",
+    "dgc": "DGC-style sampling ¹",
+    "torch": "ours without numba (× faster than torch.topk)",
     "ours": "ours",
 }
+TITLES = {
+    "logistic": "Logistic",
+    "mlp": "MLP",
+    "cnn": "CNN",
+    "resnet18": "ResNet-18",
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar-10": "CIFAR-10",
+}
+CODES = {"rice": "Rice", "adaptive": "adaptive Rice"}
+SERVERS = {
+    "index_add": "`index_add_`, client by client",
+    "ours": "`dagc.aggregate`",
+    "ours, sparse": "`dagc.aggregate_sparse`, a sparse sum",
+}
+KINDS = {"top-k": "Top-k", "hard": "hard threshold"}
 WANTED = {
     "top-k": {LARGE: {0.1: 3.0, 0.01: 1.8, 0.001: 1.35}, MIDDLE: {0.1: 4.5, 0.01: 3.0, 0.001: 2.0}},
     "hard": {LARGE: {0.1: 1.6, 0.01: 1.35, 0.001: 1.2}},
 }
+WANTED_FASTER = {0.1: 15, 0.01: 25, 0.001: 10}
+"""Than torch.topk, both with the reusing allocator, at 11 M."""
 Figures = dict[str, Any]
 Step = Callable[[torch.Tensor], object]
 
@@ -181,10 +189,15 @@ def threshold_for(gradients: list[torch.Tensor], count: int) -> float:
     return threshold
 
 
+def turns(quick: bool) -> dict[int, int]:
+    """How often a step is measured, by the size of the vector."""
+    return {LARGE: 15, MIDDLE: 60} if quick else {LARGE: 50, MIDDLE: 300}
+
+
 def measure_steps(quick: bool) -> Figures:
-    """Multiples of LIMIT for each method, size and ratio."""
+    """Seconds of each method, size and ratio."""
     figures: Figures = {"top-k": {}, "hard": {}}
-    for size, runs in ((LARGE, 15 if quick else 50), (MIDDLE, 60 if quick else 300)):
+    for size, runs in turns(quick).items():
         gradients = heavy_tailed(size)
         for ratio in RATIOS:
             count = int(size * ratio)
@@ -216,6 +229,12 @@ def measure_steps(quick: bool) -> Figures:
     return figures
 
 
+def least_bits(size: int, count: int) -> float:
+    """Bits per index that a random support takes at least."""
+    supports = math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)
+    return supports / math.log(2) / count
+
+
 def measure_codes(quick: bool) -> Figures:
     """Millions of indices a second, and bits per index, on random supports of 11 M."""
     figures: Figures = {}
@@ -223,7 +242,7 @@ def measure_codes(quick: bool) -> Figures:
     for ratio in (*RATIOS, 0.0001):
         count = int(LARGE * ratio)
         indices = np.flatnonzero(rng.permutation(LARGE) < count)
-        bound = (math.lgamma(LARGE + 1) - math.lgamma(count + 1) - math.lgamma(LARGE - count + 1)) / math.log(2) / count
+        figures[str(ratio)] = {"bound": least_bits(LARGE, count)}
         for adaptive in (False, True):
             section = memoryview(rice.write(rice.plan(indices, adaptive), adaptive))
             assert np.array_equal(rice.read(section, LARGE, count, adaptive), indices)
@@ -240,9 +259,8 @@ def measure_codes(quick: bool) -> Figures:
                     rice.read(section, LARGE, count, adaptive)
 
             times = take_turns({"encode": encode, "decode": decode}, [None], 15 if quick else 100)
-            figures[f"{'adaptive ' if adaptive else ''}rice {ratio}"] = {
+            figures[str(ratio)]["adaptive" if adaptive else "rice"] = {
                 "bits": 8 * len(section) / count,
-                "bound": bound,
                 "encode": count * repeat / times["encode"] / 1e6,
                 "decode": count * repeat / times["decode"] / 1e6,
             }
@@ -278,18 +296,23 @@ def measure_server(quick: bool) -> Figures:
 
 def measure_real(quick: bool) -> Figures:
     """Bits per index while real models train on real data, and one step on gradients of a real model of 11 M."""
-    figures: Figures = {}
-    rounds = {"logistic": 600, "mlp": 400, "cnn": 200} if quick else {"logistic": 3000, "mlp": 2000, "cnn": 1500}
-    for data_name, model_name in (("fashion-mnist", "logistic"), ("fashion-mnist", "mlp"), ("cifar-10", "cnn")):
+    figures: Figures = {"bits": [], "steps": {}}
+    for data_name, model_name, rounds in (
+        ("fashion-mnist", "logistic", 600 if quick else 3000),
+        ("fashion-mnist", "mlp", 400 if quick else 2000),
+        ("cifar-10", "cnn", 200 if quick else 1500),
+    ):
         try:
-            figures |= {
-                f"{model_name}@{data_name} {ratio}": train(data_name, model_name, ratio, rounds[model_name])
-                for ratio in (RATIOS if model_name != "logistic" else RATIOS[:2])
-            }
+            for ratio in RATIOS if model_name != "logistic" else RATIOS[:2]:
+                case = {"name": f"{TITLES[model_name]}, {TITLES[data_name]}, {rounds:,} steps", "ratio": ratio}
+                figures["bits"].append(case | train(data_name, model_name, ratio, rounds))
             if model_name == "cnn":
-                figures |= {f"resnet18@{data_name}": real_steps(data_name, 25 if quick else 100)}
+                figures["steps"] = real_steps(data_name, 25 if quick else 100)
         except MissingData as error:
             Console(stderr=True).print(f"left out: {error}", markup=False)
+    for ratio, row in figures["steps"].items():
+        case = {"name": f"{TITLES['resnet18']}, {TITLES['cifar-10']}, first gradients ¹", "ratio": float(ratio)}
+        figures["bits"].append(case | row)
     return figures
 
 
@@ -306,7 +329,6 @@ def train(data_name: str, model_name: str, ratio: float, rounds: int) -> Figures
     """One worker of ten trains with Top-k and error feedback; the mean bits per index in the second half."""
     feedback: dagc.ErrorFeedback | None = None
     bits: dict[str, list[float]] = {"rice": [], "adaptive": [], "bound": []}
-    losses = []
     for number, (model, x, y) in enumerate(batches(data_name, model_name)):
         if number == rounds:
             break
@@ -317,7 +339,6 @@ def train(data_name: str, model_name: str, ratio: float, rounds: int) -> Figures
         loss = torch.nn.functional.cross_entropy(model(x), y)
         gradient = torch.autograd.grad(loss, parameters)
         sparse = feedback.step(gradient, count)
-        losses.append(loss.item())
         start = 0
         with torch.no_grad():
             update = sparse.dense()
@@ -328,14 +349,12 @@ def train(data_name: str, model_name: str, ratio: float, rounds: int) -> Figures
             k = len(sparse)
             bits["rice"].append(8 * rice.plan(sparse.indices, False).size / k)
             bits["adaptive"].append(8 * rice.plan(sparse.indices, True).size / k)
-            combinations = math.lgamma(size + 1) - math.lgamma(k + 1) - math.lgamma(size - k + 1)
-            bits["bound"].append(combinations / math.log(2) / k)
-    means = {name: float(np.mean(some)) for name, some in bits.items()}
-    return means | {"size": size, "first loss": losses[0], "last loss": float(np.mean(losses[-20:]))}
+            bits["bound"].append(least_bits(size, k))
+    return {"size": size, **{name: float(np.mean(some)) for name, some in bits.items()}}
 
 
 def real_steps(data_name: str, runs: int) -> Figures:
-    """Multiples of LIMIT on real gradients of ResNet-18, as the list of its tensors, and its bits per index."""
+    """Seconds of a step on real gradients of ResNet-18, as the list of its tensors, and bits per index, by ratio."""
     gradients, flat = [], []
     for number, (model, x, y) in enumerate(batches(data_name, "resnet18", 16)):
         if number == 3:
@@ -345,7 +364,7 @@ def real_steps(data_name: str, runs: int) -> Figures:
         gradients.append(list(torch.autograd.grad(loss, parameters)))
         flat.append(torch.cat([part.flatten() for part in gradients[-1]]))
     size = len(flat[0])
-    figures: Figures = {"size": size}
+    figures: Figures = {}
     for ratio in RATIOS:
         count = int(size * ratio)
         bare, kept = limit(size), ours(dagc.top_k, size, count)
@@ -354,6 +373,8 @@ def real_steps(data_name: str, runs: int) -> Figures:
         feedback = dagc.ErrorFeedback(dagc.top_k, size)
         sparse = [feedback.step(gradients[i % 3], count) for i in range(6)][-1]
         figures[str(ratio)] = times | {
+            "size": size,
+            "bound": least_bits(size, count),
             "rice": 8 * rice.plan(sparse.indices, False).size / count,
             "adaptive": 8 * rice.plan(sparse.indices, True).size / count,
         }
@@ -371,94 +392,102 @@ def in_child(name: str, quick: bool, environment: dict[str, str]) -> Figures:
     return dict(json.loads(done.stdout))
 
 
-def main(quick: bool = True) -> Figures:
-    """Measure everything, print the tables, save `results/kernels.json` and a chart; returns the figures."""
-    figures = {
-        "usual allocator": in_child("steps", quick, {}),
-        "reusing allocator": in_child("steps", quick, REUSE),
-        **{name: in_child(name, quick, {}) for name in ("codes", "server", "real")},
-    }
-    folder = Path("results")
-    folder.mkdir(exist_ok=True)
-    (folder / "kernels.json").write_text(json.dumps(figures, indent=1))
-    for table in tables(figures):
-        Console().print(table)
-    chart(figures, folder / "kernels.svg")
-    Console().print(f"saved {folder / 'kernels.json'} and {folder / 'kernels.svg'}")
-    return figures
+def main(quick: bool = True, record: bool = False) -> None:
+    """Measure everything; print the tables, and keep them if asked."""
+    usual, reusing = in_child("steps", quick, {}), in_child("steps", quick, REUSE)
+    found = {name: in_child(name, quick, {}) for name in MEASURES if name != "steps"}
+    show_steps(usual, False, quick, record)
+    show_steps(reusing, True, quick, record)
+    show_codes(found["codes"], record)
+    show_real(found["real"], record)
+    show_server(found["server"], record)
 
 
-def tables(figures: Figures) -> Iterator[Table]:
-    """What was measured, beside what is wanted."""
-    for allocator in ("usual allocator", "reusing allocator"):
-        title = f"One step, {allocator}: multiples of residual.add_(gradient)"
-        table = new_table(title, "", *SHOWN.values(), "want", "× topk")
-        for kind, cases in figures[allocator].items():
-            for case, times in cases.items():
-                size, ratio = int(case.split()[0]), float(case.split()[1])
-                multiples = [f"{times[name] / times['limit']:.3g}" if name in times else "" for name in SHOWN]
-                wanted = f"≤ {WANTED[kind][size][ratio]}"
-                label = f"{kind} {size / 1e6:.0f} M {times.get('sent', ratio):.2%}"
-                table.add_row(label, *multiples, wanted, f"{times['topk'] / times['ours']:.1f}")
-        yield table
-    table = new_table("Index codes, random supports of 11 M", "", "bits", "× bound", "M/s encode", "M/s decode")
-    for case, row in figures["codes"].items():
-        ratio = row["bits"] / row["bound"]
-        table.add_row(case, f"{row['bits']:.2f}", f"{ratio:.3f}", f"{row['encode']:.0f}", f"{row['decode']:.0f}")
-    yield table
-    table = new_table("Server, 200 × 0.1 % of 11 M", "", "ms", "× index_add_")
-    for case, seconds in figures["server"].items():
-        table.add_row(case, f"{seconds * 1e3:.1f}", f"{figures['server']['index_add'] / seconds:.1f}")
-    yield table
-    table = new_table("Bits per index, real models on real data", "", "entries", "bound", "Rice", "adaptive")
-    for case, row in figures["real"].items():
-        if "bound" in row:
-            cells = [f"{row[name]:.2f}" for name in ("bound", "rice", "adaptive")]
-            table.add_row(case, f"{row['size']:,}", *cells)
-    yield table
-    for case, row in figures["real"].items():
-        if "bound" not in row:
-            table = new_table(
-                f"One step on gradients of {case}, as a list of tensors", "", "× LIMIT", "Rice", "adaptive"
-            )
-            for ratio in map(str, RATIOS):
-                times = row[ratio]
-                cells = [f"{times['ours'] / times['limit']:.2f}", f"{times['rice']:.2f}", f"{times['adaptive']:.2f}"]
-                table.add_row(f"top-k, {float(ratio):.1%}", *cells)
-            yield table
+def show_steps(figures: Figures, reusing: bool, quick: bool, record: bool) -> None:
+    """The cost of a step, as multiples of LIMIT."""
+    rows = []
+    for kind, cases in figures.items():
+        for case, times in cases.items():
+            size, ratio = int(case.split()[0]), float(case.split()[1])
+            cells = {name: f"{times[name] / times['limit']:.3g}" for name in METHODS if name in times}
+            if kind == "hard":
+                cells["topk"] += " ²"
+            else:
+                cells["torch"] += f" ({times['topk'] / times['torch']:.1f})"
+            faster = f"{times['topk'] / times['ours']:.1f}"
+            if reusing:
+                last = [faster, f"≥ {WANTED_FASTER[ratio]}" if kind == "top-k" and size == LARGE else ""]
+            else:
+                last = [f"≤ {WANTED[kind][size][ratio]}", faster]
+            label = f"{KINDS[kind]}, {size / 1e6:.0f} M, {percent(times.get('sent', ratio))}"
+            multiples = [cells.get(name, "") for name in METHODS]
+            rows.append([label, f"{1000 * times['limit']:.2g}", *multiples, *last])
+    runs = " and ".join(f"{count} runs at {size / 1e6:.0f} M" for size, count in turns(quick).items())
+    notes = [
+        f"Multiples of LIMIT, medians of at least {runs}, of other methods a fifth of that",
+        "Without numba, at least 4 times faster than torch.topk is wanted at 1 M and 0.1 %",
+        "¹ selects about k entries, not exactly k",
+        "² a mask and `nonzero` in torch instead of torch.topk",
+    ]
+    heads, faster = ["", "LIMIT, ms", *METHODS.values()], "× faster than torch.topk"
+    if reusing:  # what is wanted stands beside what it is wanted of
+        title = "One step, reusing allocator: multiples of residual.add_(gradient)"
+        show("kernels-steps-reusing", title, [*heads, faster, "wanted"], rows, record, notes)
+    else:
+        title = "One step, usual allocator: multiples of residual.add_(gradient)"
+        show("kernels-steps", title, [*heads, "wanted", faster], rows, record, notes)
 
 
-def new_table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left")
-    return table
+def show_codes(figures: Figures, record: bool) -> None:
+    """Bits per index, and the speed of the codes."""
+    rows = [["bound, bits per index", *(f"{row['bound']:.2f}" for row in figures.values()), ""]]
+    for code, label in CODES.items():
+        rows.append([f"{label}, bits per index", *(f"{row[code]['bits']:.2f}" for row in figures.values()), ""])
+    over = [f"{row['adaptive']['bits'] / row['bound']:.3f}" for row in figures.values()]
+    rows.append(["adaptive Rice over the bound", *over, "≤ 1.03"])
+    for code, label in CODES.items():
+        for way, least in (("encode", 400), ("decode", 250)):
+            speeds = [f"{row[code][way]:.0f}" for row in figures.values()]
+            wanted = f"≥ {least} from 0.1 % up" if code == "adaptive" else ""
+            rows.append([f"{label}, M indices/s, {way}", *speeds, wanted])
+    heads = ["", *(percent(float(ratio)) for ratio in figures), "wanted"]
+    show("kernels-indices", "Index codes, random supports of 11 M", heads, rows, record)
 
 
-def chart(figures: Figures, path: Path) -> None:
-    """Bars on a logarithmic scale: what a step of 11 M costs with each method. Plain SVG, nothing to install."""
-    colours = {"grace": "#b9b9b9", "topk": "#8f8f8f", "dgc": "#6b8fb3", "torch": "#e9a15b", "ours": "#d1495b"}
-    cases = {f"{ratio:.1%}": figures["reusing allocator"]["top-k"][f"{LARGE} {ratio}"] for ratio in RATIOS}
-    bar, left, full = 16, 60, 460
-    out, y = [], 50
-    for label, times in cases.items():
-        out.append(f'<text x="8" y="{y + 3 * bar}" font-weight="bold">{label}</text>')
-        for name in SHOWN:
-            multiple = times[name] / times["limit"]
-            width = max(1.0, full * math.log10(max(multiple, 1)) / math.log10(200))
-            out.append(f'<rect x="{left}" y="{y}" width="{width:.1f}" height="{bar - 3}" fill="{colours[name]}"/>')
-            out.append(f'<text x="{left + width + 5:.1f}" y="{y + 11}">{multiple:.3g}  {NAMES[name]}</text>')
-            y += bar
-        y += bar
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{y}" font-family="sans-serif" font-size="12">'
-    title = "Top-k with error feedback, 11 M entries: multiples of residual.add_(gradient), reusing allocator"
-    background = f'<rect width="760" height="{y}" fill="white"/><text x="8" y="20" font-size="14">{title}</text>'
-    background += '<text x="8" y="38">logarithmic scale; shorter is better</text>'
-    path.write_text("\n".join([head, background, *out, "</svg>"]))
+def show_real(figures: Figures, record: bool) -> None:
+    """Bits per index on real supports, and the cost of a step on real gradients."""
+    rows = []
+    for row in figures["bits"]:
+        bits = [f"{row[name]:.2f}" for name in ("bound", "rice", "adaptive")]
+        saved = f"{100 * (1 - row['adaptive'] / row['rice']):.0f} %".replace("-", "−")
+        rows.append([row["name"], f"{row['size']:,}", percent(row["ratio"]), *bits, saved])
+    heads = ["", "entries", "ratio", "bound if random", "Rice", "adaptive Rice", "saved by adapting"]
+    note = "¹ six steps of error feedback over three gradients of the untrained model"
+    show("kernels-real", "Bits per index, real models on real data", heads, rows, record, [note])
+    rows = []
+    for ratio, row in figures["steps"].items():
+        label = f"Top-k, {row['size'] / 1e6:.1f} M, {percent(float(ratio))}"
+        rows.append([label, f"{1000 * row['limit']:.2g}", f"{row['ours'] / row['limit']:.3g}"])
+    title = "One step on gradients of ResNet-18 on CIFAR-10, as a list of tensors: multiples of residual.add_(gradient)"
+    show("kernels-real-steps", title, ["", "LIMIT, ms", "ours"], rows, record)
+
+
+def show_server(figures: Figures, record: bool) -> None:
+    """The time of the server's sum."""
+    rows = []
+    for case, label in SERVERS.items():
+        faster = "" if case == "index_add" else f"{figures['index_add'] / figures[case]:.1f}"
+        rows.append([label, f"{1000 * figures[case]:.1f}", faster, "≥ 5" if case == "ours" else ""])
+    heads = ["", "ms", "× faster than `index_add_`", "wanted"]
+    show("kernels-server", "Server, 200 × 0.1 % of 11 M", heads, rows, record)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--full", action="store_true", help="more runs")
     parser.add_argument("--only", choices=MEASURES, help="one measure, in this process, as JSON")
     options = parser.parse_args()
@@ -466,4 +495,4 @@ if __name__ == "__main__":
         torch.set_num_threads(1)
         print(json.dumps(MEASURES[options.only](not options.full)))
     else:
-        main(not options.full)
+        main(not options.full, options.record)

@@ -1,16 +1,18 @@
 """Bytes per entry beside SparseLoCo's layout: 64 of every 4,096 entries, each with 12 bits of index and 2 of value.
 
-    python -m benchmarks.payload
+    python -m benchmarks.payload               # --record keeps the table for docs/studies/payload.md
 
 The entries are of real changes: what 30 local steps move in a model, plus what was not sent before. SparseLoCo's scales
 are not counted, ours are, as are our headers and checksums.
 """
 
-import argparse
+import sys
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from benchmarks.internet import STEPS, Task
+from benchmarks.tables import arguments, show
 from torch.nn.utils import parameters_to_vector
 
 from dagc import Sparse, encode, quantise, read_header, top_k
@@ -19,6 +21,8 @@ from dagc.errors import MissingData
 from dagc.feedback import ErrorFeedback
 
 CHUNK, KEPT = 4096, 64
+MODELS = {"cnn@cifar-10": "CNN@CIFAR-10", "gpt": "GPT on Shakespeare"}
+HEADS = ["", "entries", "values", "index bits", "value bits", "bytes per entry", "squared values left in the residual"]
 
 
 def per_chunk(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
@@ -46,37 +50,51 @@ def changes(name: str, rounds: int) -> list[torch.Tensor]:
     return found
 
 
+def layouts(name: str, rounds: int) -> Iterator[list[str]]:
+    """Rows: ours with the entries that SparseLoCo selects and with as many of the whole model, two bits and signs."""
+    moved = changes(name, rounds)
+    size = len(moved[0])
+    ways = {
+        f"{KEPT} of every {CHUNK:,}": (per_chunk, KEPT),
+        "as many, the largest of all": (top_k, KEPT * size // CHUNK),
+    }
+    for label, (compressor, parameter) in ways.items():
+        for values in ("two-bit", "sign"):
+            feedback = ErrorFeedback(compressor, size, values=values)
+            counted = []
+            for change in moved:
+                exact = compressor(feedback.residual + change, parameter)
+                frame = encode(feedback.step(change, parameter), values)
+                header = read_header(frame)
+                lost = np.square(quantise(exact.values, values) - exact.values).sum() / np.square(exact.values).sum()
+                bits = 8 * header.index_bytes, 8 * header.value_bytes, len(frame)
+                counted.append((*(one / header.entries for one in bits), lost))
+            index, value, total, lost = np.mean(counted[rounds // 2 :], axis=0)
+            figures = f"{index:.2f}", f"{value:.2f}", f"{total:.2f}", f"{100 * lost:.1f} %"
+            yield [f"ours, {MODELS[name]}", label, values, *figures]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure and show; what is there is shown even if the rest fails."""
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=8, help="of local steps; the second half is counted")
-    rounds = parser.parse_args().rounds
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    print("\n| model | entries | layout | index bits | value bits | bytes per entry | error of the values |")
-    print("|---|---|---|---|---|---|---|")
-    for name in ("cnn@cifar-10", "gpt"):
-        try:
-            moved = changes(name, rounds)
-        except (MissingData, SystemExit) as error:
-            print(f"without {name}: {error}")
-            continue
-        size = len(moved[0])
-        print(f"| {name} | {KEPT} of {CHUNK} | SparseLoCo | 12.00 | 2.00 | 1.750 | |")
-        ways = {"the same": (per_chunk, KEPT), "the largest": (top_k, KEPT * size // CHUNK)}
-        for label, (compressor, parameter) in ways.items():
-            for values in ("two-bit", "sign"):
-                feedback = ErrorFeedback(compressor, size, values=values)
-                counted = []
-                for change in moved:
-                    exact = compressor(feedback.residual + change, parameter)
-                    frame = encode(feedback.step(change, parameter), values)
-                    header = read_header(frame)
-                    lost = (
-                        np.square(quantise(exact.values, values) - exact.values).sum() / np.square(exact.values).sum()
-                    )
-                    bits = 8 * header.index_bytes, 8 * header.value_bytes, len(frame)
-                    counted.append((*(one / header.entries for one in bits), lost))
-                index, value, total, lost = np.mean(counted[rounds // 2 :], axis=0)
-                print(f"| {name} | {label} | ours, {values} | {index:.2f} | {value:.2f} | {total:.3f} | {lost:.1%} |")
+    rows = [["SparseLoCo, without scales", f"{KEPT} of every {CHUNK:,}", "two-bit", "12.00", "2.00", "1.75", ""]]
+    missing = list(MODELS)
+    try:
+        for name in MODELS:
+            try:
+                rows += layouts(name, options.rounds)
+            except (MissingData, SystemExit) as error:
+                print(f"without {name}: {error}", file=sys.stderr)
+            else:
+                missing.remove(name)
+                print(f"{name} is done", file=sys.stderr, flush=True)
+    finally:
+        counted = options.rounds - options.rounds // 2
+        notes = [f"Means of {counted} rounds of {STEPS} local steps", *(f"Not measured: {name}" for name in missing)]
+        show("payload", "Bits and bytes of an entry", HEADS, rows, options.record, notes)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """What a server needs for many clients and large models, from what it costs per client, per entry and per parameter.
 
-    python -m benchmarks.scale
+    python -m benchmarks.scale                 # --record keeps the tables for docs/studies/scale.md
 
 The real server reads real frames of real clients. Only its own work is timed, as CPU time of one thread: what it does
 for each client (an order, a download, reading an upload) and what it does once a round (the sum, the step, the
-broadcast). Costs are fitted to that; the last tables are those costs multiplied out, most of them beyond what was
-measured.
+broadcast). Costs are fitted to that; the last three tables are those costs multiplied out, most of them beyond what was
+measured. Their frames are those that `frames="auto"` chooses.
 """
 
+import math
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -16,14 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from benchmarks.tables import arguments, show
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
 from dagc.policies import Plan
-from dagc.policies.plan import usual_bytes
+from dagc.policies.plan import CODED_BELOW, usual_bytes
 from dagc.protocol import Client, Server
-from dagc.protocol.server import MEMORIES
+from dagc.protocol.memories import MEMORIES
 from dagc.report.numbers import in_bytes
 from dagc.wire import Memory
 
@@ -34,8 +35,13 @@ MEASURED = {
     "compact": ((10**4, 100), (10**4, 300), (10**5, 60), (10**6, 10), (10**7, 3)),
 }
 """By the kind of frames: entries of the model, and clients."""
+MEASURED_HEADS = [
+    "frames", "parameters", "clients", "entries up", "bytes up", "bytes down", "for each client", "once a round"
+]  # fmt: skip
 ROUNDS, WARM = 6, 4
 MEMBERS = 20_000
+MODEL = 4
+"""Bytes of a parameter of the new model, which torch has and `tracemalloc` does not see."""
 
 
 class Cost(NamedTuple):
@@ -175,7 +181,7 @@ class Bytes(NamedTuple):
 
 
 def memory() -> Bytes:
-    """What Python and numpy have allocated; the new model, which torch has, is 4 bytes a parameter more."""
+    """What Python and numpy have allocated."""
     tracemalloc.start()
     server = Server(Plan(method="dagc-r", ratio=0.001), 10)
     before, _ = tracemalloc.get_traced_memory()
@@ -200,72 +206,102 @@ def in_words(seconds: float) -> str:
         >>> in_words(0.0123), in_words(75), in_words(9000)
         ('12 ms', '1.2 min', '2.5 h')
     """
-    for unit, size, digits in (("h", 3600.0, 1), ("min", 60.0, 1), ("s", 1.0, 1), ("ms", 1e-3, 0)):
+    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
-            return f"{seconds / size:,.{digits}f} {unit}"
+            return f"{seconds / size:,.{int(seconds < 10 * size)}f} {unit}"
     return f"{1e6 * seconds:.0f} µs"
 
 
-def product(title: str, cell: Callable[[int, int], str]) -> Table:
-    """A table over all numbers of clients and all sizes."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("clients", justify="right")
-    for size in SIZES:
-        table.add_column(f"{size:,}", justify="right")
-    for clients in CLIENTS:
-        table.add_row(f"{clients:,}", *(cell(clients, size) for size in SIZES))
-    return table
+def measured_row(frames: str, cost: Cost, found: Costs | None) -> list[str]:
+    """A row of what was measured, with the fit in brackets once there is one."""
+    numbers = f"{cost.size:,}", f"{cost.clients:,}", f"{cost.entries:,.0f}", f"{cost.up:,.0f}", f"{cost.down:,.0f}"
+    each, once = in_words(cost.each), in_words(cost.once)
+    if found is not None:
+        downloaded = found.downloaded * cost.size  # of which "for each client" has a share, and "once" nothing
+        each += f" ({in_words(found.each(cost.entries, cost.size) + downloaded / cost.clients)})"
+        once += f" ({in_words(found.once(cost.clients, cost.entries, cost.size) - downloaded)})"
+    return [frames, *numbers, each, once]
+
+
+def cost_rows(costs: dict[str, Costs], per_byte: dict[str, float], held: Bytes) -> list[list[str]]:
+    """What a server needs for one of each, by the kind of frames."""
+    lines: dict[str, Callable[[str], str]] = {
+        "CPU for each client in a round": lambda frames: _short(costs[frames].client),
+        "… and per entry of its upload": lambda frames: _short(costs[frames].entry),
+        "… and per parameter of the model": lambda frames: _short(costs[frames].coded_parameter),
+        "CPU once a round, per entry of all uploads": lambda frames: _short(costs[frames].summed_entry),
+        "CPU once a round, per parameter": lambda frames: _short(costs[frames].parameter + costs[frames].downloaded),
+        "entries per uploaded byte": lambda frames: f"{per_byte[frames]:.2f}",
+        "memory for each client ever seen": lambda frames: f"{held.member:.0f} B",
+        "memory per parameter": lambda frames: f"{held.parameter + MODEL:.0f} B",
+        "memory per client and parameter": lambda frames: f"{held.coder:.1f} B" if frames == "coded" else "",
+    }
+    return [[name, *(cell(frames) for frames in costs)] for name, cell in lines.items()]
+
+
+def _short(seconds: float) -> str:
+    """A small time.
+
+    Example:
+        >>> _short(42e-6), _short(24.2e-9), _short(0.0)
+        ('42 µs', '24 ns', '')
+    """
+    if not seconds:
+        return ""
+    number, unit = (1e6 * seconds, "µs") if seconds >= 1e-6 else (1e9 * seconds, "ns")
+    return f"{number:.{int(number < 10)}f} {unit}"
+
+
+def product(cell: Callable[[int, int], str]) -> list[list[str]]:
+    """Rows over all numbers of clients, columns over all sizes."""
+    return [[f"{clients:,}", *(cell(clients, size) for size in SIZES)] for clients in CLIENTS]
 
 
 def main() -> None:
-    """Measure, fit, multiply out, print."""
+    """Measure, fit, multiply out, show."""
+    record = arguments(__doc__).parse_args().record
     torch.set_num_threads(1)
-    console = Console(width=160)
-    costs = {}
-    per_byte = {}
-    for frames, settings in MEASURED.items():
-        Federation(10**4, 3, frames).round()  # compiles the kernels
-        some = [measured(size, clients, frames) for size, clients in settings]
-        costs[frames] = found = fitted(some, frames == "coded")
-        per_byte[frames] = float(np.mean([cost.entries / cost.up for cost in some]))
-        table = Table(title=f"Measured with {frames} frames; fitted in brackets", title_justify="left")
-        names = ("parameters", "clients", "entries up", "bytes up", "bytes down", "for each client", "once a round")
-        for name in names:
-            table.add_column(name, justify="right")
-        for cost in some:
-            each = found.each(cost.entries, cost.size) + found.downloaded * cost.size / cost.clients
-            once = found.once(cost.clients, cost.entries, cost.size) - found.downloaded * cost.size
-            numbers = f"{cost.size:,}", f"{cost.clients:,}", f"{cost.entries:.0f}", f"{cost.up:.0f}", f"{cost.down:.0f}"
-            both = f"{in_words(cost.each)} ({in_words(each)})", f"{in_words(cost.once)} ({in_words(once)})"
-            table.add_row(*numbers, *both)
-        console.print(table)
-        console.print(
-            f"for each client {1e6 * found.client:.0f} µs, {1e9 * found.entry:.0f} ns per entry, "
-            f"{1e9 * found.coded_parameter:.3f} ns per parameter; once a round {1e9 * found.summed_entry:.0f} ns per "
-            f"entry of all, {1e9 * (found.parameter + found.downloaded):.2f} ns per parameter; "
-            f"{per_byte[frames]:.2f} entries per byte\n"
-        )
+    some: dict[str, list[Cost]] = {frames: [] for frames in MEASURED}
+    costs: dict[str, Costs] = {}
+    try:
+        for frames, settings in MEASURED.items():
+            Federation(10**4, 3, frames).round()  # compiles the kernels
+            for size, clients in settings:
+                some[frames].append(measured(size, clients, frames))
+                print(*measured_row(frames, some[frames][-1], None), sep=" | ", file=sys.stderr, flush=True)
+            costs[frames] = fitted(some[frames], frames == "coded")
+    finally:
+        rows = [measured_row(frames, cost, costs.get(frames)) for frames in some for cost in some[frames]]
+        wanted = sum(map(len, MEASURED.values()))
+        notes = ["CPU time of one thread", *[f"{len(rows)} of {wanted} rows"] * (len(rows) < wanted)]
+        if rows:
+            show("scale-measured", "Measured (fitted)", MEASURED_HEADS, rows, record, notes)
+    per_byte = {frames: float(np.mean([cost.entries / cost.up for cost in some[frames]])) for frames in some}
     held = memory()
-    console.print(
-        f"memory: {held.member:.0f} bytes per member, {held.parameter:.1f} bytes per parameter; the coder "
-        f"{held.coder:.2f} bytes per client and parameter, {MEMORIES / 1e6:.0f} MB at most\n"
-    )
+    notes = [
+        "Where a cell is empty, the fit found no cost",
+        f"With coded frames, what is remembered of all clients takes up to {in_bytes(MEMORIES)} together",
+    ]
+    show("scale-costs", "Fitted costs", ["", *costs], cost_rows(costs, per_byte, held), record, notes)
 
     def cpu(clients: int, size: int) -> str:
-        frames = "coded" if size <= 10**6 else "compact"
+        frames = "coded" if size <= CODED_BELOW else "compact"
         entries = per_byte[frames] * usual_bytes(size)
         found = costs[frames]
         return in_words(clients * found.each(entries, size) + found.once(clients, entries, size))
 
     def space(clients: int, size: int) -> str:
-        coder = min(MEMORIES, clients * held.coder * size) if size <= 10**6 else 0
-        return in_bytes(clients * held.member + (held.parameter + 4) * size + coder)
+        coder = min(MEMORIES, clients * held.coder * size) if size <= CODED_BELOW else 0
+        return in_bytes(clients * held.member + (held.parameter + MODEL) * size + coder)
 
-    console.print(product("CPU of one core a round, if all these clients take part", cpu))
-    console.print(product("Memory of the server", space))
-    console.print(
-        product("Bytes up a round, and as many down", lambda clients, size: in_bytes(clients * usual_bytes(size)))
-    )
+    powers = [f"10{'⁰¹²³⁴⁵⁶⁷⁸⁹'[round(math.log10(size))]}" for size in SIZES]
+    heads = ["clients", f"{powers[0]} parameters", *powers[1:]]
+    title = "CPU of one core in a round of all these clients"
+    auto = [f"Coded frames up to {CODED_BELOW:,} parameters, compact ones above"]
+    show("scale-cpu", title, heads, product(cpu), record, auto)
+    show("scale-memory", "Memory of the server", heads, product(space), record, auto)
+    sent = product(lambda clients, size: in_bytes(clients * usual_bytes(size)))
+    show("scale-bytes", "Bytes up in a round, and as many down", heads, sent, record)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python -m benchmarks.soak                              # 1,000 clients, 10,000 rounds, 5 % failures
     python -m benchmarks.soak --clients 200 --rounds 2000  # a shorter one
+    python -m benchmarks.soak --record                     # keeps the table for docs/studies/faults.md
 
 All clients are asked in every round; an order or an upload in twenty is lost. Gradients are whole multiples of 1/64, so
 that sums are exact: at the end, what was delivered and what a client keeps must be everything it computed, to the bit.
@@ -9,7 +10,6 @@ After every tenth of the rounds the server is made again from its state, as afte
 server alone; the time of the processor is what must stay flat, since other programs can slow the clock's.
 """
 
-import argparse
 import json
 import resource
 import sys
@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
+from benchmarks.tables import arguments, show
 
 from dagc.draws import scramble
 from dagc.policies import Plan
@@ -130,46 +129,63 @@ class Soak:
         return wrong
 
 
+def tenth(soak: Soak, until: int) -> Part:
+    """Rounds up to this one, and a restart."""
+    rounds = until - soak.server.round
+    soak.seconds, soak.cpu, sent = 0.0, 0.0, soak.sent
+    for _ in range(rounds):
+        soak.round()
+    clock, cpu = (1000 * seconds / max(1, rounds) for seconds in (soak.seconds, soak.cpu))
+    return Part(soak.server.round, clock, cpu, megabytes(), soak.restart(), soak.sent - sent)
+
+
 def main() -> int:
     """Run it, print a line for every tenth, and say what did not stay flat."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=10_000)
     options = parser.parse_args()
     torch.set_num_threads(1)
     soak, parts = Soak(options.clients), list[Part]()
-    for tenth in range(10):
-        rounds = options.rounds * (tenth + 1) // 10 - soak.server.round
-        soak.seconds, soak.cpu, sent = 0.0, 0.0, soak.sent
-        for _ in range(rounds):
-            soak.round()
-        clock, cpu = (1000 * seconds / max(1, rounds) for seconds in (soak.seconds, soak.cpu))
-        parts.append(Part(soak.server.round, clock, cpu, megabytes(), soak.restart(), soak.sent - sent))
-        print(f"{soak.server.round:,} of {options.rounds:,} rounds", file=sys.stderr, flush=True)
-    table = Table(title=f"{options.clients:,} clients, {soak.lost:,} messages lost", title_justify="left")
-    for name in ("rounds", "server, ms", "processor, ms", "memory, MB", "state, bytes", "sent, bytes per client"):
-        table.add_column(name, justify="right")
+    wrong = [f"Stopped before round {options.rounds:,}"]
+    try:
+        for number in range(10):
+            parts.append(tenth(soak, options.rounds * (number + 1) // 10))
+            print(f"{soak.server.round:,} of {options.rounds:,} rounds", file=sys.stderr, flush=True)
+        wrong = failures(soak, parts, options.rounds)
+    finally:
+        verdict = wrong or ["The books of all clients balance, to the bit, and all other promises held"]
+        if parts:
+            show(*table(parts, options.clients), options.record, [f"{soak.lost:,} messages were lost", *verdict])
+    return int(bool(wrong))
+
+
+def table(parts: list[Part], clients: int) -> tuple[str, str, list[str], list[list[str]]]:
+    """Name, title, heads and rows."""
+    allowed = f"sent, bytes per client and round ({PLAN.bytes:g} allowed)"
+    heads = ["rounds", "server, ms per round", "CPU, ms per round", "memory, MB", "state, bytes", allowed]
+    rows = []
     for before, part in zip([0, *(part.rounds for part in parts)], parts, strict=False):
-        each = part.sent / max(1, part.rounds - before) / options.clients
-        times = f"{part.milliseconds:.2f}", f"{part.cpu:.2f}"
-        table.add_row(f"{part.rounds:,}", *times, f"{part.megabytes:.1f}", f"{part.state:,}", f"{each:.2f}")
-    Console().print(table)
+        each = part.sent / max(1, part.rounds - before) / clients
+        times = f"{part.milliseconds:.1f}", f"{part.cpu:.1f}"
+        rows.append([f"{part.rounds:,}", *times, f"{part.megabytes:.1f}", f"{part.state:,}", f"{each:.2f}"])
+    return "soak", f"A server with {clients:,} clients", heads, rows
+
+
+def failures(soak: Soak, parts: list[Part], rounds: int) -> list[str]:
+    """Which promises did not hold."""
     wrong, first, last = soak.unbalanced(), parts[1], parts[-1]
-    allowed = PLAN.bytes * options.clients * options.rounds if PLAN.bytes is not None else 0
+    allowed = PLAN.bytes * len(soak.clients) * rounds if PLAN.bytes is not None else 0
     promises = {
-        f"the books of {wrong} clients do not balance": wrong == 0,
+        f"The books of {wrong} clients do not balance": wrong == 0,
         f"{soak.sent:,} bytes were sent and {allowed:,.0f} allowed": soak.sent <= allowed,
-        f"memory has grown from {first.megabytes:.1f} to {last.megabytes:.1f} MB": (
+        f"Memory has grown from {first.megabytes:.1f} to {last.megabytes:.1f} MB": (
             last.megabytes < 1.05 * first.megabytes + 2
         ),
-        f"the state has grown from {first.state:,} to {last.state:,} bytes": last.state < 1.1 * first.state,
-        f"a round took {first.cpu:.2f} ms of the processor and takes {last.cpu:.2f} ms": last.cpu < 1.5 * first.cpu,
+        f"The state has grown from {first.state:,} to {last.state:,} bytes": last.state < 1.1 * first.state,
+        f"A round took {first.cpu:.2f} ms of the processor and takes {last.cpu:.2f} ms": last.cpu < 1.5 * first.cpu,
     }
-    for words, held in promises.items():
-        if not held:
-            print(words)
-    print("all promises held" if all(promises.values()) else "not all promises held")
-    return 0 if all(promises.values()) else 1
+    return [words for words, held in promises.items() if not held]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""How long a round takes beside the bare gradients, how that grows with the workers, and how much memory it needs."""
+"""How long a round takes beside the bare gradients, how that grows with the workers, and how much memory it needs.
 
-import argparse
+python -m benchmarks.training --full --record     # the table of docs/studies/performance.md
+"""
+
 import subprocess
 import sys
 import time
@@ -8,36 +10,36 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from benchmarks.tables import arguments, show
 from rich.console import Console
-from rich.table import Table
 
 from dagc.errors import MissingData
 from dagc.training import Config, Federation
 
+TITLES = {"logistic@fashion-mnist": "Logistic@FMNIST", "cnn@cifar-10": "CNN@CIFAR-10"}
+LOGISTIC, CNN = TITLES.values()
 WANTED = {
-    "logistic, rounds/s": "≥ 300",
-    "cnn, round / ten bare gradients": "≤ 1.1",
-    "logistic, 1,000 / 100 workers": "≈ 10",
-    "1,000 workers of logistic, memory / (residuals + data)": "≤ 1.3",
-    "200 workers of cnn, memory / (residuals + data)": "≤ 1.3",
+    f"{CNN}: a round / ten bare gradients": "≤ 1.1",
+    f"{LOGISTIC}: rounds per second": "≥ 300",
+    f"{LOGISTIC}: time of a round, 1,000 workers / 100 workers": "≈ 10",
+    f"{LOGISTIC}, 1,000 workers: memory / (residuals + data)": "≤ 1.3",
+    f"{CNN}, 200 workers: memory / (residuals + data)": "≤ 1.3",
 }
 
 
-def main(quick: bool = False) -> dict[str, float]:
-    """Measure, print a table, return the figures; sets that are not here are left out."""
+def main(quick: bool = True, record: bool = False) -> None:
+    """Measure and print a table, and keep it if asked; sets that are not here are left out."""
     figures: dict[str, float] = {}
-    for measure in (_logistic, _cnn, _workers, _memory):
+    for measure in (_cnn, _logistic, _workers, _memory):
         try:
             figures |= measure(quick)
         except MissingData as error:
             Console(stderr=True).print(f"left out: {error}", markup=False)
-    table = Table(title="Training, DAGC-R at 0.1 %, 10 workers", title_justify="left")
-    for column in ("figure", "value", "wanted"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:,.3g}" if value < 1000 else f"{value:,.0f}", WANTED.get(name, ""))
-    Console().print(table)
-    return figures
+    rows = [
+        [name, f"{value:,.3g}" if value < 1000 else f"{value:,.0f}", WANTED.get(name, "")]
+        for name, value in figures.items()
+    ]
+    show("training", "Training, DAGC-R at 0.1 %, 10 workers", ["", "measured", "wanted"], rows, record)
 
 
 def _logistic(quick: bool) -> dict[str, float]:
@@ -47,7 +49,11 @@ def _logistic(quick: bool) -> dict[str, float]:
     torch.set_num_threads(1)  # as in a round
     gradients = _best(lambda: [federation.gradients(federation.round, [i]) for i in range(10)], 50, 4 if quick else 10)
     torch.set_num_threads(threads)
-    return {"logistic, rounds/s": 1 / best, "logistic, ten bare gradients, ms": 1000 * gradients}
+    return {
+        f"{LOGISTIC}: rounds per second": 1 / best,
+        f"{LOGISTIC}: a round, ms": 1000 * best,
+        f"{LOGISTIC}: ten bare gradients, one after the other, ms": 1000 * gradients,
+    }
 
 
 def _cnn(quick: bool) -> dict[str, float]:
@@ -69,9 +75,9 @@ def _cnn(quick: bool) -> dict[str, float]:
                     list_.clear()
     bare = min(_median(one_by_one), _median(two_by_two))
     return {
-        "cnn, round, s": _median(rounds),
-        "cnn, ten bare gradients, s": bare,
-        "cnn, round / ten bare gradients": _median(rounds) / bare,
+        f"{CNN}: a round, ms": 1000 * _median(rounds),
+        f"{CNN}: ten bare gradients on all cores, ms": 1000 * bare,
+        f"{CNN}: a round / ten bare gradients": _median(rounds) / bare,
     }
 
 
@@ -81,7 +87,7 @@ def _workers(quick: bool) -> dict[str, float]:
         settings = Config(task="logistic@fashion-mnist", method="dagc-r", ratio=0.001, workers=workers)
         federation = Federation(settings)
         took[workers] = _best(federation.step, 2, 2 if quick else 5)
-    return {"logistic, 1,000 / 100 workers": took[1000] / took[100]}
+    return {f"{LOGISTIC}: time of a round, 1,000 workers / 100 workers": took[1000] / took[100]}
 
 
 PEAK = """
@@ -120,8 +126,7 @@ def _memory(quick: bool) -> dict[str, float]:
         if result.returncode:
             Console(stderr=True).print(f"left out: {result.stderr.splitlines()[-1]}", markup=False)
             continue
-        name = f"{workers:,} workers of {task.partition('@')[0]}, memory / (residuals + data)"
-        figures[name] = float(result.stdout)
+        figures[f"{TITLES[task]}, {workers:,} workers: memory / (residuals + data)"] = float(result.stdout)
     return figures
 
 
@@ -148,6 +153,7 @@ def _median(numbers: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--full", action="store_true", help="more rounds, and the memory of 200 workers of the CNN")
-    main(quick=not parser.parse_args().full)
+    options = parser.parse_args()
+    main(not options.full, options.record)

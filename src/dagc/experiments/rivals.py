@@ -1,5 +1,6 @@
 """Rivals: `dagc` and what others do, each at its best. What `docs/studies/dagc.md` is made of."""
 
+from dataclasses import replace
 from typing import Any
 
 from dagc.experiments.cells import Cell, Variant
@@ -43,6 +44,13 @@ def _variants(
         Variant("FedAvg", {"method": "none", "rounds": dense}),
         Variant("FedAdam", {"method": "none", "optimizer": "Adam", "rounds": dense}, tune=adam),
     )
+
+
+def _rarely(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    """For clients that rarely take part: a larger budget for `dagc`, and for STC a choice of budgets down."""
+    first, stc, *others = variants
+    downlinks = replace(stc, tune={**stc.tune, "down": ("same", 1000, 4000)})
+    return (replace(first, label="dagc, 150 bytes", fields={**first.fields, "bytes": 150}), first, downlinks, *others)
 
 
 _UNTUNED = (
@@ -124,12 +132,11 @@ RIVALS = (
         300,
         5,
         (0.70, 0.75, 0.78),
-        _variants((0.02,), (0.004,), 60, {"server_rate": (0.03,)}),
-        {},
+        _rarely(_variants((0.008, 0.02), (0.001, 0.004), 60, {"server_rate": (0.03, 0.1)})),
+        {"learning_rate": (0.2, 0.5)},
         workers=500,
         participation=0.02,
         local_steps=20,
-        learning_rate=0.2,
     ),
     _cell(
         "hospitals",

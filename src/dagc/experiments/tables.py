@@ -4,10 +4,12 @@ A document has a table between two markers, the first of which says what is in i
 
     <!-- begin: table KIND EXPERIMENT CELLS [iterations=N] -->
     <!-- begin: table measured NAME -->
+    <!-- begin: table others NAME -->
     <!-- end: table -->
 
-KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `dagc reproduce`; NAME is a table that a benchmark has recorded.
-Nothing in such a table is typed by hand, and a test fails if it is not what the records say.
+KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `dagc reproduce`; NAME is a table that a benchmark has recorded,
+or one of `dagc.experiments.others.OTHERS`, with other people's code beside ours. Nothing in such a table is typed by
+hand, and a test fails if it is not what the records say.
 """
 
 import re
@@ -19,6 +21,7 @@ from dagc.errors import DagcError, InvalidInput, unknown
 from dagc.experiments.cells import choose
 from dagc.experiments.kinds import KINDS
 from dagc.experiments.measured import Measured, in_markdown
+from dagc.experiments.others import compared
 from dagc.experiments.paper import EXPERIMENTS
 from dagc.experiments.records import Store
 from dagc.experiments.shown import Shown, shown
@@ -27,8 +30,8 @@ from dagc.report.figures import write_waterfall
 __all__ = ["KINDS", "Shown", "rewritten", "shown", "table"]
 
 MARKED = re.compile(r"(<!-- begin: table ([^\n]*?) -->\n)(.*?)(<!-- end: table -->)", re.DOTALL)
-MEASURED = "measured"
-"""The kind of a benchmark's table."""
+MEASURED, COMPARED = "measured", "others"
+"""The kind of a benchmark's table, and of one of other people's code."""
 
 
 def table(words: str, store: Store) -> str:
@@ -38,12 +41,12 @@ def table(words: str, store: Store) -> str:
         InvalidInput: There is no such table, or no record for it.
     """
     kind, experiment, *rest = words.split() if len(words.split()) > 1 else [words, ""]
-    if kind == MEASURED:
+    if kind in (MEASURED, COMPARED):
         if not experiment or rest:
-            raise InvalidInput(f"table {words!r}: write measured NAME")
-        return _measured(experiment, store)
+            raise InvalidInput(f"table {words!r}: write {kind} NAME")
+        return _measured(experiment, store) if kind == MEASURED else _others(experiment, store)
     if kind not in KINDS:
-        raise unknown("kind of table", kind, [*KINDS, MEASURED])
+        raise unknown("kind of table", kind, [*KINDS, MEASURED, COMPARED])
     if experiment not in EXPERIMENTS:
         raise unknown("experiment", experiment, EXPERIMENTS)
     cells = next((each for each in rest if "=" not in each), None)
@@ -63,6 +66,12 @@ def _measured(name: str, store: Store) -> str:
     made = f"`{found.command}`, commit {found.commit or 'not known'}, {found.machine}"
     said = [f"Record: `results/benchmarks/{name}.json`; {made}", *found.notes]
     return "\n".join([in_markdown(found.heads, found.rows), "", ". ".join(said) + ".", ""])
+
+
+def _others(name: str, store: Store) -> str:
+    """A table of other people's code beside ours."""
+    heads, rows, source = compared(name, store.folder)
+    return "\n".join([in_markdown(heads, rows), "", source, ""])
 
 
 def _source(some: Sequence[Shown]) -> str:

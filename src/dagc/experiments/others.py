@@ -1,0 +1,198 @@
+"""Tables of other people's code beside ours, from `results/others/FILE.json`: measured once, by hand."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from dagc.errors import InvalidInput, unknown
+from dagc.experiments.kinds import Columns
+from dagc.files import failure
+from dagc.report.numbers import spread
+
+__all__ = ["OTHERS", "compared"]
+
+CLIENTS = 10
+"""Of every federation in these files, which do not say it."""
+LAST = 5
+"""How many evaluations the end of a training is the mean of."""
+
+
+def compared(name: str, folder: Path) -> tuple[list[str], list[list[str]], str]:
+    """A table of other people's code beside ours: heads, rows, and where it comes from.
+
+    Args:
+        name: One of `OTHERS`.
+        folder: The records, usually `results`.
+
+    Raises:
+        InvalidInput: There is no such table, or its file is missing or damaged. The message names it.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> step = {"size": 1_000_000, "ratio": 0.01, "grace": 16.0, "ours": 1.0, "ours with frame": 2.0}
+        >>> step |= {"bytes grace": 80_000, "bytes ours": 50_157}
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "others" / "grace.json"
+        ...     path.parent.mkdir()
+        ...     _ = path.write_text(json.dumps({"theirs": "grace fd3a7f4", "ours": "25e0f00", "steps": [step]}))
+        ...     heads, rows, source = compared("grace", Path(folder))
+        >>> rows[0]
+        ['1.0 M entries, 1 %', '16.0 ms', '1.00 ms', '2.00 ms', '8.0', '80,000', '50,157']
+        >>> source
+        'Record: `results/others/grace.json`; theirs: grace fd3a7f4, ours: commit 25e0f00.'
+    """
+    if name not in OTHERS:
+        raise unknown("table of others' code", name, OTHERS)
+    path = folder / "others" / f"{name.partition('-')[0]}.json"
+    try:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found["theirs"], str) or not isinstance(found["ours"], str):
+            raise ValueError("it does not say what was compared")
+        parts = [found, *(part for part in found.values() if isinstance(part, dict))]  # some were measured again
+        ours = ", ".join(dict.fromkeys(part["ours"] for part in parts if isinstance(part.get("ours"), str)))
+        source = f"Record: `results/others/{path.name}`; theirs: {found['theirs']}, ours: commit {ours}."
+        return *OTHERS[name](found), source
+    except OSError as error:
+        raise InvalidInput(f"there is no record {path}: {failure(error)}") from error
+    except KeyError as error:
+        raise InvalidInput(f"{path} is not a record of others' code: it has no {error}") from error
+    except (ValueError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise InvalidInput(f"{path} is not a record of others' code: {error}") from error
+
+
+def _dagc_steps(found: dict[str, Any]) -> Columns:
+    """What DAGC's authors compute and what ours does, on the same gradients."""
+    theirs, ours = found["ratios theirs"], found["ratios ours"]
+    apart = max(abs(one / other - 1) for one, other in zip(ours, theirs, strict=True))
+    same, cpu = found["same sent tensors, ten steps"], found["cpu of a compression, ms"]
+    entries = [_range(counts) for counts in found["entries theirs/ours"]]
+    rows = [
+        ["ratios of DAGC-R", *(f"{100 * ratios[0]:.3f} % … {100 * ratios[-1]:.3f} %" for ratios in (theirs, ours))],
+        ["… largest relative difference", "", f"{apart:.0e}" if apart else "0"],
+        [f"entries in each of {len(same)} steps", *entries],
+        ["… steps with the same entries and values", "", f"{sum(same)} of {len(same)}"],
+        ["… largest difference of the residuals", "", f"{found['largest difference of residuals']:g}"],
+        ["CPU of a compression", _ms(cpu["theirs"]), _ms(cpu["ours"])],
+        ["… with the frame", "", _ms(cpu["ours with frame"])],
+    ]
+    return ["", "theirs", "ours"], rows
+
+
+def _dagc_bytes(found: dict[str, Any]) -> Columns:
+    """What the same entries take on the wire."""
+    names = {
+        "dense": "the tensors that their clients hand to their server (dense, with zeros)",
+        "reported": "what their code reports: ratio × size of the model",
+        "int32 + fp32": "as int32 + fp32, 8 bytes an entry",
+        "plain frames": "our plain frames, fp32",
+        "compact frames": "our compact frames, fp32",
+        "compact frames, signs": "our compact frames, signs",
+    }
+    sent = found["a round of all clients, bytes"]
+    return [f"{sent['entries']:,} entries", "bytes"], [[words, f"{sent[name]:,.0f}"] for name, words in names.items()]
+
+
+def _dagc_accuracy(found: dict[str, Any]) -> Columns:
+    """Accuracies over the seeds, and the time of a round where it was taken."""
+    training = found["training"]
+    names = [
+        ("dagc-r", "theirs", "DAGC-R, theirs", "theirs"),
+        ("dagc-r", "ours, per tensor", "DAGC-R, ours, `per_tensor`", "ours"),
+        ("dagc-r", "ours, across the model", "DAGC-R, ours", None),
+        ("top-k", "theirs", "Top-k, theirs", "theirs"),
+        ("top-k", "ours, per tensor", "Top-k, ours, `per_tensor`", "ours"),
+    ]
+    rows = []
+    for method, whose, words, timed in names:
+        after = [_percent(evaluated) for evaluated in zip(*training[method][whose], strict=True)]
+        cpu = "" if timed is None else _ms(1000 * mean(training[method][f"cpu per round {timed}, s"]))
+        rows.append([words, *after, cpu])
+    rounds = [f"after {rounds}" for rounds in training["evaluated after"]]
+    return ["", *rounds[:-1], f"{rounds[-1]} rounds", "CPU per round"], rows
+
+
+def _stc_accuracy(found: dict[str, Any]) -> Columns:
+    """Accuracies of each seed; those with `per_tensor` are of the second time."""
+    body, shown = [], 6
+    for first, again in zip(found["training"], found["per tensor, again"]["training"], strict=True):
+        if first["seed"] != again["seed"]:
+            raise ValueError(f"seed {first['seed']} stands beside seed {again['seed']}")
+        lines = {"theirs": first["theirs"], "ours, `stc`": first["ours"], "ours, `stc`, `per_tensor`": again}
+        for number, (words, line) in enumerate(lines.items()):
+            accuracy = line["accuracy"]
+            step = len(accuracy) // shown
+            after = [f"{100 * value:.1f}" for value in accuracy[step - 1 :: step]]
+            body.append(["" if number else f"{first['seed']}", words, *after, f"{100 * mean(accuracy[-LAST:]):.2f}"])
+    rounds = found["training"][0]["rounds"]
+    heads = [f"after {rounds * (place + 1) // shown}" for place in range(shown)]
+    return ["seed", "", *heads[:-1], f"{heads[-1]} rounds", f"last {LAST} evaluations"], body
+
+
+def _stc_bytes(found: dict[str, Any]) -> Columns:
+    """What both send, seed by seed; theirs is an estimate."""
+    runs = found["training"]
+    rounds, theirs, ours = runs[0]["rounds"], [run["theirs"] for run in runs], [run["ours"] for run in runs]
+
+    def row(words: str, cell: Callable[[dict[str, Any]], str], how: Sequence[str] = ("", "")) -> list[str]:
+        each = [" / ".join(dict.fromkeys(cell(side) for side in sides)) for sides in (theirs, ours)]
+        return [words, *(text + said for text, said in zip(each, how, strict=True))]
+
+    how = ", estimated", ", sent"
+    rows = [
+        row("entries up per client and round", lambda side: f"{side['entries'] / rounds / CLIENTS:.1f}"),
+        row(f"bytes up, all clients, {rounds} rounds", lambda side: f"{side['bytes_up']:,.0f}", how),
+        row(f"bytes down, one client, {rounds} rounds", _down, how),
+        row("bits per entry up", lambda side: f"{8 * side['bytes_up'] / side['entries']:.2f}"),
+        row("CPU per round", lambda side: _ms(1000 * side["cpu_per_round"])),
+    ]
+    return [f"seed {' / '.join(str(run['seed']) for run in runs)}", "theirs", "ours"], rows
+
+
+def _down(side: dict[str, Any]) -> str:
+    """What one client downloads: they count one, we all."""
+    return f"{side['bytes_down_one'] if 'bytes_down_one' in side else side['bytes_down'] / CLIENTS:,.0f}"
+
+
+def _grace(found: dict[str, Any]) -> Columns:
+    """Time and bytes of a step of Top-k; the times faster include our frame."""
+    heads = ["", "GRACE", "ours", "ours, with the frame", "times faster", "bytes: GRACE", "bytes: ours"]
+    rows = []
+    for step in found["steps"]:
+        words = f"{step['size'] / 1e6:.1f} M entries, {100 * step['ratio']:g} %"
+        times = [_ms(step[name]) for name in ("grace", "ours", "ours with frame")]
+        faster = step["grace"] / step["ours with frame"]
+        sent = f"{step['bytes grace']:,}", f"{step['bytes ours']:,}"
+        rows.append([words, *times, f"{faster:.{int(faster < 10)}f}", *sent])
+    return heads, rows
+
+
+OTHERS: dict[str, Callable[[dict[str, Any]], Columns]] = {
+    "dagc-steps": _dagc_steps,
+    "dagc-bytes": _dagc_bytes,
+    "dagc-accuracy": _dagc_accuracy,
+    "stc-accuracy": _stc_accuracy,
+    "stc-bytes": _stc_bytes,
+    "grace": _grace,
+}
+"""Every table, by a name that begins with its file's."""
+
+
+def _ms(milliseconds: float) -> str:
+    """A time with three digits.
+
+    Example:
+        >>> _ms(0.744), _ms(2.559), _ms(16.71), _ms(442.88)
+        ('0.74 ms', '2.56 ms', '16.7 ms', '443 ms')
+    """
+    return f"{milliseconds:.{2 - (milliseconds >= 10) - (milliseconds >= 100)}f} ms"
+
+
+def _percent(values: Sequence[float]) -> str:
+    found = spread([100 * value for value in values])
+    return f"{found.mean:.1f}" + ("" if found.sd is None else f" ± {found.sd:.1f}")
+
+
+def _range(counts: Sequence[int]) -> str:
+    return " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
