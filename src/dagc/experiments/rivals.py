@@ -47,10 +47,10 @@ def _variants(
 
 
 def _rarely(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
-    """For clients that rarely take part: a larger budget for `dagc`, and for STC a choice of budgets down."""
+    """For clients that rarely take part: the budget that docs/faq.md names, and for STC a choice of budgets down."""
     first, stc, *others = variants
-    downlinks = replace(stc, tune={**stc.tune, "down": ("same", 1000, 4000)})
-    return (replace(first, label="dagc, 150 bytes", fields={**first.fields, "bytes": 150}), first, downlinks, *others)
+    advised = replace(first, label="dagc, 200 bytes up, 600 down", fields={**first.fields, "bytes": 200, "down": 600})
+    return (advised, first, replace(stc, tune={**stc.tune, "down": ("same", 1000, 4000)}), *others)
 
 
 _UNTUNED = (
