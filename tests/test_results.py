@@ -1,6 +1,7 @@
 """Every run behind a figure has a record, a recorded run is not run again, and tables are what the records say."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -342,3 +343,25 @@ def test_every_record_is_of_a_cell_that_there_is():
                 assert identity(line.settings) in map(identity, ways), f"{path}: {line.variant}, seed {line.seed}"
     size = sum(path.stat().st_size for path in store.lines())
     assert size < 3_000_000
+
+
+SETTINGS = ("faq.md", "settings.md", "configuration.md", "wire-codecs.md")
+"""Their tables have amounts that users give, and sizes of a format: nothing that was measured."""
+FIGURE = re.compile(r"±|\d ?(%|kB|MB|GB|ms|µs|ns)(?!\w)")
+
+
+def typed_figures(text):
+    """The rows of tables outside markers that look measured."""
+    text = re.sub(r"```.*?```", "", tables.MARKED.sub("", text), flags=re.DOTALL)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    return [row for row in rows if FIGURE.search(re.sub(r"`[^`]*`", "", row))]
+
+
+def test_no_document_has_a_table_of_figures_that_somebody_typed():
+    assert typed_figures("| ours | 34.7 ± 2.1 |\n| `--rate '1 MB/hour'` | 7 rounds |\n| x | 12 kB |") == [
+        "| ours | 34.7 ± 2.1 |",
+        "| x | 12 kB |",
+    ]
+    for path in DOCUMENTS:
+        if path.name not in SETTINGS:
+            assert not typed_figures(path.read_text()), f"{path}: make it of records, CONTRIBUTING.md says how"
