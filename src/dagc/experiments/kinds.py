@@ -240,7 +240,8 @@ def _share_sent(series: Series) -> str:
         run.result["entries_sent"] / (run.result["rounds"] * len(run.clients["sizes"]) * run.clients["parameters"])
         for run in series.runs
     ]
-    return f"{100 * sum(shares) / len(shares):.2g} %" if shares else ""
+    share = 100 * sum(shares) / len(shares)
+    return f"{share:.2g} %" if share < 10 else f"{share:.0f} %"
 
 
 def _bytes(value: Spread | None) -> str:
