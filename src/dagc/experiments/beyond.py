@@ -1,8 +1,10 @@
 """Beyond the paper: one budget in bytes for all, spent where it counts. The source of `docs/studies/beyond.md`."""
 
+from dataclasses import replace
 from typing import Any
 
 from dagc.experiments.cells import Cell, Variant
+from dagc.experiments.rivals import RIVALS
 
 __all__ = ["BEYOND"]
 
@@ -109,26 +111,20 @@ def _allocations() -> tuple[Cell, ...]:
     )
 
 
-def _default_budgets() -> tuple[Cell, ...]:
-    """`dagc` with its own budget, half the square root of the model's size, and with others."""
-    sixty = {"local_steps": 60, "learning_rate": 0.5, "rounds": 140, "evaluate_every": 2}
-    ten = {"task": "mlp@digits", "local_steps": 10, "learning_rate": 0.2, "rounds": 120, "evaluate_every": 2}
-    twenty = {"local_steps": 20, "learning_rate": 0.2, "rounds": 300, "evaluate_every": 5}
-    many = {**twenty, "workers": 50, "participation": 0.2}
-    return (
-        _budgets("logistic", "Logistic@FMNIST, 60 local steps", (22, 32, 44, 64, 96), (0.78, 0.80, 0.82), sixty),
-        _budgets("digits", "MLP@digits, 10 local steps", (35, 50, 69, 100), (0.90, 0.92, 0.94), ten),
-        _budgets(
-            "fifty", "Logistic@FMNIST, 50 clients at 20 %, 20 local steps", (32, 44, 64), (0.75, 0.78, 0.80), many
-        ),
-    )
+def _budgets() -> tuple[Cell, ...]:
+    """`dagc` with its own budget and with others, at the rate that was best with its own."""
+    others = {"logistic": (1.0, 44, (22, 32, 64, 96)), "digits": (0.5, 69, (35, 50, 100)), "fifty": (0.2, 44, (32, 64))}
+    found = []
+    for cell in RIVALS:
+        if cell.name in others:
+            rate, own, budgets = others[cell.name]
+            variants = [Variant(f"{some} bytes", {"method": "dagc", "bytes": some}) for some in budgets]
+            variants.append(Variant(f"{own} bytes, the default", {"method": "dagc"}))
+            variants.sort(key=lambda variant: int(variant.label.split()[0]))
+            fields = {**cell.fields, "learning_rate": rate}
+            found.append(replace(cell, name=f"budget/{cell.name}", fields=fields, variants=tuple(variants), tune={}))
+    return tuple(found)
 
 
-def _budgets(name: str, title: str, bytes: tuple[int, ...], targets: tuple[float, ...], fields: dict[str, Any]) -> Cell:
-    shared = {"task": "logistic@fashion-mnist", "first_model": "drawn", **fields}
-    variants = tuple(Variant(f"{some} bytes", {"method": "dagc", "bytes": some}) for some in bytes)
-    return Cell(f"budget/{name}", f"{title}, SR 100, rate {fields['learning_rate']:g}", shared, variants, targets)
-
-
-BEYOND = (*_fewest_bytes(), *_larger_budgets(), *_studies(), *_allocations(), *_default_budgets())
+BEYOND = (*_fewest_bytes(), *_larger_budgets(), *_studies(), *_allocations(), *_budgets())
 """Every cell."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dagc.errors import InvalidInput
@@ -9,7 +10,7 @@ from dagc.experiments.records import Tuned
 from dagc.experiments.shown import Shown
 from dagc.report import Series
 from dagc.report.figures import highest_shared
-from dagc.report.numbers import BYTES, Reached, Spread, difference, final, in_bytes, reached
+from dagc.report.numbers import BYTES, Reached, Spread, difference, final, in_bytes, part_sent, reached
 from dagc.report.panels import in_words
 from dagc.report.words import brief, percent
 
@@ -43,7 +44,7 @@ def totals(some: Sequence[Shown]) -> Columns:
 def uploads(some: Sequence[Shown]) -> Columns:
     """Uploaded bytes to each target, the accuracy at the end, and the share of the entries that were sent."""
     heads, body = _to_targets(some, lambda way: way.bytes_up, _bytes)
-    shares = [_share_sent(series) for one in some for series in one.panel.series]
+    shares = [_share(part_sent(series)) for one in some for series in one.panel.series]
     return [*heads, "entries sent"], [[*row, share] for row, share in zip(body, shares, strict=True)]
 
 
@@ -96,46 +97,50 @@ def accuracy(some: Sequence[Shown]) -> Columns:
 
 def claims(some: Sequence[Shown]) -> Columns:
     """By how many points the first variant ends above the second: in the paper and here, with a verdict."""
-    heads = ["setting", "above", "the paper, points", "here", "seeds", "verdict", "record"]
+    heads = ["setting", "difference", "the paper, points", "here", "seeds", "verdict", "record"]
     body = []
     for one in some:
-        if len(one.panel.series) < 2:
-            raise InvalidInput(f"{one.experiment} {one.cell.name} has records of one variant only: there is no claim")
-        first, second = one.panel.series[:2]
-        paper = ""
+        first, second = _paired(*(_ran(one, variant.label) for variant in one.cell.variants[:2]))
+        gap, words, paper = difference(first, second), ("above", "**below**"), ""
         if first.paper is not None and second.paper is not None:
-            paper = _points(Spread((first.paper - second.paper) / 100, None))
-        gap, seeds = difference(first, second), min(len(first.runs), len(second.runs))
-        verdict = _judged(gap, seeds, "holds", "**the opposite**")
+            claimed = first.paper - second.paper
+            paper = _points(Spread(claimed / 100, None))
+            words = ("holds", "**the opposite**") if claimed > 0 else ("**the opposite**", "holds")
+        verdict = _judged(gap, len(first.runs), *words)
         labels = f"{first.label} − {second.label}"
-        body.append([one.panel.title, labels, paper, _points(gap), str(seeds), verdict, _name(one)])
+        body.append([one.panel.title, labels, paper, _points(gap), f"{len(first.runs)}", verdict, _name(one)])
     return heads, body
 
 
 def verdicts(some: Sequence[Shown]) -> Columns:
-    """To each target, the other variant with the fewest bytes, how many times the first's it takes, and a verdict."""
-    heads = ["setting", "to", "the best other", "times as many bytes", "verdict", "record"]
+    """For each target: the best other variant, its bytes as a multiple of the first's, and a verdict."""
+    heads = ["setting", "to", "the best other", "times the bytes", "seeds", "verdict", "record"]
     body = []
     for one in some:
-        first = one.panel.series[0]
+        label, *_ = (variant.label for variant in one.cell.variants)
+        own = {variant.label for variant in one.cell.variants if variant.fields["method"] == _method(one, label)}
+        first, others = _ran(one, label), [series for series in one.panel.series if series.label not in own]
         for number, goal in enumerate(one.panel.targets):
             head, record = [one.panel.title, _name(one)] if not number else ["", ""]
-            body.append([head, f"{100 * goal:g} %", *_against_the_best(first, one.panel.series[1:], goal), record])
+            body.append([head, f"{100 * goal:g} %", *_against_the_best(first, others, goal), record])
     return heads, body
 
 
 def _against_the_best(first: Series, others: Sequence[Series], goal: float) -> list[str]:
-    """Who else needs the fewest bytes to a target, how many times as many, and a verdict."""
+    """Who else needs the fewest bytes to a target, the multiple, how many seeds, and a verdict."""
     mine, ways = reached(first, goal), [reached(series, goal) for series in others]
     best = _fewest([way.bytes_total for way in ways], least=1)
+    missed = "" if mine.bytes_total else f"{first.label} with {mine.seeds} of {mine.of} seeds"
     if best is None:
-        return ["", "", f"{'nobody else' if mine.bytes_total else 'nobody'} gets there with every seed"]
+        return ["", "", f"{mine.of}", f"nobody gets there: {missed}" if missed else f"only {first.label} gets there"]
     rival = next(series for series, way in zip(others, ways, strict=True) if way.bytes_total is best)
-    if mine.bytes_total is None:
-        return [rival.label, "", f"**{rival.label} needs fewer**: {mine.seeds} of {mine.of} seeds of {first.label}"]
-    more, seeds = difference(rival, first, goal), min(len(first.runs), len(rival.runs))
-    verdict = _judged(more, seeds, f"{first.label} needs fewer", f"**{rival.label} needs fewer**")
-    return [rival.label, f"{best.mean / mine.bytes_total.mean:.2f}", verdict]
+    if missed:
+        return [rival.label, "", f"{mine.of}", f"**{rival.label} gets there**, {missed}"]
+    first, rival = _paired(first, rival)
+    taken = [total.mean for series in (rival, first) if (total := reached(series, goal).bytes_total) is not None]
+    words = f"{first.label} needs fewer", f"**{rival.label} needs fewer**"
+    verdict = _judged(difference(rival, first, goal), len(first.runs), *words)
+    return [rival.label, f"{taken[0] / taken[1]:.2f}" if taken[1] else "", f"{len(first.runs)}", verdict]
 
 
 def steps(some: Sequence[Shown]) -> Columns:
@@ -189,7 +194,7 @@ def _shared_targets(some: Sequence[Shown]) -> tuple[float, ...]:
 
 
 def _fewest(found: Sequence[Spread | None], least: int = 2) -> Spread | None:
-    """The smallest, if there are at least so many."""
+    """The smallest; None if there are fewer than `least`."""
     there = [one for one in found if one is not None]
     return min(there, key=lambda one: one.mean) if len(there) >= least else None
 
@@ -198,26 +203,54 @@ def _name(one: Shown) -> str:
     return f"`{one.experiment}/{one.cell.name}`"
 
 
+def _method(one: Shown, label: str) -> str:
+    return next(str(variant.fields["method"]) for variant in one.cell.variants if variant.label == label)
+
+
+def _ran(one: Shown, label: str) -> Series:
+    """The runs of a variant that a table cannot do without."""
+    for series in one.panel.series:
+        if series.label == label:
+            return series
+    raise InvalidInput(f"there is no record of {label} in {one.experiment} {one.cell.name}, which this table needs")
+
+
+def _paired(one: Series, other: Series) -> tuple[Series, Series]:
+    """Both with the seeds that they share."""
+    seeds = {run.seed for run in one.runs} & {run.seed for run in other.runs}
+    first, second = (
+        replace(series, runs=tuple(run for run in series.runs if run.seed in seeds)) for series in (one, other)
+    )
+    return first, second
+
+
 CERTAIN = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Student's t for 95 %, for 2 to 10 seeds."""
+PROBABLE = (3.08, 1.89, 1.64, 1.53, 1.48, 1.44, 1.41, 1.40, 1.38)
+"""Student's t for two-sided intervals of 95 and of 80 %, for 2 to 10 seeds."""
 
 
 def _judged(gap: Spread, seeds: int, above: str, below: str) -> str:
-    """Words for a difference that was measured seed by seed: certain if zero is outside its interval of 95 %.
+    """Words for a difference that was measured seed by seed.
+
+    It is certain if zero is outside its interval of 95 %, and probable if zero is outside that of 80 %. Two seeds are
+    never certain: runs are evaluated now and then, so two differences may be equal by chance.
 
     Example:
-        >>> [_judged(Spread(mean, 1.0), 5, "more", "**fewer**") for mean in (1.3, 1.1, 0.9, -1.1, -1.3)]
-        ['more', 'probably more', 'level', 'probably **fewer**', '**fewer**']
-        >>> _judged(Spread(5.0, None), 1, "more", "fewer")
-        'one seed cannot say'
+        >>> [_judged(Spread(mean, 1.0), 5, "more", "**fewer**") for mean in (1.3, 1.1, 0.6, -1.1, -1.3)]
+        ['more', 'probably more', 'no clear difference', 'probably **fewer**', '**fewer**']
+        >>> _judged(Spread(5.0, 0.0), 2, "more", "fewer"), _judged(Spread(0.95, 1.0), 10, "more", "fewer")
+        ('probably more', 'more')
+        >>> _judged(Spread(5.0, None), 1, "more", "fewer"), _judged(Spread(math.nan, None), 5, "more", "fewer")
+        ('one seed cannot say', 'a run diverged')
     """
+    if math.isnan(gap.mean):
+        return "a run diverged"
     if gap.sd is None:
         return "one seed cannot say"
-    if abs(gap.mean) <= gap.sd:
-        return "level"
-    words = above if gap.mean > 0 else below
-    bound = CERTAIN[min(seeds - 2, len(CERTAIN) - 1)] * gap.sd / math.sqrt(seeds)
-    return words if abs(gap.mean) > bound else f"probably {words}"
+    words, place = above if gap.mean > 0 else below, min(seeds, len(CERTAIN) + 1) - 2
+    if seeds > 2 and abs(gap.mean) > CERTAIN[place] * gap.sd / math.sqrt(seeds):
+        return words
+    return f"probably {words}" if abs(gap.mean) > PROBABLE[place] * gap.sd / math.sqrt(seeds) else "no clear difference"
 
 
 def _bold(goal: Reached, value: Spread | None, fewest: Spread | None, text: Text) -> str:
@@ -226,22 +259,14 @@ def _bold(goal: Reached, value: Spread | None, fewest: Spread | None, text: Text
     return f"**{text(value)}**" if value is fewest else text(value)
 
 
-def _share_sent(series: Series) -> str:
-    """The entries that clients sent, of all that they computed; of runs in which all take part in every round.
+def _share(part: float) -> str:
+    """A part as a percentage with two digits.
 
     Example:
-        >>> from pathlib import Path
-        >>> from dagc.report import Run
-        >>> clients, rows = {"sizes": [9, 1], "parameters": 100}, [{"round": 10, "entries_sent": 50, "accuracy": 0.5}]
-        >>> _share_sent(Series("", (Run(Path(), {"seed": 0}, clients, rows, {"rounds": 10, "entries_sent": 50}),)))
-        '2.5 %'
+        >>> _share(0.00099), _share(0.025), _share(1.0)
+        ('0.099 %', '2.5 %', '100 %')
     """
-    shares = [
-        run.result["entries_sent"] / (run.result["rounds"] * len(run.clients["sizes"]) * run.clients["parameters"])
-        for run in series.runs
-    ]
-    share = 100 * sum(shares) / len(shares)
-    return f"{share:.2g} %" if share < 10 else f"{share:.0f} %"
+    return f"{100 * part:.2g} %" if part < 0.1 else f"{100 * part:.0f} %"
 
 
 def _bytes(value: Spread | None) -> str:

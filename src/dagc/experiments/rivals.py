@@ -21,8 +21,8 @@ def _cell(
     tune: dict[str, tuple[Any, ...]],
     **fields: Any,
 ) -> Cell:
-    shared = {"task": _LOGISTIC, "rounds": rounds, "first_model": "drawn", **fields}
-    return Cell(name, title, shared, variants, targets, max(rounds, 400) // every, "", _NOTES, tune)
+    shared = {"task": _LOGISTIC, "rounds": rounds, "evaluate_every": every, "first_model": "drawn", **fields}
+    return Cell(name, title, shared, variants, targets, notes=_NOTES, tune=tune)
 
 
 def _variants(
@@ -50,7 +50,7 @@ def _rarely(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
     """For clients that rarely take part: the budget that docs/faq.md names, and for STC a choice of budgets down."""
     first, stc, *others = variants
     advised = replace(first, label="dagc, 200 bytes up, 600 down", fields={**first.fields, "bytes": 200, "down": 600})
-    return (advised, first, replace(stc, tune={**stc.tune, "down": ("same", 1000, 4000)}), *others)
+    return (first, advised, replace(stc, tune={**stc.tune, "down": ("same", 1000, 4000)}), *others)
 
 
 _UNTUNED = (

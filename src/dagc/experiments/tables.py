@@ -55,8 +55,7 @@ def table(words: str, store: Store) -> str:
         raise InvalidInput(f"table {words!r}: write KIND EXPERIMENT CELLS, and iterations=N if they are others")
     iterations = int(length[1]) if length else None
     some = [shown(experiment, cell.shrunk(iterations), store) for cell in choose(EXPERIMENTS[experiment], cells)]
-    heads, body = KINDS[kind](some)
-    return "\n".join([in_markdown(heads, body), "", _source(some), ""])
+    return _in_full(*KINDS[kind](some), _source(some))
 
 
 def _measured(name: str, store: Store) -> str:
@@ -64,13 +63,16 @@ def _measured(name: str, store: Store) -> str:
     path = store.folder / "benchmarks" / f"{name}.json"
     found = Measured.read(path)
     made = f"`{found.command}`, commit {found.commit or 'not known'}, {found.machine}"
-    said = [f"Record: `results/benchmarks/{name}.json`; {made}", *found.notes]
-    return "\n".join([in_markdown(found.heads, found.rows), "", ". ".join(said) + ".", ""])
+    said = [found.title, f"Record: `results/benchmarks/{name}.json`; {made}", *found.notes]
+    return _in_full(found.heads, found.rows, ". ".join(said) + ".")
 
 
 def _others(name: str, store: Store) -> str:
     """A table of other people's code beside ours."""
-    heads, rows, source = compared(name, store.folder)
+    return _in_full(*compared(name, store.folder))
+
+
+def _in_full(heads: list[str], rows: list[list[str]], source: str) -> str:
     return "\n".join([in_markdown(heads, rows), "", source, ""])
 
 

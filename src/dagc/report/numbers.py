@@ -9,7 +9,19 @@ from typing import Any
 from dagc.report.panels import Panel, Series
 from dagc.report.runs import Run
 
-__all__ = ["BYTES", "Reached", "Spread", "curve", "difference", "final", "in_bytes", "reached", "spread", "targets"]
+__all__ = [
+    "BYTES",
+    "Reached",
+    "Spread",
+    "curve",
+    "difference",
+    "final",
+    "in_bytes",
+    "part_sent",
+    "reached",
+    "spread",
+    "targets",
+]
 
 BYTES = ("bytes_up", "bytes_down", "bytes_total")
 """How bytes are counted: up, down, and in total."""
@@ -129,6 +141,15 @@ def difference(one: Series, other: Series, accuracy: float | None = None) -> Spr
     first, second = map(spread, numbers)
     sd = None if first.sd is None or second.sd is None else math.hypot(first.sd, second.sd)
     return Spread(first.mean - second.mean, sd)
+
+
+def part_sent(series: Series) -> float:
+    """The mean fraction of the model's entries that a client uploaded in a round, counting all clients."""
+    parts: list[float] = [
+        run.result["entries_sent"] / (run.result["rounds"] * len(run.clients["sizes"]) * run.clients["parameters"])
+        for run in series.runs
+    ]
+    return mean(parts)
 
 
 def in_bytes(count: float) -> str:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dagc.report.numbers import BYTES, Spread, curve, final, in_bytes, reached, targets
-from dagc.report.panels import Panel, Series, metric_of
+from dagc.report.numbers import BYTES, Spread, curve, final, in_bytes, part_sent, reached, targets
+from dagc.report.panels import Panel, metric_of
 from dagc.report.words import capital, percent
 
 __all__ = ["comparison", "csv_table", "curves_csv", "latex_table", "markdown_table", "name_of", "rows", "text_rows"]
@@ -25,7 +25,7 @@ def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
             row["paper"] = series.paper
             row |= {name: final(series, name) for name in BYTES}
             row["seconds"] = final(series, "seconds")
-            row["entries"] = _part_sent(series)
+            row["entries"] = part_sent(series)
             row["reached"] = [reached(series, target) for target in targets(panel)]
             found.append(row)
     return found
@@ -150,15 +150,6 @@ def name_of(row: dict[str, Any]) -> str:
     if not row["unfinished"]:
         return str(row["series"])
     return f"{row['series']} (unfinished: {row['unfinished']} of {row['seeds']})"
-
-
-def _part_sent(series: Series) -> float:
-    """The mean fraction of entries that was uploaded per client and round."""
-    parts: list[float] = []
-    for run in series.runs:
-        clients = len(run.clients["sizes"])
-        parts.append(run.rows[-1]["entries_sent"] / (run.rows[-1]["round"] * clients * run.clients["parameters"]))
-    return sum(parts) / len(parts)
 
 
 def _cells(value: Spread | None) -> list[float | None]:
