@@ -13,13 +13,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
-from benchmarks.tables import arguments, show
+from benchmarks.tables import arguments, kept
 
 from dagc.data import data_folder
-from dagc.errors import InvalidInput, MissingData
+from dagc.errors import MissingData
 from dagc.experiments import STAND_INS
 from dagc.sparse import Sparse
 from dagc.training import Config, Federation
@@ -29,7 +30,8 @@ from dagc.wire.coder import TABLES, Shapes
 SIGNS: dict[str, Any] = {"values": "sign", "frames": "compact", "first_model": "drawn", "method": "dagc-r"}
 LOGISTIC: dict[str, Any] = {**SIGNS, "task": "logistic@fashion-mnist", "overhead": 0.125, "learning_rate": 0.1}
 CNN: dict[str, Any] = {**SIGNS, "task": "cnn@cifar-10", "learning_rate": 0.05, "rounds": 100}
-SPOKEN: dict[str, Any] = {**SIGNS, "task": f"lstm@{data_folder() / STAND_INS['speech-commands'].data}"}
+DIGITS = data_folder() / STAND_INS["speech-commands"].data
+SPOKEN: dict[str, Any] = {**SIGNS, "task": f"lstm@{DIGITS}"}
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "130": ("Logistic, 1 local step, 130 bytes a round", {**LOGISTIC, "bytes": 13, "rounds": 600}),
     "640": ("Logistic, 1 local step, 640 bytes a round", {**LOGISTIC, "bytes": 64, "rounds": 400}),
@@ -78,10 +80,10 @@ CONTEXTS = {
     "near": "how long ago a neighbour was sent",
     "column": "how long ago its column was sent",
     "gap": "how far back the last entry of the frame is",
-    "gap two": "how far back the one before is",
+    "gap two": "how far back the entry before that is",
     "row": "which row it is in",
 }
-"""What the coder looks at, in its own words and in plain ones."""
+"""What the coder's contexts are, in plain words."""
 SETTING = "Ten clients, skew ratio 100, signs as values, unless the row says something else"
 Upload = tuple[str, Sparse, int, int, str]
 
@@ -152,51 +154,47 @@ def measure(fields: dict[str, Any], seed: int, ways: dict[str, Callable[[], Code
 
 
 def compare(
-    cells: list[str], seeds: int, ways: dict[str, Callable[[], Coded]], found: dict[str, list[dict[str, float]]]
-) -> None:
-    """Measure each cell with each seed; `found` grows, so that nothing is lost if this is stopped."""
-    for name in cells:
-        title, fields = CELLS[name]
+    cells: list[str], seeds: int, ways: dict[str, Callable[[], Coded]]
+) -> Iterator[tuple[str, list[dict[str, float]]]]:
+    """Measure each cell with each seed; those without data are left out."""
+    for title, fields in (CELLS[name] for name in cells):
         try:
-            found[title] = [measure(fields, seed, ways) for seed in range(seeds)]
-        except (MissingData, InvalidInput) as error:  # the second if a file is missing
+            if fields["task"] == SPOKEN["task"] and not DIGITS.exists():  # a file is not in the catalogue of data sets
+                raise MissingData(f"{DIGITS} is not there: docs/how-to/own-data.md says how to make it")
+            found = [measure(fields, seed, ways) for seed in range(seeds)]
+        except MissingData as error:
             print(f"{title}: left out, {error}", file=sys.stderr, flush=True)
-        else:
-            said = ", ".join(f"{way} {_bits(found[title], way)}" for way in ("compact", *ways))
-            print(f"{title}: {said}", file=sys.stderr, flush=True)
+            continue
+        said = ", ".join(f"{way} {_bits(found, way)}" for way in ("compact", *ways))
+        print(f"{title}: {said}", file=sys.stderr, flush=True)
+        yield title, found
 
 
 def payload(cells: list[str], seeds: int, record: bool) -> None:
     """Bits per entry with and without the coder: a row for each cell."""
     ways: dict[str, Callable[[], Coded]] = {"coded": Coded, "coded, without clocks": lambda: Coded(clocks=False)}
     heads = ["", "compact", *(head for way in ways for head in (way, "change"))]
-    found: dict[str, list[dict[str, float]]] = {}
-    try:
-        compare(cells, seeds, ways, found)
-    finally:
-        rows = [
-            [title, _bits(some, "compact"), *(cell for way in ways for cell in (_bits(some, way), _change(some, way)))]
-            for title, some in found.items()
-        ]
-        notes = [SETTING, _seeds(seeds), *_missing(found, cells)]
-        if rows:
-            show("coder-payload", "Bits per entry, everything included", heads, rows, record, notes)
+    notes = [SETTING, _seeds(seeds)]
+    with kept("coder-payload", "Bits per entry, everything included", heads, record, notes, len(cells)) as sheet:
+        for title, found in compare(cells, seeds, ways):
+            changes = [cell for way in ways for cell in (_bits(found, way), _change(found, way))]
+            sheet.rows.append([title, _bits(found, "compact"), *changes])
 
 
 def contexts(cells: list[str], seeds: int, record: bool) -> None:
     """Bits per entry with one context left out at a time: a column for each cell."""
     ways: dict[str, Callable[[], Coded]] = {"all contexts": Coded}
-    for context, words in CONTEXTS.items():
-        ways[f"without {context}: {words}"] = lambda context=context: Coded(without=context)
-    found: dict[str, list[dict[str, float]]] = {}
-    try:
-        compare(cells, seeds, ways, found)
-    finally:
-        rows = [[way, *(f"{_bits(some, way)} ({_change(some, way)})" for some in found.values())] for way in ways]
-        notes = [_seeds(seeds), *_missing(found, cells)]
-        if found:
-            title = "Bits per entry with one table held at 0 (beside a compact frame)"
-            show("coder-contexts", title, ["", *found], rows, record, notes)
+    for context in (*TABLES, "row"):  # all that the coder has: one without words is an error
+        ways[f"without {context}: {CONTEXTS[context]}"] = lambda context=context: Coded(without=context)
+    what = "Bits per entry with one table held at 0 (change from a compact frame)"
+    with kept("coder-contexts", what, [""], record, [_seeds(seeds)]) as sheet:
+        sheet.missing = [f"no {CELLS[name][0]}" for name in cells]
+        columns = [list(ways)]
+        for title, found in compare(cells, seeds, ways):
+            sheet.heads.append(title)
+            columns.append([f"{_bits(found, way)} ({_change(found, way)})" for way in ways])
+            sheet.rows = [list(row) for row in zip(*columns, strict=True)]
+            sheet.missing.remove(f"no {title}")
 
 
 def _bits(found: list[dict[str, float]], way: str) -> str:
@@ -204,7 +202,7 @@ def _bits(found: list[dict[str, float]], way: str) -> str:
 
 
 def _change(found: list[dict[str, float]], way: str) -> str:
-    """Beside compact frames, seed by seed."""
+    """From compact frames, seed by seed."""
     changes = [100 * (one[way] / one["compact"] - 1) for one in found]
     spread = f" ± {statistics.stdev(changes):.1f}" if len(changes) > 1 else ""
     return f"{statistics.mean(changes):+.1f}{spread} %".replace("-", "−")
@@ -212,11 +210,6 @@ def _change(found: list[dict[str, float]], way: str) -> str:
 
 def _seeds(seeds: int) -> str:
     return "One seed" if seeds == 1 else f"{seeds} seeds, mean ± standard deviation"
-
-
-def _missing(found: dict[str, Any], cells: list[str]) -> list[str]:
-    missing = [CELLS[name][0] for name in cells if CELLS[name][0] not in found]
-    return [f"Not measured: {'; '.join(missing)}"] if missing else []
 
 
 def timing(record: bool) -> None:
@@ -230,19 +223,11 @@ def timing(record: bool) -> None:
         ([(1000, 1000)], 10_000),
         ([(1000, 1000)] * 11, 11_000),
     ]
-    rows: list[list[str]] = []
-    try:
-        for shapes, count in sizes:
-            for clocks in (True, False):
-                rows.append(_timed(random, shapes, count, clocks))
-                print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
-    finally:
-        title = "CPU time in ns per entry of the model (in µs per frame)"
-        heads = ["entries of the model", "entries sent", "clocks", "write", "read", "count as taken"]
-        wanted = 2 * len(sizes)
-        notes = ["Medians of 6 frames, one thread", *[f"{len(rows)} of {wanted} rows"] * (len(rows) < wanted)]
-        if rows:
-            show("coder-time", title, heads, rows, record, notes)
+    title = "CPU time in ns per entry of the model (in µs per frame)"
+    heads = ["entries of the model", "entries sent", "clocks", "write", "read", "learn from it"]
+    with kept("coder-time", title, heads, record, ["Medians of 6 frames, one thread"], 2 * len(sizes)) as sheet:
+        for (shapes, count), clocks in product(sizes, (True, False)):
+            sheet.add(_timed(random, shapes, count, clocks))
 
 
 def _timed(random: np.random.Generator, shapes: list[Any], count: int, clocks: bool) -> list[str]:
@@ -293,7 +278,7 @@ if __name__ == "__main__":
     parser.add_argument("--cells", default="", help=f"of {', '.join(CELLS)}; all if not given")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    chosen = [name for name in options.cells.split(",") if name] or list(CELLS)
+    chosen = list(dict.fromkeys(name for name in options.cells.split(",") if name)) or list(CELLS)
     if unknown := [name for name in chosen if name not in CELLS]:
         parser.error(f"there is no cell {unknown[0]!r}: choose from {', '.join(CELLS)}")
     if options.what == "payload":

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from benchmarks.tables import arguments, show
+from benchmarks.tables import arguments, kept
 
 from dagc.errors import MalformedPayload
 from dagc.sparse import Sparse
@@ -48,6 +48,7 @@ EXPLAINED = {
     "slowest": "CPU time of the slowest frame, in ms",
 }
 PROGRESS = 100_000
+"""Frames between two signs of life."""
 
 
 class Connection(NamedTuple):
@@ -70,11 +71,12 @@ class Attack:
         self.rng = np.random.default_rng(seed)
         self.connections = list(self._connections())
         self.counts: Counter[str] = Counter(dict.fromkeys(EXPLAINED, 0))
+        self.slowest = 0.0
 
     def run(self, frames: int) -> Counter[str]:
-        """Try that many; how often each thing happened, which `counts` also has while this runs."""
-        counts, slowest = self.counts, 0.0
-        for number in range(frames):
+        """Try that many more; how often each thing has happened so far."""
+        counts = self.counts
+        for number in range(counts["frames"], counts["frames"] + frames):
             connection = self.connections[number % len(self.connections)]
             payload = self._forged(connection) if self.rng.random() < 0.25 else self._mutated(connection)
             started = time.process_time()
@@ -83,16 +85,14 @@ class Attack:
             except MalformedPayload:
                 counts["refused"] += 1
                 sparse = None
-            slowest = max(slowest, time.process_time() - started)
+            self.slowest = max(self.slowest, time.process_time() - started)
             if not is_coded(payload):
                 counts["not coded" if sparse is None else "compact"] += 1
             elif sparse is not None:
                 counts["taken"] += 1
                 counts[self._after(connection, payload, sparse)] += 1
             counts["frames"] += 1
-            counts["slowest"] = round(1000 * slowest)
-            if counts["frames"] % PROGRESS == 0:
-                print(f"{counts['frames']:,} of {frames:,} frames", file=sys.stderr, flush=True)
+            counts["slowest"] = round(1000 * self.slowest)
         return counts
 
     def _connections(self) -> Iterator[Connection]:
@@ -222,15 +222,16 @@ def _copy(memory: Memory, shapes: Shapes) -> Memory:
 
 def main(frames: int = 1_000_000, seed: int = 0, record: bool = False) -> Counter[str]:
     """Try them, print what happened, return it."""
-    started, attack = time.perf_counter(), Attack(seed)
-    try:
-        return attack.run(frames)
-    finally:
-        rows = [[words, f"{attack.counts[name]:,}"] for name, words in EXPLAINED.items()]
-        done = attack.counts["frames"]
-        notes = [f"Seed {seed}", *[f"Stopped after {done:,} of {frames:,} frames"] * (done < frames)]
-        show("coder-attack", "Hostile frames for the coder", ["", "frames"], rows, record, notes)
-        print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
+    started, attack, done = time.perf_counter(), Attack(seed), 0
+    with kept("coder-attack", "Hostile frames for the coder", ["", "frames"], record, [f"Seed {seed}"]) as sheet:
+        while done < frames:
+            sheet.missing = [f"{done:,} of {frames:,} frames"]
+            counts = attack.run(min(PROGRESS, frames - done))
+            done = counts["frames"]
+            sheet.rows = [[words, f"{counts[name]:,}"] for name, words in EXPLAINED.items()]
+            print(f"{done:,} of {frames:,} frames, {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+        sheet.missing = []
+    return attack.counts
 
 
 if __name__ == "__main__":

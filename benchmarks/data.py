@@ -17,11 +17,12 @@ def main(quick: bool = True, record: bool = False) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        figures = _measure(20 if quick else 200)
+        figures, missing = _measure(20 if quick else 200)
     finally:
         torch.set_num_threads(threads)
     rows = [[name, shown, WANTED.get(name, "")] for name, shown in figures.items()]
-    show("data", "Data, one thread, batches of 32", ["", "measured", "wanted"], rows, record)
+    heads = ["", "measured", "wanted"]
+    show("data", "Data, one thread, batches of 32", heads, rows, record, missing=" and ".join(missing))
 
 
 WANTED = {
@@ -32,8 +33,10 @@ WANTED = {
 }
 
 
-def _measure(rounds: int) -> dict[str, str]:
+def _measure(rounds: int) -> tuple[dict[str, str], list[str]]:
+    """What was measured, and what is missing."""
     figures: dict[str, str] = {}
+    missing: list[str] = []
     for name, title, model_name, model_title in (
         ("fashion-mnist", "Fashion-MNIST", "logistic", "logistic regression"),
         ("cifar-10", "CIFAR-10", "cnn", "the CNN"),
@@ -44,6 +47,7 @@ def _measure(rounds: int) -> dict[str, str]:
             figures[f"{title}: loading"] = _time(time.perf_counter() - start)
         except MissingData as error:
             Console(stderr=True).print(f"left out: {error}", markup=False)
+            missing.append(f"no {title}")
             continue
         step = _median(_step(data, model_name), max(10, rounds // 4))
         batch = _median(_batch(data), rounds)
@@ -53,7 +57,7 @@ def _measure(rounds: int) -> dict[str, str]:
         if name == "cifar-10":
             augmented = _median(_batch(load(name, augment=True)), rounds)
             figures[f"{title}: an augmented batch / a step of {model_title}"] = f"{100 * augmented / step:.1f} %"
-    return figures
+    return figures, missing
 
 
 def _time(seconds: float) -> str:

@@ -29,13 +29,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.tables import arguments, show
+from benchmarks.tables import arguments, kept
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 import dagc.ddp
 from dagc.data import Batches, load, make_partition
 from dagc.errors import MissingData
+from dagc.experiments.measured import digits
 from dagc.models import build
 
 PREFIX = "dagc-bench"
@@ -315,9 +316,10 @@ def seconds_per_step(hosts: list[Worker], network: Network, model: str, options:
     short, label = MODELS[model]
     title = f"{label}, {options.rate} each way, 4 ranks"
     heads = [label, "seconds per step (× faster than dense)", "kB sent"]
-    with kept(f"ddp-seconds-{short}", title, heads, len(BASELINES) + len(OURS) + 1, options.record) as rows:
+    methods = *BASELINES, *OURS, *ALONE
+    with kept(f"ddp-seconds-{short}", title, heads, options.record, wanted=len(methods)) as sheet:
         dense = None
-        for method in (*BASELINES, *OURS, *ALONE):
+        for method in methods:
             steps = counts.get(method, 25)
             found = measure(hosts, network, task=model, method=method, steps=steps, learning_rate=0.01)
             took = digits(found["seconds"])
@@ -325,60 +327,31 @@ def seconds_per_step(hosts: list[Worker], network: Network, model: str, options:
                 times = dense / found["seconds"]
                 took += f" ({times:.{int(times < 10)}f})"
             dense = dense or found["seconds"]
-            rows.append([{**BASELINES, **ALONE}.get(method, method), took, digits(found["bytes"] / 1000)])
+            sheet.add([{**BASELINES, **ALONE}.get(method, method), took, digits(found["bytes"] / 1000)])
 
 
 def accuracy_in_time(hosts: list[Worker], network: Network, options: argparse.Namespace) -> None:
     """How far each method gets in the same time."""
     title = f"CNN@CIFAR-10, {options.rate} each way, 4 ranks, skew ratio 10, after {options.seconds:g} seconds"
     heads = ["", "steps", "test accuracy", "MB sent"]
-    with kept("ddp-accuracy", title, heads, len(BASELINES) + len(OURS), options.record) as rows:
-        for method in (*BASELINES, *OURS):
+    methods = *BASELINES, *OURS
+    with kept("ddp-accuracy", title, heads, options.record, wanted=len(methods)) as sheet:
+        for method in methods:
             found = measure(
                 hosts, network, task="cnn@cifar-10", method=method, steps=5, seconds=options.seconds,
                 learning_rate=0.05,
             )  # fmt: skip
             sent = found["bytes"] * (found["steps"] - WARM_UP) / 1e6
             name = BASELINES.get(method, method)
-            rows.append([name, f"{found['steps']:,}", f"{100 * found['accuracy']:.1f} %", f"{sent:.1f}"])
-
-
-class Rows(list[list[str]]):
-    """Rows that are printed as they come."""
-
-    def append(self, row: list[str]) -> None:
-        super().append(row)
-        print(*row, sep=" | ", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def kept(name: str, title: str, heads: list[str], wanted: int, record: bool) -> Iterator[Rows]:
-    """Rows that take minutes each: those that are there are shown, whatever ends the measurement."""
-    rows = Rows()
-    print(title, file=sys.stderr, flush=True)
-    try:
-        yield rows
-    finally:
-        if rows:
-            notes = [f"{len(rows)} of {wanted} rows"] if len(rows) < wanted else []
-            show(name, title, heads, rows, record, notes)
-
-
-def digits(number: float) -> str:
-    """Three digits, or all before the point.
-
-    Example:
-        >>> digits(70923.8), digits(62.04), digits(7.81), digits(0.042)
-        ('70,924', '62.0', '7.81', '0.04')
-    """
-    return f"{number:,.{2 - (number >= 10) - (number >= 100)}f}"
+            sheet.add([name, f"{found['steps']:,}", f"{100 * found['accuracy']:.1f} %", f"{sent:.1f}"])
 
 
 def loopback(record: bool) -> None:
     title = "MLP with 1.0 M parameters on loopback, dagc-r 1 %"
     heads = ["ranks", "dense, ms per step", "ours, ms per step", "ours / dense", "compress, ms", "exchange, ms"]
-    with kept("ddp-loopback", title, [*heads, "decode, ms"], 2, record) as rows:
-        for world in (2, 4):
+    worlds = 2, 4
+    with kept("ddp-loopback", title, [*heads, "decode, ms"], record, wanted=len(worlds)) as sheet:
+        for world in worlds:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
             with workers(world, [[]] * world, "127.0.0.1", port, "lo") as hosts:
@@ -390,7 +363,7 @@ def loopback(record: bool) -> None:
             parts = zip(*(result["split"] for result in found["dagc-r 1 %"]), strict=True)
             split = [f"{1000 * statistics.median(part):.1f}" for part in parts]
             times = f"{1000 * dense:.1f}", f"{1000 * ours:.1f}", f"{ours / dense:.2f}"
-            rows.append([str(world), *times, *split])
+            sheet.add([str(world), *times, *split])
 
 
 def main() -> None:

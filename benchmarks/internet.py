@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.ddp import PORT, SUBNET, Network, digits, kept, needed, run, send, transmitted, workers
+from benchmarks.ddp import PORT, SUBNET, Network, needed, run, send, transmitted, workers
 from benchmarks.ddp import install as install_hook
-from benchmarks.tables import arguments, show
+from benchmarks.tables import arguments, kept, show
 from examples.internet import GPT, Text
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -38,6 +38,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import dagc.ddp
 from dagc.data import Batches, load, make_partition
 from dagc.errors import MissingData
+from dagc.experiments.measured import digits
 from dagc.models import build
 
 STEPS = 30
@@ -287,13 +288,13 @@ def compare(network: Network, task: str, seconds: list[float], options: argparse
         for method, words in METHODS.items()
         if not options.only or any(word in words or word in method for word in options.only)
     }
-    with kept(name, title, heads, len(methods), options.record) as rows:
+    with kept(name, title, heads, options.record, wanted=len(methods)) as sheet:
         for method, words in methods.items():
             cells = [
                 [f"{score:.3f}" if judged == "loss" else f"{100 * score:.1f} %", f"{steps:,}", digits(sent / 1e6)]
                 for score, steps, sent in measure(network, method, task, seconds)
             ]
-            rows.append([words, *(cell for some in cells for cell in some)])
+            sheet.add([words, *(cell for some in cells for cell in some)])
 
 
 def main() -> None:

@@ -296,7 +296,7 @@ def measure_server(quick: bool) -> Figures:
 
 def measure_real(quick: bool) -> Figures:
     """Bits per index while real models train on real data, and one step on gradients of a real model of 11 M."""
-    figures: Figures = {"bits": [], "steps": {}}
+    figures: Figures = {"bits": [], "steps": {}, "missing": []}
     for data_name, model_name, rounds in (
         ("fashion-mnist", "logistic", 600 if quick else 3000),
         ("fashion-mnist", "mlp", 400 if quick else 2000),
@@ -310,6 +310,7 @@ def measure_real(quick: bool) -> Figures:
                 figures["steps"] = real_steps(data_name, 25 if quick else 100)
         except MissingData as error:
             Console(stderr=True).print(f"left out: {error}", markup=False)
+            figures["missing"].append(f"no {TITLES[data_name]}")
     for ratio, row in figures["steps"].items():
         case = {"name": f"{TITLES['resnet18']}, {TITLES['cifar-10']}, first gradients ¹", "ratio": float(ratio)}
         figures["bits"].append(case | row)
@@ -456,20 +457,21 @@ def show_codes(figures: Figures, record: bool) -> None:
 
 def show_real(figures: Figures, record: bool) -> None:
     """Bits per index on real supports, and the cost of a step on real gradients."""
-    rows = []
+    rows, missing = [], " and ".join(dict.fromkeys(figures["missing"]))
     for row in figures["bits"]:
         bits = [f"{row[name]:.2f}" for name in ("bound", "rice", "adaptive")]
         saved = f"{100 * (1 - row['adaptive'] / row['rice']):.0f} %".replace("-", "−")
         rows.append([row["name"], f"{row['size']:,}", percent(row["ratio"]), *bits, saved])
     heads = ["", "entries", "ratio", "bound if random", "Rice", "adaptive Rice", "saved by adapting"]
     note = "¹ six steps of error feedback over three gradients of the untrained model"
-    show("kernels-real", "Bits per index, real models on real data", heads, rows, record, [note])
+    show("kernels-real", "Bits per index, real models on real data", heads, rows, record, [note], missing)
     rows = []
     for ratio, row in figures["steps"].items():
         label = f"Top-k, {row['size'] / 1e6:.1f} M, {percent(float(ratio))}"
         rows.append([label, f"{1000 * row['limit']:.2g}", f"{row['ours'] / row['limit']:.3g}"])
     title = "One step on gradients of ResNet-18 on CIFAR-10, as a list of tensors: multiples of residual.add_(gradient)"
-    show("kernels-real-steps", title, ["", "LIMIT, ms", "ours"], rows, record)
+    lacks = "" if rows else missing  # all of it is of one set
+    show("kernels-real-steps", title, ["", "LIMIT, ms", "ours"], rows, record, missing=lacks)
 
 
 def show_server(figures: Figures, record: bool) -> None:

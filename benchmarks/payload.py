@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from benchmarks.internet import STEPS, Task
-from benchmarks.tables import arguments, show
+from benchmarks.tables import arguments, kept
 from torch.nn.utils import parameters_to_vector
 
 from dagc import Sparse, encode, quantise, read_header, top_k
@@ -22,7 +22,10 @@ from dagc.feedback import ErrorFeedback
 
 CHUNK, KEPT = 4096, 64
 MODELS = {"cnn@cifar-10": "CNN@CIFAR-10", "gpt": "GPT on Shakespeare"}
-HEADS = ["", "entries", "values", "index bits", "value bits", "bytes per entry", "squared values left in the residual"]
+HEADS = [
+    "", "entries", "values", "index bits", "value bits", "bytes per entry",
+    "squared values of the sent entries that rounding loses",
+]  # fmt: skip
 
 
 def per_chunk(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
@@ -80,21 +83,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="of local steps; the second half is counted")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [["SparseLoCo, without scales", f"{KEPT} of every {CHUNK:,}", "two-bit", "12.00", "2.00", "1.75", ""]]
-    missing = list(MODELS)
-    try:
-        for name in MODELS:
+    notes = [f"Means of {options.rounds - options.rounds // 2} rounds of {STEPS} local steps"]
+    with kept("payload", "Bits and bytes of an entry", HEADS, options.record, notes) as sheet:
+        sheet.missing = [f"no {title}" for title in MODELS.values()]
+        sheet.add(["SparseLoCo, without scales", f"{KEPT} of every {CHUNK:,}", "two-bit", "12.00", "2.00", "1.75", ""])
+        for name, title in MODELS.items():
             try:
-                rows += layouts(name, options.rounds)
-            except (MissingData, SystemExit) as error:
-                print(f"without {name}: {error}", file=sys.stderr)
+                for row in layouts(name, options.rounds):
+                    sheet.add(row)
+            except (MissingData, SystemExit) as error:  # the second if there is no text
+                print(f"without {name}: {error}", file=sys.stderr, flush=True)
             else:
-                missing.remove(name)
-                print(f"{name} is done", file=sys.stderr, flush=True)
-    finally:
-        counted = options.rounds - options.rounds // 2
-        notes = [f"Means of {counted} rounds of {STEPS} local steps", *(f"Not measured: {name}" for name in missing)]
-        show("payload", "Bits and bytes of an entry", HEADS, rows, options.record, notes)
+                sheet.missing.remove(f"no {title}")
 
 
 if __name__ == "__main__":

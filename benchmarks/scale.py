@@ -9,7 +9,6 @@ measured. Their frames are those that `frames="auto"` chooses.
 """
 
 import math
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from benchmarks.tables import arguments, show
+from benchmarks.tables import arguments, kept, show
 from numpy.typing import NDArray
 
 from dagc.policies import Plan
@@ -263,19 +262,15 @@ def main() -> None:
     torch.set_num_threads(1)
     some: dict[str, list[Cost]] = {frames: [] for frames in MEASURED}
     costs: dict[str, Costs] = {}
-    try:
+    notes, wanted = ["CPU time of one thread"], sum(map(len, MEASURED.values()))
+    with kept("scale-measured", "Measured (fitted)", MEASURED_HEADS, record, notes, wanted) as sheet:
         for frames, settings in MEASURED.items():
             Federation(10**4, 3, frames).round()  # compiles the kernels
             for size, clients in settings:
                 some[frames].append(measured(size, clients, frames))
-                print(*measured_row(frames, some[frames][-1], None), sep=" | ", file=sys.stderr, flush=True)
+                sheet.add(measured_row(frames, some[frames][-1], None))
             costs[frames] = fitted(some[frames], frames == "coded")
-    finally:
-        rows = [measured_row(frames, cost, costs.get(frames)) for frames in some for cost in some[frames]]
-        wanted = sum(map(len, MEASURED.values()))
-        notes = ["CPU time of one thread", *[f"{len(rows)} of {wanted} rows"] * (len(rows) < wanted)]
-        if rows:
-            show("scale-measured", "Measured (fitted)", MEASURED_HEADS, rows, record, notes)
+            sheet.rows[-len(settings) :] = [measured_row(frames, cost, costs[frames]) for cost in some[frames]]
     per_byte = {frames: float(np.mean([cost.entries / cost.up for cost in some[frames]])) for frames in some}
     held = memory()
     notes = [

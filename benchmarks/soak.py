@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from benchmarks.tables import arguments, show
+from benchmarks.tables import arguments, kept
 
 from dagc.draws import scramble
 from dagc.policies import Plan
@@ -31,6 +31,10 @@ SIZE = 500
 PLAN = Plan(method="dagc-r", bytes=16, frames="compact", overhead=0.25)
 GRADIENTS = 64
 FAILURES = 0.05
+HEADS = [
+    "rounds", "server, ms per round", "CPU, ms per round", "memory, MB", "state, bytes",
+    f"sent, bytes per client and round ({PLAN.bytes:g} allowed)",
+]  # fmt: skip
 
 
 class Part(NamedTuple):
@@ -147,29 +151,22 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     soak, parts = Soak(options.clients), list[Part]()
-    wrong = [f"Stopped before round {options.rounds:,}"]
-    try:
+    with kept("soak", f"A server with {options.clients:,} clients", HEADS, options.record, wanted=10) as sheet:
         for number in range(10):
+            before = soak.server.round
             parts.append(tenth(soak, options.rounds * (number + 1) // 10))
-            print(f"{soak.server.round:,} of {options.rounds:,} rounds", file=sys.stderr, flush=True)
+            sheet.add(row(parts[-1], before, options.clients))
         wrong = failures(soak, parts, options.rounds)
-    finally:
         verdict = wrong or ["The books of all clients balance, to the bit, and all other promises held"]
-        if parts:
-            show(*table(parts, options.clients), options.record, [f"{soak.lost:,} messages were lost", *verdict])
+        sheet.notes += [f"{soak.lost:,} messages were lost", *verdict]
     return int(bool(wrong))
 
 
-def table(parts: list[Part], clients: int) -> tuple[str, str, list[str], list[list[str]]]:
-    """Name, title, heads and rows."""
-    allowed = f"sent, bytes per client and round ({PLAN.bytes:g} allowed)"
-    heads = ["rounds", "server, ms per round", "CPU, ms per round", "memory, MB", "state, bytes", allowed]
-    rows = []
-    for before, part in zip([0, *(part.rounds for part in parts)], parts, strict=False):
-        each = part.sent / max(1, part.rounds - before) / clients
-        times = f"{part.milliseconds:.1f}", f"{part.cpu:.1f}"
-        rows.append([f"{part.rounds:,}", *times, f"{part.megabytes:.1f}", f"{part.state:,}", f"{each:.2f}"])
-    return "soak", f"A server with {clients:,} clients", heads, rows
+def row(part: Part, before: int, clients: int) -> list[str]:
+    """A row of the table: what the rounds since `before` took."""
+    each = part.sent / max(1, part.rounds - before) / clients
+    times = f"{part.milliseconds:.1f}", f"{part.cpu:.1f}"
+    return [f"{part.rounds:,}", *times, f"{part.megabytes:.1f}", f"{part.state:,}", f"{each:.2f}"]
 
 
 def failures(soak: Soak, parts: list[Part], rounds: int) -> list[str]:

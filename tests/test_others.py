@@ -173,7 +173,18 @@ def test_seeds_are_not_mixed_up(folder):
         compared("stc-accuracy", folder)
 
 
-def test_the_page_has_every_table():
-    page = (ROOT / "docs" / "studies" / "others.md").read_text()
-    assert [words for _, words, _, _ in tables.MARKED.findall(page)] == [f"others {name}" for name in OTHERS]
-    assert tables.rewritten(page, Store(ROOT / "results")) == page
+def test_seeds_are_one_figure_only_if_all_are_equal(folder):
+    one, other = STC["training"]
+    runs = [{**one, "seed": 2}, one, other]
+    (folder / "others" / "stc.json").write_text(json.dumps({**STC, "training": runs}))
+    heads, rows, _ = compared("stc-bytes", folder)
+    assert heads[0] == "seed 2 / 3 / 4"
+    assert rows[1][1:] == ["3,900 / 3,900 / 4,200, estimated", "2,400, sent"]
+
+
+def test_evaluations_that_do_not_fit_the_columns_are_refused(folder):
+    for count in (0, 5, 13):
+        again = {"training": [{"seed": seed, "accuracy": [0.25] * count} for seed in (3, 4)]}
+        (folder / "others" / "stc.json").write_text(json.dumps({**STC, "per tensor, again": again}))
+        with pytest.raises(InvalidInput, match=rf"stc\.json .* {count} evaluations of seed 3 are not a multiple of 6"):
+            compared("stc-accuracy", folder)

@@ -10,7 +10,7 @@ from dagc.errors import InvalidInput
 from dagc.experiments.origin import source_commit
 from dagc.files import failure, write_atomically
 
-__all__ = ["Measured", "in_markdown", "machine"]
+__all__ = ["Measured", "digits", "in_markdown", "machine"]
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,21 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {name or platform.machine()}"
 
 
+def digits(number: float) -> str:
+    """A number with three digits, or all before the point; never more than two after it.
+
+    Example:
+        >>> digits(70923.8), digits(62.04), digits(7.81), digits(0.042)
+        ('70,924', '62.0', '7.81', '0.04')
+        >>> digits(9.996), digits(99.96)
+        ('10.0', '100')
+    """
+    rounded = float(f"{number:.3g}")  # before the places are chosen: 9.996 has one place, as 10.0
+    return f"{number:,.{2 - (rounded >= 10) - (rounded >= 100)}f}"
+
+
 def in_markdown(heads: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown: columns of figures are aligned to the right.
+    """A table in Markdown: columns of figures are aligned to the right, those without a head are labels.
 
     Example:
         >>> print(in_markdown(["", "ms"], [["ours", "1.2"]]))
@@ -89,12 +102,12 @@ def in_markdown(heads: list[str], rows: list[list[str]]) -> str:
         | ours | 1.2 |
     """
     columns = [[row[place] for row in rows] for place in range(len(heads))]
-    sides = ["---:" if _figures(column) else "---" for column in columns]
+    sides = ["---:" if head and _figures(column) else "---" for head, column in zip(heads, columns, strict=True)]
     lines = [" | ".join(cell.replace("|", "/") for cell in row) for row in [heads, sides, *rows]]
     return "\n".join(f"| {line} |" for line in lines)
 
 
 def _figures(cells: list[str]) -> bool:
-    """Whether every cell that is not empty begins with a figure, and one does."""
-    begun = [cell.lstrip("*−+±≤≥<>≈×( ")[:1] for cell in cells if cell]
+    """Whether every cell that says something begins with a figure, and one does."""
+    begun = [cell.lstrip("*−+±≤≥<>≈×( ")[:1] for cell in cells if cell not in ("", "–")]
     return bool(begun) and all(letter.isdigit() for letter in begun)

@@ -14,13 +14,19 @@ ORIGIN = "origin.json"
 """In a run's folder: the commits and versions that have worked on it."""
 
 
-def source_commit() -> str | None:
-    """The commit of the source that runs here, with a + if it was changed since; None if it is not in a repository."""
+def source_commit(*more: Path) -> str | None:
+    """The commit of the source that runs here, with a + if it was changed since; None if it is not in a repository.
+
+    Args:
+        more: Folders of the same repository that run here, too: a change in one of them counts.
+    """
     here = Path(dagc.__file__)
+    folders = [str(folder.resolve()) for folder in (here.parent, *more)]
     try:
         _git(here.parent, "ls-files", "--error-unmatch", here.name)
         head = _git(here.parent, "rev-parse", "--short=7", "HEAD")
-        return head + ("+" if _git(here.parent, "status", "--porcelain", "--untracked-files=no", ".") else "")
+        changed = _git(here.parent, "status", "--porcelain", "--untracked-files=no", "--", *folders)
+        return head + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from dagc.errors import InvalidInput, unknown
 from dagc.experiments.kinds import Columns
+from dagc.experiments.measured import digits
 from dagc.files import failure
 from dagc.report.numbers import spread
 
@@ -17,6 +18,8 @@ CLIENTS = 10
 """Of every federation in these files, which do not say it."""
 LAST = 5
 """How many evaluations the end of a training is the mean of."""
+SHOWN = 6
+"""How many evaluations of a training stand in a row."""
 
 
 def compared(name: str, folder: Path) -> tuple[list[str], list[list[str]], str]:
@@ -115,18 +118,20 @@ def _dagc_accuracy(found: dict[str, Any]) -> Columns:
 
 def _stc_accuracy(found: dict[str, Any]) -> Columns:
     """Accuracies of each seed; those with `per_tensor` are of the second time."""
-    body, shown = [], 6
+    body = []
     for first, again in zip(found["training"], found["per tensor, again"]["training"], strict=True):
         if first["seed"] != again["seed"]:
             raise ValueError(f"seed {first['seed']} stands beside seed {again['seed']}")
         lines = {"theirs": first["theirs"], "ours, `stc`": first["ours"], "ours, `stc`, `per_tensor`": again}
         for number, (words, line) in enumerate(lines.items()):
             accuracy = line["accuracy"]
-            step = len(accuracy) // shown
+            step, left = divmod(len(accuracy), SHOWN)
+            if left or not step:
+                raise ValueError(f"{len(accuracy)} evaluations of seed {first['seed']} are not a multiple of {SHOWN}")
             after = [f"{100 * value:.1f}" for value in accuracy[step - 1 :: step]]
             body.append(["" if number else f"{first['seed']}", words, *after, f"{100 * mean(accuracy[-LAST:]):.2f}"])
     rounds = found["training"][0]["rounds"]
-    heads = [f"after {rounds * (place + 1) // shown}" for place in range(shown)]
+    heads = [f"after {rounds * (place + 1) // SHOWN}" for place in range(SHOWN)]
     return ["seed", "", *heads[:-1], f"{heads[-1]} rounds", f"last {LAST} evaluations"], body
 
 
@@ -136,8 +141,9 @@ def _stc_bytes(found: dict[str, Any]) -> Columns:
     rounds, theirs, ours = runs[0]["rounds"], [run["theirs"] for run in runs], [run["ours"] for run in runs]
 
     def row(words: str, cell: Callable[[dict[str, Any]], str], how: Sequence[str] = ("", "")) -> list[str]:
-        each = [" / ".join(dict.fromkeys(cell(side) for side in sides)) for sides in (theirs, ours)]
-        return [words, *(text + said for text, said in zip(each, how, strict=True))]
+        each = [[cell(side) for side in sides] for sides in (theirs, ours)]
+        texts = [cells[0] if len(set(cells)) == 1 else " / ".join(cells) for cells in each]
+        return [words, *(text + said for text, said in zip(texts, how, strict=True))]
 
     how = ", estimated", ", sent"
     rows = [
@@ -183,10 +189,10 @@ def _ms(milliseconds: float) -> str:
     """A time with three digits.
 
     Example:
-        >>> _ms(0.744), _ms(2.559), _ms(16.71), _ms(442.88)
-        ('0.74 ms', '2.56 ms', '16.7 ms', '443 ms')
+        >>> _ms(0.744), _ms(2.559), _ms(9.996), _ms(442.88)
+        ('0.74 ms', '2.56 ms', '10.0 ms', '443 ms')
     """
-    return f"{milliseconds:.{2 - (milliseconds >= 10) - (milliseconds >= 100)}f} ms"
+    return f"{digits(milliseconds)} ms"
 
 
 def _percent(values: Sequence[float]) -> str:
