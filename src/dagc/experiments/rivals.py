@@ -1,6 +1,5 @@
 """Rivals: `dagc` and what others do, each at its best. What `docs/studies/dagc.md` is made of."""
 
-from dataclasses import replace
 from typing import Any
 
 from dagc.experiments.cells import Cell, Variant
@@ -46,13 +45,6 @@ def _variants(
     )
 
 
-def _rarely(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
-    """For clients that rarely take part: the budget that docs/faq.md names, and for STC a choice of budgets down."""
-    first, stc, *others = variants
-    advised = replace(first, label="dagc, 200 bytes up, 600 down", fields={**first.fields, "bytes": 200, "down": 600})
-    return (first, advised, replace(stc, tune={**stc.tune, "down": ("same", 1000, 4000)}), *others)
-
-
 _UNTUNED = (
     Variant("dagc", {"method": "dagc"}),
     Variant("STC, 0.1 %", {"method": "stc", "ratio": 0.001}),
@@ -61,6 +53,18 @@ _UNTUNED = (
     Variant("FedAvg", {"method": "none", "rounds": 80}),
 )
 """For models that take minutes a run: one rate and one ratio for all."""
+
+_RARELY = (
+    Variant("dagc", {"method": "dagc"}),
+    Variant("dagc, 200 bytes up, 600 down", {"method": "dagc", "bytes": 200, "down": 600}),
+    Variant("STC, 2 %", {"method": "stc", "ratio": 0.02}),
+    Variant("STC, 2 % up, 4,000 bytes down", {"method": "stc", "ratio": 0.02, "down": 4000}),
+    Variant("DAGC-R, 0.1 %", {"method": "dagc-r", "ratio": 0.001}),
+    Variant("Top-k, int32 + fp32, 0.4 %", {"method": "top-k", "frames": "raw", "ratio": 0.004}),
+    Variant("FedAvg", {"method": "none", "rounds": 60}),
+    Variant("FedAdam", {"method": "none", "optimizer": "Adam", "server_rate": 0.03, "rounds": 60}),
+)
+"""For clients that rarely take part: `dagc` also with the budget that docs/faq.md names for them."""
 
 RIVALS = (
     _cell(
@@ -132,11 +136,12 @@ RIVALS = (
         300,
         5,
         (0.70, 0.75, 0.78),
-        _rarely(_variants((0.008, 0.02), (0.001, 0.004), 60, {"server_rate": (0.03, 0.1)})),
-        {"learning_rate": (0.2, 0.5)},
+        _RARELY,
+        {},
         workers=500,
         participation=0.02,
         local_steps=20,
+        learning_rate=0.2,
     ),
     _cell(
         "hospitals",
