@@ -18,6 +18,7 @@ from dagc.experiments.origin import origin, source_commit, stamp
 from dagc.experiments.records import described, identity, plan_of
 from dagc.experiments.reproduce import TUNED_ON
 from dagc.experiments.shown import Shown
+from dagc.planning import MORE_ROUNDS
 from dagc.report import Panel, Run, Series, read_run
 from dagc.report.figures import write_waterfall
 from dagc.report.numbers import final, in_bytes, reached
@@ -292,8 +293,12 @@ ENDS = [0.5, 0.5, 0.5]
         ([100], [200], ["theirs", "2.00", "1", "one seed cannot say"]),
         ([100, 100, 10, 10, 10], [50, 51], ["theirs", "0.51", "2", "probably **theirs needs fewer**"]),
         ([100, None, 100], [200, 200, 200], ["theirs", "", "3", "**theirs gets there**, ours with 2 of 3 seeds"]),
-        ([100, 100, 100], [200, None, 200], ["", "", "3", "only ours gets there"]),
-        ([100, None, 100], [None, None, 200], ["", "", "3", "nobody gets there: ours with 2 of 3 seeds"]),
+        ([100, 100, 100], [200, None, 200], ["", "", "3", "only ours gets there; theirs with 2 of 3 seeds: 200 B"]),
+        (
+            [100, None, 100],
+            [None, None, 200],
+            ["", "", "3", "nobody gets there: ours with 2 of 3 seeds; theirs with 1 of 3 seeds: 200 B"],
+        ),
         ([0, 0, 0], [200, 201, 202], ["theirs", "", "3", "ours needs fewer"]),
     ],
 )
@@ -441,3 +446,14 @@ def test_no_document_has_a_table_of_figures_that_somebody_typed():
     for path in DOCUMENTS:
         if not path.relative_to(ROOT).as_posix().startswith(SETTINGS):
             assert not typed_figures(path.read_text()), f"{path}: make it of records, CONTRIBUTING.md says how"
+
+
+def test_a_plan_knows_how_many_more_rounds_dagc_has_taken():
+    store, found = Store(ROOT / "results"), []
+    for cell in EXPERIMENTS["rivals"]:
+        if store.path("rivals", cell).exists():
+            series = {one.label: one for one in tables.shown("rivals", cell, store).panel.series}
+            for goal in cell.targets:
+                ours, dense = (reached(series[name], goal).rounds for name in ("dagc", "FedAvg"))
+                found += [ours.mean / dense.mean] if ours and dense else []
+    assert round(max(found)) == MORE_ROUNDS[1]

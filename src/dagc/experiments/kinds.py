@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 from dagc.errors import InvalidInput
@@ -24,7 +25,7 @@ Text = Callable[[Spread | None], str]
 def _to_targets(some: Sequence[Shown], cell: Callable[[Reached], Spread | None], text: Text) -> Columns:
     """One figure to each target, the smallest in bold, and the accuracy at the end."""
     goals = _shared_targets(some)
-    heads = [*["setting"] * (len(some) > 1), "", *(f"to {100 * goal:g} %" for goal in goals), "at the end"]
+    heads = [*["setting"] * (len(some) > 1), "", *(f"to {100 * goal:g} %" for goal in goals), "at the end (rounds)"]
     body = []
     for one in some:
         ways = [[reached(series, goal) for goal in goals] for series in one.panel.series]
@@ -32,7 +33,8 @@ def _to_targets(some: Sequence[Shown], cell: Callable[[Reached], Spread | None],
         for number, (series, way) in enumerate(zip(one.panel.series, ways, strict=True)):
             setting = [one.panel.title if not number else ""] * (len(some) > 1)
             cells = [_bold(way[place], cell(way[place]), fewest[place], text) for place in range(len(goals))]
-            body.append([*setting, series.label, *cells, percent(final(series))])
+            end = f"{percent(final(series))} ({final(series, 'rounds').mean:,.0f})"
+            body.append([*setting, series.label, *cells, end])
     return heads, body
 
 
@@ -132,15 +134,27 @@ def _against_the_best(first: Series, others: Sequence[Series], goal: float) -> l
     best = _fewest([way.bytes_total for way in ways], least=1)
     missed = "" if mine.bytes_total else f"{first.label} with {mine.seeds} of {mine.of} seeds"
     if best is None:
-        return ["", "", f"{mine.of}", f"nobody gets there: {missed}" if missed else f"only {first.label} gets there"]
+        alone = f"nobody gets there: {missed}" if missed else f"only {first.label} gets there"
+        return ["", "", f"{mine.of}", alone + _sometimes(others, goal, math.inf)]
     rival = next(series for series, way in zip(others, ways, strict=True) if way.bytes_total is best)
     if missed:
         return [rival.label, "", f"{mine.of}", f"**{rival.label} gets there**, {missed}"]
     first, rival = _paired(first, rival)
     taken = [total.mean for series in (rival, first) if (total := reached(series, goal).bytes_total) is not None]
     words = f"{first.label} needs fewer", f"**{rival.label} needs fewer**"
-    verdict = _judged(difference(rival, first, goal), len(first.runs), *words)
+    verdict = _judged(difference(rival, first, goal), len(first.runs), *words) + _sometimes(others, goal, best.mean)
     return [rival.label, f"{taken[0] / taken[1]:.2f}" if taken[1] else "", f"{len(first.runs)}", verdict]
+
+
+def _sometimes(others: Sequence[Series], goal: float, best: float) -> str:
+    """Who needs fewer bytes than the best, but gets there with some of its seeds only."""
+    found = []
+    for series in others:
+        each = [reached(replace(series, runs=(run,)), goal).bytes_total for run in series.runs]
+        there = [total.mean for total in each if total is not None]
+        if there and len(there) < len(each) and mean(there) < best:
+            found.append(f"{series.label} with {len(there)} of {len(each)} seeds: {in_bytes(mean(there))}")
+    return "; ".join(["", *found])
 
 
 def steps(some: Sequence[Shown]) -> Columns:
