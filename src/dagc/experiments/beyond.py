@@ -113,7 +113,7 @@ def _allocations() -> tuple[Cell, ...]:
 
 def _budgets() -> tuple[Cell, ...]:
     """`dagc` with its own budget and with others, at the rate that was best with its own."""
-    others = {"logistic": (1.0, 44, (22, 32, 64, 96)), "digits": (0.5, 69, (35, 50, 100)), "fifty": (0.2, 44, (32, 64))}
+    others = {"logistic": (1.0, 44, (22, 32, 64, 96)), "digits": (0.5, 69, (35, 50, 100))}
     found = []
     for cell in RIVALS:
         if cell.name in others:
