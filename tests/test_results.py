@@ -334,6 +334,15 @@ def test_a_verdict_needs_the_first_variant(kind):
         judged(kind, variants)
 
 
+def test_what_was_not_run_is_named_once(made, known, monkeypatch):
+    store = Store(made / "results")
+    more = replace(small(), variants=(*small().variants, Variant("later", {"method": "none", "optimizer": "Adam"})))
+    monkeypatch.setitem(EXPERIMENTS, "small", (more, replace(more, name="small/b")))
+    assert tables.table("totals small", store).count("Not run: later.") == 1
+    monkeypatch.setitem(EXPERIMENTS, "small", (more, small("small/b")))
+    assert "Not run: later (small/a)." in tables.table("totals small", store)
+
+
 def test_rounds_seconds_and_uploads_are_what_they_say(made, known):
     store = Store(made / "results")
     ours = tables.shown("small", small(), store).panel.series[0]

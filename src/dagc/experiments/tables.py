@@ -85,12 +85,7 @@ def _source(some: Sequence[Shown]) -> str:
     seeds = "one seed" if counts == [1] else f"{' to '.join(map(str, sorted({counts[0], counts[-1]})))} seeds"
     made = [one for record in records for one in (record.commit or "not known").split(", ")]  # a resumed run has two
     commits = ", ".join(dict.fromkeys(made))
-    missing = [
-        f"not run: {variant.label}" + (f" ({one.cell.name})" if len(some) > 1 else "")
-        for one in some
-        for variant in one.cell.variants
-        if variant.label not in {series.label for series in one.panel.series}
-    ]
+    missing = [f"not run: {words}" for words in _not_run(some)]
     notes = [note for one in some for note in one.panel.notes]
     said = [f"Record: {where}; {seeds}, commit {commits}", *dict.fromkeys([*missing, *notes])]
     return ". ".join(one[:1].upper() + one[1:] for one in said) + "."
@@ -99,6 +94,17 @@ def _source(some: Sequence[Shown]) -> str:
 def rewritten(text: str, store: Store) -> str:
     """A document with its tables as the records have them."""
     return MARKED.sub(lambda found: found[1] + table(found[2], store) + found[4], text)
+
+
+def _not_run(some: Sequence[Shown]) -> list[str]:
+    """The variants without a run, and in which cells, unless it is all of them."""
+    found: dict[str, list[str]] = {}
+    for one in some:
+        there = {series.label for series in one.panel.series}
+        for variant in one.cell.variants:
+            if variant.label not in there:
+                found.setdefault(variant.label, []).append(one.cell.name)
+    return [label if len(cells) == len(some) else f"{label} ({', '.join(cells)})" for label, cells in found.items()]
 
 
 def main(folder: Path) -> int:
