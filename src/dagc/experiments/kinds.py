@@ -107,7 +107,8 @@ def claims(some: Sequence[Shown]) -> Columns:
         if first.paper is not None and second.paper is not None:
             claimed = first.paper - second.paper
             paper = _points(Spread(claimed / 100, None))
-            words = ("holds", "**the opposite**") if claimed > 0 else ("**the opposite**", "holds")
+            if claimed:  # where the paper has no difference, it claims none
+                words = ("holds", "**the opposite**") if claimed > 0 else ("**the opposite**", "holds")
         verdict = _judged(gap, len(first.runs), *words)
         labels = f"{first.label} − {second.label}"
         body.append([one.panel.title, labels, paper, _points(gap), f"{len(first.runs)}", verdict, _name(one)])
@@ -119,9 +120,9 @@ def verdicts(some: Sequence[Shown]) -> Columns:
     heads = ["setting", "to", "the best other", "times the bytes", "seeds", "verdict", "record"]
     body = []
     for one in some:
-        label, *_ = (variant.label for variant in one.cell.variants)
-        own = {variant.label for variant in one.cell.variants if variant.fields["method"] == _method(one, label)}
-        first, others = _ran(one, label), [series for series in one.panel.series if series.label not in own]
+        judged = one.cell.variants[0]
+        same = {variant.label for variant in one.cell.variants if variant.fields["method"] == judged.fields["method"]}
+        first, others = _ran(one, judged.label), [series for series in one.panel.series if series.label not in same]
         for number, goal in enumerate(one.panel.targets):
             head, record = [one.panel.title, _name(one)] if not number else ["", ""]
             body.append([head, f"{100 * goal:g} %", *_against_the_best(first, others, goal), record])
@@ -215,10 +216,6 @@ def _fewest(found: Sequence[Spread | None], least: int = 2) -> Spread | None:
 
 def _name(one: Shown) -> str:
     return f"`{one.experiment}/{one.cell.name}`"
-
-
-def _method(one: Shown, label: str) -> str:
-    return next(str(variant.fields["method"]) for variant in one.cell.variants if variant.label == label)
 
 
 def _ran(one: Shown, label: str) -> Series:
