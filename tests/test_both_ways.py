@@ -79,11 +79,21 @@ def test_the_budget_is_never_passed_and_mostly_used(values, overhead):
 
 def test_a_visit_costs_the_budget_on_average_however_rare_it_is():
     """One client of ten in each round: it downloads what ten rounds have broadcast."""
-    run = BothWays(Plan(method="dagc-r", bytes=60, values="sign", frames="compact", down="same"), size=2000)
-    for t in range(200):
-        run.round([str(t % 10)])
-    visits = 190  # the first ones download all of it
-    assert 0.8 * 60 < run.down / visits < 1.25 * 60  # before it is known how rare visits are, there is more for each
+    assert 0.8 * 60 < visit(10, down=60) < 1.25 * 60  # before it is known how rare visits are, there is more for each
+
+
+def test_with_the_same_budget_clients_that_come_rarely_get_an_eighth_for_each_round():
+    assert 0.8 * 60 < visit(8, down="same") < 1.25 * 60
+    assert 0.8 * 60 * 40 / 8 < visit(40, down="same") < 1.25 * 60 * 40 / 8
+    assert visit(40, down=60) < 1.5 * 60  # what was asked for
+
+
+def visit(clients, down):
+    """The mean bytes of a download, if one client at a time comes to a round."""
+    run = BothWays(Plan(method="dagc-r", bytes=60, values="sign", frames="compact", down=down), size=2000)
+    for t in range(20 * clients):
+        run.round([str(t % clients)])
+    return run.down / (19 * clients)  # the first ones download all of it
 
 
 def test_clients_that_left_for_good_do_not_starve_the_downlink():

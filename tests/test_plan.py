@@ -39,6 +39,7 @@ def planned(*arguments):
         {"method": "stc", "ratio": 0.02, "participation": 0.4},
         {"method": "none", "participation": 0.4},
         {"method": "dagc-r", "ratio": 0.02, "participation": 0.4, "first_model": "drawn"},
+        {"method": "dagc", "participation": 0.1, "first_model": "drawn"},
         {"method": "top-k", "rate": "900 B/training"},
         {"method": "dagc", "bytes": 64, "rate": "60 kB/hour", "compute_seconds": 2.0},
     ],

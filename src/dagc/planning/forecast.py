@@ -216,7 +216,7 @@ def _rounds(plan: Plan, fleet: Fleet, rounds: int, gone: int) -> Iterator[_Round
             wait,
         )
         has[here] = number
-        broadcasts.advance(int(entries.sum()), len(here) / len(names), clock)
+        broadcasts.advance(int(entries.sum()), plan.down_share(len(here) / len(names)), clock)
 
 
 def _entries(order: Order, plan: Plan, size: int) -> int:
@@ -253,7 +253,7 @@ class _Broadcasts:
             self._server.join(SERVER, 1.0)
 
     def advance(self, entries: int, share: float, seconds: float) -> None:
-        """Finish a round in which this fraction of the clients took part, and sent these entries."""
+        """Finish a round in which clients sent these entries, and which has this part of the downlink's budget."""
         sent = entries if self._server is None else 0
         self._turns += share
         if self._server is not None and self._turns >= 1 - 1e-9:

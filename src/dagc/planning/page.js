@@ -40,29 +40,31 @@
     const place = state.parameters, dense = data.dense[place];
     const cell = data.methods[method].cells[place][data.methods[method].budget ? state[data.methods[method].budget] : 0];
     if (!cell) return null;
-    const { rounds: factor, drawn, lossless: kind } = data.methods[method];
+    const { rounds: factor, drawn, lossless: kind, share } = data.methods[method];
     const [up, largest, entries, budgeted] = cell;
     const clients = value("clients"), rounds = Math.max(1, Math.round(value("rounds") * factor));
     const asked = Math.max(1, Math.ceil(value("participation") * clients - 1e-9)), absent = 1 - asked / clients;
     const visits = asked * rounds, came = clients * (1 - absent ** rounds);
-    const changed = (uploads) => Math.min(
+    const changed = (absence) => Math.min(
       dense,
-      kind ? lossless(kind, place, Math.min(data.sizes[place], uploads * entries)) : (uploads / clients) * budgeted,
+      kind
+        ? lossless(kind, place, Math.min(data.sizes[place], absence * asked * entries))
+        : absence * Math.max(asked / clients, share) * budgeted,
     );
     let change = 0, left = 1, gap = 0; // a client comes back after one round, or two, …; these chances are left
     while (left > 1e-4 && gap < rounds) {
       gap += 1;
-      change += left * (1 - absent) * changed(asked * gap);
+      change += left * (1 - absent) * changed(gap);
       left *= absent;
     }
-    change += left * changed(asked * gap);
+    change += left * changed(gap);
     let longest = 0, firsts = 0; // the slowest client's absence, and rounds that wait for a first download
     for (let round = 0; round < 5000; round += 1) {
       const some = 1 - (1 - absent ** round) ** asked;
       longest += some;
       if (round < rounds && !drawn) firsts += some;
     }
-    const slowest = changed(asked * longest);
+    const slowest = changed(longest);
     const sent = visits * up, received = (drawn ? 0 : came * dense) + (visits - came) * change;
     const usual = value("compute") + (8 * largest) / value("up") + (8 * slowest) / value("down");
     const seconds = rounds * usual + (firsts * 8 * (dense - slowest)) / value("down");

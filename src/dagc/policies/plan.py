@@ -22,6 +22,8 @@ SIGNS_BELOW = 0.1
 """With "auto", signs are sent below this ratio of entries: `docs/studies/beyond.md` measured ratios up to 7 %."""
 SIGNS_BELOW_BYTES = 48
 """And below this many bytes, which have room for few exact values: `docs/studies/dagc.md` has what was measured."""
+LEAST_SHARE = 1 / 8
+"""With "same", the least part of the downlink's budget for a round: `docs/studies/dagc.md` has what was measured."""
 
 
 def usual_bytes(size: int) -> float:
@@ -92,8 +94,8 @@ class Plan:
             or "raw": compact, but with int32 indices, as in other systems.
         overhead: Clients wait until overhead is at most this fraction of a frame. With 0 or None, nobody waits.
         down: What the server sends each client: "lossless", every change of the model; "same", as much as a client may
-            send, with the same error feedback, codec, frames and waiting; or a number of bytes per round. Lossless if
-            not given.
+            send, with the same error feedback, codec, frames and waiting (and more for clients that come to fewer
+            than one round in eight, `down_share`); or a number of bytes per round. Lossless if not given.
         first_model: "sent" to every client that joins, or "drawn": clients create the initial model themselves, e.g.
             from a seed, and download only what has changed since.
         step_ahead: Clients train ahead of the model, by this fraction of what they have not sent yet, so that they do
@@ -231,6 +233,19 @@ class Plan:
             overhead=self.overhead,
             per_tensor=self.per_tensor,
         )
+
+    def down_share(self, share: float) -> float:
+        """The part of the downlink's budget for one round, if this fraction of the clients takes part in it.
+
+        A client that comes every tenth round downloads the broadcasts of ten rounds at once. If each has a tenth of the
+        budget, a visit costs the budget. But where clients come rarely, their model would hardly move. So with "same",
+        a round has at least an eighth of the budget, unless it is a rate, which is an allowance.
+
+        Example:
+            >>> Plan(bytes=64, down=64).down_share(0.02), Plan(bytes=64, down="same").down_share(0.02)
+            (0.02, 0.125)
+        """
+        return max(share, LEAST_SHARE) if self.down == "same" and self.rate is None else share
 
     @property
     def lossless(self) -> bool:

@@ -113,9 +113,7 @@ class Downlink:
         Args:
             model: The server's model.
             round: How many rounds are done.
-            share: The fraction of the clients that take part in a round. A client that comes every tenth round
-                downloads the broadcasts of ten rounds at once; if each gets a tenth of the budget, its visit costs
-                the budget.
+            share: The part of the budget for this round, `Plan.down_share`.
             seconds: Time since the start, for a rate per hour.
         """
         if self.plan is None:

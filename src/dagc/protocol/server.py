@@ -268,7 +268,7 @@ class Server:
             self.memories.close(uploads)
         self.reports = [Report(up.client, up.norm, len(up.sparse), len(up.frame)) for up in uploads]
         if self.downlink is not None:
-            self.downlink.advance(made, self.round, 1 / self._gap, self._seconds)
+            self.downlink.advance(made, self.round, self.plan.down_share(1 / self._gap), self._seconds)
         self._norms += [self._read[name] for name in self.members if name in self._read]
         del self._norms[:-RECENT]
         self._orders, self._read = {}, {}
