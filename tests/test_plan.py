@@ -173,6 +173,15 @@ def test_what_was_chosen_and_why():
     why = {choice.setting: choice for choice in choices(Plan(method="dagc"), many)}
     assert "for the first 64 of 100 clients" in why["frames"].why
     assert why["allocation"].chosen == "the same for all"
+    few = Fleet(7850, {str(i): 1.0 for i in range(500)}, participation=0.02)
+    downs = [
+        choices(Plan(**each), few)[5].why.partition(";")[0]
+        for each in ({"method": "dagc"}, {"method": "stc", "ratio": 0.01})
+    ]
+    assert downs == [
+        "275 bytes per visit, because clients come rarely",
+        "6.25 times what a client may send, because clients come rarely",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def choices(plan: Plan, fleet: Fleet) -> list[Choice]:
         Choice("values", done.values, _values(done, fleet.parameters)),
         Choice("frames", done.frames, _frames(done, fleet)),
         Choice("overhead", *_overhead(done, fleet)),
-        Choice("down", str(done.down or "lossless"), _down(done)),
+        Choice("down", str(done.down or "lossless"), _down(done, fleet)),
         Choice("step_ahead", f"{done.step_ahead:g}", _step_ahead(done)),
     ]
     given = plan.settings().keys() - {"method"}
@@ -115,13 +115,18 @@ def _overhead(plan: Plan, fleet: Fleet) -> tuple[str, str]:
     return f"at most {plan.overhead:g} of a frame", why
 
 
-def _down(plan: Plan) -> str:
+def _down(plan: Plan, fleet: Fleet) -> str:
     down = plan.downward()
     if down is None:
         return "every change is sent"
+    here = fleet.asked / len(fleet.examples)
+    times = plan.down_share(here) / here
     if down.bytes is not None:
-        return f"{down.bytes:,g} bytes per visit; a lossless downlink would be nearly all of the traffic"
-    return "as much as a client may send; a lossless downlink would be nearly all of the traffic"
+        each = f"{times * down.bytes:,.4g} bytes per visit"
+    else:
+        each = f"{times:.3g} times what a client may send" if times > 1 else "as much as a client may send"
+    rarely = ", because clients come rarely" if times > 1 else ""
+    return f"{each}{rarely}; a lossless downlink would be nearly all of the traffic"
 
 
 def _step_ahead(plan: Plan) -> str:
