@@ -189,11 +189,16 @@ def record_of(run: Run, variant: str, fields: Mapping[str, Any], stand_in: str |
         run.clients["parameters"],
         str(run.clients.get("metric") or "accuracy"),
         run.first_download,
-        {name: run.result[name] for name in RESULT},
+        {name: _short(name, run.result[name]) for name in RESULT},
         described({**fields, "seed": run.seed}),
-        {name: [row[name] for row in rows] for name in COLUMNS},
+        {name: [_short(name, row[name]) for row in rows] for name in COLUMNS},
         plan_of(fields, run.clients["parameters"]),
     )
+
+
+def _short(name: str, value: Any) -> Any:
+    """Seconds have as many digits as anybody reads, and the rest is as it was."""
+    return float(f"{value:.7g}") if name == "seconds" else value
 
 
 RESULT = ("rounds", "final_accuracy", "best_accuracy", "bytes_up", "bytes_down", "seconds", "entries_sent")
