@@ -124,7 +124,7 @@ def _workers_table(table: dict[int, Figures], absolute: bool) -> tuple[Cell, ...
     return tuple(
         Cell(
             f"{model}/n{workers}",
-            f"{_NAMES[model]}, {workers} workers, SR 100, {_budget(absolute, amount)[1]}",
+            f"{_NAMES[model]}, {workers} clients, SR 100, {_budget(absolute, amount)[1]}",
             {**_SETUP[model], "skew_ratio": 100.0, "workers": workers},
             _variants(absolute, amount, figures if model == "cnn" else None),
             notes=() if model == "cnn" else ("the paper has this sweep for CNN@CIFAR-10 only",),
@@ -242,9 +242,9 @@ TITLES = {
     "fig4": "Fig. 4: accuracy against time",
     "fig5": "Fig. 5: larger models",
     "table3": "Table III: relative compressors over skew and ratio",
-    "table4": "Table IV: relative compressors over workers",
+    "table4": "Table IV: relative compressors over clients",
     "table5": "Table V: absolute compressors over skew and threshold",
-    "table6": "Table VI: absolute compressors over workers",
+    "table6": "Table VI: absolute compressors over clients",
     "bytes": "Equal bytes on the wire",
     "beyond": "Beyond the paper: one budget, spent where it counts",
     "both-ways": "Both ways: a downlink as lean as the uplink",
