@@ -86,6 +86,7 @@ def test_with_the_same_budget_clients_that_come_rarely_get_an_eighth_for_each_ro
     assert 0.8 * 60 < visit(8, down="same") < 1.25 * 60
     assert 0.8 * 60 * 40 / 8 < visit(40, down="same") < 1.25 * 60 * 40 / 8
     assert visit(40, down=60) < 1.5 * 60  # what was asked for
+    assert Plan(bytes=64, rate="1 MB/hour", down="same").down_share(0.02) == 0.02  # an allowance
 
 
 def visit(clients, down):

@@ -197,7 +197,7 @@ def record_of(run: Run, variant: str, fields: Mapping[str, Any], stand_in: str |
 
 
 def _short(name: str, value: Any) -> Any:
-    """Seconds have as many digits as anybody reads, and the rest is as it was."""
+    """Seconds with seven digits; anything else unchanged."""
     return float(f"{value:.7g}") if name == "seconds" else value
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from dagc import theory
 from dagc.allocation import allocate
-from dagc.planning.forecast import Fleet
+from dagc.planning.forecast import Fleet, dense_bytes
 from dagc.policies import POLICIES, Allocated, Plan
 from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW, SIGNS_BELOW_BYTES, usual_bytes
 from dagc.protocol.memories import CLOCKS
@@ -120,13 +120,14 @@ def _down(plan: Plan, fleet: Fleet) -> str:
     if down is None:
         return "every change is sent"
     here = fleet.asked / len(fleet.examples)
-    times = plan.down_share(here) / here
+    times, lossless = plan.down_share(here) / here, "a lossless downlink would be nearly all of the traffic"
+    if times == 1:
+        each = "as much as a client may send" if down.bytes is None else f"{down.bytes:,.10g} bytes per visit"
+        return f"{each}; {lossless}"
+    each = f"{times:.3g} times what a client may send"
     if down.bytes is not None:
-        each = f"{times * down.bytes:,.4g} bytes per visit"
-    else:
-        each = f"{times:.3g} times what a client may send" if times > 1 else "as much as a client may send"
-    rarely = ", because clients come rarely" if times > 1 else ""
-    return f"{each}{rarely}; a lossless downlink would be nearly all of the traffic"
+        each = f"{min(times * down.bytes, dense_bytes(fleet.parameters)):,.0f} bytes per visit"
+    return f"{each}, because clients come rarely; {lossless}"
 
 
 def _step_ahead(plan: Plan) -> str:

@@ -40,7 +40,7 @@
     const place = state.parameters, dense = data.dense[place];
     const cell = data.methods[method].cells[place][data.methods[method].budget ? state[data.methods[method].budget] : 0];
     if (!cell) return null;
-    const { rounds: factor, drawn, lossless: kind, share } = data.methods[method];
+    const { rounds: factor, drawn, lossless: kind, least } = data.methods[method];
     const [up, largest, entries, budgeted] = cell;
     const clients = value("clients"), rounds = Math.max(1, Math.round(value("rounds") * factor));
     const asked = Math.max(1, Math.ceil(value("participation") * clients - 1e-9)), absent = 1 - asked / clients;
@@ -49,7 +49,7 @@
       dense,
       kind
         ? lossless(kind, place, Math.min(data.sizes[place], absence * asked * entries))
-        : absence * Math.max(asked / clients, share) * budgeted,
+        : absence * Math.max(asked / clients, least) * budgeted,
     );
     let change = 0, left = 1, gap = 0; // a client comes back after one round, or two, …; these chances are left
     while (left > 1e-4 && gap < rounds) {

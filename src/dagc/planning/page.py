@@ -109,7 +109,7 @@ def _method(label: str, plan: Plan, factor: float, sizes: list[int], budgets: di
         "rounds": factor,
         "drawn": plan.first_model == "drawn",
         "lossless": plan.indices or "plain" if plan.lossless else None,
-        "share": plan.down_share(0.0),
+        "least": plan.down_share(0.0),
         "cells": [[_cell(each, size) for each in plans] for size in sizes],
     }
 

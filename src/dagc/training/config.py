@@ -94,7 +94,8 @@ class Config(BaseModel):
         None, description="clients wait until overhead is at most this fraction of a frame; with 0, nobody waits"
     )
     down: float | str | None = Field(
-        None, description="what the server sends: lossless, same (as much as a client may send), or bytes per round"
+        None,
+        description="what the server sends: lossless, same (as clients; more if they come rarely), or bytes per round",
     )
     first_model: str = Field("sent", description="initial model: sent to all clients, or drawn by each from the seed")
     step_ahead: float = Field(0.0, description="train ahead of the model by this fraction of what was not sent yet")
