@@ -174,8 +174,8 @@ def test_what_was_chosen_and_why():
     assert "for the first 64 of 100 clients" in why["frames"].why
     assert why["allocation"].chosen == "the same for all"
     few = Fleet(7850, {str(i): 1.0 for i in range(500)}, participation=0.02)
-    one = Fleet(7850, {str(i): 1.0 for i in range(10_000)}, participation=1e-4)
-    ways = [({}, few), ({"bytes": 20_000}, small), ({}, one), ({"method": "stc", "ratio": 0.01}, few)]
+    rarest = Fleet(7850, {str(i): 1.0 for i in range(10_000)}, participation=1e-4)
+    ways = [({}, few), ({"bytes": 20_000}, small), ({}, rarest), ({"method": "stc", "ratio": 0.01}, few)]
     whys = [{one.setting: one for one in choices(Plan(**{"method": "dagc", **each}), fleet)} for each, fleet in ways]
     downs = [why["down"].why.partition(";")[0] for why in whys]
     assert downs == [

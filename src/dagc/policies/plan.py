@@ -239,7 +239,7 @@ class Plan:
 
         A client that comes every tenth round downloads the broadcasts of ten rounds at once. If each has a tenth of the
         budget, a visit costs the budget. But where clients come rarely, their model would hardly move. So with "same",
-        a round has at least an eighth of the budget, unless it is a rate, which is an allowance.
+        a round has at least an eighth of the budget. A rate is an allowance, and has no such minimum.
 
         Example:
             >>> Plan(bytes=64, down=64).down_share(0.02), Plan(bytes=64, down="same").down_share(0.02)
