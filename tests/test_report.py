@@ -72,7 +72,6 @@ def with_settings(settings, accuracies, step, entries, clients=None):
             "bytes_up": step * n,
             "bytes_down": 2 * step * n,
             "seconds": n / 10,
-            "entries_sent": entries * n,
         }
         for n, accuracy in enumerate(accuracies, start=1)
     ]
@@ -91,7 +90,7 @@ def with_settings(settings, accuracies, step, entries, clients=None):
         "bytes_up": rows[-1]["bytes_up"],
         "bytes_down": rows[-1]["bytes_down"],
         "seconds": rows[-1]["seconds"],
-        "entries_sent": rows[-1]["entries_sent"],
+        "entries_sent": entries * len(rows),
     }
     return Run(Path("nowhere"), settings, clients, rows, result)
 

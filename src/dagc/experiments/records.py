@@ -28,7 +28,7 @@ __all__ = ["Record", "Store", "Tuned", "described", "identity", "plan_of", "reco
 
 KEPT = 20
 """About as many evaluations are kept for a curve, besides those that first reach an accuracy."""
-COLUMNS = ("round", "accuracy", "bytes_up", "bytes_down", "seconds", "entries_sent")
+COLUMNS = ("round", "accuracy", "bytes_up", "bytes_down", "seconds")
 """What is kept of an evaluation."""
 PATIENCE = 60.0
 """Seconds to wait for another process that writes a record."""

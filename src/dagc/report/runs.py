@@ -30,7 +30,7 @@ class Run:
         settings: The content of `config.toml`. Which settings there are depends on the engine; `task`, `method` and
             `rounds` are always there.
         clients: The content of `clients.json`; `sizes` and `parameters` are always there.
-        rows: The evaluated rounds, with `entries_sent`, the entries uploaded so far.
+        rows: The evaluated rounds.
         result: Accuracies, bytes, entries sent and seconds at its end, or at the last round so far.
         first_download: Bytes of the model that every client downloaded in the first round; None if not known.
     """
@@ -83,7 +83,7 @@ def read_run(path: Path) -> Run:
         raise InvalidInput(f"{path} is not a run's folder: its config.toml has no {', '.join(missing)}")
     clients = _clients(path)
     lines = [_line(path, number, line) for number, line in enumerate(read_metrics(path), 1)]
-    rows = _evaluated(lines)
+    rows = [line for line in lines if "accuracy" in line]
     if not rows:
         advice = {"flower": ": give start() an evaluate_fn, or the strategy a fraction_evaluate above 0"}
         resume = advice.get(str(settings.get("engine")), f": continue it with dagc resume {path}")
@@ -158,12 +158,3 @@ def _line(path: Path, number: int, line: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(accuracy, int | float):
         raise InvalidInput(f"line {number} of {path / 'metrics.jsonl'} has {shown(accuracy)} as accuracy")
     return line if abs(accuracy) < LARGEST else {**line, "accuracy": math.nan}
-
-
-def _evaluated(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    rows, entries = [], 0
-    for line in lines:
-        entries += line["entries"]
-        if "accuracy" in line:
-            rows.append({**line, "entries_sent": entries})
-    return rows
