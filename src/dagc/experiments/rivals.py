@@ -57,12 +57,14 @@ _UNTUNED = (
 _RARELY = (
     Variant("dagc", {"method": "dagc"}),
     Variant("dagc, 200 bytes up, 600 down", {"method": "dagc", "bytes": 200, "down": 600}),
-    Variant("STC, 2 %", {"method": "stc", "ratio": 0.02}),
+    Variant("STC", {"method": "stc"}, tune={"ratio": (0.01, 0.02, 0.04)}),
     Variant("STC, 2 % up, 4,000 bytes down", {"method": "stc", "ratio": 0.02, "down": 4000}),
     Variant("DAGC-R, 0.1 %", {"method": "dagc-r", "ratio": 0.001}),
-    Variant("Top-k, int32 + fp32, 0.4 %", {"method": "top-k", "frames": "raw", "ratio": 0.004}),
+    Variant("Top-k, int32 + fp32", {"method": "top-k", "frames": "raw"}, tune={"ratio": (0.001, 0.004)}),
     Variant("FedAvg", {"method": "none", "rounds": 60}),
-    Variant("FedAdam", {"method": "none", "optimizer": "Adam", "server_rate": 0.03, "rounds": 60}),
+    Variant(
+        "FedAdam", {"method": "none", "optimizer": "Adam", "rounds": 60}, tune={"server_rate": (0.01, 0.03, 0.1)}
+    ),
 )
 """For clients that rarely take part: `dagc` also with the budget that docs/faq.md names for them."""
 
@@ -137,11 +139,10 @@ RIVALS = (
         5,
         (0.70, 0.75, 0.78),
         _RARELY,
-        {},
+        {"learning_rate": (0.1, 0.2, 0.5)},
         workers=500,
         participation=0.02,
         local_steps=20,
-        learning_rate=0.2,
     ),
     _cell(
         "hospitals",
@@ -172,11 +173,10 @@ RIVALS = (
         150,
         4,
         (0.78, 0.80, 0.82),
-        _variants((0.001,), (0.001,), 60, {"server_rate": (0.01,)}),
-        {},
+        _variants((0.0005, 0.001, 0.002), (0.001, 0.004), 60, {"server_rate": (0.003, 0.01, 0.03)}),
+        {"learning_rate": (0.1, 0.2, 0.5)},
         task="mlp@fashion-mnist",
         local_steps=20,
-        learning_rate=0.1,
     ),
     _cell(
         "cnn",
