@@ -45,14 +45,14 @@ def _variants(
     )
 
 
-_UNTUNED = (
+_COSTLY = (
     Variant("dagc", {"method": "dagc"}),
     Variant("STC, 0.1 %", {"method": "stc", "ratio": 0.001}),
     Variant("DAGC-R, 0.1 %", {"method": "dagc-r", "ratio": 0.001}),
     Variant("Top-k, int32 + fp32, 0.1 %", {"method": "top-k", "frames": "raw", "ratio": 0.001}),
     Variant("FedAvg", {"method": "none", "rounds": 80}),
 )
-"""For models that take minutes a run: one rate and one ratio for all."""
+"""For models that take minutes a run: one ratio for all."""
 
 _RARELY = (
     Variant("dagc", {"method": "dagc"}),
@@ -62,9 +62,7 @@ _RARELY = (
     Variant("DAGC-R, 0.1 %", {"method": "dagc-r", "ratio": 0.001}),
     Variant("Top-k, int32 + fp32", {"method": "top-k", "frames": "raw"}, tune={"ratio": (0.001, 0.004)}),
     Variant("FedAvg", {"method": "none", "rounds": 60}),
-    Variant(
-        "FedAdam", {"method": "none", "optimizer": "Adam", "rounds": 60}, tune={"server_rate": (0.01, 0.03, 0.1)}
-    ),
+    Variant("FedAdam", {"method": "none", "optimizer": "Adam", "rounds": 60}, tune={"server_rate": (0.01, 0.03, 0.1)}),
 )
 """For clients that rarely take part: `dagc` also with the budget that docs/faq.md names for them."""
 
@@ -184,11 +182,10 @@ RIVALS = (
         160,
         5,
         (0.40, 0.45, 0.50),
-        _UNTUNED,
-        {},
+        _COSTLY,
+        {"learning_rate": (0.05, 0.1)},
         task="cnn@cifar-10",
         local_steps=10,
-        learning_rate=0.05,
     ),
     _cell(
         "cnn-labels",
@@ -196,7 +193,7 @@ RIVALS = (
         160,
         5,
         (0.30, 0.35, 0.40),
-        _UNTUNED,
+        _COSTLY,
         {},
         task="cnn@cifar-10",
         local_steps=10,
@@ -209,7 +206,7 @@ RIVALS = (
         100,
         4,
         (0.20, 0.25, 0.30),
-        _UNTUNED,
+        _COSTLY,
         {},
         task="token-lstm@shakespeare",
         partition="by-client:workers=10",
