@@ -206,7 +206,7 @@ RIVALS = (
         100,
         4,
         (0.20, 0.25, 0.30),
-        _COSTLY,
+        (*_COSTLY, Variant("dagc, 600 bytes", {"method": "dagc", "bytes": 600})),
         {},
         task="token-lstm@shakespeare",
         partition="by-client:workers=10",
