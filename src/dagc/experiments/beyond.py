@@ -5,6 +5,8 @@ from typing import Any
 
 from dagc.experiments.cells import Cell, Variant
 from dagc.experiments.rivals import RIVALS
+from dagc.policies import POLICIES
+from dagc.policies.plan import usual_bytes
 
 __all__ = ["BEYOND"]
 
@@ -126,5 +128,26 @@ def _budgets() -> tuple[Cell, ...]:
     return tuple(found)
 
 
-BEYOND = (*_fewest_bytes(), *_larger_budgets(), *_studies(), *_allocations(), *_budgets())
+def _data_aware() -> tuple[Cell, ...]:
+    """What allocation by data is worth inside `dagc`: all of it, and the same with as much for every client."""
+    own = dict(POLICIES["dagc"].defaults)
+    splits: dict[str, tuple[str, str, int, dict[str, Any]]] = {
+        "sr100": ("logistic-20", "Logistic@FMNIST, SR 100", 7850, {}),
+        "sr1000": ("logistic-20", "Logistic@FMNIST, SR 1,000", 7850, {"skew_ratio": 1000.0}),
+        "alpha0.1": ("logistic-20", "Logistic@FMNIST, SR 100, label α 0.1", 7850, {"label_alpha": 0.1}),
+        "cnn": ("cnn", "CNN@CIFAR-10, SR 100", 236_170, {}),
+    }
+    cells = {cell.name: cell for cell in RIVALS}
+    found = []
+    for name, (like, title, size, fields) in splits.items():
+        cell = cells[like]
+        rate = {"learning_rate": 1.0} if cell.tune else {}  # the best one for `dagc` where it was tuned
+        uniform = {"method": "top-k", "bytes": usual_bytes(size), **own}
+        variants = Variant("by data", {"method": "dagc"}), Variant("the same for all", uniform)
+        shared = {**cell.fields, **rate, **fields}
+        found.append(replace(cell, name=f"data-aware/{name}", title=title, fields=shared, variants=variants, tune={}))
+    return tuple(found)
+
+
+BEYOND = (*_fewest_bytes(), *_larger_budgets(), *_studies(), *_allocations(), *_budgets(), *_data_aware())
 """Every cell."""

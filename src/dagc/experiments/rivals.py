@@ -52,7 +52,11 @@ _COSTLY = (
     Variant("Top-k, int32 + fp32, 0.1 %", {"method": "top-k", "frames": "raw", "ratio": 0.001}),
     Variant("FedAvg", {"method": "none", "rounds": 80}),
 )
-"""For models that take minutes a run: one ratio for all."""
+"""For models that take minutes a run: one rate and one ratio for all."""
+_ADAM = Variant("FedAdam", {"method": "none", "optimizer": "Adam", "server_rate": 0.01, "rounds": 80})
+"""Beside them, with one server rate."""
+_LARGER = Variant("dagc, 600 bytes", {"method": "dagc", "bytes": 600})
+"""About four times the default for the LSTM."""
 
 _RARELY = (
     Variant("dagc", {"method": "dagc"}),
@@ -83,7 +87,12 @@ RIVALS = (
         140,
         2,
         (0.78, 0.80, 0.82),
-        _variants((0.004, 0.008), (0.001, 0.004), 60, {"server_rate": (0.03, 0.1), "server_schedule": ("linear",)}),
+        (
+            *_variants(
+                (0.004, 0.008), (0.001, 0.004), 60, {"server_rate": (0.03, 0.1), "server_schedule": ("linear",)}
+            ),
+            Variant("dagc, from rate 0.5", {"method": "dagc", "learning_rate": 0.5}),
+        ),
         {"learning_rate": (0.5, 1.0, 2.0)},
         local_steps=60,
         schedule="linear",
@@ -148,8 +157,8 @@ RIVALS = (
         200,
         4,
         (0.78, 0.80, 0.82),
-        _variants((0.004,), (0.004,), 100, {"server_rate": (0.03,)}),
-        {"learning_rate": (0.2, 0.5)},
+        _variants((0.002, 0.004, 0.008, 0.016), (0.001, 0.004), 100, {"server_rate": (0.01, 0.03, 0.1)}),
+        {"learning_rate": (0.2, 0.5, 1.0)},
         partition="from-sizes:sizes=12413/3954/3363/2259/819/439,scale=true,label_alpha=0.5",
         local_steps=20,
     ),
@@ -159,7 +168,7 @@ RIVALS = (
         100,
         2,
         (0.80, 0.82, 0.83),
-        _variants((0.05, 0.1), (0.05,), 100, {"server_rate": (0.03,)}),
+        _variants((0.05, 0.1), (0.01, 0.05), 100, {"server_rate": (0.01, 0.03, 0.1)}),
         {"learning_rate": (0.03, 0.1, 0.3)},
         task="logistic@adult",
         partition="by-client:min_size=10",
@@ -182,10 +191,11 @@ RIVALS = (
         160,
         5,
         (0.40, 0.45, 0.50),
-        _COSTLY,
-        {"learning_rate": (0.05, 0.1)},
+        (*_COSTLY, Variant("STC, 0.05 %", {"method": "stc", "ratio": 0.0005}), _ADAM),
+        {},
         task="cnn@cifar-10",
         local_steps=10,
+        learning_rate=0.05,
     ),
     _cell(
         "cnn-labels",
@@ -202,14 +212,28 @@ RIVALS = (
     ),
     _cell(
         "shakespeare",
-        "LSTM@Shakespeare by role, ten clients, 10 local steps",
+        "LSTM@Shakespeare, the ten largest roles, 10 local steps",
         100,
         4,
         (0.20, 0.25, 0.30),
-        (*_COSTLY, Variant("dagc, 600 bytes", {"method": "dagc", "bytes": 600})),
+        (*_COSTLY, _LARGER),
         {},
         task="token-lstm@shakespeare",
         partition="by-client:workers=10",
+        local_steps=10,
+        learning_rate=1.0,
+    ),
+    _cell(
+        "shakespeare-roles",
+        "LSTM@Shakespeare, 198 roles at 5 %, 10 local steps",
+        150,
+        5,
+        (0.20, 0.25, 0.30),
+        (*_COSTLY, _LARGER, _ADAM),
+        {},
+        task="token-lstm@shakespeare",
+        partition="by-client:min_size=5",
+        participation=0.05,
         local_steps=10,
         learning_rate=1.0,
     ),
