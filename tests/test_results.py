@@ -22,8 +22,10 @@ from dagc.planning import MORE_ROUNDS
 from dagc.report import Panel, Run, Series, read_run
 from dagc.report.figures import write_waterfall
 from dagc.report.numbers import final, in_bytes, reached
+from dagc.report.words import brief
 
 ROOT = Path(__file__).parent.parent
+WATERFALL = ROOT / "docs" / "images" / "ablation.svg"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
@@ -236,6 +238,18 @@ def test_tables_are_made_of_records(made, known, kind):
     assert f"{100 * ours.result['final_accuracy']:.0f}" in text or kind in JUDGED
 
 
+def test_the_documents_waterfall_is_what_the_records_say(tmp_path):
+    tables.waterfall(Store(ROOT / "results"), tmp_path / "fall.svg")
+    words = [re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text()) for path in (tmp_path / "fall.svg", WATERFALL)]
+    assert words[0] == words[1], "make results"
+    assert sum("÷" in word for word in words[1]) > 10
+
+
+def test_steps_are_compared_on_the_seeds_that_all_of_them_share():
+    variants = [("top-k", "top-k", None, [100], [0.5]), ("ours", "dagc", None, [50, 500], [0.5, 0.5])]
+    assert [row[3:5] for row in judged("steps", variants)] == [["100 B", ""], ["50 B", "2.00"]]
+
+
 def test_the_waterfall_has_every_step_with_its_factor(made, known, tmp_path):
     panel = tables.shown("small", small(), Store(made / "results")).panel
     write_waterfall([panel], tmp_path / "fall.svg")
@@ -256,12 +270,14 @@ def test_bytes_to_a_target_stand_beside_how_many_seeds_reached_it(made, known, m
     heads, _, *rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line
     ]
-    assert heads == ["to", "", "up", "down", "total", "more than the first", "rounds", "seconds"]
+    assert heads[:8] == ["to", "", "up", "down", "total", "more than the first", "rounds", "seconds"]
+    assert heads[8:] == ["with 50 ms latency"]
     assert [row[:2] for row in rows] == [["30 %", "ours"], ["", "theirs"], ["50 %", "ours"], ["", "theirs"]]
     panel = tables.shown("small", small(), store).panel
     goal = reached(panel.series[0], 0.3)
     assert rows[0][4].strip("*").startswith(f"{goal.bytes_total.mean / 1e3:.1f} ± ")
     assert rows[1][5].startswith("+")
+    assert rows[0][8] == brief(goal.seconds.mean + 2 * 0.05 * goal.rounds.mean)  # a download and an upload each round
     monkeypatch.setitem(EXPERIMENTS, "small", (replace(small(), targets=(0.999,)),))
     assert "0 of 2 seeds" in tables.table("targets small", store)
 
@@ -294,13 +310,15 @@ ENDS = [0.5, 0.5, 0.5]
     [
         ([100, 101, 99], [200, 202, 198], ["theirs", "2.00", "3", "ours needs fewer"]),
         ([200, 202, 198], [100, 101, 99], ["theirs", "0.50", "3", "**theirs needs fewer**"]),
-        ([100, 110, 90], [120, 115, 122], ["theirs", "1.19", "3", "probably ours needs fewer"]),
+        ([100, 110, 90], [120, 115, 122], ["theirs", "1.19", "3", "perhaps ours needs fewer"]),
         ([100, 110, 90], [90, 110, 101], ["theirs", "1.00", "3", "no clear difference"]),
-        ([100, 100], [200, 200], ["theirs", "2.00", "2", "probably ours needs fewer"]),
+        ([100, 100], [200, 200], ["theirs", "2.00", "2", "perhaps ours needs fewer"]),
         ([100], [200], ["theirs", "2.00", "1", "one seed cannot say"]),
-        ([100, 100, 10, 10, 10], [50, 51], ["theirs", "0.51", "2", "probably **theirs needs fewer**"]),
+        ([100, 100, 10, 10, 10], [50, 51], ["theirs", "0.51", "2", "perhaps **theirs needs fewer**"]),
         ([100, None, 100], [200, 200, 200], ["theirs", "", "3", "**theirs gets there**, ours with 2 of 3 seeds"]),
-        ([100, 100, 100], [200, None, 200], ["", "", "3", "only ours gets there; theirs with 2 of 3 seeds: 200 B"]),
+        ([100, 100, 100], [200, None, 200], ["theirs (2 of 3 seeds)", "2.00", "2", "perhaps ours needs fewer"]),
+        ([90, 1, 100, 95], [180, None, 202, 189], ["theirs (3 of 4 seeds)", "2.00", "3", "ours needs fewer"]),
+        ([100, 100], [200, None], ["", "", "2", "only ours gets there; theirs with 1 of 2 seeds: 200 B"]),
         (
             [100, None, 100],
             [None, None, 200],

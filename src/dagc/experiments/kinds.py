@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from statistics import mean
 from typing import Any
 
 from dagc.errors import InvalidInput
 from dagc.experiments.records import Tuned
 from dagc.experiments.shown import Shown
 from dagc.report import Series
-from dagc.report.figures import highest_shared
+from dagc.report.figures import highest_shared, with_shared_seeds
 from dagc.report.numbers import BYTES, Reached, Spread, difference, final, in_bytes, part_sent, reached
 from dagc.report.panels import in_words
 from dagc.report.words import brief, percent
@@ -61,9 +60,13 @@ def seconds(some: Sequence[Shown]) -> Columns:
 
 
 def targets(some: Sequence[Shown]) -> Columns:
-    """For every target and variant: bytes up, down and in total, rounds, seconds, and the difference to the first."""
+    """For every target and variant: bytes up, down and in total, the difference to the first, rounds, seconds.
+
+    Seconds are those of the links, and with some latency for each download and each upload.
+    """
     several = len(some) > 1
-    heads = [*["setting"] * several, "to", "", "up", "down", "total", "more than the first", "rounds", "seconds"]
+    heads = [*["setting"] * several, "to", "", "up", "down", "total", "more than the first", "rounds"]
+    heads += ["seconds", f"with {1000 * LATENCY:g} ms latency"]
     body = []
     for one in some:
         for at, goal in enumerate(one.panel.targets):
@@ -73,13 +76,25 @@ def targets(some: Sequence[Shown]) -> Columns:
                 head = [one.panel.title if not number and not at else ""] * several
                 head += [f"{100 * goal:g} %" if not number else "", series.label]
                 if way.bytes_total is None:
-                    body.append([*head, "", "", f"{way.seeds} of {way.of} seeds", "", "", ""])
+                    body.append([*head, "", "", f"{way.seeds} of {way.of} seeds", "", "", "", ""])
                     continue
                 gap = _gap(series, first, goal) if number else ""
                 up, down, total = (_bytes(getattr(way, name)) for name in BYTES)
                 total = f"**{total}**" if way.bytes_total is fewest else total
-                body.append([*head, up, down, total, gap, _count(way.rounds), _seconds(way.seconds)])
+                times = _seconds(way.seconds), _seconds(_delayed(way))
+                body.append([*head, up, down, total, gap, _count(way.rounds), *times])
     return heads, body
+
+
+LATENCY = 0.05
+"""Seconds for a message to arrive, beside those of its bytes."""
+
+
+def _delayed(way: Reached) -> Spread | None:
+    """The seconds to a target if every download and every upload begins with the latency."""
+    if way.seconds is None or way.rounds is None:
+        return None
+    return Spread(way.seconds.mean + 2 * LATENCY * way.rounds.mean, None)
 
 
 def accuracy(some: Sequence[Shown]) -> Columns:
@@ -130,36 +145,61 @@ def verdicts(some: Sequence[Shown]) -> Columns:
 
 
 def _against_the_best(first: Series, others: Sequence[Series], goal: float) -> list[str]:
-    """Who else needs the fewest bytes to a target, the multiple, how many seeds, and a verdict."""
-    mine, ways = reached(first, goal), [reached(series, goal) for series in others]
-    best = _fewest([way.bytes_total for way in ways], least=1)
-    missed = "" if mine.bytes_total else f"{first.label} with {mine.seeds} of {mine.of} seeds"
-    if best is None:
+    """Who else needs the fewest bytes to a target, the multiple, how many seeds, and a verdict.
+
+    Somebody who gets there with most seeds only is compared on these.
+    """
+    mine = reached(first, goal)
+    there = [(series, _there(series, goal)) for series in others]
+    if mine.bytes_total is None:
+        missed = f"{first.label} with {mine.seeds} of {mine.of} seeds"
+        there = [(series, some) for series, some in there if len(some.runs) == len(series.runs)]
+    else:
+        missed = ""
+        there = [(series, some) for series, some in there if 2 * len(some.runs) > len(series.runs)]
+    if not there:
         alone = f"nobody gets there: {missed}" if missed else f"only {first.label} gets there"
         return ["", "", f"{mine.of}", alone + _sometimes(others, goal, math.inf)]
-    rival = next(series for series, way in zip(others, ways, strict=True) if way.bytes_total is best)
+    (every, rival), fewest = min(((one, _taken(one[1], goal)) for one in there), key=lambda one: one[1])
     if missed:
         return [rival.label, "", f"{mine.of}", f"**{rival.label} gets there**, {missed}"]
+    of = "" if len(rival.runs) == len(every.runs) else f" ({len(rival.runs)} of {len(every.runs)} seeds)"
     first, rival = _paired(first, rival)
-    taken = [total.mean for series in (rival, first) if (total := reached(series, goal).bytes_total) is not None]
     words = f"{first.label} needs fewer", f"**{rival.label} needs fewer**"
-    verdict = _judged(difference(rival, first, goal), len(first.runs), *words) + _sometimes(others, goal, best.mean)
-    return [rival.label, f"{taken[0] / taken[1]:.2f}" if taken[1] else "", f"{len(first.runs)}", verdict]
+    verdict = _judged(difference(rival, first, goal), len(first.runs), *words) + _sometimes(others, goal, fewest)
+    ours, theirs = _taken(first, goal), _taken(rival, goal)
+    return [rival.label + of, f"{theirs / ours:.2f}" if ours else "", f"{len(first.runs)}", verdict]
+
+
+def _there(series: Series, goal: float) -> Series:
+    """With the runs that get to a target."""
+    return replace(
+        series, runs=tuple(run for run in series.runs if reached(replace(series, runs=(run,)), goal).bytes_total)
+    )
+
+
+def _taken(series: Series, goal: float) -> float:
+    """The mean of the bytes to a target that all runs get to."""
+    total = reached(series, goal).bytes_total
+    assert total is not None
+    return total.mean
 
 
 def _sometimes(others: Sequence[Series], goal: float, best: float) -> str:
     """Who needs fewer bytes than the best, but gets there with some of its seeds only."""
     found = []
     for series in others:
-        each = [reached(replace(series, runs=(run,)), goal).bytes_total for run in series.runs]
-        there = [total.mean for total in each if total is not None]
-        if there and len(there) < len(each) and mean(there) < best:
-            found.append(f"{series.label} with {len(there)} of {len(each)} seeds: {in_bytes(mean(there))}")
+        there = _there(series, goal)
+        if 0 < len(there.runs) < len(series.runs) and (taken := _taken(there, goal)) < best:
+            found.append(f"{series.label} with {len(there.runs)} of {len(series.runs)} seeds: {in_bytes(taken)}")
     return "; ".join(["", *found])
 
 
 def steps(some: Sequence[Shown]) -> Columns:
-    """Bytes to the highest target that all variants reach, and how many times fewer each takes than the one before."""
+    """Bytes to the highest target that all variants reach, and how many times fewer each takes than the one before.
+
+    With the seeds that all variants share.
+    """
     several = len(some) > 1
     total = "total" if several else f"total to {100 * highest_shared(some[0].panel):g} %"
     heads = [*["setting"] * several, "", "up", "down", total, "times fewer", "rounds", "seconds"]
@@ -167,7 +207,7 @@ def steps(some: Sequence[Shown]) -> Columns:
     for one in some:
         goal = highest_shared(one.panel)
         before: Spread | None = None
-        for number, series in enumerate(one.panel.series):
+        for number, series in enumerate(with_shared_seeds(one.panel).series):
             head = [f"{one.panel.title}, to {100 * goal:g} %" if not number else ""] * several
             way = reached(series, goal)
             if way.bytes_total is None:
@@ -235,22 +275,22 @@ def _paired(one: Series, other: Series) -> tuple[Series, Series]:
     return first, second
 
 
-CERTAIN = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-PROBABLE = (3.08, 1.89, 1.64, 1.53, 1.48, 1.44, 1.41, 1.40, 1.38)
+CLEAR = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+PERHAPS = (3.08, 1.89, 1.64, 1.53, 1.48, 1.44, 1.41, 1.40, 1.38)
 """Student's t for two-sided intervals of 95 and of 80 %, for 2 to 10 seeds."""
 
 
 def _judged(gap: Spread, seeds: int, above: str, below: str) -> str:
     """Words for a difference that was measured seed by seed.
 
-    It is certain if zero is outside its interval of 95 %, and probable if zero is outside that of 80 %. Two seeds are
-    never certain: runs are evaluated now and then, so two differences may be equal by chance.
+    It is clear if zero is outside its interval of 95 %, and perhaps one if zero is outside that of 80 %. Two seeds are
+    never clear: runs are evaluated now and then, so two differences may be equal by chance.
 
     Example:
         >>> [_judged(Spread(mean, 1.0), 5, "more", "**fewer**") for mean in (1.3, 1.1, 0.6, -1.1, -1.3)]
-        ['more', 'probably more', 'no clear difference', 'probably **fewer**', '**fewer**']
+        ['more', 'perhaps more', 'no clear difference', 'perhaps **fewer**', '**fewer**']
         >>> _judged(Spread(5.0, 0.0), 2, "more", "fewer"), _judged(Spread(0.95, 1.0), 10, "more", "fewer")
-        ('probably more', 'more')
+        ('perhaps more', 'more')
         >>> _judged(Spread(5.0, None), 1, "more", "fewer"), _judged(Spread(math.nan, None), 5, "more", "fewer")
         ('one seed cannot say', 'a run diverged')
     """
@@ -258,10 +298,10 @@ def _judged(gap: Spread, seeds: int, above: str, below: str) -> str:
         return "a run diverged"
     if gap.sd is None:
         return "one seed cannot say"
-    words, place = above if gap.mean > 0 else below, min(seeds, len(CERTAIN) + 1) - 2
-    if seeds > 2 and abs(gap.mean) > CERTAIN[place] * gap.sd / math.sqrt(seeds):
+    words, place = above if gap.mean > 0 else below, min(seeds, len(CLEAR) + 1) - 2
+    if seeds > 2 and abs(gap.mean) > CLEAR[place] * gap.sd / math.sqrt(seeds):
         return words
-    return f"probably {words}" if abs(gap.mean) > PROBABLE[place] * gap.sd / math.sqrt(seeds) else "no clear difference"
+    return f"perhaps {words}" if abs(gap.mean) > PERHAPS[place] * gap.sd / math.sqrt(seeds) else "no clear difference"
 
 
 def _bold(goal: Reached, value: Spread | None, fewest: Spread | None, text: Text) -> str:
