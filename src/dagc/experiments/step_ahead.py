@@ -25,7 +25,7 @@ STEP_AHEAD = (
     _cell("cnn-10", "CNN@CIFAR-10, 10 local steps", "cnn@cifar-10", 160, 5, (0.40, 0.45, 0.50), 0.05, local_steps=10),
     _cell(
         "lstm-1",
-        "LSTM@Shakespeare by role, ten clients, one local step",
+        "LSTM@Shakespeare, the ten largest roles, one local step",
         _ROLES,
         400,
         10,
@@ -35,7 +35,7 @@ STEP_AHEAD = (
     ),
     _cell(
         "lstm-10",
-        "LSTM@Shakespeare by role, ten clients, 10 local steps",
+        "LSTM@Shakespeare, the ten largest roles, 10 local steps",
         _ROLES,
         100,
         4,
