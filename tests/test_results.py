@@ -219,7 +219,7 @@ def test_of_a_wider_grid_only_what_is_new_is_run(tmp_path):
     assert after.tried[::2] == before.tried
 
 
-JUDGED = ("targets", "steps", "claims", "verdicts")
+JUDGED = ("targets", "steps", "claims", "verdicts", "costs")
 """They have no accuracy at the end, and tests of their own."""
 
 
@@ -351,6 +351,31 @@ def test_a_verdict_says_who_needs_fewer_bytes(ours, theirs, row):
 def test_a_claim_is_judged_by_what_the_paper_says(papers, ours, theirs, cells):
     variants = [("ours", "dagc", papers[0], [1] * 3, ours), ("theirs", "stc", papers[1], [1] * 3, theirs)]
     assert judged("claims", variants) == [["A cell", "ours − theirs", *cells, "`x/a/b`"]]
+
+
+def test_costs_are_rounds_and_accuracy_beside_what_sends_everything():
+    cell = Cell("a/b", "A cell", {"task": "mlp@digits", "rounds": 9}, (), (0.5, 0.6, 0.9))
+    made, series = [], []
+    for label, method, firsts, ends in [
+        ("ours", "dagc", [[6, 20], [6, 22]], [0.7, 0.8]),
+        ("STC", "stc", [[1, 1], [1, 1]], [0.7, 0.8]),
+        ("FedAvg", "none", [[4, 8], [4, 6], [1, 1]], [0.72, 0.84, 0.1]),
+        ("FedAdam", "none", [], []),
+    ]:
+        made.append(Variant(label, {"method": method}))
+        runs = []
+        for seed, (rounds, end) in enumerate(zip(firsts, ends, strict=True)):
+            rows = [
+                {"round": number, "accuracy": goal, "bytes_up": 1, "bytes_down": 0, "seconds": 1}
+                for number, goal in zip(rounds, (0.5, 0.6), strict=True)
+            ]
+            result = {"final_accuracy": end, "best_accuracy": 0.6, "rounds": 30}
+            runs.append(Run(Path(), {"seed": seed, "task": "mlp@digits", "method": method}, {}, rows, result))
+        series += [Series(label, tuple(runs))] if runs else []
+    found = Shown("x", replace(cell, variants=tuple(made)), Panel("A cell", tuple(series), cell.targets), (), ())
+    heads, rows = KINDS["costs"]([found])
+    assert heads[1:3] == ["times the rounds of FedAvg", "times the rounds of FedAdam"]
+    assert rows == [["A cell", "1.5 to 3.0", "", "−3.00 ± 1.41", "", "30 / 30", "`x/a/b`"]]
 
 
 @pytest.mark.parametrize("kind", ["claims", "verdicts"])

@@ -144,6 +144,30 @@ def verdicts(some: Sequence[Shown]) -> Columns:
     return heads, body
 
 
+def costs(some: Sequence[Shown]) -> Columns:
+    """What the first variant costs beside each without compression: rounds to the targets, accuracy at the end."""
+    dense = [variant.label for variant in some[0].cell.variants if variant.fields["method"] == "none"]
+    heads = ["setting", *(f"times the rounds of {label}" for label in dense)]
+    heads += [*(f"ends above {label}, points" for label in dense), "rounds of each", "record"]
+    body = []
+    for one in some:
+        first, series = _ran(one, one.cell.variants[0].label), {each.label: each for each in one.panel.series}
+        beside = [_paired(first, series[label]) if label in series else None for label in dense]
+        times = ["" if pair is None else _times(*pair, one.panel.targets) for pair in beside]
+        gaps = ["" if pair is None else _points(difference(*pair)) for pair in beside]
+        ends = [first, *(series[label] for label in dense if label in series)]
+        taken = " / ".join(f"{final(each, 'rounds').mean:,.0f}" for each in ends)
+        body.append([one.panel.title, *times, *gaps, taken, _name(one)])
+    return heads, body
+
+
+def _times(first: Series, other: Series, goals: Sequence[float]) -> str:
+    """How many times as many rounds one takes as another: the range over the targets that both reach."""
+    ways = [(reached(first, goal).rounds, reached(other, goal).rounds) for goal in goals]
+    found = [mine.mean / theirs.mean for mine, theirs in ways if mine is not None and theirs is not None]
+    return " to ".join(dict.fromkeys(f"{part(found):.1f}" for part in (min, max))) if found else ""
+
+
 def _against_the_best(first: Series, others: Sequence[Series], goal: float) -> list[str]:
     """Who else needs the fewest bytes to a target, the multiple, how many seeds, and a verdict.
 
@@ -236,7 +260,7 @@ def tuning(some: Sequence[Shown]) -> Columns:
     return heads, body
 
 
-_ALL = (totals, uploads, rounds, seconds, targets, accuracy, claims, verdicts, steps, tuning)
+_ALL = (totals, uploads, rounds, seconds, targets, accuracy, claims, verdicts, costs, steps, tuning)
 KINDS: dict[str, Callable[[Sequence[Shown]], Columns]] = {kind.__name__: kind for kind in _ALL}
 """Every kind of table."""
 
