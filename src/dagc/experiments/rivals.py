@@ -180,7 +180,7 @@ RIVALS = (
         150,
         4,
         (0.78, 0.80, 0.82),
-        _variants((0.0005, 0.001), (0.001,), 60, {"learning_rate": (0.1, 0.2), "server_rate": (0.003, 0.01)}),
+        _variants((0.0005, 0.001, 0.002), (0.001,), 60, {"learning_rate": (0.1, 0.2), "server_rate": (0.003, 0.01)}),
         {"learning_rate": (0.1, 0.2, 0.5)},
         task="mlp@fashion-mnist",
         local_steps=20,
