@@ -119,21 +119,6 @@ def _skew_table(table: dict[tuple[str, int], dict[float, Figures]], absolute: bo
     )
 
 
-def _slow_thresholds() -> tuple[Cell, ...]:
-    """Not from the paper: its largest threshold at a tenth of the rate, where it lets few entries pass."""
-    return tuple(
-        Cell(
-            f"logistic-slow/sr{skew}/0.05",
-            f"{_NAMES['logistic']}, SR {skew:,}, threshold 0.05, learning rate 0.01",
-            {**_SETUP["logistic"], "learning_rate": 0.01, "skew_ratio": float(skew)},
-            _variants(True, 0.05),
-            (0.70, 0.75),
-            250,
-        )
-        for skew in (100, 1000)
-    )
-
-
 def _workers_table(table: dict[int, Figures], absolute: bool) -> tuple[Cell, ...]:
     amount = 0.05 if absolute else 0.001
     return tuple(
@@ -276,7 +261,7 @@ EXPERIMENTS: dict[str, tuple[Cell, ...]] = {
     "fig5": _large_models(),
     "table3": _skew_table(_TABLE_3, absolute=False),
     "table4": _workers_table(_TABLE_4, absolute=False),
-    "table5": (*_skew_table(_TABLE_5, absolute=True), *_slow_thresholds()),
+    "table5": _skew_table(_TABLE_5, absolute=True),
     "table6": _workers_table(_TABLE_6, absolute=True),
     "bytes": _equal_bytes(),
     "beyond": BEYOND,
