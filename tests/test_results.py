@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -56,11 +56,14 @@ def recorded(full, kept):
 def test_a_record_has_all_that_a_report_needs(made):
     (path,) = (made / "results").glob("**/*.jsonl")
     assert path == made / "results" / "small" / "small" / "a.jsonl"
-    lines = path.read_text().splitlines()
+    shared, *lines = path.read_text().splitlines()
     assert [(line["variant"], line["seed"]) for line in map(json.loads, lines)] == [
         ("ours", 0), ("ours", 1), ("theirs", 0), ("theirs", 1)
     ]  # fmt: skip
     assert all(len(line) < 6000 for line in lines)
+    assert json.loads(shared)["shared"]["task"] == "logistic@digits"
+    assert not json.loads(shared)["shared"].keys() & {"seed", "method"}
+    assert not json.loads(shared)["shared"].keys() & json.loads(lines[0])["settings"].keys()
     folders = {run.settings["method"] + str(run.seed): run for run in map(read_run, (made / "runs").iterdir())}
     for record in Store(made / "results").lines()[path]:
         run, kept = folders[record.settings["method"] + str(record.seed)], record.run()
@@ -193,7 +196,7 @@ def test_settings_are_tuned_on_other_seeds_and_recorded(tmp_path, monkeypatch):
 def test_a_run_of_another_default_is_another_run(made, monkeypatch):
     fields = {"task": "logistic@digits", "method": "dagc"}
     (path,) = (made / "results").glob("**/*.jsonl")
-    line = json.loads(path.read_text().splitlines()[0])
+    line = json.loads(path.read_text().splitlines()[1])
     store = Store(made / "results")
     old = Record(**{**line, "settings": described(fields), "plan": plan_of(fields, 650)})
     store._learn(old)
@@ -449,8 +452,19 @@ def test_a_benchmarks_table_is_shown_as_it_was_printed(tmp_path):
         tables.table("measured steps", Store(tmp_path))
 
 
-def test_a_damaged_record_is_named(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"variant": "a"}\n')
+def test_records_of_before_settings_were_shared_are_read(made, tmp_path):
+    store = Store(made / "results")
+    (lines,) = store.lines().values()
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "a.jsonl").write_text("".join(json.dumps(asdict(line)) + "\n" for line in lines))
+    assert list(Store(tmp_path).lines().values()) == [lines]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"variant": "a"}', '{"variant": "a", "settings": 1}', '{"shared": 1}', "[]", "1", "{"]
+)
+def test_a_damaged_record_is_named(tmp_path, text):
+    (tmp_path / "x.jsonl").write_text(text + "\n")
     with pytest.raises(InvalidInput, match=r"line 1 of .*x\.jsonl is not a record"):
         Store(tmp_path)
 

@@ -1,8 +1,8 @@
 """Records: what is kept of every run behind a figure, small enough to be stored with the source.
 
-`results/EXPERIMENT/CELL.jsonl` has a line for each variant that was tuned and one for each run. A run is known again by
-its settings, not by its folder: on any machine, and by later versions, which may have more settings. If a default has
-changed since, it is not the same run.
+`results/EXPERIMENT/CELL.jsonl` begins with the settings that all its records share. Then it has a line for each variant
+that was tuned and one for each run. A run is known again by its settings, not by its folder: on any machine, and by
+later versions, which may have more settings. If a default has changed since, it is not the same run.
 """
 
 import json
@@ -270,8 +270,8 @@ class Store:
                 lines = {_place(one, place): one for one in [*(_read(path) if path.exists() else ()), *new]}
                 self._lines[path] = [lines[key] for key in sorted(lines)]
                 with write_atomically(path) as file:
-                    for one in self._lines[path]:
-                        file.write(json.dumps(asdict(one), ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+                    for fields in _written(self._lines[path]):
+                        file.write(json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
         except OSError as error:
             raise InvalidInput(f"records cannot be written to {path}: {failure(error)}") from error
         for one in new:
@@ -291,12 +291,25 @@ def _place(line: Record | Tuned, order: Mapping[str, int]) -> tuple[Any, ...]:
     return (1, line.settings["rounds"], *where, line.seed)
 
 
+def _written(lines: Sequence[Record | Tuned]) -> list[dict[str, Any]]:
+    """The lines of a file: first the settings that all records share, then each record with the others."""
+    first, *rest = [one.settings for one in lines]
+    shared = {name: value for name, value in first.items() if all(name in one and one[name] == value for one in rest)}
+    own = [{name: value for name, value in one.settings.items() if name not in shared} for one in lines]
+    return [{"shared": shared}, *({**asdict(one), "settings": some} for one, some in zip(lines, own, strict=True))]
+
+
 def _read(path: Path) -> list[Record | Tuned]:
     found: list[Record | Tuned] = []
+    shared: dict[str, Any] = {}  # files of before have none
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             fields = json.loads(text)
+            if number == 1 and list(fields) == ["shared"]:
+                shared = dict(fields["shared"])
+                continue
+            fields = {**fields, "settings": {**shared, **fields["settings"]}}
             found.append(Tuned(**fields) if "tried" in fields else Record(**fields))
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InvalidInput(f"line {number} of {path} is not a record: {error}") from error
     return found

@@ -25,7 +25,7 @@ def _cell(
 
 
 def _variants(
-    stc: tuple[float, ...], top_k: tuple[float, ...], dense: int, adam: dict[str, tuple[Any, ...]]
+    stc: tuple[float, ...], top_k: tuple[float, ...], dense: int, adam: dict[str, tuple[Any, ...]], *also: Variant
 ) -> tuple[Variant, ...]:
     """`dagc` without a setting, beside the others at their best.
 
@@ -34,10 +34,12 @@ def _variants(
         top_k: Ratios that Top-k chooses from.
         dense: Rounds that are enough without compression.
         adam: What is tuned of the server's Adam.
+        also: STC with settings that tuning just missed.
     """
     return (
         Variant("dagc", {"method": "dagc"}),
         Variant("STC", {"method": "stc"}, tune={"ratio": stc}),
+        *also,
         Variant("DAGC-R, 0.1 %", {"method": "dagc-r", "ratio": 0.001}),
         Variant("Top-k, int32 + fp32", {"method": "top-k", "frames": "raw"}, tune={"ratio": top_k}),
         Variant("FedAvg", {"method": "none", "rounds": dense}),
@@ -81,8 +83,11 @@ RIVALS = (
         140,
         2,
         (0.78, 0.80, 0.82),
-        (
-            *_variants((0.002, 0.004, 0.008), (0.001, 0.004, 0.008), 60, {"server_rate": (0.01, 0.03, 0.1)}),
+        _variants(
+            (0.002, 0.004, 0.008),
+            (0.001, 0.004, 0.008),
+            60,
+            {"server_rate": (0.01, 0.03, 0.1)},
             Variant("STC, 0.8 %, rate 0.5", {"method": "stc", "ratio": 0.008, "learning_rate": 0.5}),
         ),
         {"learning_rate": (0.1, 0.2, 0.3, 0.5, 1.0)},
