@@ -321,6 +321,12 @@ ENDS = [0.5, 0.5, 0.5]
         ([100, None, 100], [200, 200, 200], ["theirs", "", "3", "**theirs gets there**, ours with 2 of 3 seeds"]),
         ([100, 100, 100], [200, None, 200], ["theirs (2 of 3 seeds)", "2.00", "2", "perhaps ours needs fewer"]),
         ([90, 1, 100, 95], [180, None, 202, 189], ["theirs (3 of 4 seeds)", "2.00", "3", "ours needs fewer"]),
+        ([100], [None, 200, 200], ["", "", "1", "only ours gets there; theirs with 2 of 3 seeds: 200 B"]),
+        (
+            [100, None],
+            [None, None, 9],
+            ["", "", "2", "nobody gets there: ours with 1 of 2 seeds; theirs with 1 of 3 seeds: 9 B"],
+        ),
         ([100, 100], [200, None], ["", "", "2", "only ours gets there; theirs with 1 of 2 seeds: 200 B"]),
         (
             [100, None, 100],

@@ -9,8 +9,18 @@ from dagc.errors import InvalidInput
 from dagc.experiments.records import Tuned
 from dagc.experiments.shown import Shown
 from dagc.report import Series
-from dagc.report.figures import highest_shared, with_shared_seeds
-from dagc.report.numbers import BYTES, Reached, Spread, difference, final, in_bytes, part_sent, reached
+from dagc.report.figures import highest_shared
+from dagc.report.numbers import (
+    BYTES,
+    Reached,
+    Spread,
+    difference,
+    final,
+    in_bytes,
+    on_shared_seeds,
+    part_sent,
+    reached,
+)
 from dagc.report.panels import in_words
 from dagc.report.words import brief, percent
 
@@ -117,7 +127,7 @@ def claims(some: Sequence[Shown]) -> Columns:
     heads = ["setting", "difference", "the paper, points", "here", "seeds", "verdict", "record"]
     body = []
     for one in some:
-        first, second = _paired(*(_ran(one, variant.label) for variant in one.cell.variants[:2]))
+        first, second = on_shared_seeds(*(_ran(one, variant.label) for variant in one.cell.variants[:2]))
         gap, words, paper = difference(first, second), ("above", "**below**"), ""
         if first.paper is not None and second.paper is not None:
             claimed = first.paper - second.paper
@@ -146,18 +156,20 @@ def verdicts(some: Sequence[Shown]) -> Columns:
 
 def costs(some: Sequence[Shown]) -> Columns:
     """What the first variant costs beside each without compression: rounds to the targets, accuracy at the end."""
-    dense = [variant.label for variant in some[0].cell.variants if variant.fields["method"] == "none"]
+    variants = [variant for one in some for variant in one.cell.variants]
+    dense = list(dict.fromkeys(variant.label for variant in variants if variant.fields["method"] == "none"))
     heads = ["setting", *(f"times the rounds of {label}" for label in dense)]
     heads += [*(f"ends above {label}, points" for label in dense), "rounds of each", "record"]
     body = []
     for one in some:
         first, series = _ran(one, one.cell.variants[0].label), {each.label: each for each in one.panel.series}
-        beside = [_paired(first, series[label]) if label in series else None for label in dense]
-        times = ["" if pair is None else _times(*pair, one.panel.targets) for pair in beside]
-        gaps = ["" if pair is None else _points(difference(*pair)) for pair in beside]
+        beside = {label: on_shared_seeds(first, series[label]) for label in dense if label in series}
+        times = {label: _times(mine, theirs, one.panel.targets) for label, (mine, theirs) in beside.items()}
+        gaps = {label: _points(difference(mine, theirs)) for label, (mine, theirs) in beside.items()}
         ends = [first, *(series[label] for label in dense if label in series)]
         taken = " / ".join(f"{final(each, 'rounds').mean:,.0f}" for each in ends)
-        body.append([one.panel.title, *times, *gaps, taken, _name(one)])
+        cells = [part.get(label, "") for part in (times, gaps) for label in dense]
+        body.append([one.panel.title, *cells, taken, _name(one)])
     return heads, body
 
 
@@ -171,16 +183,17 @@ def _times(first: Series, other: Series, goals: Sequence[float]) -> str:
 def _against_the_best(first: Series, others: Sequence[Series], goal: float) -> list[str]:
     """Who else needs the fewest bytes to a target, the multiple, how many seeds, and a verdict.
 
-    Somebody who gets there with most seeds only is compared on these.
+    Another that gets there with more than half of the seeds is compared on these. The first has to get there with all.
     """
     mine = reached(first, goal)
-    there = [(series, _there(series, goal)) for series in others]
-    if mine.bytes_total is None:
-        missed = f"{first.label} with {mine.seeds} of {mine.of} seeds"
-        there = [(series, some) for series, some in there if len(some.runs) == len(series.runs)]
-    else:
-        missed = ""
-        there = [(series, some) for series, some in there if 2 * len(some.runs) > len(series.runs)]
+    missed = "" if mine.bytes_total else f"{first.label} with {mine.seeds} of {mine.of} seeds"
+    least = 1.0 if missed else 0.5
+    there = []
+    for each in others:
+        every = on_shared_seeds(first, each)[1]
+        some = _there(every, goal)
+        if some.runs and (len(some.runs) == len(every.runs) or len(some.runs) > least * len(every.runs)):
+            there.append((every, some))
     if not there:
         alone = f"nobody gets there: {missed}" if missed else f"only {first.label} gets there"
         return ["", "", f"{mine.of}", alone + _sometimes(others, goal, math.inf)]
@@ -188,7 +201,7 @@ def _against_the_best(first: Series, others: Sequence[Series], goal: float) -> l
     if missed:
         return [rival.label, "", f"{mine.of}", f"**{rival.label} gets there**, {missed}"]
     of = "" if len(rival.runs) == len(every.runs) else f" ({len(rival.runs)} of {len(every.runs)} seeds)"
-    first, rival = _paired(first, rival)
+    first, rival = on_shared_seeds(first, rival)
     words = f"{first.label} needs fewer", f"**{rival.label} needs fewer**"
     verdict = _judged(difference(rival, first, goal), len(first.runs), *words) + _sometimes(others, goal, fewest)
     ours, theirs = _taken(first, goal), _taken(rival, goal)
@@ -229,9 +242,10 @@ def steps(some: Sequence[Shown]) -> Columns:
     heads = [*["setting"] * several, "", "up", "down", total, "times fewer", "rounds", "seconds"]
     body = []
     for one in some:
-        goal = highest_shared(one.panel)
+        panel = replace(one.panel, series=on_shared_seeds(*one.panel.series))
+        goal = highest_shared(panel)
         before: Spread | None = None
-        for number, series in enumerate(with_shared_seeds(one.panel).series):
+        for number, series in enumerate(panel.series):
             head = [f"{one.panel.title}, to {100 * goal:g} %" if not number else ""] * several
             way = reached(series, goal)
             if way.bytes_total is None:
@@ -272,10 +286,10 @@ def _shared_targets(some: Sequence[Shown]) -> tuple[float, ...]:
     return goals.pop()
 
 
-def _fewest(found: Sequence[Spread | None], least: int = 2) -> Spread | None:
-    """The smallest; None if there are fewer than `least`."""
+def _fewest(found: Sequence[Spread | None]) -> Spread | None:
+    """The smallest; None if there are fewer than two."""
     there = [one for one in found if one is not None]
-    return min(there, key=lambda one: one.mean) if len(there) >= least else None
+    return min(there, key=lambda one: one.mean) if len(there) > 1 else None
 
 
 def _name(one: Shown) -> str:
@@ -288,15 +302,6 @@ def _ran(one: Shown, label: str) -> Series:
         if series.label == label:
             return series
     raise InvalidInput(f"there is no record of {label} in {one.experiment} {one.cell.name}, which this table needs")
-
-
-def _paired(one: Series, other: Series) -> tuple[Series, Series]:
-    """Both with the seeds that they share."""
-    seeds = {run.seed for run in one.runs} & {run.seed for run in other.runs}
-    first, second = (
-        replace(series, runs=tuple(run for run in series.runs if run.seed in seeds)) for series in (one, other)
-    )
-    return first, second
 
 
 CLEAR = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)

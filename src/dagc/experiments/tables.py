@@ -15,17 +15,19 @@ hand, and a test fails if it is not what the records say.
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dagc.errors import DagcError, InvalidInput, unknown
 from dagc.experiments.cells import choose
-from dagc.experiments.kinds import KINDS
+from dagc.experiments.kinds import KINDS, steps
 from dagc.experiments.measured import Measured, in_markdown
 from dagc.experiments.others import compared
 from dagc.experiments.paper import EXPERIMENTS
 from dagc.experiments.records import Store
 from dagc.experiments.shown import Shown, shown
 from dagc.report.figures import write_waterfall
+from dagc.report.numbers import on_shared_seeds
 
 __all__ = ["KINDS", "Shown", "rewritten", "shown", "table"]
 
@@ -55,7 +57,10 @@ def table(words: str, store: Store) -> str:
         raise InvalidInput(f"table {words!r}: write KIND EXPERIMENT CELLS, and iterations=N if they are others")
     iterations = int(length[1]) if length else None
     some = [shown(experiment, cell.shrunk(iterations), store) for cell in choose(EXPERIMENTS[experiment], cells)]
-    return _in_full(*KINDS[kind](some), _source(some))
+    heads, rows = KINDS[kind](some)
+    if KINDS[kind] is steps:
+        some = [replace(one, panel=replace(one.panel, series=on_shared_seeds(*one.panel.series))) for one in some]
+    return _in_full(heads, rows, _source(some))
 
 
 def _measured(name: str, store: Store) -> str:

@@ -6,10 +6,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from dagc.report.numbers import BYTES, Reached, curve, in_bytes, reached
+from dagc.report.numbers import BYTES, Reached, curve, in_bytes, on_shared_seeds, reached
 from dagc.report.panels import Panel
 
-__all__ = ["COLOURS", "highest_shared", "with_shared_seeds", "write_figures", "write_waterfall"]
+__all__ = ["COLOURS", "highest_shared", "write_figures", "write_waterfall"]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#6b6b6b")
 """Colours that people with any colour vision can distinguish (after Okabe and Ito); the page uses the same."""
@@ -60,13 +60,6 @@ def highest_shared(panel: Panel) -> float:
     return max(every, default=min(panel.targets))
 
 
-def with_shared_seeds(panel: Panel) -> Panel:
-    """With the runs of the seeds that every series has."""
-    shared = set.intersection(*({run.seed for run in one.runs} for one in panel.series))
-    some = [replace(one, runs=tuple(run for run in one.runs if run.seed in shared)) for one in panel.series]
-    return replace(panel, series=tuple(some))
-
-
 def write_waterfall(panels: Sequence[Panel], path: Path) -> None:
     """Draw what each series of a panel takes off the bytes of the one before it, up and in total, to one accuracy.
 
@@ -79,9 +72,10 @@ def write_waterfall(panels: Sequence[Panel], path: Path) -> None:
     with matplotlib.rc_context(style):
         rows = max(len(panel.series) for panel in panels)
         figure = Figure(figsize=(11, (0.32 * rows + 1.1) * len(panels)), layout="constrained")
-        for number, panel in enumerate(panels):
+        for number, every in enumerate(panels):
+            panel = replace(every, series=on_shared_seeds(*every.series))
             goal = highest_shared(panel)
-            ways = [reached(one, goal) for one in with_shared_seeds(panel).series]
+            ways = [reached(one, goal) for one in panel.series]
             for place, (name, words) in enumerate((("bytes_up", "bytes up"), ("bytes_total", "bytes up and down"))):
                 axes = figure.add_subplot(len(panels), 2, 2 * number + place + 1)
                 _fall(axes, ways, name)

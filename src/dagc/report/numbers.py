@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import Any
 
@@ -17,6 +17,7 @@ __all__ = [
     "difference",
     "final",
     "in_bytes",
+    "on_shared_seeds",
     "part_sent",
     "reached",
     "spread",
@@ -122,6 +123,12 @@ def curve(series: Series) -> dict[str, list[float]]:
         "low": [min(values) for values in accuracies],
         "high": [max(values) for values in accuracies],
     }
+
+
+def on_shared_seeds(*series: Series) -> tuple[Series, ...]:
+    """With the runs of the seeds that all of them have."""
+    shared = set.intersection(*({run.seed for run in one.runs} for one in series))
+    return tuple(replace(one, runs=tuple(run for run in one.runs if run.seed in shared)) for one in series)
 
 
 def difference(one: Series, other: Series, accuracy: float | None = None) -> Spread:
