@@ -190,7 +190,7 @@ def test_reproduce_writes_the_report_and_does_nothing_twice(tiny_paper, tmp_path
     assert [(run / "metrics.jsonl").stat().st_mtime_ns for run in runs] == before
     records = sorted((tmp_path / "results").glob("**/*.jsonl"))
     assert [path.name for path in records] == ["a.jsonl", "b.jsonl"]
-    assert [len(path.read_text().splitlines()) for path in records] == [4, 4]
+    assert [len(path.read_text().splitlines()) for path in records] == [1 + 4, 1 + 4]  # what they share, and the runs
     shutil.rmtree(tmp_path / "runs")
     assert "83.00 %" in CliRunner().invoke(app, arguments).output
     assert not (tmp_path / "runs").exists()  # the records are enough
