@@ -45,12 +45,12 @@ def against_the_best(first: Series, others: Sequence[Series], goal: float) -> li
     """
     mine = reached(first, goal)
     missed = "" if mine.bytes_total else f"{first.label} with {mine.seeds} of {mine.of} seeds"
-    least = 1.0 if missed else 0.5
     there = []
     for each in others:
         every = on_shared_seeds(first, each)[1]
         some = _there(every, goal)
-        if some.runs and (len(some.runs) == len(every.runs) or len(some.runs) > least * len(every.runs)):
+        enough = len(every.runs) if missed else len(every.runs) // 2 + 1
+        if some.runs and len(some.runs) >= enough:
             there.append((every, some))
     if not there:
         alone = f"nobody gets there: {missed}" if missed else f"only {first.label} gets there"
