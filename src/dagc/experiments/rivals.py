@@ -47,16 +47,6 @@ def _variants(
     )
 
 
-_COSTLY = (
-    Variant("dagc", {"method": "dagc"}),
-    Variant("STC, 0.1 %", {"method": "stc", "ratio": 0.001}),
-    Variant("DAGC-R, 0.1 %", {"method": "dagc-r", "ratio": 0.001}),
-    Variant("Top-k, int32 + fp32, 0.1 %", {"method": "top-k", "frames": "raw", "ratio": 0.001}),
-    Variant("FedAvg", {"method": "none", "rounds": 80}),
-)
-"""For models that take minutes a run: one rate and one ratio for all."""
-_ADAM = Variant("FedAdam", {"method": "none", "optimizer": "Adam", "server_rate": 0.01, "rounds": 80})
-"""Beside them, with one server rate."""
 _LARGER = Variant("dagc, 600 bytes", {"method": "dagc", "bytes": 600})
 """About four times the default for the LSTM."""
 
@@ -203,11 +193,10 @@ RIVALS = (
         160,
         5,
         (0.40, 0.45, 0.50),
-        (*_COSTLY, Variant("STC, 0.05 %", {"method": "stc", "ratio": 0.0005}), _ADAM),
-        {},
+        _variants((0.0005, 0.001), (0.001,), 80, {"server_rate": (0.003, 0.01, 0.03)}),
+        {"learning_rate": (0.05, 0.1)},
         task="cnn@cifar-10",
         local_steps=10,
-        learning_rate=0.05,
     ),
     _cell(
         "cnn-labels",
@@ -215,11 +204,10 @@ RIVALS = (
         160,
         5,
         (0.30, 0.35, 0.40),
-        _COSTLY,
-        {},
+        _variants((0.0005, 0.001), (0.001,), 80, {"server_rate": (0.003, 0.01, 0.03)}),
+        {"learning_rate": (0.05, 0.1)},
         task="cnn@cifar-10",
         local_steps=10,
-        learning_rate=0.05,
         label_alpha=0.1,
     ),
     _cell(
@@ -228,12 +216,11 @@ RIVALS = (
         100,
         4,
         (0.20, 0.25, 0.30),
-        (*_COSTLY, _LARGER),
-        {},
+        (*_variants((0.001, 0.004), (0.001,), 80, {"server_rate": (0.01, 0.03)}), _LARGER),
+        {"learning_rate": (1.0, 2.0)},
         task="token-lstm@shakespeare",
         partition="by-client:workers=10",
         local_steps=10,
-        learning_rate=1.0,
     ),
     _cell(
         "shakespeare-roles",
@@ -241,13 +228,12 @@ RIVALS = (
         150,
         5,
         (0.20, 0.25, 0.30),
-        (*_COSTLY, _LARGER, _ADAM),
-        {},
+        (*_variants((0.001, 0.004), (0.001,), 80, {"server_rate": (0.01, 0.03)}), _LARGER),
+        {"learning_rate": (1.0, 2.0)},
         task="token-lstm@shakespeare",
         partition="by-client:min_size=5",
         participation=0.05,
         local_steps=10,
-        learning_rate=1.0,
     ),
 )
 """Every cell. What is tuned is chosen on seeds 1000 and 1001, by the fewest bytes to the last target."""
