@@ -130,6 +130,20 @@ RIVALS = (
         local_steps=10,
     ),
     _cell(
+        "digits-linear",
+        "MLP@digits, SR 100, ten clients, 10 local steps, rates that fall linearly to 0",
+        120,
+        2,
+        (0.90, 0.92, 0.94),
+        _variants(
+            (0.0005, 0.001, 0.002), (0.001, 0.004), 120, {"server_rate": (0.03, 0.1), "server_schedule": ("linear",)}
+        ),
+        {"learning_rate": (0.2, 0.5, 1.0)},
+        task="mlp@digits",
+        local_steps=10,
+        schedule="linear",
+    ),
+    _cell(
         "fifty",
         "Logistic@FMNIST, SR 100, 50 clients at 20 %, 20 local steps",
         300,
