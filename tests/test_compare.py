@@ -15,6 +15,7 @@ from dagc import InvalidInput
 from dagc.cli import app
 from dagc.cli.train import _print_comparison as table
 from dagc.experiments import comparison_configs, comparison_fields, run_all, split_methods, tune
+from dagc.experiments.tuning import best_of
 from dagc.folder import finished as finished_run
 from dagc.report import comparison, panels_of, read_run, read_runs
 from dagc.training import Config, read_metrics, train
@@ -229,6 +230,15 @@ def test_tuning_without_a_target_or_one_that_nobody_reaches_is_by_accuracy(tmp_p
     for target in (None, 1.0):
         (choice,) = tune(ways, ["learning_rate"], [1000], target, tmp_path / str(target), jobs=2)
         assert (choice.chosen, choice.by, choice.at_the_edge) == ({"learning_rate": 0.3}, "accuracy", ["learning_rate"])
+
+
+def test_of_two_that_need_as_many_bytes_the_higher_accuracy_is_chosen():
+    tried = [
+        {"learning_rate": rate, "bytes_total": need, "reached": 2, "accuracy": accuracy}
+        for rate, need, accuracy in ((0.1, 9e6, 0.75), (0.2, 9e6, 0.76), (0.5, 9.1e6, 0.8))
+    ]
+    assert best_of(tried, ["learning_rate"]).chosen == best_of(tried[::-1], ["learning_rate"]).chosen
+    assert best_of(tried, ["learning_rate"]).chosen == {"learning_rate": 0.2}
 
 
 def test_if_everything_diverges_tuning_says_so(tmp_path):

@@ -18,6 +18,7 @@ from dagc.experiments.origin import origin, source_commit, stamp
 from dagc.experiments.records import described, identity, plan_of
 from dagc.experiments.reproduce import TUNED_ON
 from dagc.experiments.shown import Shown
+from dagc.experiments.tuning import best_of
 from dagc.planning import MORE_ROUNDS
 from dagc.report import Panel, Run, Series, read_run
 from dagc.report.figures import write_waterfall
@@ -498,6 +499,8 @@ def test_every_record_is_of_a_cell_that_there_is():
             if isinstance(line, Record):
                 ways = [{**fields, "seed": line.seed} for fields in same.candidates(variant)]
                 assert identity(line.settings) in map(identity, ways), f"{path}: {line.variant}, seed {line.seed}"
+            else:
+                assert line.chosen == best_of(line.tried, list(line.chosen)).chosen, f"{path}: {line.variant}"
     size = sum(path.stat().st_size for path in store.lines())
     assert size < 3_000_000
 

@@ -169,6 +169,23 @@ def _data_aware() -> tuple[Cell, ...]:
     )
 
 
+def _stc_parts() -> tuple[Cell, ...]:
+    """What makes the difference between STC and `dagc`: STC with our coder, and with step-ahead as well."""
+    (cell,) = [cell for cell in RIVALS if cell.name == "logistic-20"]
+    ratios = {"ratio": (0.004, 0.008, 0.016)}
+    coded = {"method": "stc", "frames": "coded"}
+    variants = (
+        Variant("dagc", {"method": "dagc", "learning_rate": 1.0}),  # this and STC's: as tuned among the rivals
+        Variant("STC", {"method": "stc", "ratio": 0.008, "learning_rate": 0.2}),
+        Variant("STC, coded frames", coded, tune=ratios),
+        Variant("STC, coded frames, step-ahead", {**coded, "step_ahead": 0.5}, tune=ratios),
+    )
+    tune = {"learning_rate": (0.2, 0.5, 1.0)}
+    return (
+        replace(cell, name="stc-parts", title="Logistic@FMNIST, parts of dagc in STC", variants=variants, tune=tune),
+    )
+
+
 BEYOND = (
     *_fewest_bytes(),
     *_larger_budgets(),
@@ -177,5 +194,6 @@ BEYOND = (
     *_slow_thresholds(),
     *_budgets(),
     *_data_aware(),
+    *_stc_parts(),
 )
 """Every cell."""

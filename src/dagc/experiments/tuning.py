@@ -16,7 +16,7 @@ from dagc.report.numbers import final, reached
 from dagc.report.runs import TUNING
 from dagc.training import Config
 
-__all__ = ["TUNING_SEEDS", "Choice", "question", "tune"]
+__all__ = ["TUNING_SEEDS", "Choice", "best_of", "question", "tune"]
 
 TUNING_SEEDS = 1000
 """The first seed for tuning; comparisons use 0, 1, 2, …"""
@@ -64,7 +64,8 @@ def tune(
     """Choose one of the candidates for every line: the fewest total bytes to the target, or the highest accuracy.
 
     By accuracy where there is no target, or no candidate reaches it with all seeds: then of those that reach it with
-    most. What was chosen is kept in `tuning.json`, so that it is done once; the runs are kept in a folder beside it.
+    most. If two need equally many bytes, the higher accuracy decides. What was chosen is kept in `tuning.json`, so
+    that it is done once; the runs are kept in a folder beside it.
 
     Args:
         ways: For each line, the fields of its candidates, as `comparison_fields` returns them.
@@ -100,7 +101,7 @@ def tune(
                 scores = NOTHING if diverged else _scores([paths[number] for number in own], target)
             measured = {name: scores[name] for name in NOTHING}
             tried.append({**{name: getattr(config, name) for name in names}, **measured})
-        found.append(_chosen(tried, names))
+        found.append(best_of(tried, names))
     _write(folder / "tuning.json", {"question": asked, "seeds": list(seeds), "ways": [asdict(one) for one in found]})
     return found
 
@@ -122,7 +123,8 @@ def _scores(paths: Sequence[Path], target: float | None) -> dict[str, float | No
     }
 
 
-def _chosen(tried: list[dict[str, Any]], names: Sequence[str]) -> Choice:
+def best_of(tried: list[dict[str, Any]], names: Sequence[str]) -> Choice:
+    """Choose one of the candidates that were tried, as `tune` describes."""
     there = [one for one in tried if one["bytes_total"] is not None]
     by = "bytes_total" if there else "accuracy"
     if not tried:
@@ -131,7 +133,7 @@ def _chosen(tried: list[dict[str, Any]], names: Sequence[str]) -> Choice:
     if not measured:
         raise InvalidInput(f"every candidate of {', '.join(names)} diverged: try smaller learning rates")
     if there:
-        best = min(there, key=lambda one: one["bytes_total"])
+        best = min(there, key=lambda one: (one["bytes_total"], -(one["accuracy"] or 0.0)))
     else:
         best = max(measured, key=lambda one: (one["reached"], one["accuracy"]))
     return Choice({name: best[name] for name in names}, by, tried)
