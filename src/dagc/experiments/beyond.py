@@ -186,6 +186,29 @@ def _stc_parts() -> tuple[Cell, ...]:
     )
 
 
+def _first_model() -> tuple[Cell, ...]:
+    """What the first download changes, if clients cannot draw the first model: settings as tuned among the rivals."""
+    stc = {"method": "stc", "ratio": 0.008, "learning_rate": 0.5}
+    rarely = {"method": "stc", "ratio": 0.02, "learning_rate": 0.2}
+    methods = {
+        "logistic": ({"method": "dagc", "learning_rate": 1.0}, stc, {"learning_rate": 1.0}),
+        "five-hundred": ({"method": "dagc", "learning_rate": 0.2}, rarely, {"learning_rate": 0.5}),
+    }
+    found = []
+    for cell in RIVALS:
+        if cell.name in methods:
+            ours, theirs, dense = methods[cell.name]
+            variants = (
+                Variant("dagc", ours),
+                Variant("STC", theirs),
+                Variant("FedAvg", {"method": "none", "rounds": 60, **dense}),
+            )
+            fields = {**cell.fields, "first_model": "sent"}
+            name = f"first-model/{cell.name}"
+            found.append(replace(cell, name=name, fields=fields, variants=variants, tune={}, notes=()))
+    return tuple(found)
+
+
 BEYOND = (
     *_fewest_bytes(),
     *_larger_budgets(),
@@ -195,5 +218,6 @@ BEYOND = (
     *_budgets(),
     *_data_aware(),
     *_stc_parts(),
+    *_first_model(),
 )
 """Every cell."""
