@@ -53,9 +53,9 @@ def test_all_experiments_are_there_with_the_papers_figures():
         "fig5": 4,
         **tables,
         "bytes": 1,
-        "beyond": 20,
+        "beyond": 23,
         "both-ways": 6,
-        "rivals": 14,
+        "rivals": 15,
         "ablation": 2,
         "step-ahead": 6,
     }
