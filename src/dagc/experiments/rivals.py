@@ -214,7 +214,7 @@ RIVALS = (
             {"server_rate": (0.003, 0.01, 0.03)},
             Variant("STC, 0.05 %", {"method": "stc", "ratio": 0.0005, "learning_rate": 0.05}),
         ),
-        {"learning_rate": (0.02, 0.05, 0.1)},
+        {"learning_rate": (0.05, 0.1)},
         task="cnn@cifar-10",
         local_steps=10,
     ),
