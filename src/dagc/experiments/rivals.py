@@ -47,7 +47,7 @@ def _variants(
     )
 
 
-_LARGER = Variant("dagc, 600 bytes", {"method": "dagc", "bytes": 600, "learning_rate": 1.0})
+_LARGER = Variant("dagc, 600 bytes", {"method": "dagc", "bytes": 600, "learning_rate": 4.0})
 """About four times the default for the LSTM."""
 
 _RARELY = (
