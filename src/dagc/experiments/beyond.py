@@ -130,18 +130,21 @@ def _slow_thresholds() -> tuple[Cell, ...]:
     )
 
 
+def _rival(name: str) -> Cell:
+    """A cell of the rivals."""
+    return next(cell for cell in RIVALS if cell.name == name)
+
+
 def _budgets() -> tuple[Cell, ...]:
     """`dagc` with its own budget and with others, at the rate that was best with its own."""
-    others = {"logistic": (1.0, 44, (22, 32, 64, 96)), "digits": (0.5, 69, (35, 50, 100))}
     found = []
-    for cell in RIVALS:
-        if cell.name in others:
-            rate, own, budgets = others[cell.name]
-            variants = [Variant(f"{some} bytes", {"method": "dagc", "bytes": some}) for some in budgets]
-            variants.append(Variant(f"{own} bytes, the default", {"method": "dagc"}))
-            variants.sort(key=lambda variant: int(variant.label.split()[0]))
-            fields = {**cell.fields, "learning_rate": rate}
-            found.append(replace(cell, name=f"budget/{cell.name}", fields=fields, variants=tuple(variants), tune={}))
+    for name, rate, own, budgets in (("logistic", 1.0, 44, (22, 32, 64, 96)), ("digits", 0.5, 69, (35, 50, 100))):
+        variants = [Variant(f"{some} bytes", {"method": "dagc", "bytes": some}) for some in budgets]
+        variants.append(Variant(f"{own} bytes, the default", {"method": "dagc"}))
+        variants.sort(key=lambda variant: int(variant.label.split()[0]))
+        cell = _rival(name)
+        fields = {**cell.fields, "learning_rate": rate}
+        found.append(replace(cell, name=f"budget/{name}", fields=fields, variants=tuple(variants), tune={}))
     return tuple(found)
 
 
@@ -154,7 +157,7 @@ def _data_aware() -> tuple[Cell, ...]:
         "sr1000": ("SR 1,000", {"skew_ratio": 1000.0}),
         "alpha0.1": ("SR 100, label α 0.1", {"label_alpha": 0.1}),
     }
-    (cell,) = [cell for cell in RIVALS if cell.name == "logistic-20"]
+    cell = _rival("logistic-20")
     rate = {"learning_rate": 1.0}  # the best one for `dagc` with SR 100
     return tuple(
         replace(
@@ -171,7 +174,7 @@ def _data_aware() -> tuple[Cell, ...]:
 
 def _stc_parts() -> tuple[Cell, ...]:
     """What makes the difference between STC and `dagc`: STC with our coder, and with step-ahead as well."""
-    (cell,) = [cell for cell in RIVALS if cell.name == "logistic-20"]
+    cell = _rival("logistic-20")
     ratios = {"ratio": (0.004, 0.008, 0.016)}
     coded = {"method": "stc", "frames": "coded"}
     variants = (
@@ -188,24 +191,19 @@ def _stc_parts() -> tuple[Cell, ...]:
 
 def _first_model() -> tuple[Cell, ...]:
     """What the first download changes, if clients cannot draw the first model: settings as tuned among the rivals."""
-    stc = {"method": "stc", "ratio": 0.008, "learning_rate": 0.5}
-    rarely = {"method": "stc", "ratio": 0.02, "learning_rate": 0.2}
-    methods = {
-        "logistic": ({"method": "dagc", "learning_rate": 1.0}, stc, {"learning_rate": 1.0}),
-        "five-hundred": ({"method": "dagc", "learning_rate": 0.2}, rarely, {"learning_rate": 0.5}),
-    }
     found = []
-    for cell in RIVALS:
-        if cell.name in methods:
-            ours, theirs, dense = methods[cell.name]
-            variants = (
-                Variant("dagc", ours),
-                Variant("STC", theirs),
-                Variant("FedAvg", {"method": "none", "rounds": 60, **dense}),
-            )
-            fields = {**cell.fields, "first_model": "sent"}
-            name = f"first-model/{cell.name}"
-            found.append(replace(cell, name=name, fields=fields, variants=variants, tune={}, notes=()))
+    for name, ours, (ratio, theirs), dense in (
+        ("logistic", 1.0, (0.008, 0.5), 1.0),
+        ("five-hundred", 0.2, (0.02, 0.2), 0.5),
+    ):
+        variants = (
+            Variant("dagc", {"method": "dagc", "learning_rate": ours}),
+            Variant("STC", {"method": "stc", "ratio": ratio, "learning_rate": theirs}),
+            Variant("FedAvg", {"method": "none", "rounds": 60, "learning_rate": dense}),
+        )
+        cell = _rival(name)
+        fields = {**cell.fields, "first_model": "sent"}
+        found.append(replace(cell, name=f"first-model/{name}", fields=fields, variants=variants, tune={}, notes=()))
     return tuple(found)
 
 

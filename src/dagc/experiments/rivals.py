@@ -34,7 +34,7 @@ def _variants(
         top_k: Ratios that Top-k chooses from.
         dense: Rounds that are enough without compression.
         adam: What is tuned of the server's Adam.
-        also: STC with settings that tuning just missed.
+        also: STC with other settings, as rows of their own.
     """
     return (
         Variant("dagc", {"method": "dagc"}),

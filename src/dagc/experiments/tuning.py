@@ -143,7 +143,9 @@ def _read(path: Path, asked: str) -> list[Choice] | None:
     """What was chosen before; None if nothing was, or for other candidates, seeds or target."""
     try:
         stored = json.loads(path.read_bytes())
-        return [Choice(**one) for one in stored["ways"]] if stored["question"] == asked else None
+        if stored["question"] != asked:
+            return None
+        return [best_of(one["tried"], list(one["chosen"])) for one in stored["ways"]]  # by the rule of today
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

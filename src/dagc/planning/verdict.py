@@ -8,7 +8,7 @@ from dagc.report.words import brief
 __all__ = ["MORE_ROUNDS", "duration", "verdict"]
 
 MORE_ROUNDS = (2, 30)
-"""How many times as many rounds as no compression: many, and the most that `dagc` took in `docs/studies/dagc.md`."""
+"""How many times as many rounds as no compression: many, and the most that `dagc` took beside its rivals."""
 YES, PERHAPS, NO = "Worth it", "May be worth it", "Not worth it"
 
 
