@@ -47,8 +47,10 @@ def _variants(
     )
 
 
-_LARGER = Variant("dagc, 600 bytes", {"method": "dagc", "bytes": 600, "learning_rate": 4.0})
-"""About four times the default for the LSTM."""
+def _larger(rate: float) -> Variant:
+    """About four times the default budget for the LSTM, with a learning rate."""
+    return Variant("dagc, 600 bytes", {"method": "dagc", "bytes": 600, "learning_rate": rate})
+
 
 _RARELY = (
     Variant("dagc", {"method": "dagc"}),
@@ -236,7 +238,7 @@ RIVALS = (
         100,
         4,
         (0.20, 0.25, 0.30),
-        (*_variants((0.0005, 0.001, 0.004), (0.001,), 80, {"server_rate": (0.01, 0.03)}), _LARGER),
+        (*_variants((0.0005, 0.001, 0.004), (0.001,), 80, {"server_rate": (0.01, 0.03)}), _larger(4.0)),
         {"learning_rate": (1.0, 2.0, 4.0, 8.0)},
         task="token-lstm@shakespeare",
         partition="by-client:workers=10",
@@ -248,8 +250,8 @@ RIVALS = (
         150,
         5,
         (0.20, 0.25, 0.30),
-        (*_variants((0.0005, 0.001), (0.001,), 80, {"server_rate": (0.01, 0.03)}), _LARGER),
-        {"learning_rate": (2.0, 4.0)},
+        (*_variants((0.001,), (0.001,), 80, {"server_rate": (0.01,)}), _larger(1.0)),
+        {"learning_rate": (1.0,)},
         task="token-lstm@shakespeare",
         partition="by-client:min_size=5",
         participation=0.05,
