@@ -47,10 +47,8 @@ def _variants(
     )
 
 
-def _larger(rate: float) -> Variant:
-    """About four times the default budget for the LSTM, with a learning rate."""
-    return Variant("dagc, 600 bytes", {"method": "dagc", "bytes": 600, "learning_rate": rate})
-
+_LARGER = Variant("dagc, 600 bytes", {"method": "dagc", "bytes": 600})
+"""About four times the default for the LSTM."""
 
 _RARELY = (
     Variant("dagc", {"method": "dagc"}),
@@ -238,8 +236,8 @@ RIVALS = (
         100,
         4,
         (0.20, 0.25, 0.30),
-        (*_variants((0.001,), (0.001,), 80, {"server_rate": (0.01,)}), _larger(1.0)),
-        {"learning_rate": (1.0,)},
+        _variants((0.0005, 0.001, 0.004), (0.001,), 80, {"server_rate": (0.01, 0.03)}),
+        {"learning_rate": (1.0, 2.0, 4.0, 8.0)},
         task="token-lstm@shakespeare",
         partition="by-client:workers=10",
         local_steps=10,
@@ -250,7 +248,7 @@ RIVALS = (
         150,
         5,
         (0.20, 0.25, 0.30),
-        (*_variants((0.001,), (0.001,), 80, {"server_rate": (0.01,)}), _larger(1.0)),
+        (*_variants((0.001,), (0.001,), 80, {"server_rate": (0.01,)}), _LARGER),
         {"learning_rate": (1.0,)},
         task="token-lstm@shakespeare",
         partition="by-client:min_size=5",
