@@ -249,7 +249,7 @@ RIVALS = (
         5,
         (0.20, 0.25, 0.30),
         (*_variants((0.0005, 0.001, 0.004), (0.001,), 80, {"server_rate": (0.01, 0.03)}), _LARGER),
-        {"learning_rate": (1.0, 2.0, 4.0, 8.0)},
+        {"learning_rate": (2.0, 4.0, 8.0)},
         task="token-lstm@shakespeare",
         partition="by-client:min_size=5",
         participation=0.05,
