@@ -25,7 +25,12 @@ def _cell(
 
 
 def _variants(
-    stc: tuple[float, ...], top_k: tuple[float, ...], dense: int, adam: dict[str, tuple[Any, ...]], *also: Variant
+    stc: tuple[float, ...],
+    top_k: tuple[float, ...],
+    dense: int,
+    adam: dict[str, tuple[Any, ...]],
+    *also: Variant,
+    average: dict[str, tuple[Any, ...]] | None = None,
 ) -> tuple[Variant, ...]:
     """`dagc` without a setting, beside the others at their best.
 
@@ -35,6 +40,7 @@ def _variants(
         dense: Rounds that are enough without compression.
         adam: What is tuned of the server's Adam.
         also: STC with other settings, as rows of their own.
+        average: What is tuned of FedAvg, if not what all others have.
     """
     return (
         Variant("dagc", {"method": "dagc"}),
@@ -42,7 +48,7 @@ def _variants(
         *also,
         Variant("DAGC-R, 0.1 %", {"method": "dagc-r", "ratio": 0.001}),
         Variant("Top-k, int32 + fp32", {"method": "top-k", "frames": "raw"}, tune={"ratio": top_k}),
-        Variant("FedAvg", {"method": "none", "rounds": dense}),
+        Variant("FedAvg", {"method": "none", "rounds": dense}, tune=average or {}),
         Variant("FedAdam", {"method": "none", "optimizer": "Adam", "rounds": dense}, tune=adam),
     )
 
@@ -248,8 +254,17 @@ RIVALS = (
         150,
         5,
         (0.20, 0.25, 0.30),
-        (*_variants((0.0005, 0.001, 0.004), (0.001,), 80, {"server_rate": (0.01, 0.03)}), _LARGER),
-        {"learning_rate": (2.0, 4.0, 8.0)},
+        (
+            *_variants(
+                (0.004, 0.016),
+                (0.001,),
+                80,
+                {"learning_rate": (2.0, 4.0, 8.0), "server_rate": (0.01, 0.03)},
+                average={"learning_rate": (2.0, 4.0, 8.0)},
+            ),
+            _LARGER,
+        ),
+        {"learning_rate": (1.0, 2.0, 4.0)},
         task="token-lstm@shakespeare",
         partition="by-client:min_size=5",
         participation=0.05,
