@@ -3,6 +3,7 @@
     make bench-ddp                                          # needs root; this is its second part
     python -m benchmarks.internet --task gpt                # or cnn@cifar-10
     python -m benchmarks.internet --seconds 5 10 --only ours hook      # methods whose names contain one of these
+    python -m benchmarks.internet --only 'ours, 10 %, two bits'        # a whole name is that method alone
     python -m benchmarks.internet --cost                    # no root, no network: an exchange of 100 M parameters
     python -m benchmarks.internet --record                  # keeps the tables for docs/studies/performance.md
 
@@ -286,7 +287,8 @@ def compare(network: Network, task: str, seconds: list[float], options: argparse
     methods = {
         method: words
         for method, words in METHODS.items()
-        if not options.only or any(word in words or word in method for word in options.only)
+        if not options.only
+        or any(word == method or (word not in METHODS and word in f"{method} {words}") for word in options.only)
     }
     with kept(name, title, heads, options.record, wanted=len(methods)) as sheet:
         for method, words in methods.items():
@@ -302,7 +304,7 @@ def main() -> None:
     parser.add_argument("--task", choices=list(TASKS), help="one of the two")
     parser.add_argument("--seconds", type=float, nargs="+", default=[60, 180], help="when the model is evaluated")
     parser.add_argument("--rate", default="10mbit", help="of every link, as tc takes it")
-    parser.add_argument("--only", nargs="+", help="methods whose names contain one of these words")
+    parser.add_argument("--only", nargs="+", help="methods with one of these names, or words in theirs")
     parser.add_argument("--cost", action="store_true", help="what an exchange costs on one rank; no root needed")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
