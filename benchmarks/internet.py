@@ -19,7 +19,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -279,17 +279,23 @@ def sent(network: Network) -> list[int]:
     return [int(run(*prefix, "cat", file)) for prefix in network.prefixes()]
 
 
+def chosen(only: Sequence[str] | None) -> dict[str, str]:
+    """Methods with one of these names, or whose names contain one of these words; all without any."""
+    found = set[str]()
+    for word in only or METHODS:
+        some = {word} if word in METHODS else {name for name, words in METHODS.items() if word in f"{name}, {words}"}
+        if not some:
+            raise SystemExit(f"no method is called {word!r}: there are {'; '.join(METHODS)}")
+        found |= some
+    return {name: words for name, words in METHODS.items() if name in found}
+
+
 def compare(network: Network, task: str, seconds: list[float], options: argparse.Namespace) -> None:
     """All methods on one task."""
     name, label, judged = TASKS[task]
     heads = ["", *(head for end in seconds for head in (f"{judged} after {end:g} s", "steps", "MB sent"))]
     title = f"{label}, {options.rate} each way, 4 ranks, skew ratio 10, {STEPS} local steps"
-    methods = {
-        method: words
-        for method, words in METHODS.items()
-        if not options.only
-        or any(word == method or (word not in METHODS and word in f"{method} {words}") for word in options.only)
-    }
+    methods = chosen(options.only)
     with kept(name, title, heads, options.record, wanted=len(methods)) as sheet:
         for method, words in methods.items():
             cells = [
@@ -304,7 +310,7 @@ def main() -> None:
     parser.add_argument("--task", choices=list(TASKS), help="one of the two")
     parser.add_argument("--seconds", type=float, nargs="+", default=[60, 180], help="when the model is evaluated")
     parser.add_argument("--rate", default="10mbit", help="of every link, as tc takes it")
-    parser.add_argument("--only", nargs="+", help="methods with one of these names, or words in theirs")
+    parser.add_argument("--only", nargs="+", help="names of methods, or words in them")
     parser.add_argument("--cost", action="store_true", help="what an exchange costs on one rank; no root needed")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -316,6 +322,7 @@ def main() -> None:
         return
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(f"stopped by signal {number}"))
+    chosen(options.only)
     needed()
     with Network(4, options.rate) as network:
         for task in [options.task] if options.task else TASKS:

@@ -6,7 +6,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
-from benchmarks import coder, tables
+from benchmarks import coder, internet, tables
 
 import dagc
 from dagc.experiments.measured import Measured, in_markdown
@@ -150,3 +150,12 @@ def test_figures_stand_on_the_right():
 
 def test_every_context_of_the_coder_is_measured():
     assert [*TABLES, "row"] == list(coder.CONTEXTS)
+
+
+def test_a_whole_name_of_a_method_is_that_method_alone():
+    assert list(internet.chosen(None)) == list(internet.METHODS)
+    assert list(internet.chosen(["ours, 10 %, two bits", "PowerSGD"])) == ["powersgd", "ours, 10 %, two bits"]
+    assert list(internet.chosen(["dense"])) == ["dense"]
+    assert len(internet.chosen(["10 %"])) == 4
+    with pytest.raises(SystemExit, match="no method is called 'gossip'"):
+        internet.chosen(["dense", "gossip"])
