@@ -254,6 +254,16 @@ def test_steps_are_compared_on_the_seeds_that_all_of_them_share():
     assert [row[3:5] for row in judged("steps", variants)] == [["100 B", ""], ["50 B", "2.00"]]
 
 
+def test_a_step_is_judged_seed_by_seed_beside_the_one_before():
+    taken = [("one", [100, 110, 90]), ("two", [50, 56, 44]), ("three", [51, 54, 45]), ("four", [151, 155, 144])]
+    rows = judged("steps", [(label, "dagc", None, bytes, ENDS) for label, bytes in taken])
+    assert [row[4:6] for row in rows] == [
+        ["", ""], ["2.00", "fewer"], ["1.00", "no clear difference"], ["0.33", "**more**"]
+    ]  # fmt: skip
+    missed = [("one", "dagc", None, [100], [0.5]), ("two", "dagc", None, [None], [0.5])]
+    assert [len(row) for row in judged("steps", missed)] == [len(rows[0])] * 2
+
+
 def test_the_waterfall_has_every_step_with_its_factor(made, known, tmp_path):
     panel = tables.shown("small", small(), Store(made / "results")).panel
     write_waterfall([panel], tmp_path / "fall.svg")
@@ -345,6 +355,13 @@ def test_a_verdict_says_who_needs_fewer_bytes(ours, theirs, row):
     assert judged("verdicts", variants) == [["A cell", "50 %", *row, "`x/a/b`"]]
     other = ("ours, larger", "dagc", None, [1] * len(ours), ENDS[:1] * len(ours))  # is no rival of its own method
     assert judged("verdicts", [*variants, other]) == [["A cell", "50 %", *row, "`x/a/b`"]]
+
+
+def test_of_one_method_alone_the_first_variant_is_judged_beside_the_others():
+    with_it, without = ("with it", "dagc", None, [100, 101, 99], ENDS), ("without", "dagc", None, [200, 203, 198], ENDS)
+    assert judged("verdicts", [with_it, without])[0][2:6] == ["without", "2.00", "3", "with it needs fewer"]
+    later = ("STC", "stc", None, [], [])  # is not recorded yet
+    assert judged("verdicts", [with_it, without, later])[0][5] == "only with it gets there"
 
 
 @pytest.mark.parametrize(
@@ -529,6 +546,17 @@ def test_no_document_has_a_table_of_figures_that_somebody_typed():
     for path in DOCUMENTS:
         if not path.relative_to(ROOT).as_posix().startswith(SETTINGS):
             assert not typed_figures(path.read_text()), f"{path}: make it of records, CONTRIBUTING.md says how"
+
+
+def test_every_claim_names_a_record_that_there_is():
+    text = (ROOT / "docs" / "studies" / "protocol.md").read_text()
+    rows = re.search(r"^\| claim \| verdict \| record \|\n\|-.*\n((?:\|.*\n)+)", text, re.M)
+    for row in rows[1].splitlines():
+        named = re.findall(r"`([^`]+)`", row.split("|")[-2])
+        assert named, row
+        for name in named:
+            found = (ROOT / "results").glob(f"{name}**/*.jsonl" if name.endswith("/") else f"{name}.json*")
+            assert any(found), name
 
 
 def test_a_plan_knows_how_many_more_rounds_dagc_has_taken():

@@ -25,7 +25,7 @@ from dagc.report.numbers import (
 from dagc.report.panels import in_words
 from dagc.report.words import brief, percent
 
-__all__ = ["KINDS", "Columns"]
+__all__ = ["KINDS", "Columns", "points"]
 
 Columns = tuple[list[str], list[list[str]]]
 """The heads of a table, and its rows."""
@@ -117,7 +117,7 @@ def accuracy(some: Sequence[Shown]) -> Columns:
         series = {each.label: each for each in one.panel.series}
         ends = ["" if label not in series else _end(series[label]) for label in labels]
         first, second = (series.get(label) for label in labels[:2])
-        gap = "" if first is None or second is None else _points(difference(first, second))
+        gap = "" if first is None or second is None else points(difference(first, second))
         sent = ["" if label not in series else _bytes(final(series[label], "bytes_up")) for label in labels]
         body.append([one.panel.title, *ends, gap, *sent])
     return heads, body
@@ -132,26 +132,30 @@ def claims(some: Sequence[Shown]) -> Columns:
         gap, words, paper = difference(first, second), ("above", "**below**"), ""
         if first.paper is not None and second.paper is not None:
             claimed = first.paper - second.paper
-            paper = _points(Spread(claimed / 100, None))
+            paper = points(Spread(claimed / 100, None))
             if claimed:  # where the paper has no difference, it claims none
                 words = ("holds", "**the opposite**") if claimed > 0 else ("**the opposite**", "holds")
         verdict = judged(gap, len(first.runs), *words)
         labels = f"{first.label} − {second.label}"
-        body.append([one.panel.title, labels, paper, _points(gap), f"{len(first.runs)}", verdict, _name(one)])
+        body.append([one.panel.title, labels, paper, points(gap), f"{len(first.runs)}", verdict, _name(one)])
     return heads, body
 
 
 def verdicts(some: Sequence[Shown]) -> Columns:
-    """For each target: the best other variant, its bytes as a multiple of the first's, and a verdict."""
+    """For each target: the best other variant, its bytes as a multiple of the first's, and a verdict.
+
+    Variants of the first's own method are no rivals of it, unless there are no others.
+    """
     heads = ["setting", "to", "the best other", "times the bytes", "seeds", "verdict", "record"]
     body = []
     for one in some:
         claimed = one.cell.variants[0]
-        same = {variant.label for variant in one.cell.variants if variant.fields["method"] == claimed.fields["method"]}
-        first, others = _ran(one, claimed.label), [series for series in one.panel.series if series.label not in same]
+        others = [variant for variant in one.cell.variants if variant.fields["method"] != claimed.fields["method"]]
+        labels = {variant.label for variant in others or one.cell.variants[1:]}
+        first, rivals = _ran(one, claimed.label), [series for series in one.panel.series if series.label in labels]
         for number, goal in enumerate(one.panel.targets):
             head, record = [one.panel.title, _name(one)] if not number else ["", ""]
-            body.append([head, f"{100 * goal:g} %", *against_the_best(first, others, goal), record])
+            body.append([head, f"{100 * goal:g} %", *against_the_best(first, rivals, goal), record])
     return heads, body
 
 
@@ -166,7 +170,7 @@ def costs(some: Sequence[Shown]) -> Columns:
         first, series = _ran(one, one.cell.variants[0].label), {each.label: each for each in one.panel.series}
         beside = {label: on_shared_seeds(first, series[label]) for label in dense if label in series}
         times = {label: _times(mine, theirs, one.panel.targets) for label, (mine, theirs) in beside.items()}
-        gaps = {label: _points(difference(mine, theirs)) for label, (mine, theirs) in beside.items()}
+        gaps = {label: points(difference(mine, theirs)) for label, (mine, theirs) in beside.items()}
         ends = [first, *(series[label] for label in dense if label in series)]
         taken = " / ".join(f"{final(each, 'rounds').mean:,.0f}" for each in ends)
         cells = [part.get(label, "") for part in (times, gaps) for label in dense]
@@ -182,28 +186,31 @@ def _times(first: Series, other: Series, goals: Sequence[float]) -> str:
 
 
 def steps(some: Sequence[Shown]) -> Columns:
-    """Bytes to the highest target that all variants reach, and how many times fewer each takes than the one before.
+    """Bytes to the highest target that all variants reach, how many times fewer than the one before, and a verdict.
 
     With the seeds that all variants share.
     """
     several = len(some) > 1
     total = "total" if several else f"total to {100 * highest_shared(some[0].panel):g} %"
-    heads = [*["setting"] * several, "", "up", "down", total, "times fewer", "rounds", "seconds"]
+    heads = [*["setting"] * several, "", "up", "down", total, "times fewer", "verdict", "rounds", "seconds"]
     body = []
     for one in some:
         panel = replace(one.panel, series=on_shared_seeds(*one.panel.series))
         goal = highest_shared(panel)
-        before: Spread | None = None
+        before: Series | None = None
         for number, series in enumerate(panel.series):
             head = [f"{one.panel.title}, to {100 * goal:g} %" if not number else ""] * several
             way = reached(series, goal)
             if way.bytes_total is None:
-                body.append([*head, series.label, "", "", f"{way.seeds} of {way.of} seeds", "", "", ""])
+                body.append([*head, series.label, "", "", f"{way.seeds} of {way.of} seeds", "", "", "", ""])
                 continue
-            times = f"{before.mean / way.bytes_total.mean:.2f}" if before is not None else ""
+            worth = ["", ""]
+            if before is not None and (other := reached(before, goal).bytes_total) is not None:
+                gap = difference(before, series, goal)
+                worth = [f"{other.mean / way.bytes_total.mean:.2f}", judged(gap, way.of, "fewer", "**more**")]
             bytes = [_bytes(getattr(way, name)) for name in BYTES]
-            body.append([*head, series.label, *bytes, times, _count(way.rounds), _seconds(way.seconds)])
-            before = way.bytes_total
+            body.append([*head, series.label, *bytes, *worth, _count(way.rounds), _seconds(way.seconds)])
+            before = series
     return heads, body
 
 
@@ -293,7 +300,13 @@ def _gap(series: Series, first: Series, goal: float) -> str:
     return "" if math.isnan(gap.mean) else ("+" if gap.mean >= 0 else "") + _bytes(gap)
 
 
-def _points(gap: Spread) -> str:
+def points(gap: Spread) -> str:
+    """A difference of accuracies, in points.
+
+    Example:
+        >>> points(Spread(0.0123, 0.002)), points(Spread(-0.01, None))
+        ('+1.23 ± 0.20', '−1.00')
+    """
     if math.isnan(gap.mean):
         return ""
     text = f"{100 * gap.mean:+.2f}".replace("-", "−")

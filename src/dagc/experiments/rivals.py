@@ -1,4 +1,4 @@
-"""Rivals: `dagc` and what others do, each at its best. What `docs/studies/dagc.md` is made of."""
+"""Rivals: `dagc` and what others do, each at its best. What `docs/studies/dagc.md` and `rivals.md` are made of."""
 
 from typing import Any
 
