@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -20,7 +21,7 @@ import _docs
 import dagc.ddp
 from dagc.cli import app
 from dagc.data import load, make_partition
-from dagc.experiments import runner
+from dagc.experiments import EXPERIMENTS, choose, runner
 
 CODE = {page: [block for block in _docs.blocks(page) if block.code] for page in _docs.PAGES}
 BLOCKS = [block for page in _docs.PAGES for block in _docs.blocks(page)]
@@ -166,13 +167,37 @@ def ran(arguments, block):
 
 
 def parsed(arguments, block):
-    """A command that is not run exists, at least, with all its flags."""
+    """A command that is not run exists, at least, with all its flags; what it would reproduce, too."""
     command = typer.main.get_command(app)
     with contextlib.suppress(typer.Exit):  # of --help
         while isinstance(command, typer.core.TyperGroup):
             context = command.make_context("dagc", list(arguments))
             name, command, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
-        command.make_context(name, list(arguments), parent=context)
+        given = command.make_context(name, list(arguments), parent=context).params
+        if name == "reproduce" and given["experiment"] in EXPERIMENTS:
+            choose(EXPERIMENTS[given["experiment"]], given["cells"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["first-run", "own-csv"])
+def test_a_tutorial_shows_the_table_that_its_command_prints(page, tmp_path, monkeypatch):
+    """The whole command, as a reader runs it. Fails on a processor that rounds differently."""
+    found = _docs.blocks(_docs.PROJECT / "docs" / "tutorial" / f"{page}.md")
+    (place,) = [number for number, block in enumerate(found) if block.kind == "text" and "× best" in block.text]
+    (words,) = _docs.commands(found[place - 1])
+    if words == ["make", "demo"]:
+        recipe = re.search(r"^\t\$\(BIN\)/(dagc compare .*)", (_docs.PROJECT / "Makefile").read_text(), re.M)
+        words = shlex.split(recipe[1])
+    monkeypatch.chdir(tmp_path)
+    for block in found[:place]:
+        if block.kind == "python":
+            exec(compile(block.text, str(block), "exec"), {})
+    wide = {**os.environ, "COLUMNS": "120"}
+    done = subprocess.run([sys.executable, "-m", *words], env=wide, capture_output=True, text=True, check=True)
+    printed = [line.split() for line in done.stdout.splitlines()]
+    shown = [line.split() for line in found[place].text.splitlines() if "─" not in line]
+    assert len(shown) > 2
+    assert [line for line in shown if line not in printed] == [], done.stdout
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
