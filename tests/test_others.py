@@ -33,13 +33,16 @@ DAGC = {
             "ours, per tensor": [[0.25, 0.5], [0.25, 0.5]],
             "ours, across the model": [[0.5, 0.75], [0.5, 0.75]],
             "cpu per round theirs, s": [0.1, 0.3],
-            "cpu per round ours, s": [0.05, 0.05],
+            "cpu per round ours, per tensor, s": [0.05, 0.05],
+            "cpu per round ours, across the model, s": [0.04, 0.04],
         },
         "top-k": {
             "theirs": [[0.1, 0.2], [0.1, 0.2]],
             "ours, per tensor": [[0.1, 0.2], [0.1, 0.2]],
+            "ours, across the model": [[0.1, 0.2], [0.1, 0.2]],
             "cpu per round theirs, s": [0.1, 0.1],
-            "cpu per round ours, s": [0.1, 0.1],
+            "cpu per round ours, per tensor, s": [0.1, 0.1],
+            "cpu per round ours, across the model, s": [0.1, 0.1],
         },
     },
 }  # fmt: skip
@@ -60,13 +63,10 @@ STC = {
             "ours": {
                 "accuracy": [0.5] * 12, "entries": 2400, "bytes_up": 2400, "bytes_down": 4000, "cpu_per_round": 0.0123,
             },
+            "ours per tensor": {"accuracy": [0.25] * 12},
         }
         for seed in (3, 4)
     ],
-    "per tensor, again": {
-        "ours": "bbbbbbb",
-        "training": [{"seed": seed, "accuracy": [0.25] * 12} for seed in (3, 4)],
-    },
 }  # fmt: skip
 GRACE = {
     "theirs": "them/grace 1234567",
@@ -105,25 +105,27 @@ def test_dagc_beside_its_authors(folder):
     assert heads == ["1,200 entries", "bytes"]
     assert [row[1] for row in rows] == ["4,000", "40", "9,600", "7,000", "6,000", "1,500"]
     heads, rows, _ = compared("dagc-accuracy", folder)
-    assert heads == ["", "after 5", "after 10 rounds", "CPU per round"]
-    assert rows[0] == ["DAGC-R, theirs", "20.0 ± 14.1", "20.0 ± 0.0", "200 ms"]
-    assert rows[2] == ["DAGC-R, ours", "50.0 ± 0.0", "75.0 ± 0.0", ""]
-    assert [row[0] for row in rows[3:]] == ["Top-k, theirs", "Top-k, ours, `per_tensor`"]
+    assert heads == ["", "after 5", "after 10 rounds", "above theirs, points", "CPU per round"]
+    assert rows[0] == ["DAGC-R, theirs", "20.0 ± 14.1", "20.0 ± 0.0", "", "200 ms"]
+    assert rows[2] == ["DAGC-R, ours", "50.0 ± 0.0", "75.0 ± 0.0", "+42.50 ± 7.07: perhaps above", "40.0 ms"]
+    assert [row[0] for row in rows[3:]] == ["Top-k, theirs", "Top-k, ours, `per_tensor`", "Top-k, ours"]
 
 
 def test_stc_beside_its_authors(folder):
     heads, rows, _ = compared("stc-accuracy", folder)
-    assert heads[2:] == [*(f"after {rounds}" for rounds in (4, 8, 12, 16, 20)), "after 24 rounds", "last 5 evaluations"]
-    assert [row[0] for row in rows] == ["3", "", "", "4", "", ""]
-    assert rows[0][2:] == ["1.0", "3.0", "5.0", "7.0", "9.0", "11.0", "9.00"]
-    assert rows[5][2:] == ["25.0"] * 6 + ["25.00"]
+    assert heads[1:] == [
+        *(f"after {rounds}" for rounds in (4, 8, 12, 16, 20)),
+        *("after 24 rounds", "last 5 evaluations", "ends above theirs, points"),
+    ]
+    assert rows[0][1:] == [*(f"{percent:.1f} ± 0.0" for percent in (1, 3, 5, 7, 9, 11, 9)), ""]
+    assert rows[2][1:] == ["25.0 ± 0.0"] * 7 + ["+16.00 ± 0.00: perhaps above"]
     heads, rows, _ = compared("stc-bytes", folder)
-    assert heads == ["seed 3 / 4", "theirs", "ours"]
+    assert heads == ["mean of 2 seeds", "theirs", "ours"]
     assert [row[1:] for row in rows] == [
         ["10.0", "10.0"],
-        ["3,900 / 4,200, estimated", "2,400, sent"],
+        ["4,050, estimated", "2,400, sent"],
         ["500, estimated", "400, sent"],
-        ["13.00 / 14.00", "8.00"],
+        ["13.50", "8.00"],
         ["200 ms", "12.3 ms"],
     ]
 
@@ -166,25 +168,26 @@ def test_a_missing_or_damaged_file_is_named(folder, name):
         compared(name, folder)
 
 
-def test_seeds_are_not_mixed_up(folder):
-    again = {**STC["per tensor, again"], "training": STC["per tensor, again"]["training"][::-1]}
-    (folder / "others" / "stc.json").write_text(json.dumps({**STC, "per tensor, again": again}))
-    with pytest.raises(InvalidInput, match=r"stc\.json .* seed 3 stands beside seed 4"):
-        compared("stc-accuracy", folder)
-
-
-def test_seeds_are_one_figure_only_if_all_are_equal(folder):
-    one, other = STC["training"]
-    runs = [{**one, "seed": 2}, one, other]
+def test_what_differs_is_taken_seed_by_seed(folder):
+    """A difference that all seeds share is clear, however far the seeds are apart."""
+    runs = []
+    for seed, start in enumerate((0.1, 0.3, 0.7)):
+        theirs, ours = ({"accuracy": [value] * 6} for value in (start, start - 0.02))
+        runs.append({"seed": seed, "rounds": 6, "theirs": theirs, "ours": ours, "ours per tensor": theirs})
     (folder / "others" / "stc.json").write_text(json.dumps({**STC, "training": runs}))
-    heads, rows, _ = compared("stc-bytes", folder)
-    assert heads[0] == "seed 2 / 3 / 4"
-    assert rows[1][1:] == ["3,900 / 3,900 / 4,200, estimated", "2,400, sent"]
+    _, rows, _ = compared("stc-accuracy", folder)
+    assert [row[-1] for row in rows] == ["", "−2.00 ± 0.00: **below**", "+0.00 ± 0.00: no clear difference"]
 
 
 def test_evaluations_that_do_not_fit_the_columns_are_refused(folder):
     for count in (0, 5, 13):
-        again = {"training": [{"seed": seed, "accuracy": [0.25] * count} for seed in (3, 4)]}
-        (folder / "others" / "stc.json").write_text(json.dumps({**STC, "per tensor, again": again}))
-        with pytest.raises(InvalidInput, match=rf"stc\.json .* {count} evaluations of seed 3 are not a multiple of 6"):
+        runs = [{**run, "theirs": {**run["theirs"], "accuracy": [0.25] * count}} for run in STC["training"]]
+        (folder / "others" / "stc.json").write_text(json.dumps({**STC, "training": runs}))
+        with pytest.raises(InvalidInput, match=rf"stc\.json .* {count} evaluations are not a multiple of 6"):
+            compared("stc-accuracy", folder)
+    for shorter in (1, 2):  # in one run, in both
+        ours = [{**run["ours"], "accuracy": [0.5] * (6 if seed < shorter else 12)} for seed, run in enumerate(runs)]
+        some = [{**run, "ours": own} for run, own in zip(STC["training"], ours, strict=True)]
+        (folder / "others" / "stc.json").write_text(json.dumps({**STC, "training": some}))
+        with pytest.raises(InvalidInput, match=r"stc\.json is not a record of others' code"):
             compared("stc-accuracy", folder)

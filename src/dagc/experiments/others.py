@@ -7,7 +7,8 @@ from statistics import mean
 from typing import Any
 
 from dagc.errors import InvalidInput, unknown
-from dagc.experiments.kinds import Columns
+from dagc.experiments.judged import judged
+from dagc.experiments.kinds import Columns, points
 from dagc.experiments.measured import digits
 from dagc.files import failure
 from dagc.report.numbers import spread
@@ -98,67 +99,63 @@ def _dagc_bytes(found: dict[str, Any]) -> Columns:
 
 
 def _dagc_accuracy(found: dict[str, Any]) -> Columns:
-    """Accuracies over the seeds, and the time of a round where it was taken."""
+    """Accuracies over the seeds, how much ours is above theirs over all evaluations, and the time of a round."""
     training = found["training"]
-    names = [
-        ("dagc-r", "theirs", "DAGC-R, theirs", "theirs"),
-        ("dagc-r", "ours, per tensor", "DAGC-R, ours, `per_tensor`", "ours"),
-        ("dagc-r", "ours, across the model", "DAGC-R, ours", None),
-        ("top-k", "theirs", "Top-k, theirs", "theirs"),
-        ("top-k", "ours, per tensor", "Top-k, ours, `per_tensor`", "ours"),
-    ]
+    names = {"theirs": "theirs", "ours, per tensor": "ours, `per_tensor`", "ours, across the model": "ours"}
     rows = []
-    for method, whose, words, timed in names:
-        after = [_percent(evaluated) for evaluated in zip(*training[method][whose], strict=True)]
-        cpu = "" if timed is None else _ms(1000 * mean(training[method][f"cpu per round {timed}, s"]))
-        rows.append([words, *after, cpu])
+    for method, title in (("dagc-r", "DAGC-R"), ("top-k", "Top-k")):
+        for whose, words in names.items():
+            own, other = training[method][whose], training[method]["theirs"]
+            after = [_percent(evaluated) for evaluated in zip(*own, strict=True)]
+            above = "" if whose == "theirs" else _above([mean(run) for run in own], [mean(run) for run in other])
+            cpu = _ms(1000 * mean(training[method][f"cpu per round {whose}, s"]))
+            rows.append([f"{title}, {words}", *after, above, cpu])
     rounds = [f"after {rounds}" for rounds in training["evaluated after"]]
-    return ["", *rounds[:-1], f"{rounds[-1]} rounds", "CPU per round"], rows
+    return ["", *rounds[:-1], f"{rounds[-1]} rounds", "above theirs, points", "CPU per round"], rows
 
 
 def _stc_accuracy(found: dict[str, Any]) -> Columns:
-    """Accuracies of each seed; those with `per_tensor` are of the second time."""
-    body = []
-    for first, again in zip(found["training"], found["per tensor, again"]["training"], strict=True):
-        if first["seed"] != again["seed"]:
-            raise ValueError(f"seed {first['seed']} stands beside seed {again['seed']}")
-        lines = {"theirs": first["theirs"], "ours, `stc`": first["ours"], "ours, `stc`, `per_tensor`": again}
-        for number, (words, line) in enumerate(lines.items()):
-            accuracy = line["accuracy"]
-            step, left = divmod(len(accuracy), SHOWN)
-            if left or not step:
-                raise ValueError(f"{len(accuracy)} evaluations of seed {first['seed']} are not a multiple of {SHOWN}")
-            after = [f"{100 * value:.1f}" for value in accuracy[step - 1 :: step]]
-            body.append(["" if number else f"{first['seed']}", words, *after, f"{100 * mean(accuracy[-LAST:]):.2f}"])
-    rounds = found["training"][0]["rounds"]
+    """Accuracies over the seeds, and by how much ours ends above theirs, seed by seed."""
+    runs = found["training"]
+    step, left = divmod(len(runs[0]["theirs"]["accuracy"]), SHOWN)
+    if left or not step:
+        raise ValueError(f"{len(runs[0]['theirs']['accuracy'])} evaluations are not a multiple of {SHOWN}")
+    ends, body = {}, []
+    names = {"theirs": "theirs", "ours": "ours, `stc`", "ours per tensor": "ours, `stc`, `per_tensor`"}
+    for whose, words in names.items():
+        evaluated = list(zip(*(run[whose]["accuracy"] for run in runs), strict=True))
+        if len(evaluated) != SHOWN * step:
+            raise ValueError(f"{len(evaluated)} evaluations of {whose} stand beside {SHOWN * step} of theirs")
+        ends[whose] = [mean(run[whose]["accuracy"][-LAST:]) for run in runs]
+        above = "" if whose == "theirs" else _above(ends[whose], ends["theirs"])
+        body.append([words, *map(_percent, evaluated[step - 1 :: step]), _percent(ends[whose]), above])
+    rounds = runs[0]["rounds"]
     heads = [f"after {rounds * (place + 1) // SHOWN}" for place in range(SHOWN)]
-    return ["seed", "", *heads[:-1], f"{heads[-1]} rounds", f"last {LAST} evaluations"], body
+    return ["", *heads[:-1], f"{heads[-1]} rounds", f"last {LAST} evaluations", "ends above theirs, points"], body
 
 
 def _stc_bytes(found: dict[str, Any]) -> Columns:
-    """What both send, seed by seed; theirs is an estimate."""
+    """What both send, as means over the seeds; theirs is an estimate."""
     runs = found["training"]
-    rounds, theirs, ours = runs[0]["rounds"], [run["theirs"] for run in runs], [run["ours"] for run in runs]
+    rounds, sides = runs[0]["rounds"], [[run[whose] for run in runs] for whose in ("theirs", "ours")]
 
-    def row(words: str, cell: Callable[[dict[str, Any]], str], how: Sequence[str] = ("", "")) -> list[str]:
-        each = [[cell(side) for side in sides] for sides in (theirs, ours)]
-        texts = [cells[0] if len(set(cells)) == 1 else " / ".join(cells) for cells in each]
-        return [words, *(text + said for text, said in zip(texts, how, strict=True))]
+    def row(words: str, cell: Callable[[dict[str, Any]], float], text: str, how: Sequence[str] = ("", "")) -> list[str]:
+        return [words, *(f"{mean(map(cell, side)):{text}}{said}" for side, said in zip(sides, how, strict=True))]
 
-    how = ", estimated", ", sent"
+    how, times = (", estimated", ", sent"), [_ms(1000 * mean(one["cpu_per_round"] for one in side)) for side in sides]
     rows = [
-        row("entries up per client and round", lambda side: f"{side['entries'] / rounds / CLIENTS:.1f}"),
-        row(f"bytes up, all clients, {rounds} rounds", lambda side: f"{side['bytes_up']:,.0f}", how),
-        row(f"bytes down, one client, {rounds} rounds", _down, how),
-        row("bits per entry up", lambda side: f"{8 * side['bytes_up'] / side['entries']:.2f}"),
-        row("CPU per round", lambda side: _ms(1000 * side["cpu_per_round"])),
+        row("entries up per client and round", lambda side: side["entries"] / rounds / CLIENTS, ".1f"),
+        row(f"bytes up, all clients, {rounds} rounds", lambda side: side["bytes_up"], ",.0f", how),
+        row(f"bytes down, one client, {rounds} rounds", _down, ",.0f", how),
+        row("bits per entry up", lambda side: 8 * side["bytes_up"] / side["entries"], ".2f"),
+        ["CPU per round", *times],
     ]
-    return [f"seed {' / '.join(str(run['seed']) for run in runs)}", "theirs", "ours"], rows
+    return [f"mean of {len(runs)} seeds", "theirs", "ours"], rows
 
 
-def _down(side: dict[str, Any]) -> str:
+def _down(side: dict[str, Any]) -> float:
     """What one client downloads: they count one, we all."""
-    return f"{side['bytes_down_one'] if 'bytes_down_one' in side else side['bytes_down'] / CLIENTS:,.0f}"
+    return float(side["bytes_down_one"] if "bytes_down_one" in side else side["bytes_down"] / CLIENTS)
 
 
 def _grace(found: dict[str, Any]) -> Columns:
@@ -193,6 +190,17 @@ def _ms(milliseconds: float) -> str:
         ('0.74 ms', '2.56 ms', '10.0 ms', '443 ms')
     """
     return f"{digits(milliseconds)} ms"
+
+
+def _above(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """By how many points ours is above theirs, seed by seed, and whether that is clear.
+
+    Example:
+        >>> _above([0.50, 0.71, 0.62], [0.52, 0.73, 0.64]), _above([0.5, 0.7, 0.6], [0.5, 0.7, 0.6])
+        ('−2.00 ± 0.00: **below**', '+0.00 ± 0.00: no clear difference')
+    """
+    gap = spread([one - other for one, other in zip(ours, theirs, strict=True)])
+    return f"{points(gap)}: {judged(gap, len(ours), 'above', '**below**')}"
 
 
 def _percent(values: Sequence[float]) -> str:
