@@ -40,6 +40,7 @@ DAGC = {
             "theirs": [[0.1, 0.2], [0.1, 0.2]],
             "ours, per tensor": [[0.1, 0.2], [0.1, 0.2]],
             "ours, across the model": [[0.1, 0.2], [0.1, 0.2]],
+            "theirs, as many entries": [[0.1, 0.1], [0.1, 0.1]],
             "cpu per round theirs, s": [0.1, 0.1],
             "cpu per round ours, per tensor, s": [0.1, 0.1],
             "cpu per round ours, across the model, s": [0.1, 0.1],
@@ -108,7 +109,13 @@ def test_dagc_beside_its_authors(folder):
     assert heads == ["", "after 5", "after 10 rounds", "above theirs, points", "CPU per round"]
     assert rows[0] == ["DAGC-R, theirs", "20.0 ± 14.1", "20.0 ± 0.0", "", "200 ms"]
     assert rows[2] == ["DAGC-R, ours", "50.0 ± 0.0", "75.0 ± 0.0", "+42.50 ± 7.07: perhaps above", "40.0 ms"]
-    assert [row[0] for row in rows[3:]] == ["Top-k, theirs", "Top-k, ours, `per_tensor`", "Top-k, ours"]
+    assert [row[0] for row in rows[3:]] == [
+        "Top-k, theirs",
+        "Top-k, theirs, with as many entries in each tensor as ours",
+        "Top-k, ours, `per_tensor`",
+        "Top-k, ours",
+    ]
+    assert rows[4][3:] == ["−5.00 ± 0.00: perhaps **below**", ""]
 
 
 def test_stc_beside_its_authors(folder):
