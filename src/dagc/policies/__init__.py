@@ -5,7 +5,7 @@ from functools import partial
 from dagc.policies.accordion import Accordion
 from dagc.policies.allocated import Allocated
 from dagc.policies.everything import Everything
-from dagc.policies.plan import Plan, Settings
+from dagc.policies.plan import Plan
 from dagc.policies.policy import POLICIES, Method, Policy, Report, Situation
 from dagc.policies.rate import Account, Rate, make_rate
 
@@ -20,7 +20,7 @@ __all__ = [
     "Policy",
     "Rate",
     "Report",
-    "Settings",
+    "ClientPlan",
     "Situation",
     "absolute",
     "make_rate",
