@@ -18,12 +18,12 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from dagc.errors import CheckpointError, DagcError, InvalidInput
 from dagc.flower import DataAware, compress
+from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD, record_of
 from dagc.flower.node import STATE_VARIABLE, read, state_path
 from dagc.flower.run import FlowerRun
 from dagc.protocol import Upload
 from tests.chaos.faults import Broken, Faults, Killed
-from tests.helpers.local_grid import LocalGrid
 
 __all__ = ["break_flower"]
 

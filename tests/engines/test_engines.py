@@ -18,11 +18,11 @@ import dagc.ddp
 from dagc import Plan
 from dagc.data import Batches, load, make_partition
 from dagc.flower import DataAware, compress
+from dagc.flower.local import LocalGrid
 from dagc.flower.node import read
 from dagc.models import build
 from dagc.policies import POLICIES
 from dagc.training import Config, Federation, read_metrics
-from tests.helpers.local_grid import LocalGrid
 from tests.helpers.ranks import Ranks
 
 ROUNDS = 11

@@ -30,11 +30,11 @@ from dagc.ddp import hook as ddp_hook
 from dagc.ddp import resume as local_steps
 from dagc.errors import InvalidInput
 from dagc.flower import DataAware, compress, node, store
+from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD
 from dagc.folder import read_metrics
 from dagc.state import NewerVersion, load_state, save_state
 from dagc.training import Config, Federation, RunFolder, train
-from tests.helpers.local_grid import LocalGrid
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FOLDER = ("clients.json", "config.toml", "metrics.jsonl")

@@ -10,9 +10,9 @@ from flwr.serverapp.strategy import FedAvg
 
 from dagc.errors import InvalidInput, TooFewNodes
 from dagc.flower import DataAware, compress
+from dagc.flower.local import LocalGrid
 from dagc.folder import read_metrics
 from tests.flower.test_flower import NODES, client_app, fed_avg, flat, start, states
-from tests.helpers.local_grid import LocalGrid
 
 __all__ = ["states"]
 
