@@ -17,8 +17,8 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from benchmarks.tables import arguments, kept
 
+from benchmarks.tables import arguments, kept
 from dagc.data import data_folder
 from dagc.errors import MissingData
 from dagc.experiments import STAND_INS

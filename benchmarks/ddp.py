@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.tables import arguments, kept
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 import dagc.ddp
+from benchmarks.tables import arguments, kept
 from dagc.data import Batches, load, make_partition
 from dagc.errors import MissingData
 from dagc.experiments.measured import digits
