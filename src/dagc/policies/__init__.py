@@ -5,7 +5,7 @@ from functools import partial
 from dagc.policies.accordion import Accordion
 from dagc.policies.allocated import Allocated
 from dagc.policies.everything import Everything
-from dagc.policies.plan import Plan
+from dagc.policies.plan import ClientPlan, Plan
 from dagc.policies.policy import POLICIES, Method, Policy, Report, Situation
 from dagc.policies.rate import Account, Rate, make_rate
 
@@ -14,13 +14,13 @@ __all__ = [
     "Accordion",
     "Account",
     "Allocated",
+    "ClientPlan",
     "Everything",
     "Method",
     "Plan",
     "Policy",
     "Rate",
     "Report",
-    "ClientPlan",
     "Situation",
     "absolute",
     "make_rate",

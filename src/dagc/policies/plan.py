@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from dagc.allocation import most_entries
-from dagc.errors import InvalidInput, shown, unknown
+from dagc.errors import InvalidInput, unknown
 from dagc.policies.policy import POLICIES, Method, Policy
 from dagc.policies.rate import MOST_BYTES, Account, make_rate
 from dagc.settings import Settings, setting
@@ -118,7 +118,9 @@ class Plan(ClientPlan):
         "text",
         parse=_rate,
     )
-    caps: Mapping[str, float] = setting({}, "the largest ratio of a client, by its name", "numbers", example='{"3": 0.001}')
+    caps: Mapping[str, float] = setting(
+        {}, "the largest ratio of a client, by its name", "numbers", example='{"3": 0.001}'
+    )
     exponent: float | None = setting(
         None,
         "exponent of a client's share of the data, for the method power; 2/3 if not given",

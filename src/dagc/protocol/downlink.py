@@ -15,7 +15,7 @@ from dagc.errors import MalformedPayload
 from dagc.policies import Account, Plan, Situation
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
-from dagc.state import BLOCK, below
+from dagc.state import BLOCK, all_or_nothing
 from dagc.state import checksum as rows_checksum
 from dagc.wire import Memory, encode, is_coded, quantise
 from dagc.wire.coder import Shapes
@@ -159,7 +159,7 @@ class Downlink:
         self._kept.move_to_end(version)
         return self._kept[version]
 
-    def follows(self, download: Download) -> None:
+    def note_download(self, download: Download) -> None:
         """Note that a client with this download reads the next broadcasts. If it skipped some, coding starts again."""
         self._restart |= download.since != download.version and not download.steps
 
@@ -215,47 +215,68 @@ class Downlink:
         everything = len(indices) == len(self.model)
         return encode(sparse, round=self.version % STAMPS, indices=None if everything else self.indices)
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays of the state."""
-        found: dict[str, NDArray[Any]] = {"model": self.model, "changed": self.changed}
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state."""
+        state: dict[str, Any] = {"version": self.version, "model": self.model, "changed": self.changed}
         if self.plan is not None:
-            found["target"] = self.target
-            found["log"] = np.frombuffer(b"".join(self._log), dtype=np.uint8)
-        if self._memory is not None:
-            found |= {f"memory.{name}": array for name, array in self._memory.arrays().items()}
-        return found
+            state |= {
+                "target": self.target,
+                "log": np.frombuffer(b"".join(self._log), dtype=np.uint8),
+                "log_lengths": [len(frame) for frame in self._log],
+                "turns": self._turns,
+                "policy": self._policy.state_dict(),
+                "account": None if self.account is None else self.account.state_dict(),
+                "memory": None if self._memory is None else self._memory.state_dict(),
+                "restart": self._restart,
+            }
+        return state
 
-    def numbers(self) -> dict[str, Any]:
-        """The rest of the state, ready for JSON."""
-        return {
-            "version": self.version,
-            "turns": self._turns,
-            "log": [len(frame) for frame in self._log],
-            "policy": None if self.plan is None else self._policy.state_dict(),
-            "account": None if self.account is None else self.account.state_dict(),
-            "memory": None if self._memory is None else self._memory.numbers(),
-            "restart": self._restart,
-        }
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        with all_or_nothing(self, "this plan and model"):
+            for name in ("model", "changed") if self.plan is None else ("model", "changed", "target"):
+                expected, array = getattr(self, name), state[name]
+                if array.shape != expected.shape or array.dtype != expected.dtype:
+                    raise ValueError(f"its {name} is {array.dtype} {array.shape}, not {expected.shape}")
+            self.version, self.model, self.changed = (
+                int(state["version"]),
+                state["model"].copy(),
+                state["changed"].copy(),
+            )
+            self._checksum = None
+            self._kept.clear()
+            self.target = self.model
+            if self.plan is not None:
+                self._load_budgeted(state)
 
-    def load(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
-        """Continue from `arrays` and `numbers`."""
-        self.version, self._checksum = int(numbers["version"]), None
-        self.model[:], self.changed[:] = arrays["model"], arrays["changed"]
-        self._kept.clear()
-        if self.plan is None:
-            return
-        self.target[:], self._turns = arrays["target"], float(numbers["turns"])
-        log, self._log = arrays["log"].tobytes(), deque()
+    def _load_budgeted(self, state: Mapping[str, Any]) -> None:
+        """The part of the state that only a downlink with a budget has."""
+        self.target, self._turns = state["target"].copy(), float(state["turns"])
+        log, self._log = state["log"].tobytes(), deque()
         self._log_bytes, at = 0, 0
-        for length in numbers["log"]:
+        for length in state["log_lengths"]:
             self._remember(log[at : at + length])
             at += length
-        self._policy.load_state_dict(numbers["policy"])
+        self._policy.load_state_dict(state["policy"])
         if self.account is not None:
-            self.account.load_state_dict(numbers["account"])
+            self.account.load_state_dict(state["account"])
         if self._memory is not None:
-            self._memory = Memory.restored(self._shapes, below(arrays, "memory."), numbers["memory"])
-            self._restart = bool(numbers["restart"])
+            self._memory = Memory.restored(self._shapes, state["memory"])
+        self._restart = bool(state["restart"])
+
+    def snapshot(self) -> dict[str, Any]:
+        """What `rollback` needs: valid until the next `advance`."""
+        return self.state_dict()
+
+    def rollback(self, snapshot: dict[str, Any]) -> None:
+        """Undo a `load_state_dict` that failed."""
+        self.version, self.model, self.changed = snapshot["version"], snapshot["model"], snapshot["changed"]
+        self._checksum = None
+        self._kept.clear()
+        if self.plan is None:
+            self.target = self.model
+        else:
+            self._load_budgeted(snapshot)
 
 
 def broadcasts(download: Download) -> Iterator[tuple[int, memoryview]]:
