@@ -9,8 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
-from numpy.typing import NDArray
-
 from dagc import checkpoint
 from dagc.errors import CheckpointError, InvalidInput, shown
 from dagc.files import failure, locked, make_folder, remove_partial, sync_folder, write_atomically
@@ -28,16 +26,12 @@ FIELDS = ("round", "entries", "bytes_up", "bytes_down", "seconds")
 class Saved(Protocol):
     """Anything with a state to save."""
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """All arrays of the state."""
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, with a field `round`."""
         ...
 
-    def numbers(self) -> dict[str, Any]:
-        """The rest of the state, ready for JSON, with a field `round`."""
-        ...
-
-    def restore(self, arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> None:
-        """Continue from what `arrays` and `numbers` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
         ...
 
 
@@ -107,9 +101,10 @@ class Folder:
         assert self._metrics is not None
         with self.writing():
             os.fsync(self._metrics.fileno())
-        metrics = {"metrics_bytes": self._metrics.tell(), "metrics_checksum": self._checksum}
-        numbers = {**self._saved.numbers(), **metrics, "settings": self._key()}
-        checkpoint.save(self.path / "checkpoints", self._saved.arrays(), numbers)
+        metrics = {"bytes": self._metrics.tell(), "checksum": self._checksum}
+        state = self._saved.state_dict()
+        content = {"round": state["round"], "settings": self._key(), "metrics": metrics, "state": state}
+        checkpoint.save(self.path / "checkpoints", content)
 
     def describe(self, settings: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
         """Write the settings and the clients, for reports; settings that are None are left out."""
@@ -153,24 +148,23 @@ class Folder:
         self._metrics = lines.open("r+b" if lines.exists() else "x+b")
         sync_folder(self.path)
         if loaded is not None:
-            arrays, numbers = loaded
-            kept = numbers.pop("metrics_bytes")
+            kept, known = loaded["metrics"]["bytes"], loaded["metrics"]["checksum"]
             content = self._metrics.read(kept)
             if len(content) < kept:
                 raise CheckpointError(
                     f"{lines} has lost lines since the last checkpoint: start the run again in another folder"
                 )
             self._checksum = zlib.crc32(content)
-            if numbers.pop("metrics_checksum", self._checksum) != self._checksum:
+            if known != self._checksum:
                 raise CheckpointError(
                     f"{lines} was changed or damaged since the last checkpoint: start the run again in another folder"
                 )
-            if numbers.pop("settings", self._key()) != self._key():
+            if loaded["settings"] != self._key():
                 raise InvalidInput(
                     f"{self.path / 'config.toml'} was changed since the last checkpoint: change it back, or start "
                     "another run in another folder"
                 )
-            self._saved.restore(arrays, numbers)
+            self._saved.load_state_dict(loaded["state"])
         self._metrics.truncate(kept)
         self._metrics.seek(kept)
 
@@ -215,22 +209,22 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The result of a run: accuracies (the final one is the mean of the last five evaluations), bytes, seconds.
+    """The result of a run: scores (the final one is the mean of the last five evaluations), bytes, seconds.
 
-    A run that was never evaluated has no accuracies.
+    A run that was never evaluated has no scores.
 
     Example:
         >>> sent = {"bytes_up": 20, "bytes_down": 50, "seconds": 1.5}
-        >>> summary([{"round": 1, "accuracy": 0.5, **sent}, {"round": 2, "accuracy": 0.75, **sent}])["final_accuracy"]
+        >>> summary([{"round": 1, "score": 0.5, **sent}, {"round": 2, "score": 0.75, **sent}])["final_score"]
         0.625
     """
     if not rows:
         raise InvalidInput("a run without a single round has no summary: let it train first")
-    accuracies = [row["accuracy"] for row in rows if "accuracy" in row]
+    scores = [row["score"] for row in rows if "score" in row]
     last, result = rows[-1], {"rounds": rows[-1]["round"]}
-    if accuracies:
-        ends = accuracies[-LAST:]
-        result |= {"final_accuracy": sum(ends) / len(ends), "best_accuracy": max(accuracies)}
+    if scores:
+        ends = scores[-LAST:]
+        result |= {"final_score": sum(ends) / len(ends), "best_score": max(scores)}
     return result | {name: last[name] for name in ("bytes_up", "bytes_down", "seconds")}
 
 

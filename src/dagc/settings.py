@@ -1,7 +1,7 @@
 """Settings, each defined once: its type, default, limits and help become the keyword, the flag, the check and the docs.
 
-A class of settings is a frozen dataclass below `Settings` whose fields are made by `setting`. Everything else follows
-from these fields: what a keyword accepts, which flag the command line has, what a TOML file may hold, what the docs list.
+A class of settings is a frozen dataclass below `Settings` whose fields are made by `setting`. The rest follows from
+these fields: what a keyword accepts, which flag the command line has, what a TOML file may hold, what the docs list.
 """
 
 import math
@@ -16,8 +16,9 @@ from dagc.errors import InvalidInput, shown, unknown
 
 __all__ = ["Setting", "Settings", "setting"]
 
-Kind = Literal["number", "integer", "switch", "text", "numbers"]
+Kind = Literal["number", "integer", "switch", "text", "numbers", "options"]
 NAMES: dict[Kind, str] = {"number": "a number", "integer": "an integer"}
+UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Setting:
     """One setting, without its name and default, which are the field's.
 
     Attributes:
-        kind: What it holds; "numbers" maps names to finite numbers.
+        kind: What it holds; "numbers" maps names to finite numbers, "options" to numbers, booleans or lists of numbers.
         help: One line for `--help` and the docs.
         above: Numbers must be larger than this.
         least: Numbers must be at least this.
@@ -37,6 +38,7 @@ class Setting:
         note: Replaces the generated description of the limits in error messages.
         parse: Checks and normalizes anything else about a text or number; raises `InvalidInput`.
         example: How to write it on the command line.
+        in_bytes: Whether text such as `16 kB` stands for a number of bytes.
     """
 
     kind: Kind
@@ -51,6 +53,7 @@ class Setting:
     note: str = ""
     parse: Callable[[Any], Any] | None = None
     example: str = ""
+    in_bytes: bool = False
 
     @property
     def limits(self) -> str:
@@ -76,8 +79,8 @@ class Setting:
             if not isinstance(value, bool):
                 raise InvalidInput(f"{name} is {shown(value)}: it must be true or false")
             return value
-        if self.kind == "numbers":
-            return _numbers(name, value)
+        if self.kind in ("numbers", "options"):
+            return _mapping(name, value, lists=self.kind == "options")
         if self.registry is not None:
             names = list(self.registry())
             if value not in names:
@@ -89,7 +92,7 @@ class Setting:
             if self.words or not isinstance(value, str):
                 raise self._wrong(name, value)
             return value
-        return self._in_limits(name, value)
+        return self._in_limits(name, self.from_text(value) if isinstance(value, str) else value)
 
     def _in_limits(self, name: str, value: Any) -> int | float:
         number = _plain(value) if _is_number(value) else math.nan
@@ -113,16 +116,28 @@ class Setting:
         value_text = f"{value:g}" if isinstance(value, float) else shown(value)
         return InvalidInput(f"{name} is {value_text}: {guess} must be {' or '.join([*self.words, *kinds])}")
 
-    def from_text(self, name: str, text: str) -> Any:
-        """The value that a text on the command line or in a variant stands for, not yet checked."""
-        if self.kind in NAMES and text not in self.words:
-            scale, digits = (0.01, text.rstrip()[:-1]) if text.rstrip().endswith("%") else (1, text)
-            try:
-                number = float(digits.replace("_", "")) * scale
-            except ValueError:
-                return text
-            return _plain(number) if self.kind == "integer" else number
-        return text == "true" if self.kind == "switch" and text in ("true", "false") else text
+    def from_text(self, text: str) -> Any:
+        """The value that a text on the command line stands for, not yet checked; the text itself if it is none.
+
+        Example:
+            >>> share, budget = Setting("number", ""), Setting("number", "", in_bytes=True)
+            >>> share.from_text("0.1%"), share.from_text("1e-3"), budget.from_text("16 kB")
+            (0.001, 0.001, 16000.0)
+        """
+        if self.kind == "switch":
+            return {"true": True, "false": False}.get(text.lower(), text)
+        if self.kind not in NAMES or text in self.words:
+            return text
+        units = {"%": 0.01} | ({unit: scale for unit, scale in UNITS.items() if self.in_bytes})
+        digits, scale = text.strip(), 1.0
+        for unit in sorted(units, key=len, reverse=True):
+            if digits.endswith(unit):
+                digits, scale = digits[: -len(unit)], units[unit]
+                break
+        try:
+            return float(digits.replace("_", "")) * scale if scale >= 1 else float(digits) / round(1 / scale)
+        except ValueError:
+            return text
 
 
 def setting(default: Any, help: str, kind: Kind = "number", **limits: Any) -> Any:
@@ -149,12 +164,15 @@ class Settings:
         dagc.errors.InvalidInput: method is 'pres': did you mean 'press'? It must be filter or press
     """
 
+    _explicit: frozenset[str]
+
     def __init__(self, **values: Any) -> None:
         """Check every setting. Errors for unknown names suggest the closest one that exists."""
         schema = self.schema()
         for name in values:
             if name not in schema:
                 raise unknown("setting", name, schema)
+        object.__setattr__(self, "_explicit", frozenset(name for name, value in values.items() if value is not None))
         values = self._completed(values)
         for name, each in schema.items():
             default = self.default(name)
@@ -184,27 +202,37 @@ class Settings:
         each = cls.__dataclass_fields__[name]  # type: ignore[attr-defined]
         return {} if each.default is MISSING else each.default
 
-    def values_by_name(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """All settings as plain values."""
         values = {name: getattr(self, name) for name in self.schema()}
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
+    def explicit(self) -> dict[str, Any]:
+        """The settings that were passed, rather than left at their defaults."""
+        return {name: value for name, value in self.as_dict().items() if name in self._explicit}
+
     def changed(self) -> dict[str, Any]:
         """The settings that differ from their defaults."""
-        return {name: value for name, value in self.values_by_name().items() if value != self.default(name)}
+        return {name: value for name, value in self.as_dict().items() if value != self.default(name)}
 
     def replaced(self, **changes: Any) -> Self:
         """A copy with some settings changed."""
-        return type(self)(**{**self.values_by_name(), **changes})
+        copy = type(self)(**{**self.as_dict(), **changes})
+        object.__setattr__(copy, "_explicit", self._explicit | changes.keys())
+        return copy
 
 
-def _numbers(name: str, value: Any) -> dict[str, float]:
-    valid = isinstance(value, Mapping) and all(
-        isinstance(key, str) and _is_number(number) and abs(number) < math.inf for key, number in value.items()
-    )
-    if not valid:
+def _mapping(name: str, value: Any, lists: bool) -> dict[str, Any]:
+    """Names with finite numbers; where lists are accepted, also with booleans or lists of numbers."""
+
+    def is_valid(leaf: Any) -> bool:
+        if lists and isinstance(leaf, list | tuple):
+            return all(map(is_valid, leaf))
+        return (lists and isinstance(leaf, bool)) or (_is_number(leaf) and abs(leaf) < math.inf)
+
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) and is_valid(leaf) for key, leaf in value.items()):
         raise InvalidInput(f"{name} is {shown(value)}: it must map names to finite numbers")
-    return {key: _plain(number) for key, number in value.items()}
+    return {key: _plain(leaf) if _is_number(leaf) else leaf for key, leaf in value.items()}
 
 
 def _is_number(value: object) -> bool:

@@ -39,14 +39,6 @@ def usual_bytes(size: int) -> float:
     return max(8.0, float(round(0.5 * math.sqrt(size))))
 
 
-def _bytes_down(value: Any) -> Any:
-    """`down` as a number, if the command line gives it as text."""
-    try:
-        return float(value) if isinstance(value, str) and value not in ("lossless", "same") else value
-    except ValueError:
-        return value
-
-
 def _rate(text: Any) -> str:
     make_rate(text)
     return str(text)
@@ -110,7 +102,7 @@ class Plan(ClientPlan):
         note="a number above 0 and finite",
     )
     bytes: float | None = setting(
-        None, "budget: uploaded bytes per client and round, on average", above=0, most=MOST_BYTES
+        None, "budget: uploaded bytes per client and round, on average", above=0, most=MOST_BYTES, in_bytes=True
     )
     rate: str | None = setting(
         None,
@@ -141,6 +133,7 @@ class Plan(ClientPlan):
         above=0,
         most=MOST_BYTES,
         words=("lossless", "same"),
+        in_bytes=True,
         note="a number of bytes above 0",
     )
     first_model: str = setting(
@@ -163,8 +156,6 @@ class Plan(ClientPlan):
         if not isinstance(method, str) or method not in POLICIES:
             raise unknown("method", method, POLICIES)
         defaults = {name: value for name, value in POLICIES[method].defaults.items() if values.get(name) is None}
-        if "down" in values:
-            values = {**values, "down": _bytes_down(values["down"])}
         plain = {name: value for name, value in values.items() if value is not None or self.default(name) is None}
         return {**plain, **defaults}
 
@@ -222,7 +213,7 @@ class Plan(ClientPlan):
         defaults = self.method_spec.defaults
         return {
             name: value
-            for name, value in self.values_by_name().items()
+            for name, value in self.as_dict().items()
             if name == "method" or value != defaults.get(name, self.default(name))
         }
 

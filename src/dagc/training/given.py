@@ -12,13 +12,10 @@ from torch.nn.parameter import is_lazy
 
 from dagc.data import CATALOGUE, Dataset, Partition, as_dataset
 from dagc.errors import InvalidInput, shown
-from dagc.training.config import OWN, Config, is_own
+from dagc.training.config import OWN, SPLIT, Config, is_own
 from dagc.training.objective import Loss, Metric
 
 __all__ = ["Given", "as_given", "not_given", "split_by_client"]
-
-SPLIT = ("workers", "skew_ratio", "label_alpha")
-"""Settings that ask for the paper's split."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +81,7 @@ def as_given(
         if config.partition not in (None, OWN):
             raise InvalidInput(f"a partition is given and config.partition is {config.partition!r}: leave one out")
         changes["partition"] = OWN
-    settings = {**config.model_dump(exclude_unset=True), **changes}
-    return Config(**settings), Given(model, own, split, loss, metric)
+    return config.replaced(**changes), Given(model, own, split, loss, metric)
 
 
 def not_given(config: Config, what: str) -> InvalidInput:
@@ -100,19 +96,19 @@ def split_by_client(config: Config, data: Dataset) -> tuple[Config, tuple[str, .
     """
     if config.partition is not None or data.client is None or config.data in CATALOGUE:
         return config, ()
-    asked = [name for name in SPLIT if name in config.model_fields_set]
+    asked = [name for name in SPLIT if name in config.explicit()]
     if asked:
         words = " and ".join(asked)
         return config, (f"the clients that the data names are not used: {words} {'are' if asked[1:] else 'is'} given",)
     note = f"the clients are those that the data names ({len(data.clients)}): partition by-client"
-    return config.model_copy(update={"partition": "by-client"}), (note,)
+    return config.replaced(partition="by-client"), (note,)
 
 
 def _task(config: Config, model: bool, data: bool) -> str:
     """The task, with `own` for the parts that are given. A task that names something else is refused."""
     parts = []
     for given, name, what in ((model, config.model, "model"), (data, config.data, "data")):
-        if given and not is_own(name) and "task" in config.model_fields_set:
+        if given and not is_own(name) and "task" in config.explicit():
             raise InvalidInput(
                 f"task is {config.task!r}, but {what} is also given: leave the task out, or write {OWN!r} for {what}"
             )
