@@ -36,8 +36,8 @@ import dagc.ddp
 from benchmarks.tables import arguments, kept
 from dagc.data import Batches, load, make_partition
 from dagc.errors import MissingData
-from dagc.experiments.measured import digits
 from dagc.models import build
+from research.measured import digits
 
 PREFIX = "dagc-bench"
 SUBNET = "10.203.7"  # exists inside the namespaces only

@@ -38,9 +38,9 @@ from benchmarks.ddp import install as install_hook
 from benchmarks.tables import arguments, kept, show
 from dagc.data import Batches, load, make_partition
 from dagc.errors import MissingData
-from dagc.experiments.measured import digits
 from dagc.models import build
 from examples.internet import GPT, Text
+from research.measured import digits
 
 STEPS = 30
 """Local steps between exchanges."""

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from dagc import InvalidInput
 from dagc.cli import app
 from dagc.cli.train import _print_comparison as table
-from dagc.experiments import comparison_configs, comparison_fields, run_all, split_methods, tune
-from dagc.experiments.tuning import best_of
+from dagc.comparison import comparison_configs, comparison_fields, run_all, split_methods, tune
+from dagc.comparison.tuning import best_of
 from dagc.folder import finished as finished_run
 from dagc.report import comparison, panels_of, read_run, read_runs
 from dagc.training import Config, read_metrics, train
@@ -218,7 +218,7 @@ def test_tuning_chooses_for_each_way_and_does_it_once(tmp_path, monkeypatch):
     with pytest.raises(InvalidInput, match="holds no run"):
         read_runs([tmp_path / "bytes"])  # what was only tried is no result
 
-    monkeypatch.setattr("dagc.experiments.tuning.run_all", lambda *_, **__: pytest.fail("it is done already"))
+    monkeypatch.setattr("dagc.comparison.tuning.run_all", lambda *_, **__: pytest.fail("it is done already"))
     assert tune(ways, ["learning_rate"], [1000, 1001], 0.5, tmp_path / "bytes", jobs=2) == by_bytes
     with pytest.raises(pytest.fail.Exception, match="done already"):  # another target is another question
         tune(ways, ["learning_rate"], [1000, 1001], 0.6, tmp_path / "bytes", jobs=2)

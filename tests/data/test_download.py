@@ -154,7 +154,7 @@ def test_addresses_that_are_none_or_dead(tmp_path: Path) -> None:
         fetch(f"{url}/f", tmp_path / "f", None, pause=0)
 
 
-def _archive(entries: dict[str, bytes], links: dict[str, str] | None = None) -> bytes:
+def archive(entries: dict[str, bytes], links: dict[str, str] | None = None) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, content in entries.items():
@@ -171,11 +171,11 @@ def _archive(entries: dict[str, bytes], links: dict[str, str] | None = None) -> 
 @pytest.mark.parametrize(
     "raw",
     [
-        _archive({"set/a": b"1", "../escape": b"2"}),
-        _archive({"set/a": b"1", "/escape": b"2"}),
-        _archive({"set/a": b"1"}, {"set/link": "../../escape"}),
-        _archive({"set/a": b"1" * 5000})[:-40],
-        _archive({"other/a": b"1"}),
+        archive({"set/a": b"1", "../escape": b"2"}),
+        archive({"set/a": b"1", "/escape": b"2"}),
+        archive({"set/a": b"1"}, {"set/link": "../../escape"}),
+        archive({"set/a": b"1" * 5000})[:-40],
+        archive({"other/a": b"1"}),
         b"no archive",
         b"",
     ],
@@ -196,7 +196,7 @@ def test_archives_that_escape_or_are_damaged_change_nothing(tmp_path: Path, raw:
 
 
 def test_unpacking_replaces_the_whole_folder(tmp_path: Path) -> None:
-    (tmp_path / "a.tar.gz").write_bytes(_archive({"set/a": b"1", "set/deep/b": b"2"}))
+    (tmp_path / "a.tar.gz").write_bytes(archive({"set/a": b"1", "set/deep/b": b"2"}))
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "old").write_text("gone")
     unpack(tmp_path / "a.tar.gz", tmp_path / "set", "set")
@@ -205,7 +205,7 @@ def test_unpacking_replaces_the_whole_folder(tmp_path: Path) -> None:
 
 def test_get_takes_cifar10_from_a_mirror(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = write_cifar10(tmp_path / "original")
-    raw = _archive({f"cifar-10-batches-bin/{path.name}": path.read_bytes() for path in original.iterdir()})
+    raw = archive({f"cifar-10-batches-bin/{path.name}": path.read_bytes() for path in original.iterdir()})
     server.files["mirror/cifar-10-binary.tar.gz"] = raw
     root = tmp_path / "data"
     with pytest.raises(DataError, match="and not the published c32a1d4ab5d03f1284b67883e8d87530"):
@@ -227,16 +227,6 @@ def test_get_takes_cifar10_from_a_mirror(server: Server, tmp_path: Path, monkeyp
     assert told.exit_code == 0
     assert "cifar-10-binary.tar.gz" in told.output
     assert len(server.requests) == asked + 1
-
-
-def test_flickr_says_that_it_needs_its_images(server: Server, tmp_path: Path) -> None:
-    server.files["geo_animal.tar.gz"] = _archive({"list.txt": b"addresses"})
-    arguments = ["data", "get", "flickr-mammal", "--data-dir", str(tmp_path), "--mirror", server.url]
-    told = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert told.exit_code == 1
-    assert "No checksum is published" in told.output
-    assert "still needs its images and metadata.csv" in " ".join(told.output.split())
-    assert (tmp_path / "flickr-mammal-zenodo" / "list.txt").read_bytes() == b"addresses"
 
 
 def test_fashion_mnist_is_fetched_file_by_file(server: Server, tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from typer.testing import CliRunner
 
 import dagc.ddp
 from dagc.cli import app
+from dagc.comparison import runner
 from dagc.data import load, make_partition
-from dagc.experiments import EXPERIMENTS, choose, runner
+from research import EXPERIMENTS, choose
+from research.__main__ import app as research_app
 from tests.docs import examples
 
 CODE = {page: [block for block in examples.blocks(page) if block.code] for page in examples.PAGES}
@@ -154,21 +156,23 @@ def shell(words, block):
         targets = re.findall(r"^([a-z-]+):", (examples.PROJECT / "Makefile").read_text(), re.M)
         assert {word for word in words[1:] if "=" not in word} <= set(targets), block
     elif words[0] == "dagc":
-        (parsed if block.not_run else ran)(words[1:], block)
+        (parsed if block.not_run else ran)(app, words[1:], block)
+    elif words[:3] == ["python", "-m", "research"]:
+        (parsed if block.not_run else ran)(research_app, words[3:], block)
     elif words[0] == "cat":
         assert Path(words[1]).exists(), block
     else:
         assert block.not_run, f"{block}: how is {words[0]} to be run? Say why it is not: <!-- not run: … -->"
 
 
-def ran(arguments, block):
-    done = CliRunner().invoke(app, [*arguments, *block.flags], catch_exceptions=False)
+def ran(commands, arguments, block):
+    done = CliRunner().invoke(commands, [*arguments, *block.flags], catch_exceptions=False)
     assert done.exit_code == 0, f"{block}: dagc {' '.join(arguments)}\n{done.output}"
 
 
-def parsed(arguments, block):
+def parsed(commands, arguments, block):
     """A command that is not run exists, at least, with all its flags; what it would reproduce, too."""
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(commands)
     with contextlib.suppress(typer.Exit):  # of --help
         while isinstance(command, typer.core.TyperGroup):
             context = command.make_context("dagc", list(arguments))

@@ -346,7 +346,7 @@ def test_lost_metrics_are_noticed(tmp_path):
 
 
 def test_sigterm_is_ctrl_c():
-    from dagc.experiments import stopping
+    from dagc.comparison import stopping
 
     before = signal.getsignal(signal.SIGTERM)
     with stopping() as stop:

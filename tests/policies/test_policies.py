@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from dagc import BudgetWarning, InvalidInput, payload_size
-from dagc.experiments import register
 from dagc.policies import POLICIES, Allocated, Method, Plan, Report, Situation
 from dagc.training import Config, Federation, train
 
@@ -123,15 +122,6 @@ def test_clients_of_a_tiny_model_do_not_wait_forever(size):
         assert account.balance >= 0
         sent |= {name for name, count in zip(NAMES, counts, strict=True) if count}
     assert sent == set(NAMES)
-
-
-def test_schemes_are_the_papers():
-    for name in ("scheme-i", "scheme-ii"):
-        register(name)
-    eleven = {str(i): share for i, share in enumerate([0.5, *[0.05] * 10])}
-    situation = now(list(eleven), examples=eleven)
-    assert policy("scheme-i", 1_000_000, ratio=0.001).decide(situation) == [10_000, *[100] * 10]
-    assert policy("scheme-ii", 1_000_000, ratio=0.001).decide(situation) == [100, *[1090] * 10]
 
 
 # ACCORDION

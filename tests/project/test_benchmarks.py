@@ -9,9 +9,9 @@ import pytest
 
 import dagc
 from benchmarks import coder, internet, tables
-from dagc.experiments.measured import Measured, in_markdown
-from dagc.experiments.origin import source_commit
 from dagc.wire.coder import TABLES
+from research.measured import Measured, in_markdown
+from research.origin import source_commit
 
 HEADS = ["", "ms"]
 OLD = Measured("Steps", "python -m benchmarks.steps --record", HEADS, [["ours", "1.1"]], [], "0000000", "a PC")

@@ -7,9 +7,9 @@ import dagc
 
 ROOMS = [
     "errors", "draws", "files", "state", "checkpoint", "folder",
-    "sparse", "wire", "allocation", "theory", "compressors", "feedback", "policies", "protocol", "testing",
+    "sparse", "wire", "allocation", "compressors", "feedback", "policies", "protocol", "testing",
     "ddp", "flower", "nvflare",
-    "network", "data", "models", "plugins", "training", "report", "planning", "experiments", "cli",
+    "network", "data", "models", "plugins", "training", "report", "comparison", "planning", "cli",
 ]  # fmt: skip
 
 
@@ -33,3 +33,13 @@ def test_every_room_imports_only_rooms_above_it():
             if other in ROOMS and ROOMS.index(other) > ROOMS.index(room):
                 wrong.append(f"{path.relative_to(source)} imports {other}")
     assert not wrong
+
+
+def test_the_package_imports_neither_the_experiments_nor_the_tests():
+    source = Path(dagc.__file__).parent
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            rooms = {name.split(".")[0] for name in names}
+            assert not rooms & {"research", "tests", "benchmarks"}, f"{path.relative_to(source)} imports {rooms}"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dagc.errors import InvalidInput
-from dagc.experiments import Store, tables
-from dagc.experiments.others import OTHERS, compared
+from research import Store, tables
+from research.others import OTHERS, compared
 
 ROOT = Path(__file__).parents[2]
 DAGC = {

@@ -1,6 +1,5 @@
 """The paper's experiments as data are all there, can all be configured, and are run once and kept."""
 
-import importlib
 import os
 import shutil
 import signal
@@ -12,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dagc.cli import app
 from dagc.errors import InvalidInput, MissingData
-from dagc.experiments import (
+from dagc.training import read_metrics
+from research import (
     EXPERIMENTS,
     STAND_INS,
     TITLES,
@@ -23,12 +22,11 @@ from dagc.experiments import (
     Store,
     Variant,
     choose,
+    command,
     stand_in,
     with_data,
 )
-from dagc.training import read_metrics
-
-command = importlib.import_module("dagc.cli.reproduce")  # in the package, that name is the function
+from research.__main__ import app
 
 
 def tiny(rounds=6, name="tiny/a"):
@@ -86,7 +84,7 @@ def test_methods_of_the_papers_experiments_are_known_where_they_are_asked_for(tm
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from dagc.experiments import Cell, Laboratory, Store, Variant\n"
+        "from research import Cell, Laboratory, Store, Variant\n"
         "from dagc.policies import POLICIES\n"
         "if __name__ == '__main__':\n"
         "    assert not {'scheme-i', 'scheme-ii', 'phi-optimal'} & POLICIES.keys()\n"
@@ -96,11 +94,14 @@ def test_methods_of_the_papers_experiments_are_known_where_they_are_asked_for(tm
         "    (panel,) = Laboratory(there, Store(there / 'results')).run([('tiny', cell)], 1)\n"
         "    print(panel.series[0].runs[0].path)\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     folder = done.stdout.strip()
-    for command in (["resume", folder], ["report", folder, "--output", str(tmp_path / "report"), "--no-figures"]):
-        again = subprocess.run([sys.executable, "-m", "dagc", *command], capture_output=True, text=True)
+    for words in (["resume", folder], ["report", folder, "--output", str(tmp_path / "report"), "--no-figures"]):
+        again = subprocess.run(
+            [sys.executable, "-m", "research", *words], capture_output=True, text=True, env=environment
+        )
         assert again.returncode == 0, again.stderr
     page = (tmp_path / "report" / "report.html").read_text()
     assert "dagc run logistic@digits --method scheme-i --ratio 0.02" in page
@@ -223,7 +224,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from dagc.experiments import Laboratory, Store
+from research import Laboratory, Store
 from tests.research.test_reproduce import tiny
 
 def progress(runs, number, done):

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 import dagc
+from dagc.comparison.tuning import best_of
 from dagc.errors import InvalidInput, MissingData
-from dagc.experiments import EXPERIMENTS, STAND_INS, Cell, Laboratory, Record, Store, Tuned, Variant, stand_in, tables
-from dagc.experiments.kinds import KINDS
-from dagc.experiments.measured import Measured
-from dagc.experiments.origin import origin, source_commit, stamp
-from dagc.experiments.records import described, identity, plan_of
-from dagc.experiments.reproduce import TUNED_ON
-from dagc.experiments.shown import Shown
-from dagc.experiments.tuning import best_of
 from dagc.planning import MORE_ROUNDS
 from dagc.report import Panel, Run, Series, read_run
 from dagc.report.figures import write_waterfall
 from dagc.report.numbers import final, in_bytes, reached
 from dagc.report.words import brief
+from research import EXPERIMENTS, STAND_INS, Cell, Laboratory, Record, Store, Tuned, Variant, stand_in, tables
+from research.kinds import KINDS
+from research.measured import Measured
+from research.origin import origin, source_commit, stamp
+from research.records import described, identity, plan_of
+from research.reproduce import TUNED_ON
+from research.shown import Shown
 
 ROOT = Path(__file__).parents[2]
 WATERFALL = ROOT / "docs" / "images" / "ablation.svg"
@@ -84,7 +84,7 @@ def test_a_record_has_all_that_a_report_needs(made):
 
 def test_what_is_recorded_is_not_run_again_wherever_it_is(made, tmp_path, monkeypatch):
     shutil.copytree(made / "results", tmp_path / "results")
-    monkeypatch.setattr("dagc.experiments.reproduce.run_all", None)
+    monkeypatch.setattr("research.reproduce.run_all", None)
     laboratory = Laboratory(tmp_path, Store(tmp_path / "results"))
     (panel,) = laboratory.run([("small", small())], 2)
     assert not (tmp_path / "runs").exists()
@@ -106,7 +106,7 @@ def test_old_folders_give_records_by_their_settings(made, tmp_path, monkeypatch)
     for number, run in enumerate(sorted((tmp_path / "runs").iterdir())):
         (run / "origin.json").unlink()
         run.rename(run.with_name(f"old-{number}"))
-    monkeypatch.setattr("dagc.experiments.reproduce.run_all", None)
+    monkeypatch.setattr("research.reproduce.run_all", None)
     for commit, place in ((None, "a"), ("a25f3ee", "b")):
         store = Store(tmp_path / place)
         Laboratory(tmp_path, store, commit=commit).run([("small", small())], 2)
@@ -181,7 +181,7 @@ def test_settings_are_tuned_on_other_seeds_and_recorded(tmp_path, monkeypatch):
     stopped = [read_run(path) for path in (tmp_path / "tuning").glob("*/tuning/*")]
     assert len(stopped) == 8
     assert {run.finished for run in stopped if run.result["best_accuracy"] >= 0.5} == {False}  # that was enough
-    monkeypatch.setattr("dagc.experiments.reproduce.tune", None)  # once is enough, elsewhere, too
+    monkeypatch.setattr("research.reproduce.tune", None)  # once is enough, elsewhere, too
     shutil.rmtree(tmp_path / "tuning")
     Laboratory(tmp_path, store).run([("small", cell)], 1)
     monkeypatch.setitem(EXPERIMENTS, "small", (cell,))

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dagc import theory
 from dagc.allocation import allocate, dagc_r, entries, power
 from dagc.errors import InvalidInput
-from dagc.theory import Problem, phi_optimal
+from research import theory
+from research.theory import Problem, phi_optimal
 
 Array = NDArray[np.float64]
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from dagc.experiments.ablation import ABLATION
-from dagc.experiments.beyond import BEYOND
-from dagc.experiments.both_ways import BOTH_WAYS
-from dagc.experiments.cells import Cell, Variant
-from dagc.experiments.rivals import RIVALS
-from dagc.experiments.step_ahead import STEP_AHEAD
+from research.ablation import ABLATION
+from research.beyond import BEYOND
+from research.both_ways import BOTH_WAYS
+from research.cells import Cell, Variant
+from research.rivals import RIVALS
+from research.step_ahead import STEP_AHEAD
 
 __all__ = ["EXPERIMENTS", "TITLES"]
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagc.errors import InvalidInput
-from dagc.experiments.cells import Cell
-from dagc.experiments.records import Record, Store, Tuned
-from dagc.experiments.reproduce import known_choice, known_tuning
 from dagc.report import Panel
+from research.cells import Cell
+from research.records import Record, Store, Tuned
+from research.reproduce import known_choice, known_tuning
 
 __all__ = ["Shown", "shown"]
 
@@ -51,7 +51,7 @@ def shown(experiment: str, cell: Cell, store: Store) -> Shown:
     if not records:
         raise InvalidInput(
             f"there is no record of {experiment} {cell.name} with {cell.fields['rounds']:,} rounds in {store.folder}: "
-            f"dagc reproduce {experiment} --cells {cell.name}"
+            f"python -m research reproduce {experiment} --cells {cell.name}"
         )
     panel = ready.panel([[record.run() for record in some] for some in runs], [one.stand_in for one in records])
     return Shown(experiment, ready, panel, records, tuple(tuned))

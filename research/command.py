@@ -1,4 +1,4 @@
-"""`dagc reproduce`: the paper's tables and figures, cell by cell, next to the paper's own numbers."""
+"""`python -m research reproduce`: the paper's tables and figures, cell by cell, next to the paper's own numbers."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from dagc.cli.report import command_line, print_table
 from dagc.cli.terminal import log, say
 from dagc.errors import InvalidInput, unknown
-from dagc.experiments import EXPERIMENTS, TITLES, Cell, Laboratory, Store, choose
-from dagc.experiments.reproduce import Progress as Show
 from dagc.report import sentence, write_report
 from dagc.training import Config
+from research import EXPERIMENTS, TITLES, Cell, Laboratory, Store, choose
+from research.reproduce import Progress as Show
 
 __all__ = ["reproduce"]
 
@@ -58,7 +58,7 @@ def reproduce(
     that ends is recorded in results/, and one that has a record there is not run again, on any machine: for runs of
     your own choose another --records.
 
-    Example: dagc reproduce table3 --cells logistic --seeds 1 --iterations 200
+    Example: python -m research reproduce table3 --cells logistic --seeds 1 --iterations 200
     """
     if experiment != "all" and experiment not in EXPERIMENTS:
         raise unknown("experiment", experiment, [*EXPERIMENTS, "all"])
@@ -82,7 +82,7 @@ def reproduce(
         raise
     for name in chosen:
         own = [panel for (whose, _), panel in zip(wanted, panels, strict=True) if whose == name]
-        page = write_report(own, output / name, TITLES[name], command_line())
+        page = write_report(own, output / name, TITLES[name], command_line("python -m research"))
         print_table(own, TITLES[name])
         Console(highlight=False, soft_wrap=True).print(f"{sentence(own)}\npage: {page}\n", markup=False)
 

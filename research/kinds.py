@@ -6,9 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from dagc.errors import InvalidInput
-from dagc.experiments.judged import against_the_best, judged
-from dagc.experiments.records import Tuned
-from dagc.experiments.shown import Shown
 from dagc.report import Series
 from dagc.report.figures import highest_shared
 from dagc.report.numbers import (
@@ -24,6 +21,9 @@ from dagc.report.numbers import (
 )
 from dagc.report.panels import in_words
 from dagc.report.words import brief, percent
+from research.judged import against_the_best, judged
+from research.records import Tuned
+from research.shown import Shown
 
 __all__ = ["KINDS", "Columns", "points"]
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dagc.comparison.runner import Progress, run_all
 from dagc.errors import InvalidInput
-from dagc.experiments.runner import Progress, run_all
 from dagc.files import failure, write_atomically
 from dagc.report import Series, read_run
 from dagc.report.numbers import final, reached
@@ -60,6 +60,7 @@ def tune(
     watch: Callable[[Sequence[Config]], Progress] = lambda configs: lambda run, done: None,
     until: float | None = None,
     known: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = lambda fields: None,
+    begin: Callable[[Path], object] | None = None,
 ) -> list[Choice]:
     """Choose one of the candidates for every line: the fewest total bytes to the target, or the highest accuracy.
 
@@ -77,6 +78,7 @@ def tune(
         watch: Makes what is called with the progress of the runs.
         until: An accuracy at which a run may end, to be done sooner.
         known: What is known of a candidate from before, as in `Choice.tried`; None if it is to be run.
+        begin: As for `run_all`.
     """
     asked = question(ways, seeds, target)
     before = _read(folder / "tuning.json", asked)
@@ -87,7 +89,9 @@ def tune(
     failed: set[int] = set()
     paths = []
     if configs:
-        paths = run_all(configs, folder / TUNING, jobs, watch(configs), lambda run, error: failed.add(run), until=until)
+        paths = run_all(
+            configs, folder / TUNING, jobs, watch(configs), lambda run, error: failed.add(run), until=until, begin=begin
+        )
     found, at = [], 0
     for way in ways:
         tried = []

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dagc.data.cache import cached, fingerprint
 from dagc.data.dataset import Dataset, statistics
 from dagc.data.mel import BANDS, FRAMES, log_mel, read_wav
 from dagc.errors import DataError
+from research.cache import cached, fingerprint
 
 __all__ = ["is_speech_folder", "locate", "read", "read_folder"]
 

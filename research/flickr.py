@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dagc.data.cache import Arrays, cached, fingerprint
 from dagc.data.dataset import Dataset, hold_out, statistics
 from dagc.data.images import read_image
 from dagc.errors import DataError
+from research.cache import Arrays, cached, fingerprint
 
 __all__ = ["locate", "read"]
 

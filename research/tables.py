@@ -1,4 +1,4 @@
-"""Tables of the documents, made from records: `python -m dagc.experiments.tables` writes them again.
+"""Tables of the documents, made from records: `python -m research.tables` writes them again.
 
 A document has a table between two markers, the first of which says what is in it:
 
@@ -7,9 +7,9 @@ A document has a table between two markers, the first of which says what is in i
     <!-- begin: table others NAME -->
     <!-- end: table -->
 
-KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `dagc reproduce`; NAME is a table that a benchmark has recorded,
-or one of `dagc.experiments.others.OTHERS`, with other people's code beside ours. Nothing in such a table is typed by
-hand, and a test fails if it is not what the records say.
+KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `python -m research reproduce`; NAME is a table that a
+benchmark has recorded, or one of `research.others.OTHERS`, with other people's code beside ours. Nothing in such a
+table is typed by hand, and a test fails if it is not what the records say.
 """
 
 import re
@@ -19,15 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from dagc.errors import DagcError, InvalidInput, unknown
-from dagc.experiments.cells import choose
-from dagc.experiments.kinds import KINDS, steps
-from dagc.experiments.measured import Measured, in_markdown
-from dagc.experiments.others import compared
-from dagc.experiments.paper import EXPERIMENTS
-from dagc.experiments.records import Store
-from dagc.experiments.shown import Shown, shown
 from dagc.report.figures import write_waterfall
 from dagc.report.numbers import on_shared_seeds
+from research.cells import choose
+from research.kinds import KINDS, steps
+from research.measured import Measured, in_markdown
+from research.others import compared
+from research.paper import EXPERIMENTS
+from research.records import Store
+from research.shown import Shown, shown
 
 __all__ = ["KINDS", "Shown", "rewritten", "shown", "table"]
 

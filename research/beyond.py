@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from dagc.experiments.cells import Cell, Variant
-from dagc.experiments.rivals import RIVALS
 from dagc.policies import POLICIES
 from dagc.policies.plan import usual_bytes
+from research.cells import Cell, Variant
+from research.rivals import RIVALS
 
 __all__ = ["BEYOND"]
 

@@ -13,16 +13,16 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
+from dagc.comparison.tuning import Choice
 from dagc.errors import InvalidInput
-from dagc.experiments.allocators import register
-from dagc.experiments.cells import Cell
-from dagc.experiments.origin import origin
-from dagc.experiments.tuning import Choice
 from dagc.files import failure, locked, write_atomically
 from dagc.folder import LAST
 from dagc.report import Run
 from dagc.training import Config
 from dagc.training.config import IRRELEVANT
+from research.cells import Cell
+from research.origin import origin
+from research.parts import load
 
 __all__ = ["Record", "Store", "Tuned", "described", "identity", "plan_of", "record_of"]
 
@@ -163,7 +163,6 @@ def plan_of(fields: Mapping[str, Any], parameters: int) -> dict[str, Any]:
 def _anywhere(fields: Mapping[str, Any]) -> Config:
     """The configuration with data that is always there."""
     model = str(fields["task"]).partition("@")[0]
-    register(fields.get("method", ""))
     return Config(**{**fields, "task": f"{model}@digits"})
 
 
@@ -226,7 +225,8 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        """The records in a folder, which need not exist."""
+        """The records in a folder, which need not exist. Loads the parts that their settings name."""
+        load()
         self.folder = folder
         self._lines: dict[Path, list[Record | Tuned]] = {}
         self._known: dict[str, list[Record]] = {}

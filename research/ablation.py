@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dagc.experiments.cells import Cell, Variant
+from research.cells import Cell, Variant
 
 __all__ = ["ABLATION"]
 

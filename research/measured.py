@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dagc.errors import InvalidInput
-from dagc.experiments.origin import source_commit
 from dagc.files import failure, write_atomically
+from research.origin import source_commit
 
 __all__ = ["Measured", "digits", "in_markdown", "machine"]
 

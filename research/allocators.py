@@ -2,12 +2,10 @@
 
 import numpy as np
 
-from dagc.allocation import ALLOCATORS, Allocator
 from dagc.allocation.rules import Array
-from dagc.policies import POLICIES, relative
-from dagc.theory import phi_optimal
+from research.theory import phi_optimal
 
-__all__ = ["register", "scheme_i", "scheme_ii"]
+__all__ = ["RULES", "scheme_i", "scheme_ii"]
 
 
 def scheme_i(shares: Array, total: float) -> Array:
@@ -27,24 +25,9 @@ def _one_against_the_rest(shares: Array, total: float, rest: float) -> Array:
     return result
 
 
-_RULES = {
+RULES = {
     "phi-optimal": (phi_optimal, "the minimiser of the paper's factor Φ"),
     "scheme-i": (scheme_i, "almost everything to the largest client"),
     "scheme-ii": (scheme_ii, "almost everything to the small clients"),
 }
-
-
-def register(method: str) -> None:
-    """Register `phi-optimal`, `scheme-i` or `scheme-ii` as a method; other names are ignored.
-
-    Each is registered only when a run needs it, so that users are not offered it.
-
-    Example:
-        >>> register("scheme-i")
-        >>> "scheme-i" in POLICIES
-        True
-    """
-    if method in _RULES:
-        rule, about = _RULES[method]
-        ALLOCATORS[method] = Allocator(ratios=rule)
-        POLICIES[method] = relative(method, about)
+"""For `dagc.ALLOCATORS` and `POLICIES`, by name: the function, and one line about it."""

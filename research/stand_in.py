@@ -7,7 +7,7 @@ from typing import Any
 
 from dagc.data import CATALOGUE, data_folder
 from dagc.errors import MissingData
-from dagc.experiments.cells import Cell
+from research.cells import Cell
 
 __all__ = ["STAND_INS", "at_hand", "label_of", "with_data"]
 

@@ -7,7 +7,6 @@ from itertools import product
 from typing import Any
 
 from dagc.errors import InvalidInput
-from dagc.experiments.allocators import register
 from dagc.report import Panel, Run, Series
 from dagc.training import Config
 
@@ -74,8 +73,6 @@ class Cell:
 
     def configs(self, seeds: int, **where: Any) -> list[list[Config]]:
         """For each variant, a configuration for every seed; `where` adds fields such as `device`."""
-        for variant in self.variants:
-            register(variant.fields["method"])
         return [
             [Config(**{**self.settings(variant), **where, "seed": seed}) for seed in range(seeds)]
             for variant in self.variants

@@ -7,11 +7,11 @@ from statistics import mean
 from typing import Any
 
 from dagc.errors import InvalidInput, unknown
-from dagc.experiments.judged import judged
-from dagc.experiments.kinds import Columns, points
-from dagc.experiments.measured import digits
 from dagc.files import failure
 from dagc.report.numbers import spread
+from research.judged import judged
+from research.kinds import Columns, points
+from research.measured import digits
 
 __all__ = ["OTHERS", "compared"]
 

@@ -1,8 +1,6 @@
 """A cache in the data folder for what is costly to compute from data files, valid until the files change."""
 
 import hashlib
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,16 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dagc.data.archives import UNREADABLE
 from dagc.files import write_atomically
 
-__all__ = ["UNREADABLE", "Arrays", "cached", "fingerprint"]
+__all__ = ["Arrays", "cached", "fingerprint"]
 
 Arrays = dict[str, NDArray[Any]]
-UNREADABLE = (
-    OSError, ValueError, KeyError, EOFError, NotImplementedError, OverflowError, MemoryError, RecursionError, TypeError,
-    zlib.error, zipfile.BadZipFile,
-)  # fmt: skip
-"""The errors of reading an `.npz` file that is damaged, or that claims more entries than fit into memory."""
 
 
 def fingerprint(path: Path, base: Path) -> str:

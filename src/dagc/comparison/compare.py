@@ -7,7 +7,6 @@ from itertools import product
 from typing import Any
 
 from dagc.errors import InvalidInput, unknown
-from dagc.experiments.allocators import register
 from dagc.policies import POLICIES
 from dagc.training import SOLUTION, Config
 
@@ -130,7 +129,6 @@ def split_methods(text: str) -> list[str]:
 def _read(text: str) -> tuple[str, dict[str, Any]]:
     """The method and the settings of `NAME:key=value,key=value`."""
     method, colon, rest = text.partition(":")
-    register(method)
     if method not in POLICIES:
         raise unknown("method", method, POLICIES)
     given: dict[str, Any] = {}

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from dagc.errors import DagcError, Diverged, MalformedPayload, NonFiniteGradient
-from dagc.experiments.allocators import register
-from dagc.experiments.origin import source_commit, stamp
 from dagc.folder import finished, read_metrics
 from dagc.plugins import load_plugins
 from dagc.training import Config, train
@@ -55,11 +53,12 @@ def run_all(
     diverged: Callable[[int, DagcError], object] | None = None,
     done: Callable[[int, Path], object] = lambda run, path: None,
     until: float | None = None,
+    begin: Callable[[Path], object] | None = None,
 ) -> list[Path]:
     """Run every configuration in a folder of its own below `folder`, and return these folders.
 
     Runs that are finished are left alone, and those that were interrupted continue. On `KeyboardInterrupt` each run
-    stops after its round, with a checkpoint. The commit that a run was made with is written to its folder.
+    stops after its round, with a checkpoint.
 
     Args:
         configs: What to run.
@@ -69,13 +68,15 @@ def run_all(
         diverged: Called with a run whose model or gradients became NaN or too large; without it, that stops all runs.
         done: Called with a run that has come to its end, and its folder.
         until: An accuracy at which a run may end; it is not finished then, and nothing is trained if it is asked again.
+        begin: Called with a run's folder in the process that works on it, before it does: a function that can be
+            pickled.
     """
     paths = [folder / f"{config.method}-seed{config.seed}-{config.key()}" for config in configs]
     threads = max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(configs))))
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    commit = source_commit()
-    pool = ProcessPoolExecutor(min(jobs, len(configs)), mp_context=context, initializer=_begin, initargs=(stop,))
+    plugins = [plugin.where for plugin in load_plugins()]
+    pool = ProcessPoolExecutor(min(jobs, len(configs)), context, initializer=_begin, initargs=(stop, plugins))
     try:
         tasks: dict[Future[bool], int] = {}
         with _no_interrupts():
@@ -86,7 +87,7 @@ def run_all(
                 else:
                     alone = config if config.threads else config.model_copy(update={"threads": threads})
                     fields = alone.model_dump(exclude_unset=True)
-                    tasks[pool.submit(_run, fields, path, commit, until)] = number
+                    tasks[pool.submit(_run, fields, path, until, begin)] = number
         waiting = set(tasks)
         while waiting:
             ended, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
@@ -142,10 +143,14 @@ _orphaned = threading.Event()
 _working = threading.Lock()
 
 
-def _begin(stop: Any) -> None:
-    """Start a worker process. If its parent is killed, it ends after its run has stopped with a checkpoint."""
+def _begin(stop: Any, plugins: Sequence[str]) -> None:
+    """Start a process for runs, with the plugins of its parent.
+
+    If its parent is killed, it ends after its run has stopped with a checkpoint.
+    """
     global _stop
     _stop = stop
+    load_plugins(*plugins)
 
     def wait_for_parent() -> None:
         parent = multiprocessing.parent_process()
@@ -158,16 +163,15 @@ def _begin(stop: Any) -> None:
     threading.Thread(target=wait_for_parent, daemon=True).start()
 
 
-def _run(fields: dict[str, Any], path: Path, commit: str | None, until: float | None) -> bool:
+def _run(fields: dict[str, Any], path: Path, until: float | None, begin: Callable[[Path], object] | None) -> bool:
     """Do one run in this process; returns whether it finished."""
-    load_plugins()
-    register(fields["method"])
     enough = math.inf if until is None else until
     rows = read_metrics(path) if until is not None and (path / "metrics.jsonl").exists() else []
     if any(row.get("accuracy", -math.inf) >= enough for row in rows):
         return True
     with _working, stopping() as stop:
-        stamp(path, commit)
+        if begin is not None:
+            begin(path)
         for result in train(Config(**fields), path):
             if stop.is_set() or _stop.is_set() or _orphaned.is_set():
                 return False

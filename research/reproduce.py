@@ -2,22 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dagc.comparison.runner import run_all
+from dagc.comparison.tuning import TUNING_SEEDS, question, tune
 from dagc.errors import DagcError, InvalidInput
-from dagc.experiments.cells import Cell, Variant
-from dagc.experiments.origin import source_commit
-from dagc.experiments.records import Record, Store, Tuned, described, identity, record_of
-from dagc.experiments.runner import run_all
-from dagc.experiments.stand_in import label_of, with_data
-from dagc.experiments.tuning import TUNING_SEEDS, question, tune
 from dagc.folder import finished, read_settings
 from dagc.report import Panel, Run, find_runs, read_run
 from dagc.training import Config
+from research.cells import Cell, Variant
+from research.origin import source_commit, stamp
+from research.records import Record, Store, Tuned, described, identity, record_of
+from research.stand_in import label_of, with_data
 
 __all__ = ["TUNED_ON", "Laboratory", "known_choice", "known_tuning"]
 
+HERE = Path(__file__).parent
 TUNED_ON = range(TUNING_SEEDS, TUNING_SEEDS + 2)
 """The seeds that settings are chosen on."""
 Progress = Callable[[list[Config], int, int], object]
@@ -105,7 +107,10 @@ class Laboratory:
                 self._record(path, asked[number])
 
             run_all(
-                runs, self.folder / "runs", self.jobs, lambda n, rounds: self.progress(runs, n, rounds), done=record
+                *(runs, self.folder / "runs", self.jobs),
+                progress=lambda number, rounds: self.progress(runs, number, rounds),
+                done=record,
+                begin=partial(stamp, commit=source_commit(HERE)),
             )
         kept = self._kept()
         found: dict[str, Run] = {}
@@ -163,9 +168,10 @@ class Laboratory:
             watch=lambda configs: lambda number, done: self.progress(list(configs), number, done),
             until=target,
             known=lambda fields: tried.get(identity({**fields, "task": cell.fields["task"], "seed": TUNED_ON[0]})),
+            begin=partial(stamp, commit=source_commit(HERE)),
         )
         settings = described({**cell.candidates(variant)[0], "seed": TUNED_ON[0]})
-        made = (list(TUNED_ON), target, source_commit(), stand_in)
+        made = (list(TUNED_ON), target, source_commit(HERE), stand_in)
         found = Tuned(variant.label, *made, choice.chosen, choice.by, choice.tried, settings)
         self.store.add(experiment, cell, found)
         return found.chosen
