@@ -6,7 +6,7 @@ from pathlib import Path
 import dagc
 
 ROOMS = [
-    "errors", "draws", "files", "state", "checkpoint", "folder",
+    "text", "errors", "draws", "files", "state", "checkpoint", "folder",
     "sparse", "wire", "allocation", "theory", "compressors", "feedback", "policies", "protocol", "testing",
     "ddp", "flower", "nvflare",
     "network", "data", "models", "plugins", "training", "chaos", "report", "planning", "experiments", "cli",
