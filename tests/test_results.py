@@ -21,7 +21,7 @@ from dagc.experiments.shown import Shown
 from dagc.experiments.tuning import best_of
 from dagc.planning import MORE_ROUNDS
 from dagc.report import Panel, Run, Series, read_run
-from dagc.report.figures import write_waterfall
+from dagc.experiments.waterfall import write_waterfall
 from dagc.report.numbers import final, in_bytes, reached
 from dagc.report.words import brief
 

@@ -40,14 +40,15 @@ class Spread:
     sd: float | None = None
 
 
-def in_bytes(amount: float) -> str:
-    """A number of bytes with a unit and three significant digits.
+def in_bytes(amount: float, short: bool = False) -> str:
+    """A number of bytes with a unit and three significant digits; if `short`, without zeros at their end.
 
     Example:
-        >>> in_bytes(999), in_bytes(314_150), in_bytes(999_700)
-        ('999 B', '314 kB', '1.00 MB')
+        >>> in_bytes(999), in_bytes(314_150), in_bytes(999_700), in_bytes(999_700, short=True)
+        ('999 B', '314 kB', '1.00 MB', '1 MB')
     """
-    return _in_units(amount, BYTE_UNITS)
+    text = _in_units(amount, BYTE_UNITS)
+    return re.sub(r"\.?0+ ", " ", text) if short and "." in text else text
 
 
 def in_seconds(amount: float) -> str:

@@ -10,7 +10,7 @@ from dagc.experiments.judged import against_the_best, judged
 from dagc.experiments.records import Tuned
 from dagc.experiments.shown import Shown
 from dagc.report import Series
-from dagc.report.figures import highest_shared
+from dagc.experiments.waterfall import highest_shared
 from dagc.report.numbers import (
     BYTES,
     Reached,

@@ -26,7 +26,7 @@ from dagc.experiments.others import compared
 from dagc.experiments.paper import EXPERIMENTS
 from dagc.experiments.records import Store
 from dagc.experiments.shown import Shown, shown
-from dagc.report.figures import write_waterfall
+from dagc.experiments.waterfall import write_waterfall
 from dagc.report.numbers import on_shared_seeds
 
 __all__ = ["KINDS", "Shown", "rewritten", "shown", "table"]
