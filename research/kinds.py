@@ -7,7 +7,6 @@ from typing import Any
 
 from dagc.errors import InvalidInput
 from dagc.report import Series
-from dagc.report.figures import highest_shared
 from dagc.report.numbers import (
     BYTES,
     Reached,
@@ -24,6 +23,7 @@ from dagc.report.words import brief, percent
 from research.judged import against_the_best, judged
 from research.records import Tuned
 from research.shown import Shown
+from research.waterfall import highest_shared
 
 __all__ = ["KINDS", "Columns", "points"]
 

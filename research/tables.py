@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from dagc.errors import DagcError, InvalidInput, unknown
-from dagc.report.figures import write_waterfall
 from dagc.report.numbers import on_shared_seeds
 from research.cells import choose
 from research.kinds import KINDS, steps
@@ -28,6 +27,7 @@ from research.others import compared
 from research.paper import EXPERIMENTS
 from research.records import Store
 from research.shown import Shown, shown
+from research.waterfall import write_waterfall
 
 __all__ = ["KINDS", "Shown", "rewritten", "shown", "table"]
 

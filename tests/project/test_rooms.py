@@ -6,7 +6,7 @@ from pathlib import Path
 import dagc
 
 ROOMS = [
-    "errors", "draws", "files", "state", "checkpoint", "folder",
+    "text", "errors", "settings", "draws", "files", "state", "checkpoint", "folder",
     "sparse", "wire", "allocation", "compressors", "feedback", "policies", "protocol", "testing",
     "ddp", "flower", "nvflare",
     "network", "data", "models", "plugins", "training", "report", "comparison", "planning", "cli",

@@ -14,7 +14,6 @@ from dagc.comparison.tuning import best_of
 from dagc.errors import InvalidInput, MissingData
 from dagc.planning import MORE_ROUNDS
 from dagc.report import Panel, Run, Series, read_run
-from dagc.report.figures import write_waterfall
 from dagc.report.numbers import final, in_bytes, reached
 from dagc.report.words import brief
 from research import EXPERIMENTS, STAND_INS, Cell, Laboratory, Record, Store, Tuned, Variant, stand_in, tables
@@ -24,6 +23,7 @@ from research.origin import origin, source_commit, stamp
 from research.records import described, identity, plan_of
 from research.reproduce import TUNED_ON
 from research.shown import Shown
+from research.waterfall import write_waterfall
 
 ROOT = Path(__file__).parents[2]
 WATERFALL = ROOT / "docs" / "images" / "ablation.svg"

@@ -34,10 +34,10 @@ from dagc.comparison import (
 from dagc.comparison import tune as tune_all
 from dagc.errors import InvalidInput
 from dagc.files import failure, write_atomically
-from dagc.folder import read_settings
+from dagc.folder import BEST, FINAL, FINAL_RULE, SCORE, read_settings
 from dagc.report import comparison, notes, panels_of, read_run, sentence, write_report
-from dagc.report.numbers import BYTES, in_bytes
-from dagc.report.words import brief
+from dagc.report.numbers import BYTES
+from dagc.text import Spread, brief, in_bytes, percent
 from dagc.training import (
     Config,
     CsvLog,
@@ -348,7 +348,7 @@ def _train(
     rows = read_metrics(folder)
     found = {"task": config.task, "method": config.method, **summary(rows), "folder": str(folder)}
     if target is not None:
-        there = next((row for row in rows if row.get("accuracy", -math.inf) >= target), None)
+        there = next((row for row in rows if row.get(SCORE, -math.inf) >= target), None)
         amounts = ("round", "bytes_up", "bytes_down", "seconds")
         found["to_target"] = None if there is None else {"accuracy": target, **{name: there[name] for name in amounts}}
     if as_json:
@@ -357,8 +357,8 @@ def _train(
     table = Table(show_header=False)
     for name, value in (
         ("task, method", f"{config.task}, {config.method}"),
-        (f"final {metric}", f"{found['final_accuracy']:.2%} (mean of the last evaluations)"),
-        (f"best {metric}", f"{found['best_accuracy']:.2%}"),
+        (f"final {metric}", f"{percent(Spread(found[FINAL]))} ({FINAL_RULE})"),
+        (f"best {metric}", percent(Spread(found[BEST]))),
         ("uploaded", in_bytes(found["bytes_up"])),
         ("downloaded", in_bytes(found["bytes_down"])),
         ("in total", in_bytes(found["bytes_up"] + found["bytes_down"])),
@@ -400,7 +400,7 @@ def _print_comparison(result: dict[str, Any], budgets: dict[str, Any], metric: s
         if goal["bytes_total"] is not None:
             there = [f"{goal['rounds']:,.0f}", *(in_bytes(goal[name]) for name in BYTES)]
             there += [brief(goal["bytes_total"] / fewest) if fewest else "", brief(goal["seconds"])]
-        final, sd = row["final_accuracy"], row["final_accuracy_sd"]
+        final, sd = row[FINAL], row[f"{FINAL}_sd"]
         end = "–" if final is None else f"{100 * final:.1f}" + ("" if sd is None else f" ± {100 * sd:.1f}")
         table.add_row(row["label"], end, *there)
     Console(highlight=False).print(table)
