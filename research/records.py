@@ -132,7 +132,8 @@ def described(fields: Mapping[str, Any]) -> dict[str, Any]:
     The data need not be on this machine.
     """
     config = _anywhere(fields)
-    return {**config.model_dump(exclude_none=True, exclude=set(IRRELEVANT)), "task": fields["task"]}
+    settings = {name: value for name, value in config.as_dict().items() if value is not None}
+    return {**{name: settings[name] for name in settings if name not in IRRELEVANT}, "task": fields["task"]}
 
 
 def identity(fields: Mapping[str, Any]) -> str:

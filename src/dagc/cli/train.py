@@ -153,7 +153,7 @@ def compare(
     """
     given = given_fields({"task": task, **fields}, SWEPT)
     settings = _settings(given, config)
-    task = settings.setdefault("task", Config.model_fields["task"].default)
+    task = settings.setdefault("task", Config.default("task"))
     settings = {name: value for name, value in settings.items() if name not in ("method", "seed")}
     ToTarget(target)  # refuses impossible targets
     asked = Asked(settings, split_methods(methods), seeds, _grid(tune or []), tune_seeds, target, command_line())
@@ -334,8 +334,8 @@ def _train(
         say(f"note: {note}")
     with _bars([f"{_slug(config.task)} {config.method}"], [config.rounds]) as show, stopping() as stop:
         for result in training:
-            if result.accuracy is not None:
-                accuracy, measured = f"{name}{result.accuracy:.1%}", result.round
+            if result.score is not None:
+                accuracy, measured = f"{name}{result.score:.1%}", result.round
             older = "" if log.is_terminal or measured == result.round else f" in round {measured:,}"
             show(0, result.round, (accuracy and f"{accuracy}{older}, ") + _in_words(result))
             if stop.is_set() and result.round < config.rounds:

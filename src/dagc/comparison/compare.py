@@ -15,6 +15,8 @@ __all__ = ["SWEPT", "comparison_configs", "comparison_fields", "split_methods"]
 COUNTED = ("ratio", "bytes", "rate")
 """Budgets of methods that count entries; they take precedence over a threshold."""
 BUDGETS = (*COUNTED, "threshold")
+VARIED = tuple(name for name in SOLUTION if name != "method")
+"""Settings that a variant of a method can have."""
 NAMED = ("caps", "options", "optimizer_options")
 """Settings that hold names and values: JSON when written as text."""
 SWEPT = tuple(name for name in SOLUTION if name not in ("method", "per_tensor", *NAMED))
@@ -105,7 +107,7 @@ def _taken(
     """Refuse what no method takes."""
     for name in names:
         for part in _parts(settings, name):
-            usual = part == Config.model_fields[name].default  # as in a run's config.toml
+            usual = part == Config.default(name)  # as in a run's config.toml
             if not usual and not any(part in _parts(_with(settings, *each), name) for each in named):
                 raise InvalidInput(f"none of the methods {', '.join(methods)} takes {name} {part}: leave it out")
 
@@ -137,8 +139,8 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
         name = key.strip().replace("-", "_")
         if not equals:
             raise InvalidInput(f"{text!r}: {part!r} is not key=value: write e.g. {method}:frames=raw")
-        if name not in SOLUTION[1:]:
-            raise unknown("setting of a variant", name, SOLUTION[1:])
+        if name not in VARIED:
+            raise unknown("setting of a variant", name, VARIED)
         given[name] = value.strip()
         if name in NAMED:
             try:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dagc.errors import DagcError, Diverged, MalformedPayload, NonFiniteGradient
-from dagc.folder import finished, read_metrics
+from dagc.folder import SCORE, finished, read_metrics
 from dagc.plugins import load_plugins
-from dagc.training import Config, train
+from dagc.training import Config, iterate
 
 __all__ = ["Progress", "last_round", "run_all", "stopping"]
 
@@ -85,8 +85,8 @@ def run_all(
                     progress(number, config.rounds)
                     done(number, path)
                 else:
-                    alone = config if config.threads else config.model_copy(update={"threads": threads})
-                    fields = alone.model_dump(exclude_unset=True)
+                    alone = config if config.threads else config.replaced(threads=threads)
+                    fields = alone.as_dict()
                     tasks[pool.submit(_run, fields, path, until, begin)] = number
         waiting = set(tasks)
         while waiting:
@@ -167,14 +167,14 @@ def _run(fields: dict[str, Any], path: Path, until: float | None, begin: Callabl
     """Do one run in this process; returns whether it finished."""
     enough = math.inf if until is None else until
     rows = read_metrics(path) if until is not None and (path / "metrics.jsonl").exists() else []
-    if any(row.get("accuracy", -math.inf) >= enough for row in rows):
+    if any(row.get(SCORE, -math.inf) >= enough for row in rows):
         return True
     with _working, stopping() as stop:
         if begin is not None:
             begin(path)
-        for result in train(Config(**fields), path):
+        for result in iterate(Config(**fields), path):
             if stop.is_set() or _stop.is_set() or _orphaned.is_set():
                 return False
-            if result.accuracy is not None and result.accuracy >= enough:
+            if result.score is not None and result.score >= enough:
                 break
     return True

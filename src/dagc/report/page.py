@@ -98,9 +98,9 @@ def run_command(settings: Mapping[str, Any]) -> str:
         'dagc run mlp@digits --method top-k --ratio 0.01 --per-tensor --seed 3'
     """
     words = ["dagc", "run", settings["task"]]
-    for name, field in Config.model_fields.items():
+    for name in Config.schema():
         value = settings.get(name)
-        unset = value is None or value == field.get_default(call_default_factory=True)
+        unset = value is None or value == Config.default(name)
         if name in ("task", "threads", "data_dir") or unset:
             continue
         words.append(f"--{name.replace('_', '-')}")
