@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DEAD", "Histogram", "entries_worth", "factor_rates"]
+__all__ = ["DEAD", "STEP_PER_PRICE", "Histogram", "entries_worth", "factor_rates"]
 
 Reals = NDArray[np.float64]
 DEAD = 0.58
@@ -59,6 +59,7 @@ class Histogram(NamedTuple):
         count = np.bincount(bins, minlength=BINS).astype(np.float64)
         energy = np.bincount(bins, np.square(values, dtype=np.float64), minlength=BINS)
         lower = (np.arange(BINS, dtype=np.uint32) << np.uint32(22)).view(np.float32).astype(np.float64)
+        lower[BINS - 2 :] = 2.0**128  # infinite: nothing is there
         return cls(np.cumsum(count[::-1]), np.cumsum(energy[::-1]), lower[::-1])
 
 
