@@ -17,9 +17,11 @@ NUMBER = 0
 SIGN = NUMBER + 64
 FACTOR_SIGN = SIGN + 9
 FACTOR = FACTOR_SIGN + 3
-"""Twelve spreads, three kinds of neighbors before, three beside, twelve magnitudes."""
+"""Eighteen spreads, three kinds of neighbors before, three beside, twelve magnitudes."""
 MAGNITUDES = 12
-SPREADS = 12
+SPREADS = 18
+PLAIN = 10
+"""From this spread on, every second one has one more low bit that is sent as it is."""
 GAP_UP = FACTOR + SPREADS * 9 * MAGNITUDES
 """Four densities, eight octaves above the mean gap; then as many below it."""
 GAP_DOWN = GAP_UP + 32
@@ -96,18 +98,21 @@ def factor(mode, data, end, coder, odds, values, before, spread, usual):
         usual: Four times the expected magnitude.
     """
     last, earlier, sign = 0, 0, 0
+    low = max(0, (spread - PLAIN) // 2)
     for i in range(len(values)):
         recent = 4 * last + 2 * earlier
         beside = 0 if 4 * recent < 3 * usual else (1 if recent < 2 * usual else 2)
         base = FACTOR + ((spread * 3 + before[i]) * 3 + beside) * MAGNITUDES
         value = values[i]
-        size = abs(value)
+        size = abs(value) >> low
         count, bit = 0, 1
         while bit and count < MAGNITUDES:
             bit = decide(mode, data, end, coder, odds, base + count, 1 if count < size else 0)
             count += bit
         if count == MAGNITUDES:
             count += _number(mode, data, end, coder, size - MAGNITUDES, 1)
+        if low:
+            count = (count << low) + raw(mode, data, end, coder, low, abs(value) & ((1 << low) - 1))
         if count:
             negative = decide(mode, data, end, coder, odds, FACTOR_SIGN + sign, 1 if value < 0 else 0)
             sign = 1 + negative

@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,8 @@ __all__ = ["State", "encode_update"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+LOWEST, HIGHEST = -64, 90
+"""A vector whose largest entry is below 2^-64 is not worth a frame; of a larger one than 2^90, only a part is sent."""
 LEAST_BITS = 1.2
 """Per integer of a factor, for the bound of how many terms a frame could hold."""
 
@@ -96,23 +98,25 @@ def encode_update(
         raise InvalidInput(f"share must be above 0 and at most 1, not {share}")
     limit = 8 * len(values) + 64 if max_bytes is None else max_bytes
     with one_thread():
-        job = _Job(values, shapes, frames.most_body(limit), share, state)
-        return job.run(shift, round)
+        return _Job(values, shift, shapes, frames.most_body(limit), share, state).run(round)
 
 
 class _Job:
     """One vector on its way into a frame."""
 
-    def __init__(self, values: Floats, shapes: Shapes, room: int, share: float | None, state: State | None) -> None:
+    def __init__(
+        self, values: Floats, shift: int, shapes: Shapes, room: int, share: float | None, state: State | None
+    ) -> None:
+        self.shift = min(shift, HIGHEST)
         self.values, self.shapes, self.room, self.share = values, shapes, room, share
         self.state = State() if state is None else state
         self.parts = extents(shapes)
         self.histograms = [Histogram.of(values[start : start + r * c]) for start, r, c in self.parts]
         self.total = float(sum(histogram.energy[-1] for histogram in self.histograms))
 
-    def run(self, shift: int, round: int) -> tuple[bytes, Update]:
+    def run(self, round: int) -> tuple[bytes, Update]:
         size = len(self.values)
-        if self.room < 6 or self.total == 0 or shift < -100:
+        if self.room < 6 or self.total == 0 or self.shift < LOWEST:
             return b"", Update.empty(size)
         spectra = self.spectra()
         price = self.price(spectra)
@@ -128,7 +132,7 @@ class _Job:
         left = self.values.copy()
         rest = Update(size, Sparse(size, [], []), tuple(terms))
         rest.subtract_from(torch.from_numpy(left))
-        return self.fill(stream, left, terms, step, shift, round)
+        return self.fill(stream, left, terms, step, round)
 
     def spectra(self) -> list[Spectrum]:
         """The leading terms of each matrix that could hold some of the frame's energy."""
@@ -205,13 +209,18 @@ class _Job:
     def start(self, terms: Sequence[Terms], step: Scale) -> Stream:
         """A stream with the head and the terms."""
         stream = Stream(np.zeros(self.room - 1, dtype=np.uint8), writing=True)
+        step = Scale(step + 16 * self.shift)
         code_head(stream, step, bool(terms))
         if terms:
-            code_terms(stream, step, self.shapes, terms)
+            code_terms(stream, step, self.shapes, [self.shifted(part) for part in terms])
         return stream
 
+    def shifted(self, terms: Terms) -> Terms:
+        """The terms of the vector as it was before it was normalized."""
+        return replace(terms, exponent=terms.exponent + self.shift)
+
     def fill(
-        self, stream: Stream, left: Floats, terms: list[Terms], step: Scale, shift: int, round: int
+        self, stream: Stream, left: Floats, terms: list[Terms], step: Scale, round: int
     ) -> tuple[bytes, Update]:
         """Add as many of the largest entries as fit."""
         size = len(left)
@@ -244,7 +253,9 @@ class _Job:
             body, sparse, used = self.attempt(stream, left, order[:0], step)
             best = (body or b"", sparse)
         frame = frames.seal(best[0], self.shapes, round) if best[0] else b""
-        return frame, Update(size, best[1], tuple(terms))
+        if not frame:
+            return b"", Update.empty(size)
+        return frame, Update(size, best[1], tuple(self.shifted(part) for part in terms))
 
     def attempt(self, stream: Stream, left: Floats, chosen: Ints, step: Scale) -> tuple[bytes | None, Sparse, int]:
         """The frame's body with these entries, None if it is too long; and how many bytes it takes."""
@@ -267,7 +278,8 @@ class _Job:
                 moved.append(int(np.clip(np.rint(16 * error), -8, 7)))
             levels = np.where(values < 0, -whole, whole)
             moved = moved if len(indices) >= frames.OFFSETS_FROM else [0, 0, 0]
-        sparse = code_entries(stream, step, self.shapes, indices, levels, (own, *moved))
+        shift = 16 * self.shift
+        sparse = code_entries(stream, Scale(step + shift), self.shapes, indices, levels, (own + shift, *moved))
         done = stream.finish()
         used = stream.used
         return (None if done is None else bytes((MIXED,)) + done), sparse, used

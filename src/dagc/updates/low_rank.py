@@ -82,7 +82,8 @@ def quantized(
     scales = [Scale.near(float(x)) for x in small]
     base = min(scales) + 16 * 9  # scales that differ more would leave no room for the sum
     scales = [min(scale, Scale(base)) for scale in scales]
-    right_whole = rounded(right * (sigmas / step.value).float())
+    finest = MOST_FACTOR / right.abs().amax(dim=0)
+    right_whole = rounded(right * torch.minimum((sigmas / step.value).float(), finest))
     keep = (right_whole != 0).any(dim=0)
     right_whole, scales = right_whole[:, keep], [scale for scale, kept in zip(scales, keep, strict=True) if kept]
     if not scales:
@@ -91,6 +92,8 @@ def quantized(
     gram = (right_whole.T @ right_whole).double()
     gram.diagonal().mul_(1 + 1e-9)
     left = torch.linalg.solve(gram, image.T).T
+    coarsest = left.abs().amax(dim=0) / MOST_FACTOR
+    scales = [max(s, Scale(Scale.near(float(c)) + 1)) if c > 0 else s for s, c in zip(scales, coarsest, strict=True)]
     left_whole = rounded(left / torch.tensor([scale.value for scale in scales], dtype=torch.float64))
     keep = (left_whole != 0).any(dim=0)
     if not bool(keep.any()):

@@ -68,9 +68,11 @@ def entries_worth(histogram: Histogram, price: float) -> tuple[float, float, flo
     count, energy, edges = histogram
     size = count[-1]
     many = np.maximum(count, 1)
-    position = np.log2(size / many) + 1.5 * (1 - many / size)
-    bits = many * (position + 2.3)
-    noise = many * np.minimum(price * STEP_PER_PRICE / 12, np.square(edges))
+    square = price * STEP_PER_PRICE
+    own = np.diff(count, prepend=0.0)
+    levels = np.cumsum(own * np.log2(1 + 0.75 * edges / np.sqrt(square)))
+    bits = many * (np.log2(size / many) + 1.5 * (1 - many / size) + 1.7) + 1.1 * levels
+    noise = many * np.minimum(square / 12, np.square(edges))
     gain = energy - noise - price * bits
     best = int(np.argmax(gain))
     if gain[best] <= 0:

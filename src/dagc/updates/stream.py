@@ -137,7 +137,7 @@ def _first_odds() -> Ints:
     seen = np.full(k.ODDS, 1)
     magnitudes = np.arange(k.MAGNITUDES)
     for spread in range(k.SPREADS):
-        deviation = 2 ** ((spread - 6) / 2)
+        deviation = 2 ** ((spread - 6) / 2 - max(0, (spread - k.PLAIN) // 2))
         more = np.exp(-((magnitudes + 0.55) / deviation))
         start = k.FACTOR + spread * 9 * k.MAGNITUDES
         ratio = np.append(more[0], more[1:] / more[:-1])
