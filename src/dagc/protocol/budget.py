@@ -5,7 +5,7 @@ from typing import Any
 
 from dagc.policies import Plan, Report, Situation
 from dagc.policies.rate import finite
-from dagc.protocol.messages import Order, Upload
+from dagc.protocol.messages import BEST, Order, Upload
 from dagc.protocol.roster import Member, whole
 from dagc.state import all_or_nothing
 from dagc.wire import payload_size
@@ -59,6 +59,8 @@ class Budget:
 
     def most_bytes(self, order: Order) -> int:
         """The most bytes that an answer to this order can take; 0 if there is no limit."""
+        if order.compressor == BEST:
+            return int(order.amount)
         if not order.most_entries:
             return 0
         return int(payload_size(self.size, order.most_entries, self.plan.values, frames=self.plan.frames)[0])

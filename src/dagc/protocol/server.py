@@ -14,7 +14,7 @@ from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.protocol.receiver import Receiver
 from dagc.protocol.roster import Member, Roster, whole
-from dagc.sparse import aggregate
+from dagc.protocol.total import aggregate_updates
 from dagc.state import all_or_nothing
 from dagc.wire.coder import Shapes
 
@@ -118,7 +118,7 @@ class Server:
         ordered = sorted(uploads, key=lambda upload: self.members[upload.client].number)
         weights = [self.members[upload.client].examples for upload in ordered]
         out = torch.from_numpy(pool.take(self.size, np.dtype(np.float32)))
-        return aggregate([upload.update for upload in ordered], weights, out=out)
+        return aggregate_updates([upload.update for upload in ordered], weights, out)
 
     def close(self, uploads: Sequence[Upload]) -> None:
         """End the round: these uploads were accepted."""
@@ -200,7 +200,8 @@ class ModelServer(Server):
     ) -> None:
         super().__init__(plan, len(model), rounds, shapes)
         vector = model.detach().cpu().numpy()
-        self.downlink = Downlink(self.plan.downward(), vector, shapes, rounds, self.plan.indices)
+        bits = self.plan.first_bits if self.plan.first_model == "sent" else None
+        self.downlink = Downlink(self.plan.downward(), vector, shapes, rounds, self.plan.indices, bits)
         self._seconds = 0.0
 
     def orders(self, present: Iterable[str], seconds: float = 0.0, clip: float | None = None) -> dict[str, Order]:

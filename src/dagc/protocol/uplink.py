@@ -15,9 +15,10 @@ from dagc.errors import unknown
 from dagc.feedback import ErrorFeedback
 from dagc.policies import ClientPlan
 from dagc.protocol.downlink import sizes_of
-from dagc.protocol.messages import Order, Upload
+from dagc.protocol.messages import BEST, STAMPS, Order, Upload
 from dagc.sparse import Sparse
 from dagc.state import all_or_nothing
+from dagc.updates import Update, decode_update, encode_update
 from dagc.wire import Memory, encode, is_coded
 from dagc.wire.coder import Shapes
 
@@ -25,6 +26,8 @@ __all__ = ["Uplink"]
 
 PIECE = 1 << 14
 """Entries per partial sum of a norm: few enough for float32, and as float64 they fit into a core's own cache."""
+CLIPPED = 4
+"""How often a frame is scaled to be within the bound of its norm, before nothing is sent."""
 TINY, HUGE = 1e-28, 1e30
 """Between them, a sum of squares in float32 is far from both ends of its range."""
 
@@ -66,9 +69,10 @@ class Uplink:
         self.feedback = ErrorFeedback(COMPRESSORS["top-k"], self.size, values=plan.values, device=device)
         self.sent_round = 0
         self.last_update_norm = 0.0
-        self.pending: Sparse | None = None
+        self.pending: Sparse | Update | None = None
         self.memory: Memory | None = None
         self.excluded: Sequence[slice] = ()
+        self._frame = b""  # of a pending update
         self._counts = False  # whether the memory counts the pending upload if it is accepted
 
     def start(self, model: torch.Tensor, unit: float = 1.0) -> torch.Tensor:
@@ -92,10 +96,12 @@ class Uplink:
 
         The upload is pending until `settle`. If the gradient is refused, nothing changes.
         """
+        parts = [change] if isinstance(change, torch.Tensor) else list(change)
+        if order.compressor == BEST:
+            return self._upload_best(parts, order)
         feedback = self.feedback
         feedback.compressor, feedback.seed = self._compressor(order), scramble(self.plan.seed, order.number)
         feedback.clip = order.clip
-        parts = [change] if isinstance(change, torch.Tensor) else list(change)
         update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
         update = feedback.step(parts, 0 if order.silent else order.amount)
         frame = b"" if order.silent else self._encode(update, order)
@@ -103,11 +109,33 @@ class Uplink:
         self.sent_round, self.pending, self._counts = order.round, update, self._is_counted(frame, order)
         return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
 
+    def _upload_best(self, parts: list[torch.Tensor], order: Order) -> Upload:
+        """The frame that carries most of change + residual within the order's bytes."""
+        feedback = self.feedback
+        update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
+        left = feedback.total(parts)
+        visible = left
+        if self.excluded:
+            visible = left.clone()
+            for part in self.excluded:
+                visible[part] = 0.0
+        frame, update = encode_within(visible, self.shapes, order.amount, order.stamp, order.clip)
+        update.subtract_from(left)
+        feedback.residual, feedback.steps = left, feedback.steps + 1
+        self.last_update_norm = update_norm
+        self.sent_round, self.pending, self._frame, self._counts = order.round, update, frame, False
+        return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
+
     def settle(self, accepted_round: int) -> None:
         """Forget the pending upload if the server accepted it or a later one; otherwise keep its entries for later."""
         if self.pending is not None and self.sent_round > accepted_round:
-            self.feedback.unsend(self.pending)
-        elif self.pending is not None and self._counts and self.memory is not None:
+            if isinstance(self.pending, Update):
+                residual = self.feedback.residual.clone()
+                self.pending.add_to(residual)
+                self.feedback.residual = residual
+            else:
+                self.feedback.unsend(self.pending)
+        elif self.pending is not None and self._counts and self.memory is not None and isinstance(self.pending, Sparse):
             self.memory.learn(self.pending)
         self.pending = None
 
@@ -147,7 +175,10 @@ class Uplink:
             "last_update_norm": self.last_update_norm,
             "counts": self._counts,
         }
-        if self.pending is not None:
+        if isinstance(self.pending, Update):
+            frame = np.frombuffer(self._frame, dtype=np.uint8)
+            state["pending"] = {"frame": frame, "stamp": self.sent_round % STAMPS}
+        elif self.pending is not None:
             state["pending"] = {"indices": self.pending.indices, "values": self.pending.values}
         if self.memory is not None:
             state["memory"] = self.memory.state_dict()
@@ -163,7 +194,12 @@ class Uplink:
             if not 0 <= self.last_update_norm < math.inf:
                 raise ValueError(f"the last update has norm {self.last_update_norm}")
             pending, memory = state.get("pending"), state.get("memory")
-            self.pending = None if pending is None else Sparse(self.size, pending["indices"], pending["values"])
+            self.pending = None
+            if pending is not None and "frame" in pending:
+                self._frame = pending["frame"].tobytes()
+                self.pending = decode_update(self._frame, self.shapes, round=int(pending["stamp"]))
+            elif pending is not None:
+                self.pending = Sparse(self.size, pending["indices"], pending["values"])
             self.memory = None if memory is None else Memory.restored(self.shapes, memory)
             if pending is not None and self._counts and self.memory is None:
                 raise ValueError("it has a pending coded upload, but the memory is missing")
@@ -177,6 +213,19 @@ class Uplink:
         """Undo everything since `snapshot`."""
         feedback, self.sent_round, self.last_update_norm, self.pending, self.memory, self._counts = snapshot
         self.feedback.residual, self.feedback.steps = feedback
+
+
+def encode_within(
+    vector: torch.Tensor, shapes: Shapes, max_bytes: int, round: int, clip: float = 0.0
+) -> tuple[bytes, Update]:
+    """The frame that carries most of a vector within some bytes, with a norm of at most `clip`, if that is above 0."""
+    frame, update = encode_update(vector, shapes, max_bytes, round=round)
+    for _ in range(CLIPPED):
+        if not clip or update.norm() <= clip:
+            return frame, update
+        vector = vector * (0.999 * clip / update.norm())
+        frame, update = encode_update(vector, shapes, max_bytes, round=round)
+    return (frame, update) if update.norm() <= clip else (b"", Update.empty(update.size))
 
 
 def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:

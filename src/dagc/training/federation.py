@@ -19,6 +19,7 @@ from dagc import data, models
 from dagc.draws import scramble
 from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
+from dagc.policies import Plan
 from dagc.protocol import ModelServer, Order, Server, Uplink, Upload
 from dagc.state import all_or_nothing
 from dagc.training.config import Config, is_own
@@ -32,6 +33,8 @@ __all__ = ["Federation", "Round"]
 
 T = TypeVar("T")
 log = getLogger("dagc.training")
+RANDOM_BITS = 4
+"""Bits per entry of a random first model: training from it ends where it ends from the exact one."""
 TESTED = 50
 """Test samples per batch."""
 WAVE = 16
@@ -108,11 +111,12 @@ class Federation:
         self.model = self._make_model(config, given)
         self.vector = as_one_vector(self.model)
         self._tested = sharing(self.model).eval()
-        self.optimizer = ServerOptimizer(self.vector.clone(), config.optimizer, **config.optimizer_options)
         for name in config.caps:
             if name not in self.names:
                 raise unknown("client for the cap of", name, self.names)
-        self.server = ModelServer(config.plan(), self.vector, config.rounds, self._shapes)
+        self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes)
+        self.vector.copy_(self.server.model)  # the first model may have been rounded
+        self.optimizer = ServerOptimizer(self.server.target.clone(), config.optimizer, **config.optimizer_options)
         self.first_orders()
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
@@ -143,6 +147,13 @@ class Federation:
             return copy.deepcopy(given.model).to(config.device).train()
         except (RuntimeError, TypeError) as error:
             raise InvalidInput(f"the model cannot be copied: {error}") from error
+
+    def _plan(self) -> Plan:
+        """The configuration's plan; a model that was built here is random, so that fewer bits are enough for it."""
+        plan = self.config.plan()
+        default = self.config.method_spec.defaults.get("first_bits")
+        fewer = self.given.model is None and default is not None and plan.first_bits == default
+        return plan.replaced(first_bits=RANDOM_BITS) if fewer else plan
 
     def _traits(self, batches: data.Batches) -> Traits:
         """The model's side effects. A model passed in Python is tried with the smallest client's batch."""
@@ -176,7 +187,7 @@ class Federation:
 
     def first_orders(self) -> list[Any]:
         """The parameter that each client would get if all took part in the first round."""
-        server = Server(self.config.plan(), self.size, self.config.rounds)
+        server = Server(self._plan(), self.size, self.config.rounds)
         for name, examples in zip(self.names, self.partition.sizes, strict=True):
             server.join(name, int(examples))
         return [order.amount for order in server.orders(self.names).values()]

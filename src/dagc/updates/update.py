@@ -157,6 +157,10 @@ class Update:
                 block[indices[first:last] - start] += values[first:last]
                 yield start, block
 
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each part that is not entries alone starts, and its length."""
+        return [(0, self.size)] if self.levels is not None else [(part.start, part.size) for part in self.terms]
+
     def alone(self) -> tuple[NDArray[np.int64], Floats]:
         """The entries outside of all blocks."""
         if self.levels is not None:
