@@ -52,7 +52,7 @@ class Uplink:
 
     Example:
         >>> from dagc.policies import Plan
-        >>> uplink = Uplink(Plan(ratio=0.5, values="fp32", frames="plain").for_clients(), [6])
+        >>> uplink = Uplink(Plan().for_clients(), [6])
         >>> order = Order(round=1, amount=2)
         >>> uplink.upload(torch.tensor([1.0, 5.0, 2.0, -3.0, 0.0, 0.5]), order).update.indices
         array([1, 3])
