@@ -50,11 +50,11 @@ class Budget:
     def reserve(self, orders: Sequence[Order]) -> None:
         """Spend the most that answers to these orders can take: one that never arrives may still have been sent."""
         if self.account is not None:
-            self.account.spend(sum(map(self.most_bytes, orders)))
+            self.account.spend(sum(self.most_bytes(order) for order in orders if not order.visit))
 
     def refund(self, order: Order, length: int) -> None:
         """Return what an answer of this many bytes did not use."""
-        if self.account is not None:
+        if self.account is not None and not order.visit:
             self.account.spend(length - self.most_bytes(order))
 
     def most_bytes(self, order: Order) -> int:

@@ -100,6 +100,8 @@ class Downlink:
         self._log: deque[bytes] = deque()
         self._log_bytes = 0
         self._checksum: int | None = None
+        self._visit: Download | None = None
+        self._moved = 0.0  # how far the last broadcast moved the model
         self._kept: OrderedDict[int, Download] = OrderedDict()
         self.account: Account | None = None
         self._memory: Memory | None = None
@@ -147,10 +149,15 @@ class Downlink:
         model = torch.from_numpy(self.model)
         self.version += 1
         update.add_to(model)
+        self._moved = update.norm()
         for start, length in update.spans():
             self.changed[start : start + length] = self.version
         self.changed[update.alone()[0]] = self.version
-        self._checksum = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """The model has changed: nothing computed from it is valid any more."""
+        self._checksum, self._visit = None, None
         self._kept.clear()
 
     def _broadcast_entries(self, difference: torch.Tensor, entries: int) -> None:
@@ -187,6 +194,18 @@ class Downlink:
         self._kept.move_to_end(version)
         return self._kept[version]
 
+    def visit(self) -> Download:
+        """The model for a client that comes rarely: rounded so that it is off by about one usual update."""
+        if self._visit is None:
+            bits = next((bits for bits in range(3, 8) if self._rounding_error(bits) <= self._moved), 8)
+            frame, update = encode_dense(self.model, self._shapes, bits)
+            self._visit = Download(-1, -1, checksum(update.dense().numpy()), 0, frame)
+        return self._visit
+
+    def _rounding_error(self, bits: int) -> float:
+        rounded = encode_dense(self.model, self._shapes, bits)[1].dense().numpy()
+        return float(np.linalg.norm((self.model - rounded).astype(np.float64)))
+
     def note_download(self, download: Download) -> None:
         """Note that a client with this download reads the next broadcasts. If it skipped some, coding starts again."""
         self._restart |= download.since != download.version and not download.steps
@@ -206,11 +225,10 @@ class Downlink:
         return int(amount)
 
     def _set(self, indices: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        self._kept.clear()
         if not len(indices):
             return
         self.version += 1
-        self._checksum = None
+        self._forget()
         self.model[indices] = values
         self.changed[indices] = self.version
 
@@ -266,6 +284,7 @@ class Downlink:
                 "log": np.frombuffer(b"".join(self._log), dtype=np.uint8),
                 "log_lengths": [len(frame) for frame in self._log],
                 "turns": self._turns,
+                "moved": self._moved,
                 "policy": self._policy.state_dict(),
                 "account": None if self.account is None else self.account.state_dict(),
                 "memory": None if self._memory is None else self._memory.state_dict(),
@@ -285,8 +304,8 @@ class Downlink:
                 state["model"].copy(),
                 state["changed"].copy(),
             )
-            self._first, self._checksum = state["first"].tobytes(), None
-            self._kept.clear()
+            self._first = state["first"].tobytes()
+            self._forget()
             self.target = self.model
             if self.plan is not None:
                 self._load_budgeted(state)
@@ -294,6 +313,7 @@ class Downlink:
     def _load_budgeted(self, state: Mapping[str, Any]) -> None:
         """The part of the state that only a downlink with a budget has."""
         self.target, self._turns = state["target"].copy(), float(state["turns"])
+        self._moved = float(state["moved"])
         log, self._log = state["log"].tobytes(), deque()
         self._log_bytes, at = 0, 0
         for length in state["log_lengths"]:
@@ -313,8 +333,7 @@ class Downlink:
     def rollback(self, snapshot: dict[str, Any]) -> None:
         """Undo a `load_state_dict` that failed."""
         self.version, self.model, self.changed = snapshot["version"], snapshot["model"], snapshot["changed"]
-        self._checksum = None
-        self._kept.clear()
+        self._forget()
         if self.plan is None:
             self.target = self.model
         else:

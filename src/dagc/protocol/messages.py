@@ -35,6 +35,8 @@ class Order(NamedTuple):
         clocks: For coded frames, whether the memory has clocks.
         counted: For coded frames, how many the server has counted. A client that has counted another number starts
             with an empty memory.
+        visit: Whether the client comes so rarely that it gets a rounded model and sends most of its change at once,
+            keeping nothing for later.
     """
 
     round: int
@@ -46,6 +48,7 @@ class Order(NamedTuple):
     clip: float = 0.0
     clocks: bool = False
     counted: int = 0
+    visit: bool = False
 
     def checked(self) -> Self:
         """Itself; `MalformedPayload` if it cannot be one: a server may have made it up.
@@ -62,6 +65,7 @@ class Order(NamedTuple):
             "clip": lambda clip: _is_real(clip) and 0 <= clip < float("inf"),
             "clocks": lambda clocks: isinstance(clocks, bool),
             "counted": lambda count: is_count(count) and count < 1 << 63,
+            "visit": lambda visit: isinstance(visit, bool),
         }
         for name, is_valid in valid.items():
             if not is_valid(getattr(self, name)):
@@ -89,7 +93,7 @@ class Download(NamedTuple):
 
     Attributes:
         since: The version the client must have or, if values are sent, that or any later one; -1 if it needs none.
-        version: The version the client has afterwards.
+        version: The version the client has afterwards; -1 if it has a rounded model, for a visit.
         checksum: The checksum of that model, to detect a client whose model is not the one the server expects.
         steps: How many broadcasts the frame holds, each a change to add; 0 if it holds values to set.
         frame: The bytes; empty if nothing is new.

@@ -56,6 +56,8 @@ class Replica:
             OutOfSync: If the download does not build on this client's model. It needs the full model.
             MalformedPayload: If the download is damaged.
         """
+        if download.version == -1:
+            return self._receive_rounded(download)
         if download.since < -1 or download.version < 0 or download.steps < 0:
             raise MalformedPayload(
                 f"{download.steps} steps cannot lead from version {download.since} to {download.version}"
@@ -87,6 +89,16 @@ class Replica:
         if checksum(model.numpy()) != download.checksum:
             raise OutOfSync("the model differs from the server's after the download")
         self.model, self.version, self.memory = model, download.version, memory
+        return model
+
+    def _receive_rounded(self, download: Download) -> torch.Tensor:
+        """Take a rounded model, for a visit; no later download builds on it."""
+        if download.since != -1 or download.steps:
+            raise MalformedPayload(f"a rounded model cannot build on version {download.since}")
+        model = decode_update(download.frame, self.shapes).dense()
+        if checksum(model.numpy()) != download.checksum:
+            raise OutOfSync("the model differs from the server's after the download")
+        self.model, self.version, self.memory = model, -1, None
         return model
 
     def _add_broadcast(self, model: torch.Tensor, frame: memoryview, stamp: int, memory: Memory | None) -> None:

@@ -26,6 +26,8 @@ __all__ = ["Uplink"]
 
 PIECE = 1 << 14
 """Entries per partial sum of a norm: few enough for float32, and as float64 they fit into a core's own cache."""
+VISIT_SHARE = 0.75
+"""The share of the energy that a visitor sends: all but half the length of its change."""
 CLIPPED = 4
 """How often a frame is scaled to be within the bound of its norm, before nothing is sent."""
 TINY, HUGE = 1e-28, 1e30
@@ -113,6 +115,8 @@ class Uplink:
         """The frame that carries most of change + residual within the order's bytes."""
         feedback = self.feedback
         update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
+        if order.visit:
+            return self._upload_visit(parts, order)
         left = feedback.total(parts)
         visible = left
         if self.excluded:
@@ -124,6 +128,15 @@ class Uplink:
         feedback.residual, feedback.steps = left, feedback.steps + 1
         self.last_update_norm = update_norm
         self.sent_round, self.pending, self._frame, self._counts = order.round, update, frame, False
+        return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
+
+    def _upload_visit(self, parts: list[torch.Tensor], order: Order) -> Upload:
+        """Most of the change in one frame. The client is not expected back soon, so that nothing is kept."""
+        feedback = self.feedback
+        change = feedback.total(parts) - feedback.residual
+        frame, update = encode_within(change, self.shapes, order.amount, order.stamp, order.clip, VISIT_SHARE)
+        feedback.residual, feedback.steps = torch.zeros_like(change), feedback.steps + 1
+        self.sent_round, self.pending, self._counts = order.round, None, False
         return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
 
     def settle(self, accepted_round: int) -> None:
@@ -216,15 +229,23 @@ class Uplink:
 
 
 def encode_within(
-    vector: torch.Tensor, shapes: Shapes, max_bytes: int, round: int, clip: float = 0.0
+    vector: torch.Tensor,
+    shapes: Shapes,
+    max_bytes: int,
+    round: int,
+    clip: float = 0.0,
+    share: float | None = None,
 ) -> tuple[bytes, Update]:
-    """The frame that carries most of a vector within some bytes, with a norm of at most `clip`, if that is above 0."""
-    frame, update = encode_update(vector, shapes, max_bytes, round=round)
+    """The frame that carries most of a vector within some bytes, or as short as it carries a share of the energy.
+
+    If `clip` is above 0, no norm is larger.
+    """
+    frame, update = encode_update(vector, shapes, max_bytes, share=share, round=round)
     for _ in range(CLIPPED):
         if not clip or update.norm() <= clip:
             return frame, update
         vector = vector * (0.999 * clip / update.norm())
-        frame, update = encode_update(vector, shapes, max_bytes, round=round)
+        frame, update = encode_update(vector, shapes, max_bytes, share=share, round=round)
     return (frame, update) if update.norm() <= clip else (b"", Update.empty(update.size))
 
 

@@ -20,7 +20,7 @@ from dagc.draws import scramble
 from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
 from dagc.policies import Plan
-from dagc.protocol import ModelServer, Order, Server, Uplink, Upload
+from dagc.protocol import ModelServer, Order, Replica, Server, Uplink, Upload
 from dagc.state import all_or_nothing
 from dagc.training.config import Config, is_own
 from dagc.training.given import Given, not_given, split_by_client
@@ -129,6 +129,7 @@ class Federation:
         for i in range(len(self.names)):  # a trace may lack some clients
             self.network.rate(i, "up", 0)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
+        self._rounded: dict[int, torch.Tensor] = {}  # the models of this round's visitors, by client
         self._threads = 1 if traits.draws else config.threads  # torch has one generator for all threads
         self._pool: ThreadPoolExecutor | None = None
         _give_back_memory()  # what loading left behind
@@ -207,7 +208,9 @@ class Federation:
         if self.server.budget.account is not None:
             self.seconds += self.server.budget.account.wait(len(asked), self.seconds)
         orders = self.server.orders([self.names[i] for i in asked], self.seconds)
-        down = [len(self.server.download(self.names[i]).frame) + self._buffer_bytes for i in answering]
+        downloads = {i: self.server.download(self.names[i]) for i in answering}
+        down = [len(downloads[i].frame) + self._buffer_bytes for i in answering]
+        self._rounded = {i: Replica(self._shapes).receive(each) for i, each in downloads.items() if each.version < 0}
         with _one_thread():
             uploads, computed, took = self._work(t, [(i, orders[self.names[i]]) for i in answering])
 
@@ -305,8 +308,12 @@ class Federation:
 
         def work(some: list[tuple[int, Order]]) -> list[tuple[Upload, Computed, float]]:
             began = time.perf_counter()
-            starts = [self._uplink(self.names[i]).start(self.vector, server_rate) for i, _ in some]
-            ahead = starts if self.server.plan.step_ahead else None
+            models = [self._rounded.get(i, self.vector) for i, _ in some]
+            starts = [
+                self._uplink(self.names[i]).start(model, server_rate)
+                for (i, _), model in zip(some, models, strict=True)
+            ]
+            ahead = starts if self.server.plan.step_ahead or self._rounded else None
             computed = self.gradients(round, [i for i, _ in some], rate, ahead)
             uploads = [self._upload(i, order, one.change) for (i, order), one in zip(some, computed, strict=True)]
             took = (time.perf_counter() - began) / len(some)
