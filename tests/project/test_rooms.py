@@ -9,7 +9,7 @@ ROOMS = [
     "errors", "draws", "files", "state", "checkpoint", "folder",
     "sparse", "wire", "allocation", "compressors", "feedback", "policies", "protocol", "testing",
     "ddp", "flower", "nvflare",
-    "network", "data", "models", "plugins", "training", "report", "comparison", "planning", "cli",
+    "network", "data", "models", "plugins", "training", "report", "comparison", "estimate", "cli",
 ]  # fmt: skip
 
 
