@@ -84,7 +84,7 @@ def estimate(
     Example:
         >>> dense = estimate(Plan(method="none", first_model="drawn"), 7850, {"ann": 900, "bob": 100}, rounds=10)
         >>> dense.bytes_up / 20
-        31419.0
+        31414.0
     """
     server = Server(plan, torch.from_numpy(_values(0, parameters)), rounds)
     for name, size in examples.items():
@@ -97,23 +97,33 @@ def estimate(
     new = len(examples) * (1 - (1 - present / len(examples)) ** rounds) if plan.first_model == "sent" else 0.0
     first = new * len(server.download(None, full=True).frame)
     visits = present * rounds - new
+    seconds = float(np.mean([each.typical or each.seconds for each in usual]))
     return Estimate(
         server.plan,
         rounds * float(np.mean([each.up for each in usual])),
         first + visits * sum(each.down for each in usual) / max(1, sum(each.visits for each in usual)),
         first,
-        rounds * float(np.mean([each.seconds for each in usual])),
+        rounds * seconds + sum(each.seconds - (each.typical or seconds) for each in journal),
     )
 
 
 @dataclass
 class _Played:
-    """A round: bytes of all uploads, bytes of downloads by clients that had a model, their number, and seconds."""
+    """A round.
+
+    Attributes:
+        up: Bytes of all uploads.
+        down: Bytes of the downloads by clients that had a model.
+        visits: The number of those clients.
+        seconds: Of the round.
+        typical: The same without first downloads; 0 if there are no others.
+    """
 
     up: float = 0.0
     down: float = 0.0
     visits: int = 0
     seconds: float = 0.0
+    typical: float = 0.0
 
 
 def _play(server: Server, names: list[str], present: int, rounds: int, links: Links) -> list[_Played]:
@@ -142,8 +152,9 @@ def _play(server: Server, names: list[str], present: int, rounds: int, links: Li
             slowest, typical = max(slowest, took), max(typical, known * took)
         target -= server.total(uploads)
         server.close(uploads, target)
-        result.seconds = wait + links.compute_seconds + (typical or slowest)
-        clock += wait + links.compute_seconds + slowest
+        result.seconds = wait + links.compute_seconds + slowest
+        result.typical = result.seconds - slowest + typical if result.visits else 0.0
+        clock += result.seconds
         journal.append(result)
     return journal
 

@@ -124,6 +124,4 @@ OPTIONS = [
     "no:cacheprovider",
     "-o",
     "doctest_optionflags=NORMALIZE_WHITESPACE ELLIPSIS",
-    "--ignore-glob=*/chaos/*",
-    "--ignore-glob=*/nvflare/*",  # NVFlare is not installed here
 ]

@@ -8,7 +8,7 @@ import dagc
 ROOMS = [
     "errors", "draws", "files", "state", "checkpoint", "folder",
     "sparse", "wire", "allocation", "compressors", "feedback", "policies", "protocol", "testing",
-    "ddp", "flower", "nvflare",
+    "ddp", "flower",
     "network", "data", "models", "plugins", "training", "report", "comparison", "estimate", "cli",
 ]  # fmt: skip
 

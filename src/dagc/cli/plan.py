@@ -85,8 +85,8 @@ def plan(
         words = ", ".join(in_words(name, value) for name, value in resolved.items())
         console.print(f"{config.method}: {words or 'everything in every round'}")
     console.print(
-        f"Compressed trainings take more rounds, up to {MORE_ROUNDS} times as many in docs/studies/dagc.md, and may end "
-        "less accurate: dagc compare shows it on a task like yours."
+        f"Compressed trainings take more rounds, up to {MORE_ROUNDS} times as many in docs/studies/dagc.md, and may "
+        "end less accurate: dagc compare shows it on a task like yours."
     )
     first = max(found.first_download for _, found in rows)
     if first:
