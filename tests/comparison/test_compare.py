@@ -336,7 +336,7 @@ def test_ctrl_c_stops_all_runs_with_a_checkpoint_and_the_command_goes_on(tmp_pat
     while process.poll() is None and len(list(tmp_path.glob("out/*/metrics.jsonl"))) < 2:
         pass
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 130
     assert f"the same command continues, or: dagc resume {tmp_path / 'out'}" in said
     assert "Traceback" not in said
@@ -352,7 +352,7 @@ def test_ctrl_c_while_the_runs_start_up_is_one_line(tmp_path):
     while process.poll() is None and "spawn_main" not in children(process.pid):
         pass
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 130
     assert said.splitlines() == [f"stopped; the same command continues, or: dagc resume {tmp_path / 'out'}"]
 
