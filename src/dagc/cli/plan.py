@@ -49,7 +49,7 @@ def plan(
     ] = None,
     methods: Annotated[str, typer.Option(help="As in compare: NAME or NAME:key=value,…")] = METHODS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
-    **given: Any,
+    **flags: Any,
 ) -> None:
     """Before training: bytes, time and cost by method. Nothing is trained: random entries are sent.
 
@@ -58,7 +58,7 @@ def plan(
 
     Example: dagc plan --parameters 11.2M --clients 50 --participation 0.2 --uplink 2Mb/s --price 5/GB
     """
-    settings = given_fields(given, LISTS)
+    settings = given_fields(flags, LISTS)
     size = round(quantity(parameters, "--parameters"))
     if not 1 <= size <= LARGEST:
         raise InvalidInput(f"--parameters is {parameters:.100}: it must be at least 1, and at most 2^30")
@@ -76,39 +76,39 @@ def plan(
         links = Links(up, down, config.compute_seconds)
         rows.append((config, estimate(config.plan(), size, examples, config.rounds, config.participation, links)))
     if as_json:
-        print(json.dumps([_plain(config, found, per_byte) for config, found in rows]))
+        print(json.dumps([_plain(config, result, per_byte) for config, result in rows]))
         return
     console = Console(highlight=False, markup=False)
     console.print(_table(rows, f"{size:,} parameters, {len(examples):,} clients", per_byte, currency))
-    for config, found in rows:
-        resolved = {name: value for name, value in found.plan.settings().items() if name != "method"}
+    for config, result in rows:
+        resolved = {name: value for name, value in result.plan.settings().items() if name != "method"}
         words = ", ".join(in_words(name, value) for name, value in resolved.items())
         console.print(f"{config.method}: {words or 'everything in every round'}")
     console.print(
         f"Compressed trainings take more rounds, up to {MORE_ROUNDS} times as many in docs/studies/dagc.md, and may "
         "end less accurate: dagc compare shows it on a task like yours."
     )
-    first = max(found.first_download for _, found in rows)
+    first = max(result.first_download for _, result in rows)
     if first:
         console.print(f"{in_bytes(first)} of each total are the first model; --first-model drawn saves them.")
 
 
 def _configs(settings: dict[str, Any], methods: str) -> list[Config]:
     """A configuration for each method. Those of the literature get a ratio if no budget is given, as usual there."""
-    named = split_methods(methods)
+    names = split_methods(methods)
     if not settings.keys() & set(BUDGETS):
-        for place, text in enumerate(named):
+        for place, text in enumerate(names):
             name, colon, rest = text.partition(":")
             takes = name in POLICIES and "ratio" in POLICIES[name].budgets and name != Plan.method
             if takes and not {part.partition("=")[0].strip() for part in rest.split(",")} & set(BUDGETS):
-                named[place] = f"{text}{',' if colon else ':'}ratio={RATIO:g}"
-    found = []
-    for (own,) in comparison_fields(settings, named):
-        idle = own.keys() - {*ASKED, "method", "compute_seconds"}
+                names[place] = f"{text}{',' if colon else ':'}ratio={RATIO:g}"
+    configs = []
+    for (options,) in comparison_fields(settings, names):
+        idle = options.keys() - {*ASKED, "method", "compute_seconds"}
         if idle:
             raise InvalidInput(f"{min(idle)} does not affect the bytes and seconds of a round: leave it out")
-        found.append(Config(**own))
-    return found
+        configs.append(Config(**options))
+    return configs
 
 
 def _examples(sizes: str) -> dict[str, float]:
@@ -126,10 +126,10 @@ def _speed(text: str, option: str) -> float:
     return speed
 
 
-def _plain(config: Config, found: Estimate, per_byte: float | None) -> dict[str, Any]:
-    cost = {} if per_byte is None else {"cost": found.bytes_total * per_byte}
-    figures = {name: value for name, value in asdict(found).items() if name != "plan"}
-    return {"method": config.method, "rounds": config.rounds, "settings": found.plan.settings(), **figures, **cost}
+def _plain(config: Config, result: Estimate, per_byte: float | None) -> dict[str, Any]:
+    cost = {} if per_byte is None else {"cost": result.bytes_total * per_byte}
+    figures = {name: value for name, value in asdict(result).items() if name != "plan"}
+    return {"method": config.method, "rounds": config.rounds, "settings": result.plan.settings(), **figures, **cost}
 
 
 def _table(rows: list[tuple[Config, Estimate]], title: str, per_byte: float | None, currency: str) -> Table:
@@ -138,16 +138,16 @@ def _table(rows: list[tuple[Config, Estimate]], title: str, per_byte: float | No
     heads = ["rounds", "up", "down", "total", "time"] + ([] if per_byte is None else [f"cost {currency}".strip()])
     for head in (*heads, "bytes,\n× fewer", "time,\n× less"):
         table.add_column(head, justify="right", no_wrap=True)
-    dense = next(((config, found) for config, found in rows if config.method == "none"), None)
-    for config, found in rows:
-        figures = [in_bytes(each) for each in (found.bytes_up, found.bytes_down, found.bytes_total)]
-        figures.append(_duration(found.seconds))
-        figures += [] if per_byte is None else [brief(found.bytes_total * per_byte)]
+    dense = next(((config, result) for config, result in rows if config.method == "none"), None)
+    for config, result in rows:
+        figures = [in_bytes(each) for each in (result.bytes_up, result.bytes_down, result.bytes_total)]
+        figures.append(_duration(result.seconds))
+        figures += [] if per_byte is None else [brief(result.bytes_total * per_byte)]
         if dense is not None:
             factor = config.rounds / dense[0].rounds
-            ours, theirs = found.bytes_total - found.first_download, dense[1].bytes_total - dense[1].first_download
+            ours, theirs = result.bytes_total - result.first_download, dense[1].bytes_total - dense[1].first_download
             figures += [brief(factor * theirs / max(1.0, ours))]
-            figures += [brief(factor * dense[1].seconds / max(1e-9, found.seconds))]
+            figures += [brief(factor * dense[1].seconds / max(1e-9, result.seconds))]
         table.add_row(config.method, f"{config.rounds:,}", *figures)
     return table
 
