@@ -152,7 +152,6 @@ def test_help_lists_every_codec_and_kind_of_frames_in_a_line(command):
         (["run", "mlp@digits", "--ratio", "much"], "'much' is not a valid float"),
         (["run", "own@digits", "--ratio", "0.1"], "pass your own model in Python, dagc.train(config, model=…)"),
         (["data", "get", "digit"], "did you mean 'digits'"),
-        (["reproduce", "tabel3"], "did you mean 'table3'"),
         (["report", "no/such/folder"], "there is no folder"),
     ],
 )
