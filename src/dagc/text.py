@@ -86,15 +86,16 @@ def brief(number: float) -> str:
     return f"{number:.1f}" if number < 100 else f"{number:,.0f}"
 
 
-def count(number: int, noun: str) -> str:
-    """A number of things, small ones as words.
+def count(number: float, noun: str, words: bool = False) -> str:
+    """A number of things; on request, small numbers as words.
 
     Example:
-        >>> count(1, "client"), count(10, "client"), count(1500, "client")
-        ('one client', 'ten clients', '1,500 clients')
+        >>> count(1, "round"), count(1234.5, "round"), count(10, "client", words=True)
+        ('1 round', '1,234 rounds', 'ten clients')
     """
-    word = SMALL_COUNTS[number] if number < len(SMALL_COUNTS) else f"{number:,}"
-    return f"{word} {noun}{'' if number == 1 else 's'}"
+    figures = f"{number:,.0f}"
+    plural = "" if figures == "1" else "s"
+    return f"{SMALL_COUNTS[int(figures)] if words and number < len(SMALL_COUNTS) - 0.5 else figures} {noun}{plural}"
 
 
 def capital(text: str) -> str:

@@ -11,7 +11,7 @@ from dagc.folder import BEST, FINAL, SCORE
 from dagc.report.charts import Chart
 from dagc.report.numbers import BYTES, Reached, final, part_sent, reached, targets
 from dagc.report.panels import Panel, Series, metric_of
-from dagc.text import Spread, brief, capital, in_bytes, percent, to_markdown, to_tex
+from dagc.text import Spread, brief, capital, count, in_bytes, percent, to_markdown, to_tex
 
 __all__ = ["Cell", "Table", "comparison", "csv_table", "curves_csv", "latex_table", "markdown_table", "table_of"]
 
@@ -92,8 +92,7 @@ def _goals(goals: Sequence[Reached]) -> list[Cell]:
         if goal.bytes_total is None or goal.rounds is None:
             cells.append(Cell(f"{goal.seeds} of {goal.of} seeds"))
             continue
-        rounds = f"{goal.rounds.mean:,.0f}"
-        note = f"{rounds} round{'' if rounds == '1' else 's'}"
+        note = count(goal.rounds.mean, "round")
         if fewest and goal.bytes_total.mean > fewest:
             note += f", ×{brief(goal.bytes_total.mean / fewest)}"
         cells.append(Cell(in_bytes(goal.bytes_total.mean), note, goal.bytes_total.mean == fewest))
