@@ -163,7 +163,7 @@ def test_budgets_and_options_are_ways_to_solve_one_problem():
         "none",
     ]
     assert [len(series.runs) for series in panel.series] == [1, 2, *[1] * 9]
-    assert panel.title == "logistic@digits, 2 clients, skew ratio 100, 1 rounds"
+    assert panel.title == "logistic@digits, 2 clients, skew ratio 100, 1 round"
 
 
 def test_a_run_of_flower_is_shown_with_what_is_known_about_it():
@@ -177,7 +177,7 @@ def test_a_run_of_flower_is_shown_with_what_is_known_about_it():
     assert "engine = &quot;flower&quot;" in text
     data = data_of(text)["panels"][0]
     assert data["names"] == ["harbour", "<buoy>"]
-    assert (data["labels"], data["classes"], data["seed"]) == (None, None, None)
+    assert (data["labels"], data["classes"], data["seed"]) == (None, [], None)
     assert data["series"][0]["shares"] == {"kind": "ratio", "values": []}
 
 

@@ -26,7 +26,7 @@ Units = Sequence[tuple[float, str]]
 BYTE_UNITS: Units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 TIME_UNITS: Units = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 """Units from the largest to the smallest; the page's script uses the same tables."""
-SMALL_COUNTS = ("no", *"one two three four five six seven eight nine ten eleven twelve".split())
+SMALL_COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dagc.errors import InvalidInput
 from dagc.experiments.judged import against_the_best, judged
 from dagc.experiments.records import Tuned
 from dagc.experiments.shown import Shown
-from dagc.report import Series
 from dagc.experiments.waterfall import highest_shared
+from dagc.report import Series
 from dagc.report.numbers import (
     BYTES,
     Reached,

@@ -149,7 +149,7 @@ def csv_table(panels: Sequence[Panel]) -> str:
     names += ["target", "seeds_there"]
     names += [f"{name}_to_target{ending}" for name in AMOUNTS for ending in ("", "_sd")]
     lines: list[list[Any]] = [names]
-    for panel, series in ((panel, series) for panel in panels for series in panel.series):
+    for panel, series in ((each, series) for each in panels for series in each.series):
         rounds = min(run.result["rounds"] for run in series.runs)
         row = [panel.title, series.label, len(series.runs), series.unfinished, rounds, series.paper, part_sent(series)]
         row += [number for name in (FINAL, BEST, *BYTES, "seconds") for number in _pair(final(series, name))]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from dagc.report.numbers import BYTES, difference, final, reached, targets
 from dagc.report.panels import Panel, Series
-from dagc.text import Spread, count, in_bytes, percent
 from dagc.text import brief as brief
+from dagc.text import count, in_bytes, percent
 
 __all__ = ["notes", "sentence"]
 
@@ -85,8 +85,8 @@ def _by_bytes(panel: Panel) -> str:
     unclear = _unclear(rival, best, target)
     words = (
         f"To reach {goal} {panel.metric}, {clients} exchanged {in_bytes(totals[best])} {_with(best, rival)} instead of "
-        f"{in_bytes(totals[rival])} {_with(rival, best)}{unclear}, in {count(rounds[0], 'round')} instead of {rounds[1]:,.0f}. "
-        f"Final {panel.metric}: {percent(final(best), 1)} compared with {percent(final(rival), 1)}."
+        f"{in_bytes(totals[rival])} {_with(rival, best)}{unclear}, in {count(rounds[0], 'round')} instead of "
+        f"{rounds[1]:,.0f}. Final {panel.metric}: {percent(final(best), 1)} compared with {percent(final(rival), 1)}."
     )
     for other in [each for each in others if each is not rival][:1]:
         words += f" The best other method, {other.label}, needed {in_bytes(totals[other])}"
