@@ -431,7 +431,7 @@ def test_an_accuracy_that_is_not_a_number_is_a_dash():
     rows = markdown_table([panel]).splitlines()
     assert rows[2].startswith("| broken | 0 of 2 seeds | – |")
     assert rows[3].startswith("| nothing | 0 of 1 seeds | – |")
-    assert [line[SCORE] for line in csv.DictReader(io.StringIO(csv_table([panel])))] == ["", "", "0.8"]
+    assert [line[FINAL] for line in csv.DictReader(io.StringIO(csv_table([panel])))] == ["", "", "0.8"]
     assert len(data_of(page([panel, panel], "t", "c"))["panels"]) == 2
     assert sentence([panel]) == "good ends highest, at 80.0 %; only good reached 80 % with every seed."
     assert "no series has" in sentence([Panel("p", (nothing, nothing))]).lower()

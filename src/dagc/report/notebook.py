@@ -1,5 +1,6 @@
 """A run's history for a notebook: a small table and its curve, as HTML that needs no script."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,9 +48,8 @@ def _cells(row: Mapping[str, Any]) -> str:
 
 def _curve(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
     """The score against total bytes, both from their lowest to their highest."""
-    points = [
-        (float(row["bytes_up"] + row["bytes_down"]), float(row[SCORE])) for row in rows if row[SCORE] == row[SCORE]
-    ]
+    valid = [row for row in rows if math.isfinite(row[SCORE])]
+    points = [(float(row["bytes_up"] + row["bytes_down"]), float(row[SCORE])) for row in valid]
     if len(points) < 2:
         return ""
     (left, right), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
