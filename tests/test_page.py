@@ -47,7 +47,8 @@ def report(tmp_path_factory):
 
     dense = series("dense", "none")
     ours, theirs = series("ours", "dagc-r", ratio=0.02), series("theirs <b>", "top-k", ratio=0.02)
-    first = Panel("by ratio, with a title that is wider than a phone", (ours, theirs, dense), (0.5, 0.6), paper="hope for the best")
+    wide = "by ratio, with a title that is wider than a phone"
+    first = Panel(wide, (ours, theirs, dense), (0.5, 0.6), paper="hope for the best")
     second = Panel("by threshold", (series("level", "dagc-a", threshold=0.01), dense))
     third = Panel("by Flower", (Series("far away", (flower(folder / "flower"),)),))
     return write_report([first, second, third], folder / "report", "A page", "dagc report", figures=False)

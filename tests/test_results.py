@@ -19,9 +19,9 @@ from dagc.experiments.records import described, identity, plan_of
 from dagc.experiments.reproduce import TUNED_ON
 from dagc.experiments.shown import Shown
 from dagc.experiments.tuning import best_of
+from dagc.experiments.waterfall import write_waterfall
 from dagc.planning import MORE_ROUNDS
 from dagc.report import Panel, Run, Series, read_run
-from dagc.experiments.waterfall import write_waterfall
 from dagc.report.numbers import final, in_bytes, reached
 from dagc.report.words import brief
 

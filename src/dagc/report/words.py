@@ -130,7 +130,7 @@ def _over_panels(panels: Sequence[Panel]) -> str:
         runs = sum(len(series.runs) for panel in panels for series in panel.series)
         return f"{len(panels)} settings, {runs} runs: choose a setting below."
     first, second = pairs[0]
-    gaps = [gap for gap in (difference(*pair) for pair in pairs) if math.isfinite(gap.mean)]
+    gaps = [gap for gap in (difference(each, other) for each, other in pairs) if math.isfinite(gap.mean)]
     if not gaps:
         return f"In none of {len(pairs)} settings do both have a valid score."
     ahead = sum(gap.mean > 0 for gap in gaps)
