@@ -8,6 +8,7 @@ import pytest
 
 from dagc.folder import to_toml
 from dagc.report import Panel, Series, read_run, write_report
+from dagc.text import in_bytes
 from dagc.training import Config, train
 
 BROWSER, DRIVER = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")
@@ -44,7 +45,8 @@ def report(tmp_path_factory):
 
     dense = series("dense", "none")
     ours, theirs = series("ours", "dagc-r", ratio=0.02), series("theirs <b>", "top-k", ratio=0.02)
-    first = Panel("by ratio", (ours, theirs, dense), (0.5, 0.6), paper="hope for the best")
+    wide = "by ratio, with a title that is wider than a phone"
+    first = Panel(wide, (ours, theirs, dense), (0.5, 0.6), paper="hope for the best")
     second = Panel("by threshold", (series("level", "dagc-a", threshold=0.01), dense))
     third = Panel("by Flower", (Series("far away", (flower(folder / "flower"),)),))
     return write_report([first, second, third], folder / "report", "A page", "dagc report", figures=False)
@@ -130,7 +132,6 @@ def test_it_draws_everything(page):
     ]
     assert len(find(page, "#plot polygon")) == 3  # the seeds as bands
     assert len(find(page, "#shares circle")) == 20  # ten clients, two methods; dense has no ratio
-    assert len(find(page, "#traffic circle")) == 6  # up and down
     assert len(find(page, "#labels rect")) > 10
     assert text(page, "#said") == "The paper: hope for the best."
     assert len(find(page, "table tbody tr")) == 6 + 3
@@ -178,6 +179,48 @@ def test_a_narrow_range_has_ticks(page, width):
     page.execute_script("const s = document.getElementById('panel'); s.value = 2; s.dispatchEvent(new Event('change'))")
     ticks = [element.text for element in find(page, "#plot svg > text") if element.text.endswith("B")]
     assert len(ticks) >= 2
+
+
+def test_who_may_send_has_a_legend_and_no_marker_hides_another(page):
+    assert [key.text for key in find(page, "#shares-legend > span")] == ["ours", "theirs <b>"]
+    assert len(find(page, "#shares-legend line")) == 2
+    rings = find(page, "#shares circle")
+    assert {ring.get_attribute("fill") for ring in rings} == {"transparent"}
+    assert {ring.get_attribute("r") for ring in rings[:10]}.isdisjoint(ring.get_attribute("r") for ring in rings[10:])
+
+
+@pytest.mark.parametrize("axis", ["bytes_total", "bytes_up", "rounds", "seconds"])
+def test_no_line_leaves_the_chart(page, axis):
+    find(page, f"input[value={axis}] + span")[0].click()
+    clip = find(page, "#clip rect")[0]
+    left, top, wide, high = (float(clip.get_attribute(name)) for name in ("x", "y", "width", "height"))
+    for line in find(page, "#plot polyline, #plot polygon"):
+        for point in line.get_attribute("points").replace(",", " ").split()[::2]:
+            assert left <= float(point) <= left + wide
+        for point in line.get_attribute("points").replace(",", " ").split()[1::2]:
+            assert top <= float(point) <= top + high
+
+
+def test_the_script_writes_bytes_as_python_does(page):
+    amounts = [0, 1, 999, 1000, 1500, 9_996, 31_415, 999_600, 5_101_000, 2.5e9, 3e12]
+    words = page.execute_script("return arguments[0].map((amount) => inUnits(amount, 'bytes'))", amounts)
+    assert words == [in_bytes(amount, short=True) for amount in amounts]
+
+
+def test_a_wide_table_scrolls_on_a_phone_and_keeps_the_methods_in_sight(page):
+    size(page, 380)
+    page.refresh()
+    wait_until_drawn(page)
+    wide = "const s = document.querySelector('.scroll'); return [s.scrollWidth, s.clientWidth, innerWidth]"
+    inside, outside, screen = page.execute_script(wide)
+    assert inside > outside < screen
+    name = "return document.querySelectorAll('.scroll tbody tr')[1].firstChild.getBoundingClientRect().left"
+    before = page.execute_script(name)
+    page.execute_script("document.querySelector('.scroll').scrollLeft = 1000")
+    assert page.execute_script("return document.querySelector('.scroll').scrollLeft") == inside - outside
+    assert page.execute_script(name) == before
+    last = "return [...document.querySelectorAll('.scroll td')].at(-1).getBoundingClientRect().right"
+    assert page.execute_script(last) <= screen
 
 
 def test_methods_and_settings_switch(page):

@@ -176,7 +176,8 @@ def show(
         return
     console = Console(highlight=False)
     console.print(
-        f"{printable(loaded.name)}: {len(loaded):,} samples to train, {len(loaded.test_y):,} to test, shape {loaded.shape}; "
+        f"{printable(loaded.name)}: {len(loaded):,} samples to train, {len(loaded.test_y):,} to test, "
+        f"shape {loaded.shape}; "
         f"{printable(partition)}, seed {seed}: {split.workers:,} workers with {split.sizes.sum():,} samples, "
         f"largest / smallest = {split.sizes.max():,} / {split.sizes.min():,} = {_plain(split.skew_ratio)}",
         markup=False,

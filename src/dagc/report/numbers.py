@@ -69,7 +69,7 @@ def spread(numbers: Sequence[float]) -> Spread:
 
 def final(series: Series, name: str = FINAL) -> Spread:
     """A number from the runs' results; `bytes_total` is up and down together."""
-    return spread([({**run.result, **_bytes(run.result)})[name] for run in series.runs])
+    return spread([(_bytes(run.result) if name in BYTES else run.result)[name] for run in series.runs])
 
 
 def targets(panel: Panel) -> tuple[float, ...]:
