@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import dagc
 from dagc import Config, InvalidInput, models
-from dagc.data import Partition, as_dataset, load
+from dagc.data import Partition, load
 from dagc.training import Federation, train
 from dagc.training.given import as_given
 from dagc.training.objective import goal_of
@@ -185,10 +185,10 @@ class Pairs(TorchDataset):
     ],
 )
 def test_data_by_client_in_any_form_is_the_same(data):
-    found = as_dataset(data)
+    found = load(data)
     assert found.clients == ("a", "b")
     assert (found.objective, found.classes, found.outputs) == ("classification", ("0", "1"), 2)
-    usual = as_dataset([(X[:200], LABELS[:200]), (X[200:], LABELS[200:])])
+    usual = load([(X[:200], LABELS[:200]), (X[200:], LABELS[200:])])
     assert usual.clients == ("0", "1")
     for name in ("train_x", "train_y", "test_x", "test_y", "client"):
         assert torch.equal(getattr(found, name), getattr(usual, name)), name
@@ -212,11 +212,11 @@ def test_data_in_one_piece_is_split_as_the_configuration_or_the_partition_says()
 
 
 def test_a_test_set_of_its_own_is_used_whole():
-    data = as_dataset((X[:200], LABELS[:200]), (X[200:], LABELS[200:]))
+    data = load((X[:200], LABELS[:200]), test=(X[200:], LABELS[200:]))
     assert (len(data), len(data.test_y), data.notes) == (200, 40, ())
-    assert as_dataset(data) is data
+    assert load(data) is data
     with pytest.raises(InvalidInput, match="leave test out"):
-        as_dataset(data, (X, LABELS))
+        load(data, test=(X, LABELS))
 
 
 def test_numbers_are_learnt_and_scored_by_r_squared():
@@ -232,7 +232,7 @@ def test_numbers_are_learnt_and_scored_by_r_squared():
     assert training.federation.goal.metric == "R²"
     both = torch.stack([NUMBERS, X[:, 0]], dim=1)
     assert train(config(ratio=1.0, **IID), model=nn.Linear(6, 2), data=(X, both)).run().accuracy > 0.3
-    whole = as_dataset((X, LABELS), numbers=True)
+    whole = load((X, LABELS), objective="regression")
     assert whole.objective == "regression"
     ours = train(Config(task="mlp@own", method="none", rounds=3, objective="regression", **IID), data=(X, LABELS))
     assert ours.model(X).shape == (len(X), 1)
@@ -244,7 +244,7 @@ def test_next_tokens_are_learnt_and_padding_does_not_count():
     assert training.run().accuracy > 0.9
     x, y = TOKENS[:, :-1], TOKENS[:, 1:].clone()
     y[:, 4:] = -100
-    padded = as_dataset((x, y))
+    padded = load((x, y))
     goal = goal_of(padded)
     scores = nn.functional.one_hot(TOKENS[:, 1:], 5).float()
     assert goal.count(y) == 4 * len(y)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dagc.data.dataset import Dataset
+from dagc.data.fields import Inputs
 from dagc.data.partition import Partition
 from dagc.draws import scramble, splitmix64
 from dagc.errors import InvalidInput
@@ -71,20 +72,20 @@ class Batches:
             taken = np.concatenate([taken, self._shuffled(worker, epoch + 1)[: self.batch_size - len(taken)]])
         return taken
 
-    def batch(self, worker: int, round: int) -> tuple[Tensor, Tensor]:
+    def batch(self, worker: int, round: int) -> tuple[Inputs, Tensor]:
         """The normalised samples and the labels of worker `worker` in round `round`."""
         return self.together([worker], round)[0]
 
-    def together(self, workers: Sequence[int], round: int) -> list[tuple[Tensor, Tensor]]:
+    def together(self, workers: Sequence[int], round: int) -> list[tuple[Inputs, Tensor]]:
         """The same for several workers at once: for small batches, fetching is mostly overhead."""
         chosen = [self.indices(worker, round) for worker in workers]
         counts = [len(indices) for indices in chosen]
         every = torch.from_numpy(chosen[0] if len(chosen) == 1 else np.concatenate(chosen))
         x, y = self.dataset.train_x.index_select(0, every), self.dataset.train_y.index_select(0, every)
-        if self.dataset.augment:
+        if self.dataset.augment and isinstance(x, Tensor):
             keys = [_hash(self.seed, worker, round, 1) for worker in workers]
-            x = torch.cat([crop_and_flip(part, key) for part, key in zip(torch.split(x, counts), keys, strict=True)])
-        return list(zip(torch.split(self.dataset.normalise(x), counts), torch.split(y, counts), strict=True))
+            x = torch.cat([crop_and_flip(part, key) for part, key in zip(x.split(counts), keys, strict=True)])
+        return list(zip(self.dataset.normalise(x).split(counts), y.split(counts), strict=True))
 
     def _shuffled(self, worker: int, epoch: int) -> NDArray[np.int64]:
         """The worker's samples in the order of this epoch. The last order is cached, since rounds go forward."""

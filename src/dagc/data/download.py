@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagc.data.archives import refuse_bomb
+from dagc.data.limits import refuse_bomb
 from dagc.errors import DataError
 
 __all__ = ["Source", "fetch", "fetch_all", "unpack"]

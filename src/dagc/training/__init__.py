@@ -50,6 +50,8 @@ def train(
     partition: Partition | Mapping[str, Sequence[int]] | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    label: str | None = None,
+    client: str | None = None,
 ) -> "Training":
     """Train a model. Iterate over the result to get each round as it is done, or call its `run` to train to the end.
 
@@ -65,12 +67,14 @@ def train(
         callbacks: Called after every round with the federation and the round, e.g. `CsvLog` or `TensorBoard`.
         model: Any `nn.Module`. A copy of it is trained, starting from its weights.
         data: `(x, y)` as tensors or arrays, a torch data set, sequences of tokens, or a mapping from clients' names to
-            any of those; see `dagc.data.as_dataset`.
+            any of those; see `dagc.data.load`.
         test: The same for testing. If not given, a fifth of the data is held out.
         partition: The positions of the training samples by client, if neither data nor configuration say.
         loss: `(what the model returns, y) -> the mean loss of a batch`; by default cross entropy, or the squared error.
         metric: `(what the model returns, y) -> the mean score of a batch`, where more is better; by default accuracy,
             or R² for numbers. It becomes `Round.accuracy`, and is shown in reports.
+        label: The column of the data to predict, if not `label`.
+        client: The column with the owner of each row, if not `client`.
 
     Example:
         >>> config = Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=20)
@@ -92,7 +96,7 @@ def train(
         >>> training.model.weight.shape
         torch.Size([1, 4])
     """
-    config, given = as_given(config, model, data, test, partition, loss, metric)
+    config, given = as_given(config, model, data, test, partition, loss, metric, label, client)
     return Training(Federation(config, given), output, callbacks)
 
 

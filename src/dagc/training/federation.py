@@ -23,9 +23,9 @@ from dagc.network import make_network
 from dagc.protocol import Client, Order, Server, Upload
 from dagc.state import below
 from dagc.training.config import Config, is_own
-from dagc.training.given import Given, not_given, split_by_client
+from dagc.training.given import Given, fit_to_data, not_given
 from dagc.training.gradients import Computed, Gradients, OwnSteps, Traits, sharing, try_out
-from dagc.training.objective import Goal, goal_of
+from dagc.training.objective import Goal, forward, goal_of
 from dagc.training.optimizer import ServerOptimizer, as_one_vector
 from dagc.training.schedule import rate_at
 
@@ -100,7 +100,7 @@ class Federation:
                 raise not_given(config, what)
         self.given = given
         self.data = self._load(config, given)
-        self.config, notes = (config, ()) if given.partition is not None else split_by_client(config, self.data)
+        self.config, notes = (config, ()) if given.partition is not None else fit_to_data(config, self.data)
         self.notes = (*self.data.notes, *notes)
         config = self.config
         self.partition = given.partition or data.make_partition(config.partition_spec, self.data, config.seed)
@@ -261,7 +261,7 @@ class Federation:
             x = self.data.normalise(self.data.test_x[start : start + TESTED]).to(self.config.device)
             y = self.data.test_y[start : start + TESTED].to(self.config.device)
             with torch.no_grad():
-                output = self._tested(x)
+                output = forward(self._tested, x, y)
                 return self.goal.score(output, y), self.goal.total(output, y), self.goal.count(y)
 
         with _one_thread():

@@ -10,15 +10,20 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from dagc.data import CATALOGUE, Dataset, Partition, as_dataset
+from dagc.data import CATALOGUE, Dataset, Partition, load, make_partition
+from dagc.data.fields import tensors_of
 from dagc.errors import InvalidInput, shown
 from dagc.training.config import OWN, Config, is_own
 from dagc.training.objective import Loss, Metric
 
-__all__ = ["Given", "as_given", "not_given", "split_by_client"]
+__all__ = ["Given", "as_given", "fit_to_data", "not_given"]
 
 SPLIT = ("workers", "skew_ratio", "label_alpha")
 """Settings that ask for the paper's split."""
+PER_CLIENT = 10
+"""With few samples, there is a client for this many."""
+SKEWS = (50, 20, 10, 5, 2, 1)
+"""Skew ratios to try, in this order, if there are few samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +50,9 @@ class Given:
         if self.model is None and self.data is None:
             return None
         tensors = [] if self.model is None else list(self.model.state_dict().values())
-        tensors += (
-            [] if self.data is None else [self.data.train_x, self.data.train_y, self.data.test_x, self.data.test_y]
-        )
+        if self.data is not None:
+            tensors += [*tensors_of(self.data.train_x).values(), self.data.train_y]
+            tensors += [*tensors_of(self.data.test_x).values(), self.data.test_y]
         found = 0
         for tensor in tensors:
             flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -63,8 +68,13 @@ def as_given(
     partition: Partition | Mapping[Any, Any] | None,
     loss: Loss | None,
     metric: Metric | None,
+    label: str | None = None,
+    client: str | None = None,
 ) -> tuple[Config, Given]:
-    """What was given, checked, and the configuration with `own` for the parts that it replaces."""
+    """What was given, checked, and the configuration with `own` for the parts that it replaces.
+
+    `label` and `client` name columns of the data.
+    """
     if not isinstance(config, Config):
         raise InvalidInput(f"config is {shown(config)}: write dagc.Config(…)")
     if model is not None:
@@ -74,9 +84,9 @@ def as_given(
     for name, value in (("loss", loss), ("metric", metric)):
         if value is not None and not callable(value):
             raise InvalidInput(f"{name} is {shown(value)}: give a function of what the model returns and y")
-    own = None if data is None else as_dataset(data, test, config.objective == "regression")
-    if own is not None and config.objective not in ("auto", own.objective):
-        raise InvalidInput(f"objective is {config.objective!r}, but the data is for {own.objective}: leave it out")
+    if data is None and (label is not None or client is not None):
+        raise InvalidInput("label and client name columns of data: pass data, or the path of a file as data")
+    own = None if data is None else _load(config, data, test, label, client)
     changes = {"task": _task(config, model is not None, data is not None)}
     split = None
     if partition is not None:
@@ -93,19 +103,51 @@ def not_given(config: Config, what: str) -> InvalidInput:
     return InvalidInput(f"task is {config.task!r}: pass your own {what} in Python, dagc.train(config, {what}=…)")
 
 
-def split_by_client(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
-    """The configuration, with the partition filled in if it is not given, and notes about that for the user.
+def fit_to_data(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
+    """The configuration with defaults that suit the data, and notes about that for the user.
 
-    If the data names its clients, they are used instead of the paper's artificial split, unless that is asked for.
+    If the data names its clients, they are used instead of the paper's artificial split. If there are too few samples
+    for that split, it gets fewer clients, less skewed. Settings that are given stay as they are.
     """
-    if config.partition is not None or data.client is None or config.data in CATALOGUE:
+    if config.partition is not None:
         return config, ()
-    asked = [name for name in SPLIT if name in config.model_fields_set]
-    if asked:
-        words = " and ".join(asked)
-        return config, (f"the clients that the data names are not used: {words} {'are' if asked[1:] else 'is'} given",)
+    chosen = [name for name in SPLIT if name in config.model_fields_set]
+    if data.client is None or config.data in CATALOGUE:
+        return _shrunk(config, data)
+    if chosen:
+        words = " and ".join(chosen)
+        return config, (f"the clients that the data names are not used: {words} {'are' if chosen[1:] else 'is'} given",)
     note = f"the clients are those that the data names ({len(data.clients)}): partition by-client"
     return config.model_copy(update={"partition": "by-client"}), (note,)
+
+
+def _shrunk(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
+    """The paper's split in a size that the data can fill, unless clients and skew are given."""
+    chosen, samples = config.model_fields_set, len(data)
+    clients = config.workers if "workers" in chosen else min(config.workers, max(1, samples // PER_CLIENT))
+    skews = [config.skew_ratio] if "skew_ratio" in chosen else [config.skew_ratio, *SKEWS]
+    for count, skew in ((config.workers, config.skew_ratio), *((clients, skew) for skew in skews)):
+        smaller = config.model_copy(update={"workers": count, "skew_ratio": float(skew)})
+        try:
+            make_partition(smaller.partition_spec, data, config.seed)
+        except InvalidInput:
+            continue
+        if (count, skew) == (config.workers, config.skew_ratio):
+            return config, ()
+        changes: dict[str, Any] = {"workers": count, "skew_ratio": float(skew)}
+        if "batch_size" not in chosen:
+            changes["batch_size"] = min(config.batch_size, max(1, samples // count))
+        words = ", ".join(f"{name.replace('_', ' ')} {changes[name]:g}" for name in changes)
+        return config.model_copy(update=changes), (f"{samples:,} samples are few, so defaults are smaller: {words}",)
+    return config, ()  # too few for what was asked: the error says so
+
+
+def _load(config: Config, data: Any, test: Any, label: str | None, client: str | None) -> Dataset:
+    """The data, whatever it is; a wrong objective is the configuration's."""
+    dataset = load(data, config.data_dir, test=test, label=label, client=client, objective=config.objective)
+    if config.objective not in ("auto", dataset.objective):
+        raise InvalidInput(f"objective is {config.objective!r}, but the data is for {dataset.objective}: leave it out")
+    return dataset
 
 
 def _task(config: Config, model: bool, data: bool) -> str:

@@ -1,0 +1,164 @@
+"""Files and folders: a table, arrays or texts, images by label, and all of those by client."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dagc.data.assemble import Samples, joined
+from dagc.data.images import SUFFIXES, read_image
+from dagc.data.npz import read_npz
+from dagc.data.tables import Table, joined_tables, read_csv, read_parquet
+from dagc.data.texts import read_text, samples_of_texts
+from dagc.errors import DataError, InvalidInput
+
+__all__ = ["FILES", "SAMPLES", "Parts", "read_path"]
+
+Parts = tuple[Samples | Table, Samples | Table | None]
+"""What to train on, and what to test on if it is apart."""
+SAMPLES: dict[str, Callable[[Path], NDArray[Any]]] = dict.fromkeys(SUFFIXES, read_image)
+"""How a file that is one sample is read, by its suffix."""
+TEST = ("test", "val", "valid", "validation")
+"""The folders next to `train` that may hold the test set, the first that is there."""
+
+
+def _read_table(path: Path) -> Parts:
+    return read_csv(path), None
+
+
+def _read_parquet(path: Path) -> Parts:
+    return read_parquet(path), None
+
+
+def _read_text(path: Path) -> Parts:
+    return samples_of_texts(str(path), {path.stem: read_text(path)}), None
+
+
+FILES: dict[str, Callable[[Path], Parts]] = {
+    ".csv": _read_table,
+    ".tsv": _read_table,
+    ".parquet": _read_parquet,
+    ".npz": read_npz,
+    ".txt": _read_text,
+}
+"""How a file of many samples is read, by its suffix."""
+
+
+def read_path(path: Path) -> Parts:
+    """Read whatever is at a path."""
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.exists():
+        raise InvalidInput(f"{path} does not exist; give a data set's name (dagc data list) or a file of your own")
+    if path.suffix.lower() not in FILES:
+        raise InvalidInput(
+            f"{path} is neither {', '.join(FILES)} nor a folder; docs/how-to/own-data.md shows how to convert data"
+        )
+    return FILES[path.suffix.lower()](path)
+
+
+def _read_folder(folder: Path) -> Parts:
+    inside = _entries(folder)
+    folders = {entry.name: entry for entry in inside if entry.is_dir()}
+    files = {entry.stem: entry for entry in inside if entry.is_file() and entry.suffix.lower() in FILES}
+    test = next((folders[name] for name in TEST if name in folders), None)
+    if "train" in folders and test is not None and set(folders) <= {"train", *TEST}:
+        return _train_part(folders["train"]), _train_part(test)
+    if files and not folders:
+        if all(file.suffix.lower() == ".txt" for file in files.values()):
+            return samples_of_texts(str(folder), {name: read_text(file) for name, file in files.items()}), None
+        return _by_client(folder, {name: [file] for name, file in files.items()}), None
+    if any(_is_sample(entry) for each in folders.values() for entry in _entries(each)):
+        return _by_label(folder), None
+    clients = {name: _entries(each) for name, each in folders.items()}
+    return _by_client(folder, {name: entries for name, entries in clients.items() if entries}), None
+
+
+def _train_part(folder: Path) -> Samples | Table:
+    return _read_folder(folder)[0]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder, without what is hidden."""
+    return [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
+
+
+def _is_sample(entry: Path) -> bool:
+    return entry.is_file() and entry.suffix.lower() in SAMPLES
+
+
+def _by_client(folder: Path, clients: dict[str, list[Path]]) -> Samples | Table:
+    """A client has files of many samples, and folders of samples by label."""
+    parts: dict[str, Samples | Table] = {}
+    for client, entries in clients.items():
+        files = [entry for entry in entries if entry.is_file() and entry.suffix.lower() in FILES]
+        pieces = [read_path(file)[0] for file in files]
+        labels = [entry for entry in entries if entry.is_dir() and _entries(entry)]
+        pieces += [_of_label(label) for label in labels]
+        if pieces:
+            parts[client] = _all_of(pieces, client)
+    if not parts:
+        raise DataError(
+            f"{folder} holds no client/label/image, no label/image, no client/*.npz and no tables or texts by client"
+        )
+    return together(parts)
+
+
+def together(parts: dict[Any, Samples | Table]) -> Samples | Table:
+    """The data of all clients, by name."""
+    tables = {str(name): part for name, part in parts.items() if isinstance(part, Table)}
+    if len(tables) == len(parts):
+        owners = {name: _with_owner(table, name) for name, table in tables.items()}
+        return joined_tables(owners)
+    if tables:
+        raise InvalidInput(f"client {next(iter(tables))!r} has a table and others have arrays: all must be the same")
+    return joined([part for part in parts.values() if isinstance(part, Samples)], [*parts])
+
+
+def _with_owner(table: Table, client: str) -> Table:
+    rows = len(next(iter(table.columns.values())))
+    column = np.empty(rows, dtype=object)
+    column[:] = client
+    return table._replace(columns={**table.columns, "client": column})
+
+
+def _all_of(pieces: list[Samples | Table], client: str) -> Samples | Table:
+    tables = [piece for piece in pieces if isinstance(piece, Table)]
+    if len(tables) == len(pieces):
+        return joined_tables({table.name: table for table in tables})
+    samples = [piece for piece in pieces if isinstance(piece, Samples)]
+    if tables:
+        raise DataError(f"client {client!r} has tables and other files: put them into folders of their own")
+    return joined([piece._replace(y=_label_texts(piece.y)) for piece in samples], None, f"client {client!r} ")
+
+
+def _label_texts(y: NDArray[Any]) -> NDArray[Any]:
+    """Labels as text: 1 and 1.0 are one label. Numbers with fractions stay numbers."""
+    if y.dtype.kind == "f":
+        if not np.array_equal(y, np.floor(y)):
+            return y
+        y = y.astype(np.int64)
+    return np.array([str(value) for value in y.tolist()], dtype=object) if y.ndim == 1 else y
+
+
+def _by_label(folder: Path) -> Samples:
+    labels = [entry for entry in _entries(folder) if entry.is_dir() and _entries(entry)]
+    return joined([_of_label(label) for label in labels], None, "a label ")
+
+
+def _of_label(folder: Path) -> Samples:
+    """The samples in the folder of a label."""
+    samples = [_read_sample(file) for file in _entries(folder)]
+    y = np.empty(len(samples), dtype=object)
+    y[:] = folder.name
+    return Samples(torch.from_numpy(np.stack(samples)), y)
+
+
+def _read_sample(path: Path) -> NDArray[Any]:
+    read = SAMPLES.get(path.suffix.lower())
+    if read is None or not path.is_file():
+        raise DataError(f"{path} is not a sample, one of {', '.join(SAMPLES)}")
+    return read(path)
