@@ -23,7 +23,7 @@ from dagc.checkpoint import checkpoints
 from dagc.cli import app
 from dagc.data.download import fetch, unpack
 from dagc.data.idx import read_idx
-from dagc.data.own import read_npz
+from dagc.data.npz import read_npz
 from dagc.errors import CheckpointError, DataError, OutsideBound
 from dagc.folder import finished, read_metrics, read_settings
 from dagc.protocol import Client, Server

@@ -145,7 +145,7 @@ def test_speech_takes_the_largest_words_and_says_where_there_are_fewer(tmp_path:
     assert torch.bincount(data.test_y).tolist() == [max(1, (12 - n) // 4) for n in range(10)]
     assert data.clients == ("speaker0", "speaker1", "speaker2")
     assert any("fewer than 4,000" in note for note in data.notes)
-    assert load(folder, tmp_path).train_y.tolist() == data.train_y.tolist()
+    assert len(load(folder).label_names) == 12  # a person's own folder has all
 
 
 def test_speech_features_are_cached_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

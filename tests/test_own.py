@@ -289,7 +289,8 @@ def test_a_loss_and_a_metric_of_ones_own():
         ({"data": None, "test": (X, LABELS), "model": nn.Linear(6, 2)}, "test is given without data"),
         ({"data": X}, "has only samples, torch.float32"),
         ({"data": (X, LABELS[:7])}, r"x of shape \(240, 6\) and y of shape \(7,\)"),
-        ({"data": (X, np.array(["a"] * 240))}, "holds <U1: give numbers; labels are 0, 1, 2"),
+        ({"data": (X, np.array(["a"] * 240))}, "all labels are a; two classes or more are needed"),
+        ({"data": (np.array([["a"]] * 240), LABELS)}, "holds <U1: give numbers as samples"),
         ({"data": {"ann": (X, LABELS), "bob": (X[:, :3], LABELS)}}, r"client 'bob' has torch.float32 of shape \(3,\)"),
         ({"data": {"ann": (X[:0], LABELS[:0])}}, "client 'ann' has no samples"),
         ({"data": {}}, "data has no clients"),
@@ -315,7 +316,7 @@ def test_a_task_is_not_contradicted():
         Federation(config(task="own@digits"))
     with pytest.raises(InvalidInput, match="leave one out"):
         train(config(partition="iid"), model=nn.Linear(6, 2), data=(X, LABELS), partition={"a": [1]})
-    with pytest.raises(InvalidInput, match="objective is 'next-token', but the data is for classification"):
+    with pytest.raises(InvalidInput, match="own is for classification, not for next-token"):
         train(config(objective="next-token"), model=nn.Linear(6, 2), data=(X, LABELS))
     flat = nn.Sequential(nn.Flatten(), model)
     assert federation(config(), flat).config.task == "own@digits"

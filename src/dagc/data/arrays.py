@@ -13,7 +13,7 @@ from dagc.data.assemble import Samples
 from dagc.data.dataset import IGNORED
 from dagc.data.fields import Fields, Inputs
 from dagc.data.tables import LABELS, Table, samples_of_table
-from dagc.errors import DataError, InvalidInput, shown
+from dagc.errors import InvalidInput, shown
 
 __all__ = ["columns_of", "is_batch", "read_object"]
 
@@ -101,16 +101,19 @@ def _from_columns(
     inputs = {name: _padded(whose, name, column, columns) for name, column in columns.items()}
     label = label or next((name for name in LABELS if name in columns), None)
     if label is not None and label not in columns:
-        raise DataError(f"{whose} has no column {label!r}; its columns are {', '.join(columns)}: name yours with label=")
+        raise InvalidInput(
+            f"{whose} has no column {label!r}; its columns are {', '.join(columns)}: name yours with label="
+        )
     fields = {name: column for name, column in inputs.items() if column.ndim > 1 and name not in (label, client)}
     unused = [name for name in columns if name not in (*fields, label, client)]
     notes = (f"columns that are no tensors are not used: {', '.join(unused)}",) if unused else ()
-    x: Inputs = Fields({name: _inputs(torch.from_numpy(column), whose) for name, column in fields.items()})
+    tensors = {name: _inputs(torch.from_numpy(column), whose) for name, column in fields.items()}
     y = _next_tokens(inputs) if label is None else inputs[label]
     if label is not None and y.ndim > 1 and "input_ids" in inputs and _repeats(y, inputs["input_ids"]):
         y = _shifted(y)
-    if len(fields) == 1 and "input_ids" not in fields:
-        (x,) = x.tensors.values()
+    x: Inputs = Fields(tensors)
+    if len(tensors) == 1 and "input_ids" not in tensors:
+        (x,) = tensors.values()
         if x.ndim == 4 and x.shape[1] not in (1, 3, 4) and x.shape[3] in (1, 3, 4):
             x = x.permute(0, 3, 1, 2).contiguous()  # images with channels last
     names = tuple(getattr((features or {}).get(label), "names", None) or ())
@@ -121,7 +124,7 @@ def _from_columns(
 
 def _owned(samples: Samples, whose: str, client: str, columns: dict[str, NDArray[Any]]) -> Samples:
     if client not in columns:
-        raise DataError(f"{whose} has no column {client!r}; its columns are {', '.join(columns)}")
+        raise InvalidInput(f"{whose} has no column {client!r}; its columns are {', '.join(columns)}")
     clients, owner = np.unique(columns[client].astype(str), return_inverse=True)
     return samples._replace(owner=owner.astype(np.int64), clients=tuple(clients.tolist()))
 
@@ -156,7 +159,7 @@ def _shifted(y: NDArray[Any]) -> NDArray[Any]:
 def _next_tokens(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     tokens = inputs.get("input_ids")
     if tokens is None or tokens.ndim != 2:
-        raise DataError(f"the columns {', '.join(inputs)} have no labels: name the column to predict with label=")
+        raise InvalidInput(f"the columns {', '.join(inputs)} have no labels: name the column to predict with label=")
     mask = inputs.get("attention_mask", np.ones_like(tokens))
     return _shifted(np.where(mask == 0, IGNORED, tokens))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dagc.data.dataset import Dataset, hold_out, statistics
 from dagc.data.fields import Fields, Inputs, tensors_of
-from dagc.errors import DataError, InvalidInput
+from dagc.errors import InvalidInput
 
 __all__ = ["Samples", "assemble", "joined", "numbered", "printable"]
 
@@ -44,10 +44,10 @@ def assemble(name: str, train: Samples, test: Samples | None = None, objective: 
     count = len(train.y)
     if len(train.x) != count or (test is not None and len(test.x) != len(test.y)):
         part = train if test is None or len(train.x) != count else test
-        raise DataError(f"{name}: y has shape {part.y.shape} for {len(part.x)} samples; give one value per sample")
+        raise InvalidInput(f"{name}: y has shape {part.y.shape} for {len(part.x)} samples; give one value per sample")
     y = train.y if test is None else np.concatenate([train.y, test.y])
-    targets, classes, notes = _targets(name, y, count, train, test, objective)
-    owner = train.owner
+    targets, classes = _targets(name, y, train, test, objective)
+    owner, notes = train.owner, train.notes
     if test is None:
         by_label = targets.ndim == 1 and targets.dtype == torch.int64
         groups = targets.numpy() if by_label else np.zeros(count, dtype=np.int64)
@@ -59,11 +59,15 @@ def assemble(name: str, train: Samples, test: Samples | None = None, objective: 
             notes = (*notes, f"a fifth{whom} is the test set")
     else:
         train_x, test_x, train_y, test_y = train.x, test.x, targets[:count], targets[count:]
-    tokens = isinstance(train_x, Fields) or train_x.dtype == torch.int64
-    mean, std = statistics(train_x) if train.normalize and not tokens else (None, None)
+    if targets.dtype == torch.float32 and not train.exact:
+        train_y, test_y, note = _scaled(train_y, test_y)
+        notes = (*notes, note)
+    mean = std = None
+    if train.normalize and isinstance(train_x, Tensor) and train_x.dtype != torch.int64:
+        mean, std = statistics(train_x)
     client = None if owner is None else torch.from_numpy(owner)
     about = (name, train_x, train_y, test_x, test_y, tuple(map(printable, classes)), client)
-    return Dataset(*about, tuple(map(printable, train.clients)), mean, std, notes=(*train.notes, *notes))
+    return Dataset(*about, tuple(map(printable, train.clients)), mean, std, notes=notes)
 
 
 def joined(pieces: Sequence[Samples], names: Sequence[Any] | None, whose: str = "client ") -> Samples:
@@ -112,35 +116,35 @@ def printable(name: str) -> str:
 
 
 def _targets(
-    name: str, y: NDArray[Any], count: int, train: Samples, test: Samples | None, objective: str
-) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
-    """What to predict as a tensor, the names of the classes, and notes."""
+    name: str, y: NDArray[Any], train: Samples, test: Samples | None, objective: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    """What to predict as a tensor, and the names of the classes."""
     numeric, whole = y.dtype.kind in "iufb", y.dtype.kind in "iub"
     if y.dtype.kind not in "iufbUSO":
-        raise DataError(f"{name}: y is of type {y.dtype}; whole numbers, numbers or text are needed")
+        raise InvalidInput(f"{name}: y is of type {y.dtype}; whole numbers, numbers or text are needed")
     if y.dtype.kind == "f" and not np.isfinite(y).all():
-        raise DataError(f"{name}: y has NaN or infinity; clean the data first")
+        raise InvalidInput(f"{name}: y has NaN or infinity; clean the data first")
     if objective == "regression" or (numeric and objective == "auto" and _fractions(y, train.exact)):
         if not numeric or (y.ndim != 1 and not train.exact):
-            raise DataError(f"{name}: y is {y.dtype} of shape {y.shape}; regression needs one number per sample")
+            raise InvalidInput(f"{name}: y is {y.dtype} of shape {y.shape}; regression needs one number per sample")
         return _numbers(y, count, train.exact)
     if train.exact and whole:
         targets = torch.from_numpy(y.astype(np.int64))
-        tokens = [part for part in (train, test) if part is not None and y.ndim > 1 and isinstance(part.x, Tensor)]
-        highest = max([-1, *(int(part.x.max()) for part in tokens), *([int(y.max())] if y.size else [])])
-        return targets, train.classes or tuple(map(str, range(highest + 1))), ()
+        tokens = [part.x for part in (train, test) if part is not None and y.ndim > 1 and isinstance(part.x, Tensor)]
+        highest = max(int(part.max()) for part in (targets, *tokens) if part.numel())
+        return targets, train.classes or tuple(map(str, range(highest + 1)))
     if y.ndim != 1:
-        raise DataError(f"{name}: y has shape {y.shape} for {len(y)} samples; give one value per sample")
+        raise InvalidInput(f"{name}: y has shape {y.shape} for {len(y)} samples; give one value per sample")
     if y.dtype.kind == "f":
         if _fractions(y, False):
-            raise DataError(f"{name}: y has fractions; classes are whole numbers or text")
+            raise InvalidInput(f"{name}: y has fractions; classes are whole numbers or text")
         y = y.astype(np.int64)
     if y.dtype.kind == "O":
         y = np.array([str(value) for value in y.tolist()], dtype=object)
     numbers, classes = numbered(y.tolist())
     if len(classes) < 2:
-        raise DataError(f"{name}: all labels are {', '.join(classes)[:100]}; two classes or more are needed")
-    return torch.from_numpy(numbers), classes, ()
+        raise InvalidInput(f"{name}: all labels are {', '.join(classes)[:100]}; two classes or more are needed")
+    return torch.from_numpy(numbers), classes
 
 
 def _fractions(y: NDArray[Any], exact: bool) -> bool:
@@ -148,17 +152,14 @@ def _fractions(y: NDArray[Any], exact: bool) -> bool:
     return y.dtype.kind == "f" and (exact or not np.array_equal(y, np.floor(y)))
 
 
-def _numbers(y: NDArray[Any], count: int, exact: bool) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
-    """Numbers to predict; of a table, in units of their deviation from the mean."""
-    targets = torch.from_numpy(y.astype(np.float32))
-    if exact:
-        return targets, (), ()
-    middle, unit = (float(part) for part in statistics(targets[:count, None]))
+def _scaled(train_y: Tensor, test_y: Tensor) -> tuple[Tensor, Tensor, str]:
+    """Numbers to predict in units of their deviation from the mean, and a note that says so."""
+    middle, unit = (float(part) for part in statistics(train_y[:, None]))
     note = (
         f"numbers are predicted (regression), in units of their deviation {unit:g} from the mean {middle:g}: "
         "squared errors need small steps, such as learning rate 0.003"
     )
-    return (targets - middle) / unit, (), (note,)
+    return (train_y - middle) / unit, (test_y - middle) / unit, note
 
 
 def _kind(piece: Samples) -> str:

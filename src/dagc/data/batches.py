@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dagc.data.dataset import Dataset
-from dagc.data.fields import Inputs
+from dagc.data.fields import Inputs, split
 from dagc.data.partition import Partition
 from dagc.draws import scramble, splitmix64
 from dagc.errors import InvalidInput
@@ -84,8 +84,8 @@ class Batches:
         x, y = self.dataset.train_x.index_select(0, every), self.dataset.train_y.index_select(0, every)
         if self.dataset.augment and isinstance(x, Tensor):
             keys = [_hash(self.seed, worker, round, 1) for worker in workers]
-            x = torch.cat([crop_and_flip(part, key) for part, key in zip(x.split(counts), keys, strict=True)])
-        return list(zip(self.dataset.normalise(x).split(counts), y.split(counts), strict=True))
+            x = torch.cat([crop_and_flip(part, key) for part, key in zip(torch.split(x, counts), keys, strict=True)])
+        return list(zip(split(self.dataset.normalise(x), counts), torch.split(y, counts), strict=True))
 
     def _shuffled(self, worker: int, epoch: int) -> NDArray[np.int64]:
         """The worker's samples in the order of this epoch. The last order is cached, since rounds go forward."""

@@ -70,7 +70,9 @@ def _class_names(path: Path, classes: int) -> tuple[str, ...]:
     return names if len(names) == classes else tuple(str(label) for label in range(classes))
 
 
-def _entry(name: str, size: str, checksum: str, folder: str, files: tuple[list[str], str, str], label_bytes: int) -> Entry:
+def _entry(
+    name: str, size: str, checksum: str, folder: str, files: tuple[list[str], str, str], label_bytes: int
+) -> Entry:
     train, test, names = files
     classes = int(name.removeprefix("cifar-"))
     url = f"https://www.cs.toronto.edu/~kriz/{name}-binary.tar.gz"  # its page publishes the checksums
@@ -82,12 +84,12 @@ def _entry(name: str, size: str, checksum: str, folder: str, files: tuple[list[s
         return _read(name, [place / part for part in train], place / test, place / names, classes, label_bytes)
 
     about, licence = "60,000 photos, 32×32×3", "cite Krizhevsky 2009"
-    return Entry(name, about, classes, size, licence, (Source(url, checksum, folder, folder),), locate, read)
+    return Entry(name, about, classes, size, licence, (Source(url, f"md5:{md5}", folder, folder),), locate, read)
 
 
 _PARTS_10 = ([f"data_batch_{part}.bin" for part in range(1, 6)], "test_batch.bin", "batches.meta.txt")
 _PARTS_100 = (["train.bin"], "test.bin", "fine_label_names.txt")
 ENTRIES = (
-    _entry("cifar-10", "162 MB", "md5:c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin", _PARTS_10, 1),
-    _entry("cifar-100", "161 MB", "md5:03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary", _PARTS_100, 2),
+    _entry("cifar-10", "162 MB", "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin", _PARTS_10, 1),
+    _entry("cifar-100", "161 MB", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary", _PARTS_100, 2),
 )

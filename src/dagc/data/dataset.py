@@ -66,7 +66,9 @@ class Dataset:
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             self._check(part, x, y)
-        train, test = ({key: tuple(x.shape[1:]) for key, x in tensors_of(x).items()} for x in (self.train_x, self.test_x))
+        train, test = (
+            {key: tuple(x.shape[1:]) for key, x in tensors_of(x).items()} for x in (self.train_x, self.test_x)
+        )
         if train != test:
             shapes = f"{train.get('', train)} and {test.get('', test)}"
             raise InvalidInput(f"{self.name}: training and test samples have different shapes, {shapes}")
@@ -84,9 +86,7 @@ class Dataset:
             raise InvalidInput(f"{self.name}: {part} labels are {y.dtype}; use int64, or float32 for numbers")
         shapes = f"{part} samples have shape {tuple(x.shape)} and labels {tuple(y.shape)}"
         if len(x.shape) < 2 or y.ndim < 1 or len(x) != len(y):
-            raise InvalidInput(
-                f"{self.name}: {shapes}; the first axis must be the sample in both, with equal lengths"
-            )
+            raise InvalidInput(f"{self.name}: {shapes}; the first axis must be the sample in both, with equal lengths")
         if len(x) == 0:
             raise InvalidInput(f"{self.name}: there are no {part} samples")
         same = any(y.shape == each.shape for each in tensors_of(x).values())

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from dagc.errors import InvalidInput
 
-__all__ = ["Fields", "Inputs", "tensors_of"]
+__all__ = ["Fields", "Inputs", "split", "tensors_of"]
 
 
 class Fields:
-    """Named tensors whose first axis is the sample. It is indexed, split and moved like one tensor.
+    """Named tensors whose first axis is the sample. It is indexed and moved like one tensor.
 
     A model gets them by name, `model(**fields.tensors)`, or as one mapping if its `forward` has no such names.
 
@@ -45,11 +45,6 @@ class Fields:
         """The samples at these positions."""
         return Fields({name: tensor.index_select(axis, rows) for name, tensor in self.tensors.items()})
 
-    def split(self, counts: Sequence[int]) -> list["Fields"]:
-        """Consecutive parts with these numbers of samples."""
-        parts = zip(*(tensor.split(list(counts)) for tensor in self.tensors.values()), strict=True)
-        return [Fields(dict(zip(self.tensors, part, strict=True))) for part in parts]
-
     def to(self, device: torch.device | str) -> "Fields":
         """The same on a device."""
         return Fields({name: tensor.to(device) for name, tensor in self.tensors.items()})
@@ -62,3 +57,11 @@ Inputs = Tensor | Fields
 def tensors_of(x: Inputs) -> dict[str, Tensor]:
     """The tensors by name; a single one has no name."""
     return x.tensors if isinstance(x, Fields) else {"": x}
+
+
+def split(x: Inputs, counts: Sequence[int]) -> list[Inputs]:
+    """Consecutive parts with these numbers of samples."""
+    if isinstance(x, Tensor):
+        return list(torch.split(x, list(counts)))
+    ends = [sum(counts[: place + 1]) for place in range(len(counts))]
+    return [x[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -82,8 +82,9 @@ def _dataset(
     if isinstance(data, Dataset) or entry is not None:
         if test is not None:
             raise InvalidInput(f"{name or 'data'} is a data set with test samples of its own: leave test out")
-        if entry is None:
+        if isinstance(data, Dataset):
             return data
+        assert entry is not None
         try:
             return load_entry(entry, data_folder(data_dir))
         except OSError as error:
@@ -127,9 +128,7 @@ def _read(data: Any, whose: str, columns: tuple[str | None, str | None, str]) ->
     return together(parts), None
 
 
-def _samples_of_both(
-    train: Table, test: Table, columns: tuple[str | None, str | None, str]
-) -> tuple[Samples, Samples]:
+def _samples_of_both(train: Table, test: Table, columns: tuple[str | None, str | None, str]) -> tuple[Samples, Samples]:
     """Two tables with the same features: text has the same columns of 0 and 1 in both."""
     count = len(next(iter(train.columns.values())))
     named = columns[1] or "client"

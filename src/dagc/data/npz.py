@@ -30,16 +30,16 @@ def read_npz(path: Path) -> tuple[Samples, Samples | None]:
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path} has only one of x_test and y_test; give both or none")
     train = _samples(path, "x", arrays["x"], arrays["y"])
-    owner, clients = None, ()
-    if "client" in arrays:
-        client = arrays["client"]
+    test = _samples(path, "x_test", arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
+    client = arrays.get("client")
+    if client is not None:
         if client.shape != train.y.shape:
             raise DataError(f"{path}: client has shape {client.shape} for {len(train.y)} samples; give one per sample")
         if client.dtype.kind not in "iubU":
             raise DataError(f"{path}: client is of type {client.dtype}; whole numbers or text are needed")
         owner, clients = numbered(client.tolist())
-    test = _samples(path, "x_test", arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
-    return train._replace(owner=owner, clients=clients), test
+        train = train._replace(owner=owner, clients=clients)
+    return train, test
 
 
 def _open(path: Path) -> dict[str, NDArray[Any]]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dagc.data.assemble import Samples, numbered
 from dagc.data.limits import refuse_bomb
-from dagc.errors import DataError, MissingExtra, shown
+from dagc.errors import DagcError, DataError, InvalidInput, MissingExtra, shown
 
 __all__ = ["Table", "joined_tables", "read_csv", "read_parquet", "samples_of_table"]
 
@@ -37,6 +37,10 @@ class Table(NamedTuple):
     rows: tuple[str, int] = ("row", 0)
     source: Path | None = None
     comma: bool = False
+
+    def error(self, message: str) -> DagcError:
+        """An error about this table, whose name it begins with."""
+        return (InvalidInput if self.source is None else DataError)(f"{self.name}{message}")
 
 
 class _Feature(NamedTuple):
@@ -78,7 +82,7 @@ def read_csv(path: Path, names: list[str] | None = None) -> Table:
 def read_parquet(path: Path) -> Table:
     """Read a parquet file with pyarrow."""
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException, parquet  # type: ignore[import-not-found,unused-ignore]
     except ModuleNotFoundError:
         raise MissingExtra(
             f"{path} is a parquet file, which needs pyarrow: pip install pyarrow, or save it as CSV"
@@ -118,11 +122,11 @@ def samples_of_table(
     """
     name, columns = table.name, table.columns
     label = label or next((each for each in LABELS if each in columns), LABELS[0])
-    for column, option in ((label, "label"), (client, "client")):
-        if column is not None and column not in columns:
-            known = shown(", ".join(map(str, columns)), 300).strip("'\"")
-            raise DataError(
-                f"{name} has no column {column!r}; its columns are {known}: name yours with {option}= or --{option}"
+    for named, option in ((label, "label"), (client, "client")):
+        if named is not None and named not in columns:
+            known = shown(", ".join(columns), 300).strip("'\"")
+            raise table.error(
+                f" has no column {named!r}; its columns are {known}: name yours with {option}= or --{option}"
             )
     client = client or ("client" if "client" in columns else None)
     features: dict[str, _Feature] = {}
@@ -132,7 +136,7 @@ def samples_of_table(
             features[key], note = _feature(table, key, column)
             notes += note
     if not features:
-        raise DataError(f"{name} has no column besides {label!r} and {client!r}; there is nothing to learn from")
+        raise table.error(f" has no column besides {label!r} and {client!r}; there is nothing to learn from")
     y = _labels(table, label, objective)
     owner, clients = (None, ()) if client is None else numbered(_owners(table, client))
     return Samples(torch.from_numpy(_matrix(table, features)), y, owner, clients, notes=tuple(notes))
@@ -148,7 +152,7 @@ def _texts(table: Table, key: str) -> list[str]:
     """A column of labels or clients as text; none may be empty."""
     texts = ["" if _is_missing(value) else str(value) for value in table.columns[key].tolist()]
     if "" in texts:
-        raise DataError(f"{_place(table, texts.index(''))}: the column {key!r} is empty")
+        raise table.error(f"{_place(table, texts.index(''))}: the column {key!r} is empty")
     return texts
 
 
@@ -161,12 +165,12 @@ def _owners(table: Table, key: str) -> list[Any]:
 def _labels(table: Table, key: str, objective: str) -> NDArray[Any]:
     """Numbers if they are to be predicted as such, else text or whole numbers."""
     column = table.columns[key]
-    if column.ndim == 1 and column.dtype.kind in "iub" or (column.dtype.kind == "f" and np.isfinite(column).all()):
+    if column.dtype.kind in "iub" or (column.dtype.kind == "f" and np.isfinite(column).all()):
         return column
     texts = _texts(table, key)
     numbers = _as_numbers(texts, table.comma)
     if objective == "regression" and numbers is None:
-        raise DataError(f"{table.name}: the column {key!r} is text, not numbers: leave regression out")
+        raise table.error(f": the column {key!r} is text, not numbers: leave regression out")
     fractions = numbers is not None and not np.array_equal(numbers, np.floor(numbers))
     if numbers is not None and (objective == "regression" or (objective == "auto" and fractions)):
         return numbers
@@ -187,13 +191,14 @@ def _number(value: Any, comma: bool) -> float:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
+    nan = isinstance(value, float) and value != value
+    return value is None or nan or type(value).__name__ == "NAType"  # of pandas
 
 
 def _feature(table: Table, key: str, column: NDArray[Any]) -> tuple[_Feature, list[str]]:
     """A column to learn from, and a note if values are missing."""
     if column.ndim != 1 or column.dtype.kind not in "iufbOUS":
-        raise DataError(f"{table.name}: the column {key!r} is {column.dtype}; turn it into numbers or text, or remove it")
+        raise table.error(f": the column {key!r} is {column.dtype}; make it numbers or text, or remove it")
     values = ["" if _is_missing(value) else value for value in column.tolist()]
     present = [value for value in values if value not in _MISSING]
     try:
@@ -201,16 +206,15 @@ def _feature(table: Table, key: str, column: NDArray[Any]) -> tuple[_Feature, li
     except (ValueError, TypeError, OverflowError):
         codes, kinds = numbered(str(value) for value in values)
         if len(kinds) > _MOST_VALUES:
-            raise DataError(
-                f"{table.name}: the text column {key!r} has {len(kinds):,} different values; remove, group or tokenize "
-                "them"
+            raise table.error(
+                f": the text column {key!r} has {len(kinds):,} different values; remove, group or tokenize them"
             ) from None
         return _Feature(codes, len(kinds)), []
     if not len(numbers):
-        raise DataError(f"{table.name}: the column {key!r} is empty in all rows; remove it")
+        raise table.error(f": the column {key!r} is empty in all rows; remove it")
     if not np.isfinite(numbers).all():
         bad = present[int(np.flatnonzero(~np.isfinite(numbers))[0])]
-        raise DataError(f"{_place(table, values.index(bad))}: the column {key!r} is {bad}, not a finite number")
+        raise table.error(f"{_place(table, values.index(bad))}: the column {key!r} is {bad}, not a finite number")
     mean = float(numbers.mean())
     filled = [mean if value in _MISSING else _number(value, table.comma) for value in values]
     missing = len(values) - len(present)
@@ -241,4 +245,4 @@ def _matrix(table: Table, features: dict[str, _Feature]) -> NDArray[np.float32]:
 
 def _place(table: Table, row: int) -> str:
     kind, first = table.rows
-    return f"{table.name}, {kind} {row + first}"
+    return f", {kind} {row + first}"

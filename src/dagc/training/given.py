@@ -86,7 +86,9 @@ def as_given(
             raise InvalidInput(f"{name} is {shown(value)}: give a function of what the model returns and y")
     if data is None and (label is not None or client is not None):
         raise InvalidInput("label and client name columns of data: pass data, or the path of a file as data")
-    own = None if data is None else _load(config, data, test, label, client)
+    own = None
+    if data is not None:
+        own = load(data, config.data_dir, objective=config.objective, test=test, label=label, client=client)
     changes = {"task": _task(config, model is not None, data is not None)}
     split = None
     if partition is not None:
@@ -140,14 +142,6 @@ def _shrunk(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
         words = ", ".join(f"{name.replace('_', ' ')} {changes[name]:g}" for name in changes)
         return config.model_copy(update=changes), (f"{samples:,} samples are few, so defaults are smaller: {words}",)
     return config, ()  # too few for what was asked: the error says so
-
-
-def _load(config: Config, data: Any, test: Any, label: str | None, client: str | None) -> Dataset:
-    """The data, whatever it is; a wrong objective is the configuration's."""
-    dataset = load(data, config.data_dir, test=test, label=label, client=client, objective=config.objective)
-    if config.objective not in ("auto", dataset.objective):
-        raise InvalidInput(f"objective is {config.objective!r}, but the data is for {dataset.objective}: leave it out")
-    return dataset
 
 
 def _task(config: Config, model: bool, data: bool) -> str:

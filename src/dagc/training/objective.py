@@ -34,9 +34,9 @@ class _Signature(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _signature(kind: type[nn.Module]) -> _Signature:
+def _signature(function: Callable[..., Any]) -> _Signature:
     try:
-        parameters = inspect.signature(kind.forward).parameters
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return _Signature(frozenset(), False, None)
     anything = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
@@ -53,7 +53,7 @@ def forward(model: nn.Module, x: Inputs, y: Tensor) -> Any:
         >>> forward(nn.Linear(2, 3), torch.ones(5, 2), torch.zeros(5)).shape
         torch.Size([5, 3])
     """
-    signature = _signature(type(model))
+    signature = _signature(type(model).forward)
     target = {} if signature.target is None else {signature.target: y}
     if not isinstance(x, Fields):
         return model(x, **target)
