@@ -71,7 +71,7 @@ def _class_names(path: Path, classes: int) -> tuple[str, ...]:
 
 
 def _entry(
-    name: str, size: str, checksum: str, folder: str, files: tuple[list[str], str, str], label_bytes: int
+    name: str, size: str, md5: str, folder: str, files: tuple[list[str], str, str], label_bytes: int
 ) -> Entry:
     train, test, names = files
     classes = int(name.removeprefix("cifar-"))

@@ -152,7 +152,8 @@ class Federation:
         if ours:
             return Traits()
         smallest = int(self.partition.sizes.argmin())
-        x, y = (part.to(self.config.device) for part in batches.batch(smallest, 0))
+        x, y = batches.batch(smallest, 0)
+        x, y = x.to(self.config.device), y.to(self.config.device)
         try:
             return try_out(self.model, self.goal.loss, x, y)
         except Exception as error:  # whatever somebody's own model or loss may raise
