@@ -45,6 +45,8 @@ def assemble(name: str, train: Samples, test: Samples | None = None, objective: 
     if len(train.x) != count or (test is not None and len(test.x) != len(test.y)):
         part = train if test is None or len(train.x) != count else test
         raise InvalidInput(f"{name}: y has shape {part.y.shape} for {len(part.x)} samples; give one value per sample")
+    if not all(train.x.shape[1:]):
+        raise InvalidInput(f"{name}: samples of shape {tuple(train.x.shape[1:])} are empty")
     y = train.y if test is None else np.concatenate([train.y, test.y])
     targets, classes = _targets(name, y, train, test, objective)
     owner, notes = train.owner, train.notes
@@ -127,7 +129,7 @@ def _targets(
     if objective == "regression" or (numeric and objective == "auto" and _fractions(y, train.exact)):
         if not numeric or (y.ndim != 1 and not train.exact):
             raise InvalidInput(f"{name}: y is {y.dtype} of shape {y.shape}; regression needs one number per sample")
-        return _numbers(y, count, train.exact)
+        return torch.from_numpy(y.astype(np.float32)), ()
     if train.exact and whole:
         targets = torch.from_numpy(y.astype(np.int64))
         tokens = [part.x for part in (train, test) if part is not None and y.ndim > 1 and isinstance(part.x, Tensor)]

@@ -120,7 +120,7 @@ def samples_of_table(
         client: The one with the owner of each row; by default `client`, if there is one.
         objective: `regression` if labels are numbers to predict; `auto` if they have fractions.
     """
-    name, columns = table.name, table.columns
+    columns = table.columns
     label = label or next((each for each in LABELS if each in columns), LABELS[0])
     for named, option in ((label, "label"), (client, "client")):
         if named is not None and named not in columns:
