@@ -126,16 +126,18 @@ def fit_to_data(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]
 def _shrunk(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
     """The paper's split in a size that the data can fill, unless clients and skew are given."""
     chosen, samples = config.model_fields_set, len(data)
-    clients = config.workers if "workers" in chosen else min(config.workers, max(1, samples // PER_CLIENT))
+    clients = config.workers if "workers" in chosen else min(config.workers, max(2, samples // PER_CLIENT), samples)
     skews = [config.skew_ratio] if "skew_ratio" in chosen else [config.skew_ratio, *SKEWS]
     for count, skew in ((config.workers, config.skew_ratio), *((clients, skew) for skew in skews)):
         smaller = config.model_copy(update={"workers": count, "skew_ratio": float(skew)})
         try:
-            make_partition(smaller.partition_spec, data, config.seed)
+            split = make_partition(smaller.partition_spec, data, config.seed)
         except InvalidInput:
             continue
         if (count, skew) == (config.workers, config.skew_ratio):
             return config, ()
+        if split.sizes.min() < 2 and skew > 1 and "skew_ratio" not in chosen:
+            continue  # a client with one sample cannot train batch norm
         changes: dict[str, Any] = {"workers": count, "skew_ratio": float(skew)}
         if "batch_size" not in chosen:
             changes["batch_size"] = min(config.batch_size, max(1, samples // count))

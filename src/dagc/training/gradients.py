@@ -16,9 +16,9 @@ from dagc.data import Batches
 from dagc.data.fields import Inputs
 from dagc.draws import scramble
 from dagc.errors import InvalidInput
-from dagc.training.objective import Loss, classification_loss, forward, scores_of
+from dagc.training.objective import Loss, classification_loss, forward, has_scores, scores_of
 
-__all__ = ["Computed", "Gradients", "OwnSteps", "Traits", "sharing", "try_out"]
+__all__ = ["Computed", "Gradients", "OwnSteps", "Traits", "separate", "sharing", "try_out"]
 
 TOGETHER = 1 << 18
 """Clients are grouped while their gradients together have no more entries than this."""
@@ -152,7 +152,7 @@ class Gradients:
         each = len(self._parameters[0])
         inputs = [parameter for lane in self._parameters[: len(clients)] for parameter in lane]
         outputs = [forward(lane, x, y) for lane, (x, y) in zip(self._lanes, batches, strict=False)]
-        if self.loss is classification_loss:  # computed together: for small models, calls dominate
+        if self.loss is classification_loss and has_scores(outputs[0]):  # together: for small models, calls dominate
             scores = torch.cat([scores_of(output) for output in outputs])
             losses = cross_entropy(scores, torch.cat([y for _, y in batches]), reduction="none")
             shares = torch.from_numpy(np.repeat(1 / counts, counts)).to(losses)  # a client's loss is a mean
@@ -257,6 +257,14 @@ def sharing(model: nn.Module) -> nn.Module:
     twin = copy.deepcopy(model, {id(buffer): buffer for buffer in model.buffers()})
     for own, theirs in zip(twin.parameters(), model.parameters(), strict=True):
         own.data = theirs.data
+    return twin
+
+
+def separate(model: nn.Module) -> nn.Module:
+    """A copy, of the same class, in which no two tensors share memory: what `save_pretrained` can write."""
+    twin = copy.deepcopy(model)
+    for parameter in twin.parameters():
+        parameter.data = parameter.data.clone()
     return twin
 
 

@@ -14,7 +14,7 @@ from dagc.data.dataset import IGNORED
 from dagc.data.fields import Fields, Inputs
 from dagc.errors import InvalidInput, shown
 
-__all__ = ["Goal", "Loss", "Metric", "classification_loss", "forward", "goal_of", "scores_of"]
+__all__ = ["Goal", "Loss", "Metric", "classification_loss", "forward", "goal_of", "has_scores", "scores_of"]
 
 TARGETS = ("labels", "targets")
 """A parameter of a model's `forward` with such a name gets what is to be predicted."""
@@ -76,6 +76,11 @@ def scores_of(output: Any) -> Tensor:
         f"the model returns {shown(output)}: return a tensor of scores, or something with .logits, or pass a loss and "
         "a metric of your own"
     )
+
+
+def has_scores(output: Any) -> bool:
+    """Whether a model returns scores, and not only the loss that it computed itself."""
+    return isinstance(output, Tensor) or _loss_without_scores(output) is None
 
 
 def _part(output: Any, name: str) -> Any:
