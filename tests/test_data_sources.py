@@ -126,7 +126,9 @@ def test_a_missing_column_names_those_that_are_there(tmp_path: Path) -> None:
     known = "its columns are age, job, income, hospital"
     with pytest.raises(DataError, match=rf"a\.csv has no column 'label'; {known}: name yours with label= or --label"):
         load(path)
-    with pytest.raises(DataError, match=rf"a\.csv has no column 'clinic'; {known}: name yours with client= or --client"):
+    with pytest.raises(
+        DataError, match=rf"a\.csv has no column 'clinic'; {known}: name yours with client= or --client"
+    ):
         load(path, label="income", client="clinic")
     with pytest.raises(InvalidInput, match=rf"data has no column 'label'; {known}"):
         load(Frame(COLUMNS))
@@ -170,7 +172,7 @@ def test_train_and_test_are_recognized_and_share_their_features() -> None:
     assert len(load(Frame(rows), test=Frame(rows), label="income").test_y) == ROWS
     with pytest.raises(DagcError, match="differ in the columns"):
         load(Frame(rows), test=Frame({"income": COLUMNS["income"], "x": np.arange(ROWS)}), label="income")
-    with pytest.raises(InvalidInput, match="the test set has columns and the training set has none|one form"):
+    with pytest.raises(InvalidInput, match="give both in one form"):
         load((np.ones((4, 2)), np.arange(4)), test=Frame(rows), label="income")
 
 
@@ -212,7 +214,9 @@ def test_tokenized_texts_come_as_columns_as_rows_or_as_a_pair() -> None:
     padded = load(ragged)
     assert isinstance(padded.train_x, Fields)
     assert padded.train_x.tensors["attention_mask"].sum(1).unique().tolist() == [1, 3]
-    texts = HuggingFace({**{"text": np.array(["x"] * 20, dtype=object)}, "input_ids": IDS.numpy(), "label": labels.numpy()})
+    texts = HuggingFace(
+        {**{"text": np.array(["x"] * 20, dtype=object)}, "input_ids": IDS.numpy(), "label": labels.numpy()}
+    )
     assert "text" in load(texts).notes[0]
 
 
@@ -295,7 +299,7 @@ def test_what_is_chosen_is_not_shrunk() -> None:
     chosen = train(Config(**settings, workers=8, batch_size=16), data=data)
     assert (len(chosen.federation.names), chosen.federation.config.batch_size) == (8, 16)
     chosen.close()
-    with pytest.raises(InvalidInput, match="need .* samples"):
+    with pytest.raises(InvalidInput, match=r"need .* samples"):
         train(Config(**settings, workers=8, skew_ratio=100), data=data)
     plenty = train(Config(**settings), data=(torch.randn(900, 3), torch.arange(900) % 2))
     assert plenty.federation.notes == ("a fifth of each label is the test set",)

@@ -127,7 +127,7 @@ def test_what_holds_no_scores_is_named():
     for output in (None, 3, {"loss": 1}, "x", ()):
         with pytest.raises(InvalidInput, match=r"return a tensor of scores, or something with \.logits"):
             scores_of(output)
-    with pytest.raises(InvalidInput, match="the model cannot train on a batch of client .*: the model returns 3"):
+    with pytest.raises(InvalidInput, match=r"the model cannot train on a batch of client .*: the model returns 3"):
         train(config(), model=type("Three", (nn.Linear,), {"forward": lambda self, x: 3})(6, 2), data=CLIENTS)
 
 

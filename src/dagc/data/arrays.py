@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from dagc.data.assemble import Samples
+from dagc.data.assemble import Samples, numbered
 from dagc.data.dataset import IGNORED
 from dagc.data.fields import Fields, Inputs
 from dagc.data.tables import LABELS, Table, samples_of_table
@@ -36,7 +36,7 @@ def read_object(
     elif hasattr(data, "__getitem__") and not isinstance(data, Sequence | Tensor | np.ndarray):
         data = _collected(data, whose)
         if isinstance(data, Mapping):
-            return _from_columns(_as_arrays(data), whose, label, client)
+            return _from_columns({str(name): _array(value) for name, value in data.items()}, whose, label, client)
     parts = list(data) if isinstance(data, Sequence) and not isinstance(data, str) else [data]
     if isinstance(data, list) and not all(isinstance(part, Tensor | np.ndarray) for part in parts):
         parts = []  # not (x, y), but nested lists of whatever
@@ -55,7 +55,7 @@ def columns_of(data: Any, whose: str) -> dict[str, NDArray[Any]] | None:
         if len(set(names)) != len(names):
             raise InvalidInput(f"{whose} names a column twice: {shown(names)}")
         return {str(name): np.asarray(data[name].to_numpy()) for name in names}
-    return _as_arrays(data) if is_batch(data) else None
+    return {str(name): _array(value) for name, value in data.items()} if is_batch(data) else None
 
 
 def is_batch(data: Any) -> bool:
@@ -74,14 +74,10 @@ def _is_array(part: Any) -> bool:
     return batch or (not isinstance(part, str | Mapping | tuple) and _is_column(part))
 
 
-def _as_arrays(data: Mapping[Any, Any]) -> dict[str, NDArray[Any]]:
-    return {str(name): _array(value) for name, value in data.items()}
-
-
 def _array(value: Any) -> NDArray[Any]:
     """A tensor, a series, a list or an array as an array; lists of different lengths become one of objects."""
     if isinstance(value, Tensor):
-        return value.detach().cpu().numpy() if value.dtype != torch.bfloat16 else value.detach().cpu().float().numpy()
+        return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
     if isinstance(value, list) and value and isinstance(value[0], list | str):
         array = np.empty(len(value), dtype=object)
         array[:] = value
@@ -100,10 +96,9 @@ def _from_columns(
         return Table(whose, columns)
     inputs = {name: _padded(whose, name, column, columns) for name, column in columns.items()}
     label = label or next((name for name in LABELS if name in columns), None)
-    if label is not None and label not in columns:
-        raise InvalidInput(
-            f"{whose} has no column {label!r}; its columns are {', '.join(columns)}: name yours with label="
-        )
+    for name in (label, client):
+        if name is not None and name not in columns:
+            raise InvalidInput(f"{whose} has no column {name!r}; its columns are {', '.join(columns)}")
     fields = {name: column for name, column in inputs.items() if column.ndim > 1 and name not in (label, client)}
     unused = [name for name in columns if name not in (*fields, label, client)]
     notes = (f"columns that are no tensors are not used: {', '.join(unused)}",) if unused else ()
@@ -119,14 +114,10 @@ def _from_columns(
     names = tuple(getattr((features or {}).get(label), "names", None) or ())
     pictures = isinstance(x, Tensor) and x.dtype == torch.uint8
     samples = Samples(x, y, classes=names, exact=True, normalize=pictures, notes=notes)
-    return samples if client is None else _owned(samples, whose, client, columns)
-
-
-def _owned(samples: Samples, whose: str, client: str, columns: dict[str, NDArray[Any]]) -> Samples:
-    if client not in columns:
-        raise InvalidInput(f"{whose} has no column {client!r}; its columns are {', '.join(columns)}")
-    clients, owner = np.unique(columns[client].astype(str), return_inverse=True)
-    return samples._replace(owner=owner.astype(np.int64), clients=tuple(clients.tolist()))
+    if client is None:
+        return samples
+    owner, clients = numbered(columns[client].tolist())
+    return samples._replace(owner=owner, clients=clients)
 
 
 def _nested(column: NDArray[Any]) -> bool:

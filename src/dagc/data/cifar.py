@@ -70,9 +70,7 @@ def _class_names(path: Path, classes: int) -> tuple[str, ...]:
     return names if len(names) == classes else tuple(str(label) for label in range(classes))
 
 
-def _entry(
-    name: str, size: str, md5: str, folder: str, files: tuple[list[str], str, str], label_bytes: int
-) -> Entry:
+def _entry(name: str, size: str, md5: str, folder: str, files: tuple[list[str], str, str], label_bytes: int) -> Entry:
     train, test, names = files
     classes = int(name.removeprefix("cifar-"))
     url = f"https://www.cs.toronto.edu/~kriz/{name}-binary.tar.gz"  # its page publishes the checksums

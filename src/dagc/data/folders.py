@@ -25,24 +25,12 @@ TEST = ("test", "val", "valid", "validation")
 """The folders next to `train` that may hold the test set, the first that is there."""
 
 
-def _read_table(path: Path) -> Parts:
-    return read_csv(path), None
-
-
-def _read_parquet(path: Path) -> Parts:
-    return read_parquet(path), None
-
-
-def _read_text(path: Path) -> Parts:
-    return samples_of_texts(str(path), {path.stem: read_text(path)}), None
-
-
 FILES: dict[str, Callable[[Path], Parts]] = {
-    ".csv": _read_table,
-    ".tsv": _read_table,
-    ".parquet": _read_parquet,
+    ".csv": lambda path: (read_csv(path), None),
+    ".tsv": lambda path: (read_csv(path), None),
+    ".parquet": lambda path: (read_parquet(path), None),
     ".npz": read_npz,
-    ".txt": _read_text,
+    ".txt": lambda path: (samples_of_texts(str(path), {path.stem: read_text(path)}), None),
 }
 """How a file of many samples is read, by its suffix."""
 
@@ -66,19 +54,21 @@ def _read_folder(folder: Path) -> Parts:
     files = {entry.stem: entry for entry in inside if entry.is_file() and entry.suffix.lower() in FILES}
     test = next((folders[name] for name in TEST if name in folders), None)
     if "train" in folders and test is not None and set(folders) <= {"train", *TEST}:
-        return _train_part(folders["train"]), _train_part(test)
+        return _read_folder(folders["train"])[0], _read_folder(test)[0]
     if files and not folders:
         if all(file.suffix.lower() == ".txt" for file in files.values()):
             return samples_of_texts(str(folder), {name: read_text(file) for name, file in files.items()}), None
-        return _by_client(folder, {name: [file] for name, file in files.items()}), None
-    if any(_is_sample(entry) for each in folders.values() for entry in _entries(each)):
-        return _by_label(folder), None
-    clients = {name: _entries(each) for name, each in folders.items()}
-    return _by_client(folder, {name: entries for name, entries in clients.items() if entries}), None
-
-
-def _train_part(folder: Path) -> Samples | Table:
-    return _read_folder(folder)[0]
+        return together({name: read_path(file)[0] for name, file in files.items()}), None
+    below = [entry for each in folders.values() for entry in _entries(each)]
+    if any(entry.is_file() and entry.suffix.lower() in SAMPLES for entry in below):
+        return joined([_of_label(each) for each in folders.values() if _entries(each)], None, "a label "), None
+    clients = {name: _read_client(each) for name, each in folders.items()}
+    parts = {name: part for name, part in clients.items() if part is not None}
+    if not parts:
+        raise DataError(
+            f"{folder} holds no client/label/image, no label/image, no client/*.npz and no tables or texts by client"
+        )
+    return together(parts), None
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -86,53 +76,29 @@ def _entries(folder: Path) -> list[Path]:
     return [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
 
 
-def _is_sample(entry: Path) -> bool:
-    return entry.is_file() and entry.suffix.lower() in SAMPLES
-
-
-def _by_client(folder: Path, clients: dict[str, list[Path]]) -> Samples | Table:
+def _read_client(folder: Path) -> Samples | Table | None:
     """A client has files of many samples, and folders of samples by label."""
-    parts: dict[str, Samples | Table] = {}
-    for client, entries in clients.items():
-        files = [entry for entry in entries if entry.is_file() and entry.suffix.lower() in FILES]
-        pieces = [read_path(file)[0] for file in files]
-        labels = [entry for entry in entries if entry.is_dir() and _entries(entry)]
-        pieces += [_of_label(label) for label in labels]
-        if pieces:
-            parts[client] = _all_of(pieces, client)
-    if not parts:
-        raise DataError(
-            f"{folder} holds no client/label/image, no label/image, no client/*.npz and no tables or texts by client"
-        )
-    return together(parts)
+    entries = _entries(folder)
+    files = [entry for entry in entries if entry.is_file() and entry.suffix.lower() in FILES]
+    pieces = [read_path(file)[0] for file in files]
+    pieces += [_of_label(entry) for entry in entries if entry.is_dir() and _entries(entry)]
+    tables = [piece for piece in pieces if isinstance(piece, Table)]
+    samples = [piece._replace(y=_label_texts(piece.y)) for piece in pieces if isinstance(piece, Samples)]
+    if tables and samples:
+        raise DataError(f"{folder} has tables and other files: put them into folders of their own")
+    if tables:
+        return joined_tables({table.name: table for table in tables})
+    return joined(samples, None, f"{folder}, file ") if samples else None
 
 
 def together(parts: dict[Any, Samples | Table]) -> Samples | Table:
     """The data of all clients, by name."""
     tables = {str(name): part for name, part in parts.items() if isinstance(part, Table)}
     if len(tables) == len(parts):
-        owners = {name: _with_owner(table, name) for name, table in tables.items()}
-        return joined_tables(owners)
+        return joined_tables(tables, "client")
     if tables:
         raise InvalidInput(f"client {next(iter(tables))!r} has a table and others have arrays: all must be the same")
     return joined([part for part in parts.values() if isinstance(part, Samples)], [*parts])
-
-
-def _with_owner(table: Table, client: str) -> Table:
-    rows = len(next(iter(table.columns.values())))
-    column = np.empty(rows, dtype=object)
-    column[:] = client
-    return table._replace(columns={**table.columns, "client": column})
-
-
-def _all_of(pieces: list[Samples | Table], client: str) -> Samples | Table:
-    tables = [piece for piece in pieces if isinstance(piece, Table)]
-    if len(tables) == len(pieces):
-        return joined_tables({table.name: table for table in tables})
-    samples = [piece for piece in pieces if isinstance(piece, Samples)]
-    if tables:
-        raise DataError(f"client {client!r} has tables and other files: put them into folders of their own")
-    return joined([piece._replace(y=_label_texts(piece.y)) for piece in samples], None, f"client {client!r} ")
 
 
 def _label_texts(y: NDArray[Any]) -> NDArray[Any]:
@@ -142,11 +108,6 @@ def _label_texts(y: NDArray[Any]) -> NDArray[Any]:
             return y
         y = y.astype(np.int64)
     return np.array([str(value) for value in y.tolist()], dtype=object) if y.ndim == 1 else y
-
-
-def _by_label(folder: Path) -> Samples:
-    labels = [entry for entry in _entries(folder) if entry.is_dir() and _entries(entry)]
-    return joined([_of_label(label) for label in labels], None, "a label ")
 
 
 def _of_label(folder: Path) -> Samples:

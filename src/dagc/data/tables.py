@@ -98,14 +98,17 @@ def read_parquet(path: Path) -> Table:
     return Table(str(path), columns, source=path)
 
 
-def joined_tables(tables: Mapping[str, Table]) -> Table:
-    """Tables with the same columns, one below the other."""
+def joined_tables(tables: Mapping[str, Table], owner: str | None = None) -> Table:
+    """Tables with the same columns, one below the other, and a column with the name that each has here."""
     first_name, first = next(iter(tables.items()))
     for name, table in tables.items():
         if set(table.columns) != set(first.columns):
-            differing = ", ".join(sorted(map(str, set(table.columns) ^ set(first.columns))))
-            raise DataError(f"{name!r} and {first_name!r} differ in the columns {differing}: all need the same ones")
+            differing = ", ".join(sorted(set(table.columns) ^ set(first.columns)))
+            raise table.error(f" of {name!r} and {first_name!r} differ in the columns {differing}: all need the same")
     columns = {name: np.concatenate([table.columns[name] for table in tables.values()]) for name in first.columns}
+    if owner is not None:
+        counts = [len(next(iter(table.columns.values()))) for table in tables.values()]
+        columns[owner] = np.repeat(np.array([*tables], dtype=object), counts)
     return first._replace(columns=columns)
 
 
