@@ -39,7 +39,7 @@ from dagc.wire.indices import INDEX_CODECS
     "fields",
     [
         {"skew_ratio": 1e308},
-        {"partition": "skewed:workers=10,skew_ratio=1e308,label_alpha=0.5"},
+        {"partition": "skewed:clients=10,skew_ratio=1e308,label_alpha=0.5"},
         {"partition": "from-sizes:sizes=" + "9" * 5000},
         {"learning_rate": 1e308},
         {"learning_rate": float("inf")},

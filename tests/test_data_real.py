@@ -53,7 +53,7 @@ def test_spoken_words_are_all_there() -> None:
     if data.clients == ("george", "jackson", "lucas", "nicolas", "theo", "yweweler"):  # the Free Spoken Digit Dataset
         assert (len(data), len(data.test_y)) == (2250, 750)
         assert torch.bincount(data.train_y).tolist() == [225] * 10
-        assert make_partition("by-client", data).workers == 6
+        assert len(make_partition("by-client", data)) == 6
     else:
         assert torch.bincount(data.train_y).max() <= 3000
         assert torch.bincount(data.test_y).max() <= 1000

@@ -67,7 +67,7 @@ class Classifier(nn.Module):
 def test_a_model_that_returns_logits_trains_on_a_tokenizers_batch(tmp_path, kind, steps):
     torch.manual_seed(0)
     model = Classifier(kind)
-    settings = config(partition="iid:workers=3", local_steps=steps, rounds=100)
+    settings = config(partition="iid:clients=3", local_steps=steps, rounds=100)
     training = train(settings, model=model, data=BATCH)
     assert training.run().accuracy > 0.75
     returned = separate(training.model)
@@ -80,7 +80,7 @@ def test_a_model_that_returns_logits_trains_on_a_tokenizers_batch(tmp_path, kind
 
 def test_a_model_that_returns_only_a_loss_needs_a_metric():
     torch.manual_seed(0)
-    settings = config(partition="iid:workers=3")
+    settings = config(partition="iid:clients=3")
     scored = train(settings, model=Classifier("loss"), data=BATCH, metric=lambda output, y: -output.loss)
     rounds = list(scored)
     assert rounds[-1].test_loss < rounds[0].test_loss
@@ -146,7 +146,7 @@ def test_next_tokens_of_a_language_model_with_logits():
         data = load(batch)
         assert data.objective == "next-token"
         torch.manual_seed(0)
-        settings = config(rounds=60, learning_rate=1.0, partition="iid:workers=2")
+        settings = config(rounds=60, learning_rate=1.0, partition="iid:clients=2")
         assert train(settings, model=Language(), data=batch).run().accuracy > 0.9
     masked = load({"input_ids": ids, "attention_mask": (torch.arange(7) < 4).long().expand(60, 7)})
     assert goal_of(masked).count(masked.train_y) == 3 * len(masked)

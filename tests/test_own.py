@@ -67,7 +67,7 @@ MODELS = {
     "tied": Tied,
 }
 DATA = {"large": (X[:180], LABELS[:180]), "middle": (X[180:220], LABELS[180:220]), "small": (X[220:], LABELS[220:])}
-IID = {"partition": "iid:workers=3"}
+IID = {"partition": "iid:clients=3"}
 SEQUENCES = {"ann": TOKENS[:90], "bob": TOKENS[90:]}
 
 

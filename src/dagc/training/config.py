@@ -117,7 +117,7 @@ class Config(BaseModel):
     label_alpha: float = Field(0.5, gt=0, description="Dirichlet parameter of the labels per client")
     partition: str | None = Field(
         None,
-        description="another split, e.g. iid:workers=10 or by-client, instead of workers, skew ratio and label alpha",
+        description="another split, e.g. iid:clients=10 or by-client, instead of workers, skew ratio and label alpha",
     )
     objective: Literal["auto", "classification", "regression", "next-token"] = Field(
         "auto", description="what to learn: classification, regression, next-token; auto: depends on the data"
@@ -185,7 +185,7 @@ class Config(BaseModel):
     @property
     def partition_spec(self) -> str:
         """How the data is split, as `dagc.data.make_partition` takes it."""
-        skewed = f"skewed:workers={self.workers},skew_ratio={self.skew_ratio},label_alpha={self.label_alpha}"
+        skewed = f"skewed:clients={self.workers},skew_ratio={self.skew_ratio},label_alpha={self.label_alpha}"
         return self.partition or skewed
 
     @property
@@ -298,7 +298,7 @@ class Config(BaseModel):
         if ignored:
             raise ValueError(
                 f"partition is {shown(self.partition)} and replaces {', '.join(ignored)}: leave those out, "
-                "and put them into the partition, e.g. iid:workers=20"
+                "and put them into the partition, e.g. iid:clients=20"
             )
         self._check_steps()
         try:

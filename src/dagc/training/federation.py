@@ -104,7 +104,7 @@ class Federation:
         self.notes = (*self.data.notes, *notes)
         config = self.config
         self.partition = given.partition or data.make_partition(config.partition_spec, self.data, config.seed)
-        self.names = self.partition.names or tuple(map(str, range(self.partition.workers)))
+        self.names = self.partition.names or tuple(map(str, range(len(self.partition))))
         self.goal: Goal = goal_of(self.data, given.loss, given.metric)
         self.model = self._make_model(config, given)
         self.vector = as_one_vector(self.model)
