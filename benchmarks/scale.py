@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from benchmarks.tables import arguments, kept, show
 from numpy.typing import NDArray
 
+from benchmarks.tables import arguments, kept, show
 from dagc.policies import Plan
 from dagc.policies.plan import CODED_BELOW, usual_bytes
 from dagc.protocol import Client, Server

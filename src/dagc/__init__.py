@@ -16,6 +16,7 @@ from dagc.errors import (
     CheckpointError,
     DagcError,
     DataError,
+    Diverged,
     InvalidInput,
     MalformedPayload,
     MissingData,
@@ -23,6 +24,7 @@ from dagc.errors import (
     NonFiniteGradient,
     OutOfSync,
     OutsideBound,
+    TooFewNodes,
     needs_extra,
 )
 from dagc.feedback import ErrorFeedback
@@ -31,7 +33,7 @@ from dagc.sparse import Sparse, aggregate, aggregate_sparse
 from dagc.wire import INDEX_CODECS, VALUE_CODECS, decode, encode, payload_size, quantise, read_header
 
 if TYPE_CHECKING:
-    from dagc.training import Config, train
+    from dagc.training import Callback, Config, Result, iterate, train
 
 getLogger(__name__).addHandler(NullHandler())  # quiet, unless an application configures logging
 
@@ -45,11 +47,13 @@ __all__ = [
     "Allocator",
     "BudgetTooSmall",
     "BudgetWarning",
+    "Callback",
     "CheckpointError",
     "Compressor",
     "Config",
     "DagcError",
     "DataError",
+    "Diverged",
     "ErrorFeedback",
     "InvalidInput",
     "MalformedPayload",
@@ -59,7 +63,9 @@ __all__ = [
     "OutOfSync",
     "OutsideBound",
     "Plan",
+    "Result",
     "Sparse",
+    "TooFewNodes",
     "aggregate",
     "aggregate_sparse",
     "allocate",
@@ -68,6 +74,7 @@ __all__ = [
     "entries",
     "everything",
     "hard_threshold",
+    "iterate",
     "payload_size",
     "per_tensor",
     "quantise",
@@ -79,9 +86,16 @@ __all__ = [
 ]
 
 
+LAZY = ("Callback", "Config", "Result", "iterate", "train")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *LAZY})
+
+
 def __getattr__(name: str) -> Any:
     """`train` and `Config` are loaded on first use, so that code that only compresses does not load the rest."""
-    if name in ("Config", "train"):
+    if name in LAZY:
         with needs_extra(f"dagc.{name}", "lab"):
             from dagc import training
         return getattr(training, name)

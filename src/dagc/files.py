@@ -1,17 +1,29 @@
-"""Files that appear whole or not at all, and locks between processes."""
+"""Files that appear whole or not at all, that are bounded when read, and locks between processes."""
 
 import errno
 import os
 import secrets
+import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import IO
 
-from dagc.errors import CheckpointError
+from dagc.errors import CheckpointError, InvalidInput
+from dagc.text import in_bytes
 
-__all__ = ["failure", "locked", "make_folder", "remove_partial", "sync_folder", "write_atomically"]
+__all__ = [
+    "checksum_of",
+    "failure",
+    "locked",
+    "make_folder",
+    "read_bounded",
+    "remove_partial",
+    "sync_folder",
+    "write_atomically",
+]
 
 POLL = 0.2
 """Seconds between two attempts to get a lock."""
@@ -50,6 +62,48 @@ def write_atomically(path: str | os.PathLike[str], private: bool = False) -> Ite
             partial.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def read_bounded(path: Path, most: int, regular: bool = True) -> bytes:
+    """The content of a file that somebody else may have written.
+
+    Args:
+        path: The file.
+        most: The largest number of bytes that it may have.
+        regular: Whether to refuse anything but a regular file: reading a device or a pipe may never end.
+
+    Raises:
+        InvalidInput: It is larger, or not a regular file.
+    """
+    if regular and not stat.S_ISREG(path.stat().st_mode):
+        raise InvalidInput(f"{path} is not a regular file: replace it, or leave its folder out")
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise InvalidInput(f"{path} has more than {in_bytes(most)}, which no such file needs")
+    return content
+
+
+def checksum_of(folder: Path, name: str, most: int) -> int | None:
+    """The CRC-32 of a regular file in this very folder, in constant memory.
+
+    Returns:
+        None if the name leaves the folder, or the file is missing, no regular file, or larger than `most`.
+    """
+    path = folder / name
+    if name in ("", ".", "..") or "\0" in name or path.name != name:
+        return None
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+            return None
+        checksum = 0
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                checksum = zlib.crc32(block, checksum)
+    except FileNotFoundError:
+        return None
+    return checksum
 
 
 def remove_partial(folder: Path, name: str | None = None) -> None:

@@ -1,6 +1,7 @@
 """A run's folder, in any engine: its settings, its clients, its metrics, its checkpoints, its result."""
 
 import json
+import math
 import os
 import tomllib
 import zlib
@@ -9,35 +10,60 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
-from numpy.typing import NDArray
-
 from dagc import checkpoint
 from dagc.errors import CheckpointError, InvalidInput, shown
-from dagc.files import failure, locked, make_folder, remove_partial, sync_folder, write_atomically
+from dagc.files import (
+    checksum_of,
+    failure,
+    locked,
+    make_folder,
+    read_bounded,
+    remove_partial,
+    sync_folder,
+    write_atomically,
+)
 
-__all__ = ["Folder", "Saved", "finished", "read_metrics", "read_settings", "summary", "to_toml"]
+__all__ = [
+    "BEST",
+    "FINAL",
+    "SCORE",
+    "Folder",
+    "Saved",
+    "final_score",
+    "finished",
+    "read_clients",
+    "read_metrics",
+    "read_settings",
+    "summary",
+    "to_toml",
+]
 
 VERSION = 1
 """The version of `config.toml`, and with it of the whole folder."""
-LAST = 5
-"""The final accuracy is the mean of this many evaluations: a single one is noise."""
+SCORE = "score"
+"""The field of the metrics that holds a round's score; `metric` in `clients.json` says what it measures."""
+FINAL, BEST = f"final_{SCORE}", f"best_{SCORE}"
+"""The fields of a result that hold its scores."""
+LAST, ENOUGH = 5, 20
+"""In a run with `ENOUGH` evaluations or more, the final score is the mean of the `LAST` ones: a single one is noise."""
+FINAL_RULE = f"the mean of the last {LAST} evaluations in runs with at least {ENOUGH}, otherwise the last evaluation"
 FIELDS = ("round", "entries", "bytes_up", "bytes_down", "seconds")
 """The fields that every line of the metrics has."""
+LARGEST = 2.0**53
+"""All numbers of a run are smaller."""
+SMALL, MEDIUM, LARGE, MODEL = 1 << 20, 1 << 26, 1 << 28, 1 << 36
+"""The most bytes that settings and results, clients, metrics, and models may have: strangers write files as well."""
 
 
 class Saved(Protocol):
     """Anything with a state to save."""
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """All arrays of the state."""
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, with a field `round`."""
         ...
 
-    def numbers(self) -> dict[str, Any]:
-        """The rest of the state, ready for JSON, with a field `round`."""
-        ...
-
-    def restore(self, arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> None:
-        """Continue from what `arrays` and `numbers` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
         ...
 
 
@@ -107,9 +133,10 @@ class Folder:
         assert self._metrics is not None
         with self.writing():
             os.fsync(self._metrics.fileno())
-        metrics = {"metrics_bytes": self._metrics.tell(), "metrics_checksum": self._checksum}
-        numbers = {**self._saved.numbers(), **metrics, "settings": self._key()}
-        checkpoint.save(self.path / "checkpoints", self._saved.arrays(), numbers)
+        metrics = {"bytes": self._metrics.tell(), "checksum": self._checksum}
+        state = self._saved.state_dict()
+        content = {"round": state["round"], "settings": self._key(), "metrics": metrics, "state": state}
+        checkpoint.save(self.path / "checkpoints", content)
 
     def describe(self, settings: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
         """Write the settings and the clients, for reports; settings that are None are left out."""
@@ -122,7 +149,7 @@ class Folder:
         Its field `model` names the model's file in this folder, which must exist already.
         """
         with self.writing():
-            model = {"model_checksum": zlib.crc32((self.path / result["model"]).read_bytes())}
+            model = {"model_checksum": checksum_of(self.path, result["model"], MODEL)}
         self._write("result.json", json.dumps({**result, **model}, indent=1))
 
     @contextmanager
@@ -153,24 +180,23 @@ class Folder:
         self._metrics = lines.open("r+b" if lines.exists() else "x+b")
         sync_folder(self.path)
         if loaded is not None:
-            arrays, numbers = loaded
-            kept = numbers.pop("metrics_bytes")
+            kept, known = loaded["metrics"]["bytes"], loaded["metrics"]["checksum"]
             content = self._metrics.read(kept)
             if len(content) < kept:
                 raise CheckpointError(
                     f"{lines} has lost lines since the last checkpoint: start the run again in another folder"
                 )
             self._checksum = zlib.crc32(content)
-            if numbers.pop("metrics_checksum", self._checksum) != self._checksum:
+            if known != self._checksum:
                 raise CheckpointError(
                     f"{lines} was changed or damaged since the last checkpoint: start the run again in another folder"
                 )
-            if numbers.pop("settings", self._key()) != self._key():
+            if loaded["settings"] != self._key():
                 raise InvalidInput(
                     f"{self.path / 'config.toml'} was changed since the last checkpoint: change it back, or start "
                     "another run in another folder"
                 )
-            self._saved.restore(arrays, numbers)
+            self._saved.load_state_dict(loaded["state"])
         self._metrics.truncate(kept)
         self._metrics.seek(kept)
 
@@ -185,20 +211,32 @@ class Folder:
 
 
 def finished(path: str | Path) -> bool:
-    """Whether a run's folder holds its result, and the model that the result names, undamaged."""
+    """Whether a run's folder holds its result, and the model that the result names, undamaged.
+
+    Raises:
+        CheckpointError: They are there, but the disk does not let us read them.
+    """
     try:
-        result = json.loads((Path(path) / "result.json").read_bytes())
-        model = (Path(path) / str(result["model"])).read_bytes()
-        return bool(result.get("model_checksum", zlib.crc32(model)) == zlib.crc32(model))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        result = json.loads(read_bounded(Path(path) / "result.json", SMALL))
+        checksum = checksum_of(Path(path), result["model"], MODEL)
+        return checksum is not None and bool(checksum == result["model_checksum"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return False  # not there, or not as `conclude` wrote it
+    except OSError as error:
+        raise CheckpointError(f"the result of {path} cannot be read: {failure(error)}") from error
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, without an incomplete last one."""
+    """The lines of a run's metrics, without an incomplete last one.
+
+    A score beyond all bounds becomes NaN.
+
+    Raises:
+        InvalidInput: They cannot be read, or a line is not that of a run; the message names the line.
+    """
     file = Path(path) / "metrics.jsonl"
     try:
-        *lines, _ = file.read_bytes().split(b"\n")
+        *lines, _ = read_bounded(file, LARGE).split(b"\n")
     except OSError as error:
         raise InvalidInput(f"{path} is not a run folder: it has no metrics.jsonl that can be read") from error
     rows = []
@@ -210,27 +248,71 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         missing = [name for name in FIELDS if name not in row] if isinstance(row, dict) else FIELDS
         if missing:
             raise InvalidInput(f"line {number} of {file} has no {', '.join(missing)}: {line[:100]!r}")
+        wrong = next((name for name in (*FIELDS, SCORE) if name in row and not _possible(name, row[name])), None)
+        if wrong is not None:
+            raise InvalidInput(
+                f"line {number} of {file} has {shown(row[wrong])} as {wrong}, which is no number of a run"
+            )
+        if SCORE in row and not abs(row[SCORE]) < LARGEST:
+            row[SCORE] = math.nan
         rows.append(row)
     return rows
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The result of a run: accuracies (the final one is the mean of the last five evaluations), bytes, seconds.
+def _possible(name: str, value: Any) -> bool:
+    """Whether a field of the metrics can have this value."""
+    if isinstance(value, bool) or not isinstance(value, int if name == "round" else int | float):
+        return False
+    return name == SCORE or (1 if name == "round" else 0) <= value < LARGEST
 
-    A run that was never evaluated has no accuracies.
+
+def read_clients(path: str | Path) -> dict[str, Any]:
+    """What a run's folder says about its clients: at least their `sizes` and the number of `parameters`.
+
+    Raises:
+        InvalidInput: It cannot be read, or it is incomplete.
+    """
+    try:
+        clients: dict[str, Any] = json.loads(read_bounded(Path(path) / "clients.json", MEDIUM))
+        sizes, numbers = clients["sizes"], [*clients["sizes"], clients["parameters"]]
+        whole = bool(sizes) and clients["parameters"] >= 1 and all(0 <= number < LARGEST for number in numbers)
+        for name in ("names", "labels", "first_parameters"):
+            whole = whole and len(clients.get(name) or sizes) == len(sizes)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InvalidInput(f"{path} is not a complete run: its clients.json cannot be read ({error!r})") from error
+    if not whole:
+        raise InvalidInput(f"{path} is not a complete run: its clients.json has no sizes or no parameters")
+    return clients
+
+
+def final_score(scores: Sequence[float]) -> float:
+    """The score at the end of a run: the mean of the last five of 20 or more evaluations, otherwise the last one.
+
+    Example:
+        >>> final_score([0.5, 0.75]), final_score([0.0] * 16 + [0.5, 0.75, 0.5, 0.75])
+        (0.75, 0.5)
+    """
+    last = scores[-LAST:] if len(scores) >= ENOUGH else scores[-1:]
+    return sum(last) / len(last)
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The result of a run: scores (`final_score`, and the best that is a number), bytes, seconds.
+
+    A run that was never evaluated has no scores.
 
     Example:
         >>> sent = {"bytes_up": 20, "bytes_down": 50, "seconds": 1.5}
-        >>> summary([{"round": 1, "accuracy": 0.5, **sent}, {"round": 2, "accuracy": 0.75, **sent}])["final_accuracy"]
-        0.625
+        >>> summary([{"round": 1, "score": 0.5, **sent}, {"round": 2, "score": 0.25, **sent}])
+        {'rounds': 2, 'final_score': 0.25, 'best_score': 0.5, 'bytes_up': 20, 'bytes_down': 50, 'seconds': 1.5}
     """
     if not rows:
         raise InvalidInput("a run without a single round has no summary: let it train first")
-    accuracies = [row["accuracy"] for row in rows if "accuracy" in row]
+    scores = [row[SCORE] for row in rows if SCORE in row]
     last, result = rows[-1], {"rounds": rows[-1]["round"]}
-    if accuracies:
-        ends = accuracies[-LAST:]
-        result |= {"final_accuracy": sum(ends) / len(ends), "best_accuracy": max(accuracies)}
+    if scores:
+        best = max(filter(math.isfinite, scores), default=math.nan)
+        result |= {FINAL: final_score(scores), BEST: best}
     return result | {name: last[name] for name in ("bytes_up", "bytes_down", "seconds")}
 
 
@@ -258,9 +340,11 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     written_by_us = Path(path).is_dir()
     file = Path(path) / "config.toml" if written_by_us else Path(path)
     try:
-        settings = tomllib.loads(file.read_bytes().decode())
+        content = read_bounded(file, SMALL, regular=written_by_us)
     except OSError as error:
         raise InvalidInput(f"the settings {file} cannot be read: {error}") from error
+    try:
+        settings = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"the settings {file} are not valid TOML: {error}") from error
     version = settings.pop("version", None if written_by_us else VERSION)

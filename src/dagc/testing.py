@@ -214,7 +214,7 @@ def check_policy(method: Method, name: str = "the policy", options: Mapping[str,
     POLICIES["under test"] = method
     try:
         for plan in plans_of("under test", options):
-            _check_decisions(plan, f"{name} with {plan.settings()}")
+            _check_decisions(plan, f"{name} with {plan.changed()}")
     finally:
         del POLICIES["under test"]
 

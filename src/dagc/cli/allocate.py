@@ -14,7 +14,7 @@ from dagc.cli.options import from_json
 from dagc.cli.parse import client_sizes, quantity
 from dagc.cli.terminal import say
 from dagc.errors import BudgetWarning, InvalidInput, unknown
-from dagc.policies.checks import FRAMES
+from dagc.policies.plan import FRAMES
 from dagc.policies.rate import MOST_BYTES
 
 __all__ = ["allocate"]

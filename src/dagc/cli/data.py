@@ -15,6 +15,7 @@ from rich.text import Text
 
 from dagc import data
 from dagc.errors import DagcError
+from dagc.text import in_bytes, printable
 
 __all__ = ["app"]
 
@@ -58,7 +59,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         table.add_column(column, justify="right" if column in ("size", "classes") else "left", no_wrap=whole)
     for name, entry in data.CATALOGUE.items():
         here = Text("yes", "green") if places[name] else Text("no", "yellow")
-        size = f"{sizes[name] / 1e6:,.0f} MB" if name in sizes else entry.size
+        size = in_bytes(sizes[name]) if name in sizes else entry.size
         table.add_row(name, here, size, str(entry.classes), entry.licence, entry.about)
     console = Console(highlight=False)
     console.print(table)
@@ -118,13 +119,13 @@ def check(
             found = data.load(name, data_dir)
         except DagcError as error:
             wrong += 1
-            console.print(Text("wrong  ", "red") + Text(f"{name}: {error}", "default"))
+            console.print(Text("wrong  ", "red") + Text(printable(f"{name}: {error}"), "default"))
             continue
         kind = f"{len(found.classes)} classes" if found.label_names else found.objective
         counts = f"{len(found):,} to train, {len(found.test_y):,} to test, {kind}"
-        console.print(Text("right  ", "green") + Text(f"{name}: {counts}", "default"))
+        console.print(Text("right  ", "green") + Text(printable(f"{name}: {counts}"), "default"))
         for note in found.notes:
-            console.print(f"       {note}", markup=False)
+            console.print(f"       {printable(note)}", markup=False)
     if wrong:
         raise typer.Exit(1)
 
@@ -149,7 +150,7 @@ def show(
     """
     loaded = data.load(name, data_dir)
     own = loaded.client is not None and name not in data.CATALOGUE
-    partition = partition or ("by-client" if own else "iid:clients=1")
+    partition = partition or ("by-client" if own else "iid:workers=1")
     split = data.make_partition(partition, loaded, seed)
     counts = split.label_counts(loaded.labels.numpy(), max(1, len(loaded.label_names)))
     if as_json:
@@ -175,13 +176,13 @@ def show(
         return
     console = Console(highlight=False)
     console.print(
-        f"{loaded.name}: {len(loaded):,} samples to train, {len(loaded.test_y):,} to test, shape {loaded.shape}; "
-        f"{partition}, seed {seed}: {len(split):,} workers with {split.sizes.sum():,} samples, "
+        f"{printable(loaded.name)}: {len(loaded):,} samples to train, {len(loaded.test_y):,} to test, "
+        f"shape {loaded.shape}; {printable(partition)}, seed {seed}: {len(split):,} clients with {split.sizes.sum():,} samples, "
         f"largest / smallest = {split.sizes.max():,} / {split.sizes.min():,} = {_plain(split.skew_ratio)}",
         markup=False,
     )
     for note in loaded.notes:
-        console.print(note, style="yellow", markup=False)
+        console.print(printable(note), style="yellow", markup=False)
     console.print(_drawing(split, counts, console.width))
     if loaded.label_names:
         console.print(_legend(loaded.label_names))
@@ -202,7 +203,7 @@ def _drawing(split: data.Partition, counts: NDArray[np.int64], width: int) -> Ta
         if worker < 0:
             table.add_row("…", "…", "…", f"… {len(rows) - _MOST_ROWS:,} workers between")
             continue
-        name = split.names[worker] if split.names else str(worker)
+        name = printable(split.names[worker]) if split.names else str(worker)
         table.add_row(Text(name), f"{split.sizes[worker]:,}", f"{split.weights[worker]:.2%}", _bar(groups[worker], bar))
     return table
 
@@ -234,7 +235,7 @@ def _legend(classes: tuple[str, ...]) -> Text:
     legend = Text()
     for label, name in enumerate(classes):
         legend.append(_SYMBOLS[label], f"black on {_COLOURS[label % len(_COLOURS)]}")
-        legend.append(f" {name}  ")
+        legend.append(f" {printable(name)}  ")
     return legend
 
 

@@ -15,13 +15,8 @@ from dagc.wire import VALUE_CODECS
 
 __all__ = ["from_json", "given_fields", "several", "with_config_flags"]
 
-OBJECTS = {
-    "caps": '{"3": 0.001}',
-    "options": '{"interval": 5}',
-    "optimizer_options": '{"momentum": 0.9}',
-}
-"""Fields that hold names and values are JSON on the command line; an example of each."""
-
+OBJECTS = {name: each.example for name, each in Config.schema().items() if each.kind in ("numbers", "options")}
+"""Settings that hold names and values are JSON on the command line; an example of each."""
 
 CODECS = {
     "fp32": "exact, 4 bytes each",
@@ -52,7 +47,7 @@ def with_config_flags(
 
     def extend(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        flags = [_flag(name, name in lists) for name in Config.model_fields if name not in ("task", *left_out)]
+        flags = [_flag(name, name in lists) for name in Config.schema() if name not in ("task", *left_out)]
         command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
         command.__doc__ = "\n\n".join([inspect.cleandoc(command.__doc__ or ""), *_names()])
@@ -108,17 +103,14 @@ def from_json(text: str, name: str) -> Any:
 
 
 def _flag(name: str, several: bool = False) -> inspect.Parameter:
-    field = Config.model_fields[name]
-    kinds = get_args(field.annotation) or (field.annotation,)
-    kind = next((kind for kind in (int, float, bool) if kind in kinds and str not in kinds), str)
-    if name == "compute_seconds" or name in OBJECTS or several:
-        kind = str
-    default = "" if field.default is None or name in OBJECTS else f" (default: {field.default})"
-    if any(name in kind.defaults for kind in POLICIES.values()):
-        default = f" (default: {field.default}, or the method's own)" if default else " (some methods have their own)"
-    flag = f"--{name.replace('_', '-')}"
-    words = field.description or name
-    option = typer.Option(flag, help=f"{words[0].upper()}{words[1:]}{default}.", show_default=False)
+    setting, default = Config.schema()[name], Config.default(name)
+    kind = bool if setting.kind == "switch" else str  # texts are parsed by the setting itself: 0.1 %, 16 kB
+    suffix = "" if default is None or default == {} else f" (default: {default})"
+    if any(name in spec.defaults for spec in POLICIES.values()):
+        suffix = f" (default: {default}, or the method's own)" if suffix else " (some methods have their own)"
+    words = setting.help + (f": {setting.example}" if setting.example else "")
+    help_text = f"{words[0].upper()}{words[1:]}{suffix}."
+    option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, show_default=False)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )

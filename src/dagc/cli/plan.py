@@ -13,8 +13,8 @@ from rich.table import Table
 
 from dagc.cli.options import given_fields, with_config_flags
 from dagc.cli.parse import client_sizes, link_rate, price, quantity
+from dagc.comparison import SWEPT, comparison_fields, split_methods
 from dagc.errors import InvalidInput, unknown
-from dagc.experiments import SWEPT, comparison_fields, register, split_methods
 from dagc.files import failure, write_atomically
 from dagc.planning import MORE_ROUNDS, Choice, Fleet, Forecast, choices, duration, forecast, plan_page, verdict
 from dagc.policies import POLICIES, Plan
@@ -221,8 +221,6 @@ def _measured(
     if len(panels) > 1:
         raise InvalidInput(f"{folder} holds runs of {len(panels)} problems: give the folder of one comparison")
     (panel,) = panels
-    for series in panel.series:
-        register(series.runs[0].settings["method"])
     first = panel.series[0].runs[0]
     sizes = first.clients["sizes"]
     names = [str(name) for name in first.clients.get("names") or range(len(sizes))]

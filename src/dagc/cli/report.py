@@ -14,7 +14,8 @@ from rich.text import Text
 
 from dagc.errors import InvalidInput
 from dagc.report import Panel, notes, panels_of, read_runs, sentence, write_report
-from dagc.report.tables import text_rows
+from dagc.report.tables import table_of
+from dagc.text import printable
 
 __all__ = ["command_line", "numbers", "print_table", "report"]
 
@@ -24,7 +25,7 @@ def report(
     output: Annotated[Path, typer.Option(help="Where to write.")] = Path("report"),
     title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
     targets: Annotated[str | None, typer.Option(help="Accuracies to reach, e.g. 0.75,0.8.")] = None,
-    figures: Annotated[bool, typer.Option(help="Draw SVG and PNG files, too (needs matplotlib).")] = True,
+    figures: Annotated[bool, typer.Option(help="Also draw SVG and PNG files (needs matplotlib).")] = True,
 ) -> None:
     """Write one self-contained page about runs, with tables (CSV, LaTeX, Markdown) and curves (CSV, SVG, PNG).
 
@@ -32,13 +33,12 @@ def report(
 
     Example: dagc report runs --targets 0.8,0.9
     """
-    wanted = numbers(targets)
-    panels = panels_of(read_runs(runs), wanted)
+    panels = panels_of(read_runs(runs), numbers(targets))
     heading = title or (panels[0].title if len(panels) == 1 else f"{len(panels)} settings")
     page = write_report(panels, output, heading, command_line(), figures)
     print_table(panels, heading)
     console = Console(highlight=False, soft_wrap=True)
-    console.print(sentence(panels), markup=False)
+    console.print(printable(sentence(panels)), markup=False)
     console.print(f"page: {page}", markup=False)
 
 
@@ -46,29 +46,31 @@ def print_table(panels: Sequence[Panel], title: str) -> None:
     """Print a table for each setting, and the notes about them."""
     console = Console(highlight=False, markup=False)
     if len(panels) > 1:
-        console.print(title)
+        console.print(printable(title))
     for panel in panels:
-        heads, body = text_rows([panel])
-        heading = panel.title if len(panels) > 1 else title
-        table = Table(title=Text(heading), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+        heads, body = table_of([panel]).flat()
+        heading = Text(printable(panel.title if len(panels) > 1 else title))
+        table = Table(title=heading, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
         for name in heads:  # headings may wrap, numbers must not
             first = name == "Method"
-            table.add_column(name.replace(" ", "\n", 1), justify="left" if first else "right", no_wrap=not first)
+            table.add_column(
+                Text(printable(name).replace(" ", "\n", 1)), justify="left" if first else "right", no_wrap=not first
+            )
         for row in body:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(printable(cell)) for cell in row))
         console.print(table)
     for note in notes(panels):
-        console.print(f"note: {note}", style="yellow", soft_wrap=True)
+        console.print(f"note: {printable(note)}", style="yellow", soft_wrap=True)
 
 
-def command_line() -> str:
+def command_line(program: str = "dagc") -> str:
     """The command as it was given."""
-    return shlex.join(["dagc", *sys.argv[1:]])
+    return f"{program} {shlex.join(sys.argv[1:])}"
 
 
 def numbers(text: str | None) -> tuple[float, ...]:
     """Parse accuracies separated by commas."""
-    found = []
+    values = []
     for part in (text or "").split(",") if text else ():
         try:
             value = float(part)
@@ -76,5 +78,5 @@ def numbers(text: str | None) -> tuple[float, ...]:
             value = -1.0
         if not 0 < value <= 1:
             raise InvalidInput(f"--targets holds {part.strip()!r}: write accuracies from 0 to 1, e.g. 0.75,0.8")
-        found.append(value)
-    return tuple(found)
+        values.append(value)
+    return tuple(values)

@@ -5,14 +5,16 @@ from logging import INFO, WARNING, Handler, LogRecord, getLogger
 
 from rich.console import Console
 
+from dagc.text import printable
+
 __all__ = ["log", "say", "show_log", "show_warnings"]
 
 log = Console(stderr=True, highlight=False)
 
 
 def say(text: str, style: str | None = None) -> None:
-    """Print a message as one line, however long."""
-    log.print(text, style=style, markup=False, soft_wrap=True)
+    """Print a message as one line, however long; names in it cannot control the terminal."""
+    log.print(printable(text), style=style, markup=False, soft_wrap=True)
 
 
 def show_warnings() -> None:

@@ -21,24 +21,23 @@ from rich.table import Column, Table
 from dagc.cli.options import given_fields, several, with_config_flags
 from dagc.cli.report import command_line
 from dagc.cli.terminal import log, say
-from dagc.errors import InvalidInput
-from dagc.experiments import (
+from dagc.comparison import (
     SWEPT,
     TUNING_SEEDS,
     Choice,
     comparison_fields,
     question,
-    register,
     run_all,
     split_methods,
     stopping,
 )
-from dagc.experiments import tune as tune_all
+from dagc.comparison import tune as tune_all
+from dagc.errors import InvalidInput
 from dagc.files import failure, write_atomically
-from dagc.folder import read_settings
+from dagc.folder import BEST, FINAL, FINAL_RULE, SCORE, read_settings
 from dagc.report import comparison, notes, panels_of, read_run, sentence, write_report
-from dagc.report.numbers import BYTES, in_bytes
-from dagc.report.words import brief
+from dagc.report.numbers import BYTES
+from dagc.text import Spread, brief, in_bytes, percent
 from dagc.training import (
     Config,
     CsvLog,
@@ -91,7 +90,6 @@ def run(
     if not given and config is None:
         raise InvalidInput("nothing to train: give a task, e.g. dagc run mlp@digits, or --config FILE")
     settings = _settings(given, config)
-    register(str(settings.get("method")))
     checked = Config(**settings)
     folder = output or Path("runs") / _slug(checked.task) / f"{checked.method}-{checked.key()}"
     _train(checked, folder, as_json, tensorboard, csv, target)
@@ -123,7 +121,6 @@ def resume(
     settings = read_settings(folder)
     if "engine" in settings:
         raise InvalidInput(f"{folder} holds a run of {settings['engine']}: start its own app again to continue it")
-    register(str(settings.get("method")))
     _train(Config(**settings), folder, as_json, tensorboard, csv, target)
 
 
@@ -156,7 +153,7 @@ def compare(
     """
     given = given_fields({"task": task, **fields}, SWEPT)
     settings = _settings(given, config)
-    task = settings.setdefault("task", Config.model_fields["task"].default)
+    task = settings.setdefault("task", Config.default("task"))
     settings = {name: value for name, value in settings.items() if name not in ("method", "seed")}
     ToTarget(target)  # refuses impossible targets
     asked = Asked(settings, split_methods(methods), seeds, _grid(tune or []), tune_seeds, target, command_line())
@@ -337,8 +334,8 @@ def _train(
         say(f"note: {note}")
     with _bars([f"{_slug(config.task)} {config.method}"], [config.rounds]) as show, stopping() as stop:
         for result in training:
-            if result.accuracy is not None:
-                accuracy, measured = f"{name}{result.accuracy:.1%}", result.round
+            if result.score is not None:
+                accuracy, measured = f"{name}{result.score:.1%}", result.round
             older = "" if log.is_terminal or measured == result.round else f" in round {measured:,}"
             show(0, result.round, (accuracy and f"{accuracy}{older}, ") + _in_words(result))
             if stop.is_set() and result.round < config.rounds:
@@ -351,7 +348,7 @@ def _train(
     rows = read_metrics(folder)
     found = {"task": config.task, "method": config.method, **summary(rows), "folder": str(folder)}
     if target is not None:
-        there = next((row for row in rows if row.get("accuracy", -math.inf) >= target), None)
+        there = next((row for row in rows if row.get(SCORE, -math.inf) >= target), None)
         amounts = ("round", "bytes_up", "bytes_down", "seconds")
         found["to_target"] = None if there is None else {"accuracy": target, **{name: there[name] for name in amounts}}
     if as_json:
@@ -360,8 +357,8 @@ def _train(
     table = Table(show_header=False)
     for name, value in (
         ("task, method", f"{config.task}, {config.method}"),
-        (f"final {metric}", f"{found['final_accuracy']:.2%} (mean of the last evaluations)"),
-        (f"best {metric}", f"{found['best_accuracy']:.2%}"),
+        (f"final {metric}", f"{percent(Spread(found[FINAL]))} ({FINAL_RULE})"),
+        (f"best {metric}", percent(Spread(found[BEST]))),
         ("uploaded", in_bytes(found["bytes_up"])),
         ("downloaded", in_bytes(found["bytes_down"])),
         ("in total", in_bytes(found["bytes_up"] + found["bytes_down"])),
@@ -403,7 +400,7 @@ def _print_comparison(result: dict[str, Any], budgets: dict[str, Any], metric: s
         if goal["bytes_total"] is not None:
             there = [f"{goal['rounds']:,.0f}", *(in_bytes(goal[name]) for name in BYTES)]
             there += [brief(goal["bytes_total"] / fewest) if fewest else "", brief(goal["seconds"])]
-        final, sd = row["final_accuracy"], row["final_accuracy_sd"]
+        final, sd = row[FINAL], row[f"{FINAL}_sd"]
         end = "–" if final is None else f"{100 * final:.1f}" + ("" if sd is None else f" ± {100 * sd:.1f}")
         table.add_row(row["label"], end, *there)
     Console(highlight=False).print(table)

@@ -11,8 +11,9 @@ from torch import Tensor
 from dagc.data.dataset import Dataset, hold_out, statistics
 from dagc.data.fields import Fields, Inputs, tensors_of
 from dagc.errors import InvalidInput
+from dagc.text import printable
 
-__all__ = ["Samples", "assemble", "joined", "numbered", "printable"]
+__all__ = ["Samples", "assemble", "joined", "numbered"]
 
 
 class Samples(NamedTuple):
@@ -105,16 +106,6 @@ def numbered(values: Iterable[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]
     known = list(values)
     place = {value: number for number, value in enumerate(sorted(set(known)))}
     return np.array([place[value] for value in known], dtype=np.int64), tuple(str(value) for value in place)
-
-
-def printable(name: str) -> str:
-    r"""A name without control characters, which would reach the terminal.
-
-    Example:
-        >>> printable("Zürich\x1b[2J")
-        'Zürich\\x1b[2J'
-    """
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)
 
 
 def _targets(

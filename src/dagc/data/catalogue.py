@@ -4,50 +4,17 @@ import os
 import shlex
 from pathlib import Path
 
-from dagc.data import cifar, digits, fashion_mnist, flickr, natural, speech
+from dagc.data import cifar, digits, fashion_mnist, natural
 from dagc.data.dataset import Dataset
-from dagc.data.download import Report, Source, fetch_all
+from dagc.data.download import Report, fetch_all
 from dagc.data.entry import Entry, data_folder
-from dagc.data.folders import SAMPLES
-from dagc.data.mel import log_mel, read_wav
 from dagc.errors import MissingData, unknown
 
 __all__ = ["CATALOGUE", "get", "load_entry"]
 
-_SPEECH = Entry(
-    "speech-commands",
-    "40,000 spoken words, log-mel 32×32",
-    10,
-    "2.4 GB",
-    "CC BY 4.0",
-    (
-        Source(
-            "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz",
-            "sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",  # as torchaudio publishes it
-            "SpeechCommands/speech_commands_v0.02",
-        ),
-    ),
-    speech.locate,
-    speech.read,
-)
-_FLICKR = Entry(
-    "flickr-mammal",
-    "mammals by subcontinent, 32×32×3",
-    10,
-    "partly by hand",
-    "per photo",
-    (Source("https://zenodo.org/records/3676081/files/geo_animal.tar.gz", None, "flickr-mammal-zenodo"),),
-    flickr.locate,
-    flickr.read,
-)
-SAMPLES[".wav"] = lambda path: log_mel(*read_wav(path))
-
 CATALOGUE: dict[str, Entry] = {
     entry.name: entry
-    for entry in (
-        *(digits.ENTRY, fashion_mnist.ENTRY, *cifar.ENTRIES, _SPEECH),
-        *(natural.ADULT, natural.SHAKESPEARE, _FLICKR),
-    )
+    for entry in (digits.ENTRY, fashion_mnist.ENTRY, *cifar.ENTRIES, natural.ADULT, natural.SHAKESPEARE)
 }
 """Every data set by name; other packages may add theirs."""
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dagc.data.assemble import Samples, joined
 from dagc.data.images import SUFFIXES, read_image
+from dagc.data.mel import log_mel, read_wav
 from dagc.data.npz import read_npz
 from dagc.data.tables import Table, joined_tables, read_csv, read_parquet
 from dagc.data.texts import read_text, samples_of_texts
@@ -19,7 +20,10 @@ __all__ = ["FILES", "SAMPLES", "Parts", "read_path"]
 
 Parts = tuple[Samples | Table, Samples | Table | None]
 """What to train on, and what to test on if it is apart."""
-SAMPLES: dict[str, Callable[[Path], NDArray[Any]]] = dict.fromkeys(SUFFIXES, read_image)
+SAMPLES: dict[str, Callable[[Path], NDArray[Any]]] = {
+    **dict.fromkeys(SUFFIXES, read_image),
+    ".wav": lambda path: log_mel(*read_wav(path)),
+}
 """How a file that is one sample is read, by its suffix."""
 TEST = ("test", "val", "valid", "validation")
 """The folders next to `train` that may hold the test set, the first that is there."""

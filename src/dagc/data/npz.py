@@ -13,11 +13,11 @@ from dagc.data.assemble import Samples, numbered
 from dagc.data.limits import refuse_bomb
 from dagc.errors import DataError
 
-__all__ = ["read_npz"]
+__all__ = ["UNREADABLE", "read_npz"]
 
 NAMES = ("x", "y", "client", "x_test", "y_test")
 """The arrays that are read; others are not even opened."""
-_UNREADABLE = (
+UNREADABLE = (
     OSError, ValueError, KeyError, EOFError, NotImplementedError, OverflowError, MemoryError, RecursionError, TypeError,
     SyntaxError, zlib.error, zipfile.BadZipFile,
 )  # fmt: skip
@@ -54,7 +54,7 @@ def _open(path: Path) -> dict[str, NDArray[Any]]:
                     _check_header(file, member.file_size)
                 with archive.open(member) as file:
                     arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as .npz of plain arrays ({error!s:.300})") from None
     for name in ("x", "y"):
         if name not in arrays:

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dagc import theory
 from dagc.allocation import allocate
 from dagc.planning.forecast import Fleet, dense_bytes
 from dagc.policies import POLICIES, Allocated, Plan
@@ -12,6 +11,7 @@ from dagc.policies.plan import CODED_BELOW, SIGNS_BELOW, SIGNS_BELOW_BYTES, usua
 from dagc.protocol.memories import CLOCKS
 from dagc.report.numbers import in_bytes
 from dagc.wire import payload_size
+from research import theory
 
 __all__ = ["Choice", "choices"]
 

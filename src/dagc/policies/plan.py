@@ -2,20 +2,21 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
-from numbers import Integral, Real
-from typing import Any, Self, TypedDict, Unpack
+from dataclasses import dataclass
+from typing import Any, Self
 
 from dagc.allocation import most_entries
 from dagc.errors import InvalidInput, unknown
-from dagc.policies.checks import check
 from dagc.policies.policy import POLICIES, Method, Policy
-from dagc.policies.rate import Account, make_rate
+from dagc.policies.rate import MOST_BYTES, Account, make_rate
+from dagc.settings import Settings, setting
+from dagc.wire import VALUE_CODECS
 from dagc.wire.coder import MOST_SIZE
 from dagc.wire.indices import RAW_SIZE
 
-__all__ = ["Plan", "Settings", "usual_bytes", "with_defaults"]
+__all__ = ["FRAMES", "ClientPlan", "Plan", "level_bytes", "usual_bytes"]
 
+FRAMES = ("plain", "compact", "coded", "auto", "raw")
 CODED_BELOW = 1 << 18
 """With "auto", models of up to this many entries use coded frames; `docs/studies/coder.md` explains why."""
 SIGNS_BELOW = 0.1
@@ -24,10 +25,12 @@ SIGNS_BELOW_BYTES = 48
 """And below this many bytes, which have room for few exact values: `docs/studies/dagc.md` has what was measured."""
 LEAST_SHARE = 1 / 8
 """With "same", the least part of the downlink's budget for a round: `docs/studies/dagc.md` has what was measured."""
+BUDGETS = ("ratio", "threshold", "bytes", "rate")
+EXAMPLES = {"ratio": "ratio 0.001", "threshold": "threshold 0.05"}
 
 
 def usual_bytes(size: int) -> float:
-    """The default budget in bytes: half the square root of the model's size, at least 8.
+    """The default budget of methods that count entries: half the square root of the model's size, at least 8.
 
     Example:
         >>> usual_bytes(7850), usual_bytes(236_000)
@@ -36,78 +39,59 @@ def usual_bytes(size: int) -> float:
     return max(8.0, float(round(0.5 * math.sqrt(size))))
 
 
-class Settings(TypedDict, total=False):
-    """The fields of a `Plan`, as keyword arguments of an engine."""
+def level_bytes(size: int) -> float:
+    """The default budget of `dagc`: as accurate as training without compression, at its number of rounds.
 
-    method: str
-    ratio: float | None
-    threshold: float | None
-    bytes: float | None
-    rate: str | None
-    caps: Mapping[str, float]
-    exponent: float | None
-    values: str
-    frames: str
-    overhead: float | None
-    down: float | str | None
-    first_model: str
-    step_ahead: float
-    per_tensor: bool
-    options: Mapping[str, float]
-    clip: float | None
-    norm_bound: float | None
-    most_examples: float | None
-    seed: int
-
-
-def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, completed with the method's own defaults for those that are missing or None.
+    That is 24 times the square root of the model's size, but never more than a tenth of a byte per entry, and at least
+    64 bytes. `docs/studies/level.md` has what was measured.
 
     Example:
-        >>> with_defaults({"method": "stc", "ratio": 0.01, "down": None, "values": "int8"})
-        {'method': 'stc', 'ratio': 0.01, 'down': 'same', 'values': 'int8', 'frames': 'compact'}
+        >>> level_bytes(7850), level_bytes(236_000)
+        (785.0, 11659.0)
     """
-    method = settings.get("method", Plan.method)
-    own = POLICIES[method].defaults if isinstance(method, str) and method in POLICIES else {}
-    return {**settings, **{name: value for name, value in own.items() if settings.get(name) is None}}
+    return max(64.0, float(round(min(24 * math.sqrt(size), size / 10))))
+
+
+def _rate(text: Any) -> str:
+    make_rate(text)
+    return str(text)
 
 
 @dataclass(frozen=True, init=False)
-class Plan:
+class ClientPlan(Settings):
+    """The part of a plan that clients need. They get it once, before their first order."""
+
+    values: str = setting(
+        "fp32",
+        "value codec: see above",
+        "text",
+        registry=lambda: (*VALUE_CODECS, "auto"),
+        noun="value codec",
+    )
+    frames: str = setting("plain", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames")
+    per_tensor: bool = setting(False, "select within each tensor of the model", "switch")
+    step_ahead: float = setting(
+        0.0,
+        "train ahead of the model by this fraction of what was not sent yet, but no farther than the last update moved",
+        least=0,
+        most=1,
+        note="a number from 0 (off) to 1",
+    )
+    seed: int = setting(
+        0,
+        "determines everything random",
+        "integer",
+        least=0,
+        below=1 << 63,
+        note="an integer from 0 to 2^63 - 1",
+    )
+
+
+@dataclass(frozen=True, init=False)
+class Plan(ClientPlan):
     """What both sides agree on. Budgets are per client and round, on average over the clients that take part.
 
-    Attributes:
-        method: How each client's compression is chosen: a name in `dagc.policies.POLICIES`.
-        ratio: The budget as the mean ratio of entries sent.
-        threshold: Or the budget as the mean threshold, in the units of what is compressed (a gradient, or a change of
-            the model).
-        bytes: Or the budget as uploaded bytes. What one round does not use, later rounds may; more is never sent. If
-            no budget is given, half the square root of the model's size.
-        rate: Or the budget as each client's uploaded bytes over time: `200 kB/training`, or `1 MB/hour` together with
-            `bytes` for a typical round.
-        caps: The largest ratio of a client, by its name: for a metered contract or a slow link.
-        exponent: The exponent of a client's share of the data, for the method `power`; 2/3 if not given.
-        values: The value codec, or "auto": signs for small budgets in entries or bytes, int8 for large ones, fp32
-            without a budget.
-        frames: "plain"; "compact": small frames leave out what the receiver knows; "coded": both sides remember what
-            was sent before, and frames are about a third smaller; "auto": coded up to 262,144 entries, else compact;
-            or "raw": compact, but with int32 indices, as in other systems.
-        overhead: Clients wait until overhead is at most this fraction of a frame. With 0 or None, nobody waits.
-        down: What the server sends each client: "lossless", every change of the model; "same", as much as a client may
-            send, with the same error feedback, codec, frames and waiting (and more for clients that come to fewer
-            than one round in eight, `down_share`); or a number of bytes per round. Lossless if not given.
-        first_model: "sent" to every client that joins, or "drawn": clients create the initial model themselves, e.g.
-            from a seed, and download only what has changed since.
-        step_ahead: Clients train ahead of the model, by this fraction of what they have not sent yet, so that they do
-            not learn it again; but never farther than their last update moved.
-        per_tensor: Select within each tensor of the model instead of over all of them.
-        options: Further options of the method, by name.
-        clip: The largest norm of what a client sends in a round, in the units of what is compressed. This includes
-            entries left over from earlier rounds; the rest stays for later.
-        norm_bound: An upload whose norm is more than this many times the median of recent ones is rejected and its
-            sender is named; its entries are sent again later. Applies from the second round on.
-        most_examples: A client that claims more examples than this counts as if it held this many.
-        seed: For methods that draw at random.
+    `docs/reference/settings.md` describes every setting.
 
     Example:
         >>> Plan(method="dagc-r", bytes=13, values="sign", frames="compact", overhead=0.125).in_bytes
@@ -122,62 +106,151 @@ class Plan:
         dagc.errors.InvalidInput: there is no setting 'ration': did you mean 'ratio'? Choose one of method, ...
     """
 
-    method: str = "dagc"
-    ratio: float | None = None
-    threshold: float | None = None
-    bytes: float | None = None
-    rate: str | None = None
-    caps: Mapping[str, float] = field(default_factory=dict)
-    exponent: float | None = None
-    values: str = "fp32"
-    frames: str = "plain"
-    overhead: float | None = None
-    down: float | str | None = None
-    first_model: str = "sent"
-    step_ahead: float = 0.0
-    per_tensor: bool = False
-    options: Mapping[str, float] = field(default_factory=dict)
-    clip: float | None = None
-    norm_bound: float | None = None
-    most_examples: float | None = None
-    seed: int = 0
+    method: str = setting("dagc", "how each client's compression is chosen", "text", registry=lambda: POLICIES)
+    ratio: float | None = setting(
+        None, "budget: the mean ratio of entries sent; for dagc, of the bytes of an uncompressed model", above=0, most=1
+    )
+    threshold: float | None = setting(
+        None,
+        "budget: the mean threshold, in the units of what is compressed",
+        above=0,
+        note="a number above 0 and finite",
+    )
+    bytes: float | None = setting(
+        None, "budget: uploaded bytes per client and round, on average", above=0, most=MOST_BYTES, in_bytes=True
+    )
+    rate: str | None = setting(
+        None,
+        "budget: each client's uploaded bytes over time: 200 kB/training, or 1 MB/hour with bytes",
+        "text",
+        parse=_rate,
+    )
+    caps: Mapping[str, float] = setting(
+        {}, "the largest ratio of a client, by its name", "numbers", example='{"3": 0.001}'
+    )
+    exponent: float | None = setting(
+        None,
+        "exponent of a client's share of the data, for the method power; 2/3 if not given",
+        least=0,
+        most=4,
+        note="a number from 0 (uniform) to 4",
+    )
+    overhead: float | None = setting(
+        None,
+        "clients wait until overhead is at most this fraction of a frame; with 0, nobody waits",
+        least=0,
+        most=1,
+        note="a number from 0 (nobody waits) to 1",
+    )
+    down: float | str | None = setting(
+        None,
+        "what the server sends: every change of the model, as much as clients may send, or bytes per round",
+        above=0,
+        most=MOST_BYTES,
+        words=("lossless", "same"),
+        in_bytes=True,
+        note="a number of bytes above 0",
+    )
+    first_model: str = setting(
+        "sent", "initial model: sent to all clients, or drawn by each from the seed", "text", words=("sent", "drawn")
+    )
+    first_bits: int | None = setting(
+        None,
+        "round the first model to so many bits per entry, and start from that: 8 lose nothing, nor do 4 of a random "
+        "one; exact if not given",
+        "integer",
+        least=2,
+        most=8,
+    )
+    options: Mapping[str, float] = setting({}, "further options of the method", "numbers", example='{"interval": 5}')
+    clip: float | None = setting(
+        None, "the largest norm of what a client sends in a round; the rest stays for later", above=0,
+        note="a number above 0 and finite",
+    )  # fmt: skip
+    norm_bound: float | None = setting(
+        None, "reject uploads this many times larger than the median of recent ones", above=1,
+        note="a number above 1 and finite",
+    )  # fmt: skip
+    most_examples: float | None = setting(None, "count at most this many examples of a client", above=0, most=1 << 53)
 
-    def __init__(self, **settings: Unpack[Settings]) -> None:
-        """Check every setting. Errors for unknown names suggest the closest one that exists."""
-        known = {each.name: each for each in fields(self)}
-        for name in settings:
-            if name not in known:
-                raise unknown("setting", name, known)
-        method = settings.get("method", known["method"].default)
+    def _completed(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The settings with the method's own defaults for those that are missing or None."""
+        method = values.get("method", self.default("method"))
         if not isinstance(method, str) or method not in POLICIES:
             raise unknown("method", method, POLICIES)
-        given = with_defaults(settings)
-        for name, each in known.items():
-            default = {} if each.default is MISSING else each.default
-            object.__setattr__(self, name, given.get(name, default))
-        check(self)
-        for name in known:
-            object.__setattr__(self, name, _plain(getattr(self, name), name == "down"))
-        object.__setattr__(self, "step_ahead", float(self.step_ahead))
+        defaults = {name: value for name, value in POLICIES[method].defaults.items() if values.get(name) is None}
+        plain = {name: value for name, value in values.items() if value is not None or self.default(name) is None}
+        return {**plain, **defaults}
 
-    def settings(self) -> dict[str, Any]:
+    def _check(self) -> None:
+        for name, cap in self.caps.items():
+            if not 0 < cap <= 1:
+                raise InvalidInput(f"caps: the cap of {name!r} is {cap:g}: it must be above 0 and at most 1")
+        self._check_budget()
+        self._check_method()
+
+    def _check_budget(self) -> None:
+        takes, given = self.method_spec.budgets, self.budgets_set
+        wrong = [name for name in given if name not in takes]
+        if wrong and not takes:
+            raise InvalidInput(f"method {self.method!r} takes no budget, but {_words(wrong)} is given: leave it out")
+        if wrong:
+            budgets = _words(takes, "or")
+            raise InvalidInput(f"method {self.method!r} takes no {_words(wrong)}: give its budget as {budgets}")
+        if takes and not given and "bytes" not in takes:
+            budgets = _words(takes, "or")
+            raise InvalidInput(f"method {self.method!r} needs a budget: give {budgets}, e.g. {EXAMPLES[takes[0]]}")
+        if self.down == "same" and not self.in_bytes and self.ratio is None:
+            raise InvalidInput("down is 'same', but clients have no budget in entries or bytes: give down in bytes")
+        if given == ["bytes", "rate"] and self.per_hour:
+            return
+        if len(given) > 1:
+            raise InvalidInput(f"give one budget, not {_words(given)} (a rate per hour goes with bytes)")
+        if self.per_hour:
+            raise InvalidInput(f"rate is {self.rate!r}: a rate per hour also needs bytes, for a typical round")
+
+    def _check_method(self) -> None:
+        spec = self.method_spec
+        for name in self.options:
+            if name not in spec.options:
+                if not spec.options:
+                    raise InvalidInput(f"method {self.method!r} takes no options, but {name!r} is given: leave it out")
+                raise unknown(f"option of {self.method}", name, spec.options)
+        if self.exponent is not None and self.method not in ("power", "dagc"):
+            raise InvalidInput(f"exponent belongs to the methods power and dagc, not to {self.method!r}: leave it out")
+        for name in ("values", "frames", "per_tensor") if spec.encodes else ():
+            if getattr(self, name) != self.default(name):
+                raise InvalidInput(
+                    f"{name} is {getattr(self, name)!r}, but with method {self.method!r} the encoder chooses what a "
+                    "frame holds: leave it out, or choose a method that sends entries, such as thrifty or dagc-r"
+                )
+        if self.overhead and (not spec.waits or self.threshold is not None):
+            raise InvalidInput(f"clients of method {self.method!r} cannot wait: leave overhead out")
+        if self.caps and (self.threshold is not None or not spec.budgets):
+            raise InvalidInput(
+                "caps limit how many entries are sent, but a threshold or no compression does not fix that number: "
+                "leave caps out, or give the budget as ratio or bytes"
+            )
+
+    def changed(self) -> dict[str, Any]:
         """The settings that differ from their defaults, and from the method's own, as plain values.
 
         Example:
-            >>> Plan(ratio=0.01, values="sign").settings()
-            {'method': 'dagc', 'ratio': 0.01, 'values': 'sign'}
+            >>> Plan(method="dagc-r", ratio=0.01, values="sign").changed()
+            {'method': 'dagc-r', 'ratio': 0.01, 'values': 'sign'}
         """
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
-        defaults: dict[str, Any] = {**{each.name: each.default for each in fields(self)}, "caps": {}, "options": {}}
-        defaults |= self.kind.defaults
-        return {name: value for name, value in plain.items() if name == "method" or value != defaults[name]}
+        defaults = self.method_spec.defaults
+        return {
+            name: value
+            for name, value in self.as_dict().items()
+            if name == "method" or value != defaults.get(name, self.default(name))
+        }
 
     def for_size(self, size: int) -> Self:
         """The same plan for a model of that many entries, with every "auto" and default resolved.
 
         Example:
-            >>> Plan(bytes=64, values="auto").for_size(7850).values
+            >>> Plan(method="thrifty", bytes=64).for_size(7850).values
             'sign'
         """
         for name, cap in self.caps.items():
@@ -185,22 +258,32 @@ class Plan:
                 raise InvalidInput(f"caps: the cap {cap:g} of {name!r} is below one entry of {size}: raise it")
         if self.frames == "coded" and size > MOST_SIZE:
             raise InvalidInput(f"frames is 'coded', but {size:,} entries are too many for it: choose compact or auto")
-        if self.frames == "auto":
-            return replace(self, frames="coded" if size <= CODED_BELOW else "compact").for_size(size)
         if self.frames == "raw" and size > RAW_SIZE:
             raise InvalidInput(
                 f"frames is 'raw', but int32 indices are too small for {size:,} entries: choose compact or auto"
             )
-        if "bytes" in self.kind.budgets and not self.given:
-            return replace(self, bytes=usual_bytes(size)).for_size(size)
-        if self.values != "auto":
-            return self
+        resolved: dict[str, Any] = {}
+        if self.frames == "auto":
+            resolved["frames"] = "coded" if size <= CODED_BELOW else "compact"
+        if "bytes" in self.method_spec.budgets and not self.budgets_set:
+            resolved["bytes"] = level_bytes(size) if self.method_spec.encodes else usual_bytes(size)
+        if self.method_spec.encodes and self.ratio is not None:
+            resolved |= {"bytes": max(1.0, 4 * size * self.ratio), "ratio": None}
+        if self.values == "auto":
+            resolved["values"] = self._values_for(size, resolved.get("bytes", self.bytes))
+        return self.replaced(**resolved) if resolved else self
+
+    def _values_for(self, size: int, budget: float | None) -> str:
         if self.ratio is None and not self.in_bytes:
-            return replace(self, values="fp32")
+            return "fp32"
         exact = self.ratio is not None and self.ratio >= SIGNS_BELOW
-        if self.bytes is not None:  # with signs, an entry takes about a byte
-            exact = self.bytes >= max(SIGNS_BELOW * size, SIGNS_BELOW_BYTES)
-        return replace(self, values="int8" if exact else "sign")
+        if budget is not None:  # with signs, an entry takes about a byte
+            exact = budget >= max(SIGNS_BELOW * size, SIGNS_BELOW_BYTES)
+        return "int8" if exact else "sign"
+
+    def for_clients(self) -> ClientPlan:
+        """The part that clients need."""
+        return ClientPlan(**{name: getattr(self, name) for name in ClientPlan.schema()})
 
     def policy(self, size: int) -> Policy:
         """The policy that decides, each round, how much of a model of that many entries each client sends.
@@ -211,20 +294,21 @@ class Plan:
             >>> policy.decide(Situation(0, ["a", "b"], {"a": 900, "b": 100}))
             [100, 100]
         """
-        return self.kind.make(self.for_size(size), size)
+        return self.method_spec.make(self.for_size(size), size)
 
     def downward(self) -> Self | None:
         """The server's plan for what it sends, as if it were a client; None if the downlink is lossless.
 
         Example:
-            >>> Plan(method="dagc-r", bytes=64, values="sign", down="same").downward().settings()
+            >>> Plan(method="dagc-r", bytes=64, values="sign", down="same").downward().changed()
             {'method': 'top-k', 'bytes': 64, 'values': 'sign'}
         """
         if self.lossless:
             return None
         same = self.down == "same"
         return type(self)(
-            method="top-k",
+            method=self.method if self.method_spec.encodes else "top-k",
+            down=None if not self.method_spec.encodes else "lossless",
             ratio=self.ratio if same else None,
             bytes=self.bytes if same else float(self.down or 0),
             rate=self.rate if same else None,
@@ -238,8 +322,8 @@ class Plan:
         """The part of the downlink's budget for one round, if this fraction of the clients takes part in it.
 
         A client that comes every tenth round downloads the broadcasts of ten rounds at once. If each has a tenth of the
-        budget, a visit costs the budget. But where clients come rarely, their model would hardly move. So with "same",
-        a round has at least an eighth of the budget. A rate is an allowance, and has no such minimum.
+        budget, a visit costs the budget. But where clients come rarely, their model would hardly move. With "same", a
+        round has at least an eighth of the budget. A rate is an allowance, and has no such minimum.
 
         Example:
             >>> Plan(bytes=64, down=64).down_share(0.02), Plan(bytes=64, down="same").down_share(0.02)
@@ -258,9 +342,8 @@ class Plan:
         Args:
             rounds: How many rounds the training has, for a rate per training.
         """
-        return (
-            Account(self.bytes, None if self.rate is None else make_rate(self.rate), rounds) if self.in_bytes else None
-        )
+        rate = None if self.rate is None else make_rate(self.rate)
+        return Account(self.bytes, rate, rounds) if self.in_bytes else None
 
     @property
     def per_hour(self) -> bool:
@@ -275,28 +358,19 @@ class Plan:
     @property
     def in_bytes(self) -> bool:
         """Whether the budget is in bytes."""
-        return self.ratio is None and self.threshold is None and bool(self.kind.budgets)
+        return self.ratio is None and self.threshold is None and bool(self.method_spec.budgets)
 
     @property
-    def given(self) -> list[str]:
-        """The budgets that are given."""
-        return [name for name in ("ratio", "threshold", "bytes", "rate") if getattr(self, name) is not None]
+    def budgets_set(self) -> list[str]:
+        """The budgets that have a value."""
+        return [name for name in BUDGETS if getattr(self, name) is not None]
 
     @property
-    def kind(self) -> Method:
+    def method_spec(self) -> Method:
         """The method, as registered."""
         return POLICIES[self.method]
 
 
-def _plain(value: Any, text: bool = False) -> Any:
-    """Numbers from numpy or text as Python numbers. 64.0 becomes 64, so that both are the same setting."""
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    if text and isinstance(value, str) and value not in ("lossless", "same"):
-        value = float(value)
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    number = float(value)
-    return int(number) if number.is_integer() and abs(number) < 1 << 53 else number
+def _words(names: tuple[str, ...] | list[str], last: str = "and") -> str:
+    *some, end = names
+    return f"{', '.join(some)} {last} {end}" if some else end

@@ -3,10 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from numpy.typing import NDArray
-
 from dagc.protocol.messages import Order, Upload
-from dagc.state import below
 from dagc.wire import Memory
 from dagc.wire.coder import Shapes, memory_bytes
 
@@ -27,16 +24,18 @@ class Memories:
 
     Args:
         shapes: The shapes of the model's tensors.
+        values: The value codec of the uploads.
 
     Example:
-        >>> memories = Memories([1000])
+        >>> memories = Memories([1000], "sign")
         >>> memories.counted(["ann"])               # whether it has clocks, and how many frames it has counted
         {'ann': (True, 0)}
         >>> len(memories.by_name)                   # created with the first frame
         0
     """
 
-    def __init__(self, shapes: Shapes) -> None:
+    def __init__(self, shapes: Shapes, values: str) -> None:
+        self._signs = values == "sign"
         self.by_name: dict[str, Memory] = {}
         self._shapes = shapes
         self._room = max(1, MEMORIES // memory_bytes(shapes, clocks=False))
@@ -65,7 +64,7 @@ class Memories:
         """
         if name in self.by_name:
             return self.by_name[name]
-        memory = Memory(self._shapes, order.clocks, order.values == "sign")
+        memory = Memory(self._shapes, order.clocks, self._signs)
         while len(self.by_name) >= self._room:
             longest_away = next(iter(self.by_name))
             if longest_away in self._present:
@@ -74,7 +73,7 @@ class Memories:
         self.by_name[name] = memory
         return memory
 
-    def could_not_read(self, name: str) -> None:
+    def mark_unreadable(self, name: str) -> None:
         """A coded frame of this client did not fit its memory."""
         self._unread.add(name)
 
@@ -84,27 +83,24 @@ class Memories:
         for upload in accepted:
             answered.add(upload.client)
             if upload.frame and upload.client in self.by_name:
-                self.by_name[upload.client].learn(upload.sparse)
+                self.by_name[upload.client].learn(upload.update)
         for name in self._unread - answered:
             self.by_name.pop(name, None)
         self._present, self._unread = set(), set()
 
-    def arrays(self, numbers: Mapping[str, int]) -> dict[str, NDArray[Any]]:
-        """The arrays of the state, by the clients' numbers in the roster; not copied."""
-        return {
-            f"coder.{numbers[name]}.{key}": array
-            for name, memory in self.by_name.items()
-            for key, array in memory.arrays().items()
-        }
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state."""
+        return {name: memory.state_dict() for name, memory in self.by_name.items()}
 
-    def state(self) -> dict[str, Any]:
-        """The rest of the state, ready for JSON."""
-        return {name: memory.numbers() for name, memory in self.by_name.items()}
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.rollback({name: Memory.restored(self._shapes, each) for name, each in state.items()})
 
-    def load(self, arrays: Mapping[str, NDArray[Any]], state: Mapping[str, Any], numbers: Mapping[str, int]) -> None:
-        """Continue from `arrays` and `state`."""
-        self.by_name = {
-            name: Memory.restored(self._shapes, below(arrays, f"coder.{numbers[name]}."), own)
-            for name, own in state.items()
-        }
+    def snapshot(self) -> dict[str, Memory]:
+        """What `rollback` needs; memories change only in `close`."""
+        return dict(self.by_name)
+
+    def rollback(self, snapshot: dict[str, Memory]) -> None:
+        """Undo everything since `snapshot`, up to the end of a round."""
+        self.by_name = dict(snapshot)
         self._present, self._unread = set(), set()

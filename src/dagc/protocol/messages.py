@@ -1,87 +1,86 @@
 """What server and clients exchange in a round: an order and a model on the way down, an upload on the way up."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 from dagc.errors import MalformedPayload
 from dagc.sparse import Sparse
 from dagc.state import is_count
-from dagc.wire import FRAMES
+from dagc.updates import Update
 
-__all__ = ["BUFFERS", "STAMPS", "Download", "Order", "Upload"]
+__all__ = ["BEST", "BUFFERS", "MOST_ROUNDS", "STAMPS", "Download", "Order", "Upload"]
 
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
 """Names of buffers. A running variance sent in parts would turn negative, and the loss NaN."""
-
+BEST = "best"
+"""Instead of a compressor's name: the encoder chooses what carries most, and the amount is a number of bytes."""
 STAMPS = 1 << 21
 """Frames carry the round modulo this, so that their length is bounded however long the training."""
+MOST_ROUNDS = 1 << 48
+"""No training has this many rounds: an order beyond it is damaged or forged."""
 
 
 class Order(NamedTuple):
-    """What one client has to do in one round.
+    """What one client has to do in one round. Everything that stays the same is in the plan.
 
     Attributes:
         round: From 1.
-        parameter: The compressor's parameter: a number of entries, a threshold, or None for everything. With 0 entries
-            the client sends nothing and keeps everything for later.
-        compressor: How to select: a name in `dagc.COMPRESSORS`.
-        values: The value codec.
-        frames: "plain", "compact", "coded" or "raw", as in `Plan`.
-        per_tensor: Whether to select within each tensor.
+        amount: How much to send, in the compressor's unit: entries, a threshold, bytes, or None for everything. With 0
+            entries or bytes the client sends nothing and keeps everything for later.
+        compressor: How to select: a name in `dagc.COMPRESSORS`, or `BEST`.
+        number: The client's number in the roster; with the plan's seed, it decides everything random.
+        accepted: The round of this client's last upload that the server accepted; 0 if there is none.
         norm: Whether to report the norm of the gradient.
-        seed: For compressors that draw at random.
-        taken: The round of this client's last upload that the server accepted; 0 if there is none.
-        step_ahead: How far ahead of the model the client trains, as a fraction of its residual.
+        clip: The largest norm of what may be sent; 0 if there is no limit.
         clocks: For coded frames, whether the memory has clocks.
         counted: For coded frames, how many the server has counted. A client that has counted another number starts
             with an empty memory.
-        clip: The largest norm of what may be sent; 0 if there is no limit.
+        visit: Whether the client comes so rarely that it gets a rounded model and sends most of its change at once,
+            keeping nothing for later.
     """
 
     round: int
-    parameter: Any
-    compressor: str
-    values: str = "fp32"
-    frames: str = "plain"
-    per_tensor: bool = False
+    amount: Any
+    compressor: str = "top-k"
+    number: int = 0
+    accepted: int = 0
     norm: bool = False
-    seed: int = 0
-    taken: int = 0
-    step_ahead: float = 0.0
+    clip: float = 0.0
     clocks: bool = False
     counted: int = 0
-    clip: float = 0.0
+    visit: bool = False
 
     def checked(self) -> Self:
         """Itself; `MalformedPayload` if it cannot be one: a server may have made it up.
 
-        What it selects by, compressor and value codec, is checked where it is used.
+        The name of the compressor is checked where it is used.
         """
-        wrong = {
-            "round": not is_count(self.round),
-            "parameter": not isinstance(self.parameter, int | float | None),
-            "frames": self.frames not in FRAMES,
-            "seed": not is_count(self.seed) or self.seed >= 1 << 64,
-            "taken": not is_count(self.taken),
-            "step_ahead": not isinstance(self.step_ahead, int | float) or not 0 <= self.step_ahead <= 1,
-            "counted": not is_count(self.counted),
-            "clip": not isinstance(self.clip, int | float) or not 0 <= self.clip < float("inf"),
+        valid: dict[str, Callable[[Any], bool]] = {
+            "round": lambda round: is_count(round) and round < MOST_ROUNDS,
+            "amount": lambda amount: amount is None or (_is_real(amount) and 0 <= amount < float("inf")),
+            "compressor": lambda name: isinstance(name, str),
+            "number": lambda number: is_count(number) and number < 1 << 48,
+            "accepted": lambda round: is_count(round) and round < MOST_ROUNDS,
+            "norm": lambda norm: isinstance(norm, bool),
+            "clip": lambda clip: _is_real(clip) and 0 <= clip < float("inf"),
+            "clocks": lambda clocks: isinstance(clocks, bool),
+            "counted": lambda count: is_count(count) and count < 1 << 63,
+            "visit": lambda visit: isinstance(visit, bool),
         }
-        wrong |= {name: not isinstance(getattr(self, name), str) for name in ("compressor", "values")}
-        wrong |= {name: not isinstance(getattr(self, name), bool) for name in ("per_tensor", "norm", "clocks")}
-        for name in wrong:
-            if wrong[name]:
+        for name, is_valid in valid.items():
+            if not is_valid(getattr(self, name)):
                 raise MalformedPayload(f"the order has {name} = {getattr(self, name)!r:.50}")
         return self
 
     @property
-    def most(self) -> int | None:
+    def most_entries(self) -> int | None:
         """The most entries that may be sent; None if there is no limit."""
-        return self.parameter if isinstance(self.parameter, int) else None
+        return self.amount if isinstance(self.amount, int) and self.compressor != BEST else None
 
     @property
     def silent(self) -> bool:
         """Whether the client sends nothing."""
-        return self.most == 0
+        return isinstance(self.amount, int) and self.amount == 0
 
     @property
     def stamp(self) -> int:
@@ -94,7 +93,7 @@ class Download(NamedTuple):
 
     Attributes:
         since: The version the client must have or, if values are sent, that or any later one; -1 if it needs none.
-        version: The version the client has afterwards.
+        version: The version the client has afterwards; -1 if it has a rounded model, for a visit.
         checksum: The checksum of that model, to detect a client whose model is not the one the server expects.
         steps: How many broadcasts the frame holds, each a change to add; 0 if it holds values to set.
         frame: The bytes; empty if nothing is new.
@@ -112,12 +111,16 @@ class Upload(NamedTuple):
 
     Attributes:
         client: The client's name; empty on the client itself.
-        sparse: The entries.
+        update: What was sent.
         frame: The same, encoded; empty if the order was to send nothing.
         norm: The norm of the gradient, if the order asked for it.
     """
 
     client: str
-    sparse: Sparse
+    update: Sparse | Update
     frame: bytes
     norm: float | None = None
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dagc.errors import InvalidInput
 from dagc.files import failure, write_atomically
+from dagc.report.charts import charts
 from dagc.report.figures import write_figures
 from dagc.report.page import page
 from dagc.report.panels import Panel, Series, panels_of
@@ -48,14 +49,14 @@ def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str
         "table.csv": csv_table(panels),
         "table.tex": latex_table(panels, title),
         "table.md": markdown_table(panels),
-        "curves.csv": curves_csv(panels),
+        "curves.csv": curves_csv(charts(panels)),
     }
     try:
         for name, text in texts.items():
             with write_atomically(folder / name) as file:
                 file.write(text.encode())
         if figures:
-            write_figures(panels, folder)
+            write_figures(charts(panels), folder)
     except OSError as error:
         raise InvalidInput(f"the report cannot be written to {folder}: {failure(error)}") from error
     return folder / "report.html"

@@ -1,4 +1,4 @@
-"""Statistics over the seeds of a series: means, spreads, curves, and when an accuracy was reached."""
+"""Statistics over the seeds of a series: means, spreads, curves, and when a score was reached."""
 
 import math
 from collections.abc import Sequence
@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import Any
 
+from dagc.folder import BEST, FINAL, SCORE
 from dagc.report.panels import Panel, Series
 from dagc.report.runs import Run
+from dagc.text import Spread
+from dagc.text import in_bytes as in_bytes
 
 __all__ = [
     "BYTES",
@@ -16,7 +19,6 @@ __all__ = [
     "curve",
     "difference",
     "final",
-    "in_bytes",
     "on_shared_seeds",
     "part_sent",
     "reached",
@@ -29,22 +31,11 @@ BYTES = ("bytes_up", "bytes_down", "bytes_total")
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A mean over seeds and the standard deviation between them, if there are two or more.
-
-    The mean is NaN if one of the numbers is.
-    """
-
-    mean: float
-    sd: float | None
-
-
-@dataclass(frozen=True)
 class Reached:
-    """When a series first reached an accuracy: means over the seeds, only if all of them did.
+    """When a series first reached a score: means over the seeds, only if all of them did.
 
     Attributes:
-        accuracy: The accuracy in question.
+        score: The score in question.
         seeds: How many of the seeds reached it.
         of: How many seeds there are.
         rounds: Rounds until then.
@@ -54,7 +45,7 @@ class Reached:
         seconds: Seconds on the network's clock until then.
     """
 
-    accuracy: float
+    score: float
     seeds: int
     of: int
     rounds: Spread | None = None
@@ -76,52 +67,41 @@ def spread(numbers: Sequence[float]) -> Spread:
     return Spread(mean(numbers), stdev(numbers) if len(numbers) > 1 else None)
 
 
-def final(series: Series, name: str = "final_accuracy") -> Spread:
+def final(series: Series, name: str = FINAL) -> Spread:
     """A number from the runs' results; `bytes_total` is up and down together."""
-    if name in BYTES:
-        return spread([_bytes(run.result)[name] for run in series.runs])
-    return spread([run.result[name] for run in series.runs])
+    return spread([({**run.result, **_bytes(run.result)})[name] for run in series.runs])
 
 
 def targets(panel: Panel) -> tuple[float, ...]:
     """The panel's own targets; without any, the highest whole percent that all runs reached, diverged ones aside."""
     valid = [series for series in panel.series if math.isfinite(final(series).mean)]
-    best = [run.result["best_accuracy"] for series in valid for run in series.runs]
+    best = [run.result[BEST] for series in valid for run in series.runs]
     return panel.targets or (math.floor(100 * min(best, default=0.0)) / 100,)
 
 
-def reached(series: Series, accuracy: float) -> Reached:
-    """When the series reached an accuracy."""
-    there = [row for row in (_first(run, accuracy) for run in series.runs) if row is not None]
-    if len(there) < len(series.runs):
-        return Reached(accuracy, len(there), len(series.runs))
-    counted = [_bytes(row) for row in there]
-    return Reached(
-        accuracy,
-        len(there),
-        len(there),
-        rounds=spread([row["round"] for row in there]),
-        bytes_up=spread([count["bytes_up"] for count in counted]),
-        bytes_down=spread([count["bytes_down"] for count in counted]),
-        bytes_total=spread([count["bytes_total"] for count in counted]),
-        seconds=spread([row["seconds"] for row in there]),
-    )
+def reached(series: Series, score: float) -> Reached:
+    """When the series reached a score."""
+    rows = [row for row in (_first(run, score) for run in series.runs) if row is not None]
+    if len(rows) < len(series.runs):
+        return Reached(score, len(rows), len(series.runs))
+    amounts = [{**row, **_bytes(row), "rounds": row["round"]} for row in rows]
+    means = {name: spread([each[name] for each in amounts]) for name in ("rounds", *BYTES, "seconds")}
+    return Reached(score, len(rows), len(rows), **means)
 
 
 def curve(series: Series) -> dict[str, list[float]]:
-    """The evaluations that all seeds have: rounds, bytes, seconds, and the mean and the range of the accuracy."""
-    by_round = [{row["round"]: row for row in run.rows if math.isfinite(row["accuracy"])} for run in series.runs]
+    """The evaluations that all seeds have: rounds, bytes, seconds, and the mean and the range of the score."""
+    by_round = [{row["round"]: row for row in run.rows if math.isfinite(row[SCORE])} for run in series.runs]
     rounds = [number for number in by_round[0] if all(number in rows for rows in by_round)]
     together = [[rows[number] for rows in by_round] for number in rounds]
-    accuracies = [[row["accuracy"] for row in rows] for rows in together]
-    counted = [[_bytes(row) for row in rows] for rows in together]
+    scores = [[row[SCORE] for row in rows] for rows in together]
     return {
         "rounds": [float(number) for number in rounds],
-        **{name: [mean(count[name] for count in counts) for counts in counted] for name in BYTES},
+        **{name: [mean(_bytes(row)[name] for row in rows) for rows in together] for name in BYTES},
         "seconds": [mean(row["seconds"] for row in rows) for rows in together],
-        "mean": [mean(values) for values in accuracies],
-        "low": [min(values) for values in accuracies],
-        "high": [max(values) for values in accuracies],
+        "mean": [mean(values) for values in scores],
+        "low": [min(values) for values in scores],
+        "high": [max(values) for values in scores],
     }
 
 
@@ -131,19 +111,19 @@ def on_shared_seeds(*series: Series) -> tuple[Series, ...]:
     return tuple(replace(one, runs=tuple(run for run in one.runs if run.seed in shared)) for one in series)
 
 
-def difference(one: Series, other: Series, accuracy: float | None = None) -> Spread:
-    """By how much one series ends above another or, with an accuracy, how many more bytes it takes to reach it.
+def difference(series: Series, other: Series, score: float | None = None) -> Spread:
+    """By how much one series ends above another or, with a score, how many more bytes it takes to reach it.
 
     It is measured seed by seed, because with the same seed both had the same data. Without shared seeds, or with
     several runs of one seed, it is the difference of the means.
     """
-    numbers = [[_compared(series, run, accuracy) for run in series.runs] for series in (one, other)]
+    numbers = [[_compared(each, run, score) for run in each.runs] for each in (series, other)]
     mine, theirs = (
-        {run.seed: number for run, number in zip(series.runs, some, strict=True)}
-        for series, some in zip((one, other), numbers, strict=True)
+        {run.seed: number for run, number in zip(each.runs, some, strict=True)}
+        for each, some in zip((series, other), numbers, strict=True)
     )
     shared = mine.keys() & theirs.keys()
-    if shared and (len(mine), len(theirs)) == (len(one.runs), len(other.runs)):
+    if shared and (len(mine), len(theirs)) == (len(series.runs), len(other.runs)):
         return spread([mine[seed] - theirs[seed] for seed in sorted(shared)])
     first, second = map(spread, numbers)
     sd = None if first.sd is None or second.sd is None else math.hypot(first.sd, second.sd)
@@ -159,22 +139,8 @@ def part_sent(series: Series) -> float:
     return mean(parts)
 
 
-def in_bytes(count: float) -> str:
-    """A number of bytes with a unit.
-
-    Example:
-        >>> in_bytes(999), in_bytes(314_150), in_bytes(999_700)
-        ('999 B', '314 kB', '1.00 MB')
-    """
-    count = float(f"{count:.3g}")  # before the unit is chosen: 999.7 kB are 1.00 MB
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:,.{max(0, 2 - int(math.log10(count / size)))}f} {unit}"
-    return f"{count:,.0f} B"
-
-
-def _first(run: Run, accuracy: float) -> dict[str, Any] | None:
-    return next((row for row in run.rows if row["accuracy"] >= accuracy), None)
+def _first(run: Run, score: float) -> dict[str, Any] | None:
+    return next((row for row in run.rows if row[SCORE] >= score), None)
 
 
 def _bytes(row: dict[str, Any]) -> dict[str, float]:
@@ -183,9 +149,9 @@ def _bytes(row: dict[str, Any]) -> dict[str, float]:
     return {"bytes_up": up, "bytes_down": down, "bytes_total": up + down}
 
 
-def _compared(series: Series, run: Run, accuracy: float | None) -> float:
-    """What `difference` compares: the final accuracy, or the bytes to an accuracy; NaN if it was not reached."""
-    if accuracy is None:
-        return float(run.result["final_accuracy"])
-    row = _first(run, accuracy)
+def _compared(series: Series, run: Run, score: float | None) -> float:
+    """What `difference` compares: the final score, or the bytes to a score; NaN if it was not reached."""
+    if score is None:
+        return float(run.result[FINAL])
+    row = _first(run, score)
     return math.nan if row is None else _bytes(row)["bytes_total"]

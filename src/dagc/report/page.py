@@ -2,18 +2,20 @@
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
-from html import escape
+from importlib import resources
 from string import Template
 from typing import Any
 
-from dagc.folder import to_toml
-from dagc.report.document import document, template
-from dagc.report.numbers import Reached, curve, final, in_bytes, targets
+import dagc
+from dagc.folder import FINAL_RULE, to_toml
+from dagc.report.charts import AXES, COLORS, DARK, Chart, charts
 from dagc.report.panels import Panel, Series, metric_of
-from dagc.report.tables import name_of, rows
-from dagc.report.words import brief, capital, notes, percent, sentence
+from dagc.report.tables import Cell, Table, table_of
+from dagc.report.words import notes, sentence
+from dagc.text import BYTE_UNITS, TIME_UNITS, capital, printable, to_html
 from dagc.training import Config
 
 __all__ = ["page", "run_command"]
@@ -27,88 +29,65 @@ def page(panels: Sequence[Panel], title: str, command: str) -> str:
         title: Its heading.
         command: The command that reproduces it.
     """
-    subtitle = len(panels) == 1 and panels[0].title != title
+    subtitle = panels[0].title if len(panels) == 1 and panels[0].title != title else ""
     local = any(series.runs[0].local for panel in panels for series in panel.series)
+    drawn = [_data(panel, chart) for panel, chart in zip(panels, charts(panels), strict=True)]
+    data = {"axes": AXES, "units": {"bytes": BYTE_UNITS, "seconds": TIME_UNITS}, "panels": drawn}
     parts = {
-        "subtitle": f"<p class='sub'>{escape(panels[0].title)}</p>" if subtitle else "",
-        "title": escape(title),
-        "metric": escape(capital(metric_of(panels))),
-        "summary": escape(sentence(panels)),
-        "notes": _notes(panels),
-        "table": _table(panels),
-        "legend": escape(LEGEND.replace("$metric", capital(metric_of(panels)))),
-        "command": escape(command),
+        "title": to_html(title),
+        "subtitle": to_html(subtitle),
+        "metric": to_html(capital(metric_of(panels))),
+        "summary": re.sub(r"(?<=\d) (?=%|[kMG]?B|±)|(?<=±) ", "&nbsp;", to_html(sentence(panels))),
+        "notes": "".join(f"<li>{to_html(note)}</li>" for note in notes(panels)),
+        "table": _table(table_of(panels)),
+        "final": to_html(f"{capital(metric_of(panels))} at the end is {FINAL_RULE}"),
+        "command": to_html(command),
         "alone": ", and the command that runs it alone" if local else "",
         "configs": "\n".join(_config(panel, series, len(panels) == 1) for panel in panels for series in panel.series),
+        "style": Template(_file("page.css")).substitute(light=_palette(COLORS), dark=_palette(DARK)),
+        "script": _file("page.js"),
+        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        "version": to_html(dagc.__version__),
     }
-    body = Template(template("dagc.report", "page.html")).substitute(parts)
-    return document(title, body, {"panels": [_data(panel) for panel in panels]}, "dagc.report")
+    return Template(_file("page.html")).substitute(parts)
 
 
-def _notes(panels: Sequence[Panel]) -> str:
-    found = notes(panels)
-    return "<ul class='notes'>" + "".join(f"<li>{escape(note)}</li>" for note in found) + "</ul>" if found else ""
+def _file(name: str) -> str:
+    return resources.files("dagc.report").joinpath(name).read_text(encoding="utf-8")
 
 
-LEGEND = (
-    "$metric is the mean of a run's last five evaluations; ± is the standard deviation between seeds. "
-    "Bytes are those of the encoded frames of all clients together; totals are up and down."
-)
+def _palette(colors: Sequence[str]) -> str:
+    return " ".join(f"--s{place}: {color};" for place, color in enumerate(colors))
 
 
-def _table(panels: Sequence[Panel]) -> str:
-    found = rows(panels)
-    paper = any(row["paper"] is not None for row in found)
-    shared = {targets(panel) for panel in panels}
-    goals = next(iter(shared)) if len(shared) == 1 else ()
-    heads = ["Method", *(f"Total to {100 * goal:g} %" for goal in goals)]  # what decides comes first: phones are narrow
-    heads += [capital(metric_of(panels)), *["Paper"] * paper, "Entries sent", "Uploaded", "Downloaded"]
-    body, before = [], None
-    for row in found:
-        if len(panels) > 1 and row["panel"] != before:
-            body.append(
-                f"<tr class='panel'><th colspan='{len(heads)}' scope='rowgroup'>{escape(row['panel'])}</th></tr>"
-            )
-        before = row["panel"]
-        beside = [other for other in found if other["panel"] == row["panel"]]
-        ends = [other["accuracy"].mean for other in beside if math.isfinite(other["accuracy"].mean)]
-        best = len(beside) > 1 and row["accuracy"].mean == max(ends, default=None)
-        cells = [
-            _goal(goal, [other["reached"][place] for other in beside]) for place, goal in enumerate(row["reached"])
-        ]
-        cells = [*cells * bool(goals), _cell(percent(row["accuracy"]), best)]
-        cells += [_cell("" if row["paper"] is None else f"{row['paper']:.2f} %")] * paper
-        cells += [_cell(f"{100 * row['entries']:.3g} %"), _cell(in_bytes(row["bytes_up"].mean))]
-        cells += [_cell(in_bytes(row["bytes_down"].mean))]
-        body.append(f"<tr><th scope='row'>{escape(name_of(row))}</th>{''.join(cells)}</tr>")
-    head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in heads)
+def _table(table: Table) -> str:
+    head = "".join(f"<th scope='col'>{to_html(name)}</th>" for name in table.heads)
+    body = []
+    for title, rows in table.groups:
+        if len(table.groups) > 1:
+            span = f"colspan='{len(table.heads)}'"
+            body.append(f"<tr class='panel'><th {span} scope='rowgroup'><span>{to_html(title)}</span></th></tr>")
+        for name, *cells in rows:
+            body.append(f"<tr><th scope='row'>{to_html(name)}</th>{''.join(map(_cell, cells))}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
-def _cell(text: str, best: bool = False) -> str:
-    return f"<td{' class=best' if best else ''}>{escape(text)}</td>"
-
-
-def _goal(goal: Reached, beside: Sequence[Reached]) -> str:
-    """The total bytes to a target, as a multiple of the fewest, too."""
-    if goal.bytes_total is None:
-        return f"<td><small>{goal.seeds} of {goal.of} did</small></td>"
-    fewest = min(other.bytes_total.mean for other in beside if other.bytes_total is not None)
-    times = f" <small>×{brief(goal.bytes_total.mean / fewest)}</small>" if fewest else ""
-    best = " class=best" if goal.bytes_total.mean == fewest else ""
-    return f"<td{best}>{in_bytes(goal.bytes_total.mean)}{times}</td>"
+def _cell(cell: Cell) -> str:
+    note = f" <small>{to_html(cell.note)}</small>" if cell.note else ""
+    return f"<td{' class=best' if cell.best else ''}>{to_html(cell.text)}{note}</td>"
 
 
 def _config(panel: Panel, series: Series, alone: bool) -> str:
     name = series.label if alone else f"{panel.title}: {series.label}"
     seeds = [str(run.settings["seed"]) for run in series.runs if "seed" in run.settings]
     if seeds:
-        name += f" (seeds {', '.join(seeds)})" if len(seeds) > 1 else f" (seed {seeds[0]})"
+        name += f" ({'seeds' if len(seeds) > 1 else 'seed'} {', '.join(seeds)})"
     run = series.runs[0]
-    text = to_toml(run.settings)
+    lines = to_toml(run.settings).splitlines()
     if run.local:
-        text = f"# {run_command(run.settings)}\n\n{text}"
-    return f"<details><summary>{escape(name)}</summary><pre tabindex='0'>{escape(text)}</pre></details>"
+        lines = [f"# {run_command(run.settings)}", "", *lines]
+    text = "\n".join(map(to_html, lines))
+    return f"<details><summary>{to_html(name)}</summary><pre tabindex='0'>{text}</pre></details>"
 
 
 def run_command(settings: Mapping[str, Any]) -> str:
@@ -119,9 +98,9 @@ def run_command(settings: Mapping[str, Any]) -> str:
         'dagc run mlp@digits --method top-k --ratio 0.01 --per-tensor --seed 3'
     """
     words = ["dagc", "run", settings["task"]]
-    for name, field in Config.model_fields.items():
+    for name in Config.schema():
         value = settings.get(name)
-        unset = value is None or value == field.get_default(call_default_factory=True)
+        unset = value is None or value == Config.default(name)
         if name in ("task", "threads", "data_dir") or unset:
             continue
         words.append(f"--{name.replace('_', '-')}")
@@ -130,42 +109,41 @@ def run_command(settings: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _data(panel: Panel) -> dict[str, Any]:
+def _data(panel: Panel, chart: Chart) -> dict[str, Any]:
     """What the page's script draws."""
     run = panel.series[0].runs[0]
-    sizes = run.clients["sizes"]
-    total = sum(sizes) or 1
+    sizes, labels = run.clients["sizes"], run.clients.get("labels")
+    names, classes = run.clients.get("names") or range(len(sizes)), run.clients.get("classes")
+    lines = [
+        {
+            "label": line.label,
+            "seeds": line.seeds,
+            "curve": {name: [float(f"{value:.6g}") for value in values] for name, values in line.points.items()},
+            "shares": _shares(series),
+        }
+        for line, series in zip(chart.lines, panel.series, strict=True)
+    ]
     return {
-        "title": panel.title,
-        "metric": panel.metric,
+        "title": chart.title,
+        "metric": chart.metric,
         "paper": panel.paper,
         "seed": run.settings.get("seed"),
-        "names": [str(name) for name in run.clients.get("names") or range(len(sizes))],
+        "names": [printable(name) for name in names],
         "sizes": sizes,
-        "weights": [size / total for size in sizes],
-        "labels": run.clients.get("labels"),
-        "classes": run.clients.get("classes"),
-        "series": [_series(series) for series in panel.series],
-        "shares": [_shares(series) for series in panel.series],
+        "weights": [size / (sum(sizes) or 1) for size in sizes],
+        "labels": labels,
+        "classes": classes and [printable(name) for name in classes],
+        "series": lines,
     }
-
-
-def _series(series: Series) -> dict[str, Any]:
-    curves = {name: [float(f"{value:.6g}") for value in values] for name, values in curve(series).items()}
-    traffic = {name: round(final(series, f"bytes_{name}").mean) for name in ("up", "down")}
-    return {"label": series.label, "seeds": len(series.runs), "curve": curves, **traffic}
 
 
 def _shares(series: Series) -> dict[str, Any]:
     """Each client's first ratio or threshold."""
     run = series.runs[0]
-    given = [
-        None if value is None or not math.isfinite(value) else value
-        for value in run.clients.get("first_parameters") or ()
-    ]
     if run.settings["method"] == "none":
-        return {"label": series.label, "kind": "everything", "values": []}
-    if run.settings.get("threshold") is not None:
-        return {"label": series.label, "kind": "threshold", "values": given}
-    ratios = [None if value is None else value / run.clients["parameters"] for value in given]
-    return {"label": series.label, "kind": "ratio", "values": ratios}
+        return {"kind": "everything", "values": []}
+    kind = "ratio" if run.settings.get("threshold") is None else "threshold"
+    unit = run.clients["parameters"] if kind == "ratio" else 1
+    first = run.clients.get("first_parameters") or ()
+    known = [isinstance(value, int | float) and math.isfinite(value) for value in first]
+    return {"kind": kind, "values": [value / unit if ok else None for value, ok in zip(first, known, strict=True)]}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dagc.policies.plan import with_defaults
+from dagc.policies import POLICIES
 from dagc.report.runs import Run
 from dagc.training import OWN, SOLUTION, Config
 
@@ -12,9 +12,7 @@ __all__ = ["Panel", "Series", "in_words", "metric_of", "panels_of"]
 
 BUDGETS = ("ratio", "bytes", "threshold", "rate")
 TUNED = ("learning_rate", "server_rate", "schedule", "server_schedule", "rounds", "threshold_units")
-USUAL = {
-    name: Config.model_fields[name].get_default(call_default_factory=True) for name in SOLUTION[1:] if name not in TUNED
-}
+USUAL = {name: Config.default(name) for name in SOLUTION if name not in ("method", *TUNED)}
 """What settings are if nobody gives them, but for those that each method may have its own of."""
 NEITHER = {"seed", "threads", "data_dir", "device", "evaluate_every", "checkpoint_every"}
 
@@ -128,9 +126,9 @@ def _label(settings: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
 
     What all have in common is left out, and so are rates that other methods have differently: those are tuned.
     """
-    usual = {**USUAL, **with_defaults({"method": settings["method"]})}
+    usual = {**USUAL, **(spec.defaults if (spec := POLICIES.get(settings["method"])) else {})}
     words = [settings["method"]]
-    for name in (*SOLUTION[1:], "task"):
+    for name in (*(name for name in SOLUTION if name != "method"), "task"):
         value = settings.get(name)
         if value is None or value is False or value == {}:
             continue

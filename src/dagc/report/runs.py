@@ -1,7 +1,5 @@
 """Runs on disk: what a report needs to know about each, read once and never changed."""
 
-import json
-import math
 import os
 import warnings
 from collections.abc import Iterable
@@ -9,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagc.errors import InvalidInput, shown
-from dagc.folder import read_metrics, read_settings, summary
+from dagc.errors import InvalidInput
+from dagc.folder import SCORE, read_clients, read_metrics, read_settings, summary
 
 __all__ = ["TUNING", "Run", "find_runs", "read_run", "read_runs"]
 
 TUNING = "tuning"
 """A folder with runs that only tuned settings for others; they are not reported with the runs around it."""
-NUMBERS = ("round", "entries", "bytes_up", "bytes_down", "seconds")
-LARGEST = 2.0**53
-"""All numbers of a run are smaller."""
+REQUIRED = {"task": str, "method": str, "rounds": int}
+"""The settings that every engine records."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,15 +57,15 @@ class Run:
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """The folders of runs among these, and anywhere below them."""
-    found: list[Path] = []
-    for given in map(Path, paths):
-        if not given.exists():
-            raise InvalidInput(f"there is no folder {given}: give the folder of a run, or one that holds runs")
-        inside = list(_below(given))
+    runs: dict[Path, None] = {}
+    for folder in map(Path, paths):
+        if not folder.exists():
+            raise InvalidInput(f"there is no folder {folder}: give the folder of a run, or one that holds runs")
+        inside = dict.fromkeys(_below(folder))
         if not inside:
-            raise InvalidInput(f"{given} holds no run: give a folder that has a config.toml, or one above such folders")
-        found += [path for path in inside if path not in found]
-    return found
+            raise InvalidInput(f"{folder} holds no run: give a folder with a config.toml, or one above such folders")
+        runs |= inside
+    return list(runs)
 
 
 def read_run(path: Path) -> Run:
@@ -78,19 +75,16 @@ def read_run(path: Path) -> Run:
         InvalidInput: It is damaged, or there is nothing to report yet; the message names the folder.
     """
     settings = read_settings(path)
-    missing = [name for name in ("task", "method", "rounds") if name not in settings]
-    if missing:
-        raise InvalidInput(f"{path} is not a run's folder: its config.toml has no {', '.join(missing)}")
-    clients = _clients(path)
-    lines = [_line(path, number, line) for number, line in enumerate(read_metrics(path), 1)]
-    rows = [line for line in lines if "accuracy" in line]
+    missing = [name for name, kind in REQUIRED.items() if not isinstance(settings.get(name), kind)]
+    if missing or not isinstance(settings.get("seed", 0), int):
+        raise InvalidInput(f"{path} is not a run's folder: its config.toml has no {', '.join(missing) or 'valid seed'}")
+    clients, lines = read_clients(path), read_metrics(path)
+    rows = [line for line in lines if SCORE in line]
     if not rows:
         advice = {"flower": ": give start() an evaluate_fn, or the strategy a fraction_evaluate above 0"}
         resume = advice.get(str(settings.get("engine")), f": continue it with dagc resume {path}")
         raise InvalidInput(f"{path} has not been evaluated yet{resume}")
-    measured = [row["accuracy"] for row in rows if math.isfinite(row["accuracy"])]
-    result = {**summary(lines), "best_accuracy": max(measured, default=math.nan)}
-    result["entries_sent"] = sum(line["entries"] for line in lines)
+    result = {**summary(lines), "entries_sent": sum(line["entries"] for line in lines)}
     return Run(path, settings, clients, rows, result, _first_download(settings, clients, lines[0]))
 
 
@@ -123,17 +117,6 @@ def _below(folder: Path) -> Iterable[Path]:
             yield Path(where)
 
 
-def _clients(path: Path) -> dict[str, Any]:
-    try:
-        clients: dict[str, Any] = json.loads((path / "clients.json").read_bytes())
-        whole = min(clients["sizes"]) >= 0 and clients["parameters"] >= 1
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise InvalidInput(f"{path} is not a complete run: its clients.json cannot be read ({error!r})") from error
-    if not whole:
-        raise InvalidInput(f"{path} is not a complete run: its clients.json has no sizes or no parameters")
-    return clients
-
-
 def _first_download(settings: dict[str, Any], clients: dict[str, Any], line: dict[str, Any]) -> int | None:
     """The bytes that the first round sent down, if that was the model for every client and nothing else.
 
@@ -143,18 +126,3 @@ def _first_download(settings: dict[str, Any], clients: dict[str, Any], line: dic
     if "engine" in settings or settings.get("first_model") == "drawn" or not everybody:
         return None
     return int(line["bytes_down"])
-
-
-def _line(path: Path, number: int, line: dict[str, Any]) -> dict[str, Any]:
-    """A line of the metrics, if its numbers can be those of a run. An accuracy beyond all bounds is as good as none."""
-    for name in NUMBERS:
-        value, least = line.get(name), 1 if name == "round" else 0
-        right = isinstance(value, int | float) and not isinstance(value, bool) and least <= value < LARGEST
-        if not right or (name == "round" and not isinstance(value, int)):
-            raise InvalidInput(
-                f"line {number} of {path / 'metrics.jsonl'} has {shown(value)} as {name}, which is no number of a run"
-            )
-    accuracy = line.get("accuracy", 0.0)
-    if not isinstance(accuracy, int | float):
-        raise InvalidInput(f"line {number} of {path / 'metrics.jsonl'} has {shown(accuracy)} as accuracy")
-    return line if abs(accuracy) < LARGEST else {**line, "accuracy": math.nan}

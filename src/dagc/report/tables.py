@@ -1,162 +1,180 @@
-"""The table of a report: as CSV and JSON for machines, as LaTeX and Markdown for people, as rows for the page."""
+"""The table of a report: as CSV and JSON for programs; for people prepared once, then LaTeX and Markdown from it."""
 
 import csv
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from dagc.report.numbers import BYTES, Spread, curve, final, in_bytes, part_sent, reached, targets
-from dagc.report.panels import Panel, metric_of
-from dagc.report.words import capital, percent
+from dagc.folder import BEST, FINAL, SCORE
+from dagc.report.charts import Chart
+from dagc.report.numbers import BYTES, Reached, final, part_sent, reached, targets
+from dagc.report.panels import Panel, Series, metric_of
+from dagc.text import Spread, brief, capital, in_bytes, percent, to_markdown, to_tex
 
-__all__ = ["comparison", "csv_table", "curves_csv", "latex_table", "markdown_table", "name_of", "rows", "text_rows"]
+__all__ = ["Cell", "Table", "comparison", "csv_table", "curves_csv", "latex_table", "markdown_table", "table_of"]
+
+AMOUNTS = ("rounds", *BYTES, "seconds")
+"""What it takes to reach a target."""
 
 
-def rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """One row for each series: its accuracy, the paper's, its traffic, and when it reached each target."""
-    found = []
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: a text, a note about it, and whether it is the best of its column."""
+
+    text: str
+    note: str = ""
+    best: bool = False
+
+    def __str__(self) -> str:
+        """The cell as one text."""
+        return f"{self.text} ({self.note})" if self.note else self.text
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people: its headings, and for each setting its title and its rows, methods first."""
+
+    heads: list[str]
+    groups: list[tuple[str, list[list[Cell]]]]
+
+    def flat(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows as plain text; with several settings, their titles are the first column."""
+        several = len(self.groups) > 1
+        rows = []
+        for title, group in self.groups:
+            rows += [[title] * several + [str(cell) for cell in group[0]]]
+            rows += [[""] * several + [str(cell) for cell in row] for row in group[1:]]
+        return ["Setting"] * several + self.heads, rows
+
+
+def table_of(panels: Sequence[Panel]) -> Table:
+    """The table of a report. What decides, the bytes to each target, comes first: phones are narrow."""
+    shared = {targets(panel) for panel in panels}
+    goals = shared.pop() if len(shared) == 1 else ()
+    paper = any(series.paper is not None for panel in panels for series in panel.series)
+    heads = ["Method", *(f"Total to {100 * goal:g} %" for goal in goals), capital(metric_of(panels))]
+    heads += [*["Paper"] * paper, "Entries sent", "Up", "Down"]
+    groups = []
     for panel in panels:
-        for series in panel.series:
-            row: dict[str, Any] = {"panel": panel.title, "series": series.label, "seeds": len(series.runs)}
-            row["unfinished"] = series.unfinished
-            row["rounds"] = min(run.result["rounds"] for run in series.runs)
-            row["accuracy"], row["best"] = final(series), final(series, "best_accuracy")
-            row["paper"] = series.paper
-            row |= {name: final(series, name) for name in BYTES}
-            row["seconds"] = final(series, "seconds")
-            row["entries"] = part_sent(series)
-            row["reached"] = [reached(series, target) for target in targets(panel)]
-            found.append(row)
-    return found
+        columns = [[Cell(_name(series)) for series in panel.series]]
+        columns += [_goals([reached(series, goal) for series in panel.series]) for goal in goals]
+        columns.append(_finals(panel.series))
+        if paper:
+            columns.append([Cell("" if one.paper is None else f"{one.paper:.2f} %") for one in panel.series])
+        columns.append([Cell(f"{100 * part_sent(series):.3g} %") for series in panel.series])
+        for name in ("bytes_up", "bytes_down"):
+            columns.append([Cell(in_bytes(final(series, name).mean)) for series in panel.series])
+        groups.append((panel.title, [list(row) for row in zip(*columns, strict=True)]))
+    return Table(heads, groups)
 
 
-def comparison(panel: Panel) -> dict[str, Any]:
-    """The rows of one panel as plain numbers for JSON, with the bytes, rounds and seconds to its first target.
-
-    A number is None where it is not known: an accuracy that was NaN, a target that not all seeds reached, or rounds
-    that differ.
-    """
-    amounts = ("rounds", *BYTES, "seconds")
-    settings = panel.series[0].runs[0].settings
-    methods = []
-    for series, row in zip(panel.series, rows([panel]), strict=True):
-        method = series.runs[0].settings["method"]
-        found: dict[str, Any] = {"method": method, "label": series.label, "seeds": row["seeds"]}
-        for name in ("accuracy", "best", *BYTES, "seconds"):
-            long = {"accuracy": "final_accuracy", "best": "best_accuracy"}.get(name, name)
-            found[long], found[f"{long}_sd"] = _cells(row[name])
-        goal = row["reached"][0]
-        means = {name: _cells(getattr(goal, name))[0] for name in amounts}
-        found["to_target"] = {"accuracy": goal.accuracy, "reached": goal.seeds, **means}
-        methods.append(found)
-    lengths = {series.runs[0].settings["rounds"] for series in panel.series}
-    rounds = lengths.pop() if len(lengths) == 1 else None
-    return {"task": settings["task"], "rounds": rounds, "target": targets(panel)[0], "methods": methods}
+def _name(series: Series) -> str:
+    """The name of a series, marked if it is not finished."""
+    unfinished = f" (unfinished: {series.unfinished} of {len(series.runs)})" if series.unfinished else ""
+    return f"{series.label}{unfinished}"
 
 
-def csv_table(panels: Sequence[Panel]) -> str:
-    """The rows as CSV; a line for each series and target, so that every panel may have its own targets."""
-    numbers, amounts = ("accuracy", "best", *BYTES, "seconds"), ("rounds", *BYTES, "seconds")
-    names = [*("panel", "series", "seeds", "unfinished", "rounds", "paper_percent", "part_sent")]
-    for name in numbers:
-        names += [name, f"{name}_sd"]
-    names += ["target", "seeds_there"]
-    for name in amounts:
-        names += [f"{name}_to_target", f"{name}_to_target_sd"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    for row in rows(panels):
-        head = [row[name] for name in ("panel", "series", "seeds", "unfinished", "rounds", "paper", "entries")]
-        for name in numbers:
-            head += _cells(row[name])
-        for goal in row["reached"]:
-            there = [cell for name in amounts for cell in _cells(getattr(goal, name))]
-            writer.writerow([*head, goal.accuracy, goal.seeds, *there])
-    return text.getvalue()
+def _finals(series: Sequence[Series]) -> list[Cell]:
+    """The final scores, the highest one marked."""
+    ends = [final(each) for each in series]
+    best = max((end.mean for end in ends if math.isfinite(end.mean)), default=math.nan)
+    return [Cell(percent(end), best=len(ends) > 1 and end.mean == best) for end in ends]
 
 
-def curves_csv(panels: Sequence[Panel]) -> str:
-    """Every evaluation of every series: means over the seeds, and the range of the accuracy."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["panel", "series", "round", *BYTES, "seconds", "accuracy", "lowest", "highest"])
-    for panel in panels:
-        for series in panel.series:
-            at = curve(series)
-            seconds: Sequence[float | None] = at["seconds"] or [None] * len(at["rounds"])
-            counts = [at[name] for name in BYTES]
-            lines = zip(at["rounds"], *counts, seconds, at["mean"], at["low"], at["high"], strict=True)
-            for number, *line in lines:
-                writer.writerow([panel.title, series.label, int(number), *line])
-    return text.getvalue()
+def _goals(goals: Sequence[Reached]) -> list[Cell]:
+    """The total bytes to a target, with the rounds, and as a multiple of the fewest."""
+    totals = [goal.bytes_total.mean for goal in goals if goal.bytes_total is not None]
+    fewest = min(totals, default=0.0)
+    cells = []
+    for goal in goals:
+        if goal.bytes_total is None or goal.rounds is None:
+            cells.append(Cell(f"{goal.seeds} of {goal.of} seeds"))
+            continue
+        rounds = f"{goal.rounds.mean:,.0f}"
+        note = f"{rounds} round{'' if rounds == '1' else 's'}"
+        if fewest and goal.bytes_total.mean > fewest:
+            note += f", ×{brief(goal.bytes_total.mean / fewest)}"
+        cells.append(Cell(in_bytes(goal.bytes_total.mean), note, goal.bytes_total.mean == fewest))
+    return cells
 
 
 def latex_table(panels: Sequence[Panel], caption: str) -> str:
     """The table for papers, with booktabs."""
-    heads, body = text_rows(panels)
+    heads, body = table_of(panels).flat()
     columns = "".join("l" if name in ("Setting", "Method") else "r" for name in heads)
-    lines = [rf"\begin{{table}}\caption{{{_tex(caption)}}}\centering", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
-    lines += [" & ".join(map(_tex, heads)) + r" \\", r"\midrule"]
+    lines = [rf"\begin{{table}}\caption{{{to_tex(caption)}}}\centering", rf"\begin{{tabular}}{{{columns}}}"]
+    lines += [r"\toprule", " & ".join(map(to_tex, heads)) + r" \\", r"\midrule"]
     for number, row in enumerate(body):
         if number and row[0] and heads[0] == "Setting":
             lines.append(r"\midrule")
-        lines.append(" & ".join(map(_tex, row)) + r" \\")
+        lines.append(" & ".join(map(to_tex, row)) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
 def markdown_table(panels: Sequence[Panel]) -> str:
     """The table for READMEs, issues and notebooks."""
-    heads, body = text_rows(panels)
+    heads, body = table_of(panels).flat()
     sides = ["---" if name in ("Setting", "Method") else "---:" for name in heads]
-    return (
-        "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in [heads, sides, *body])
-        + "\n"
-    )
+    rows = [[to_markdown(cell) for cell in row] for row in [heads, *body]]
+    return "".join(f"| {' | '.join(row)} |\n" for row in [rows[0], sides, *rows[1:]])
 
 
-def text_rows(panels: Sequence[Panel]) -> tuple[list[str], list[list[str]]]:
-    """The headings and the rows as text; a setting's name is in its first row only."""
-    found = rows(panels)
-    paper = any(row["paper"] is not None for row in found)
-    several = len(panels) > 1
-    shared = {targets(panel) for panel in panels}
-    goals = next(iter(shared)) if len(shared) == 1 else ()
-    heads = (
-        ["Setting"] * several
-        + ["Method", capital(metric_of(panels))]
-        + ["Paper"] * paper
-        + ["Entries sent", "Up", "Down"]
-    )
-    heads += [f"Total to {100 * goal:g} %" for goal in goals]
-    body, before = [], None
-    for row in found:
-        line = [row["panel"] if row["panel"] != before else ""] * several + [name_of(row), percent(row["accuracy"])]
-        line += ["" if row["paper"] is None else f"{row['paper']:.2f} %"] * paper
-        line += [f"{100 * row['entries']:.3g} %", in_bytes(row["bytes_up"].mean), in_bytes(row["bytes_down"].mean)]
-        if goals:
-            line += [
-                in_bytes(goal.bytes_total.mean) if goal.bytes_total else f"{goal.seeds} of {goal.of}"
-                for goal in row["reached"]
-            ]
-        body.append(line)
-        before = row["panel"]
-    return heads, body
+def comparison(panel: Panel) -> dict[str, Any]:
+    """The rows of one panel as plain numbers for JSON, with the bytes, rounds and seconds to its first target.
+
+    A number is None where it is not known: a score that was NaN, a target that not all seeds reached, or rounds that
+    differ.
+    """
+    settings, target = panel.series[0].runs[0].settings, targets(panel)[0]
+    methods = []
+    for series in panel.series:
+        row: dict[str, Any] = {"method": series.runs[0].settings["method"], "label": series.label}
+        row["seeds"] = len(series.runs)
+        for name in (FINAL, BEST, *BYTES, "seconds"):
+            row[name], row[f"{name}_sd"] = _pair(final(series, name))
+        goal = reached(series, target)
+        means = {name: _pair(getattr(goal, name))[0] for name in AMOUNTS}
+        row["to_target"] = {SCORE: goal.score, "reached": goal.seeds, **means}
+        methods.append(row)
+    lengths = {series.runs[0].settings["rounds"] for series in panel.series}
+    rounds = lengths.pop() if len(lengths) == 1 else None
+    return {"task": settings["task"], "rounds": rounds, "target": target, "methods": methods}
 
 
-def name_of(row: dict[str, Any]) -> str:
-    """The name of a series in a table, marked if it is not finished."""
-    if not row["unfinished"]:
-        return str(row["series"])
-    return f"{row['series']} (unfinished: {row['unfinished']} of {row['seeds']})"
+def csv_table(panels: Sequence[Panel]) -> str:
+    """The rows as CSV; a line for each series and target, so that every panel may have its own targets."""
+    names = ["panel", "series", "seeds", "unfinished", "rounds", "paper_percent", "part_sent"]
+    names += [f"{name}{ending}" for name in (SCORE, "best", *BYTES, "seconds") for ending in ("", "_sd")]
+    names += ["target", "seeds_there"]
+    names += [f"{name}_to_target{ending}" for name in AMOUNTS for ending in ("", "_sd")]
+    lines: list[list[Any]] = [names]
+    for panel, series in ((panel, series) for panel in panels for series in panel.series):
+        rounds = min(run.result["rounds"] for run in series.runs)
+        row = [panel.title, series.label, len(series.runs), series.unfinished, rounds, series.paper, part_sent(series)]
+        row += [number for name in (FINAL, BEST, *BYTES, "seconds") for number in _pair(final(series, name))]
+        for goal in (reached(series, target) for target in targets(panel)):
+            amounts = [number for name in AMOUNTS for number in _pair(getattr(goal, name))]
+            lines.append([*row, goal.score, goal.seeds, *amounts])
+    return _csv(lines)
 
 
-def _cells(value: Spread | None) -> list[float | None]:
+def curves_csv(panels: Sequence[Chart]) -> str:
+    """Every evaluation of every line: means over the seeds, and the range of the score."""
+    lines: list[list[Any]] = [["panel", "series", "round", *BYTES, "seconds", SCORE, "lowest", "highest"]]
+    for panel in panels:
+        for line in panel.lines:
+            columns = (line.points[name] for name in ("rounds", *BYTES, "seconds", "mean", "low", "high"))
+            lines += [[panel.title, line.label, int(number), *row] for number, *row in zip(*columns, strict=True)]
+    return _csv(lines)
+
+
+def _csv(lines: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def _pair(value: Spread | None) -> list[float | None]:
     return [None, None] if value is None or math.isnan(value.mean) else [value.mean, value.sd]
-
-
-def _tex(text: str) -> str:
-    for plain, escaped in (("\\", r"\textbackslash "), ("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#")):
-        text = text.replace(plain, escaped)
-    return text.replace("±", r"$\pm$").replace("–", "--").replace("…", r"\dots ")

@@ -1,6 +1,5 @@
 """Training on one computer: the local engine, its configuration and its folder. `train` is the entry point."""
 
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import DEBUG, INFO, getLogger
@@ -10,25 +9,31 @@ from typing import Any
 from torch import nn
 
 from dagc.data import Partition
+from dagc.errors import InvalidInput
 from dagc.folder import read_metrics, summary
 from dagc.training.callbacks import CsvLog, TensorBoard, ToTarget
 from dagc.training.config import OWN, SOLUTION, Config
 from dagc.training.federation import Federation, Round
 from dagc.training.folder import RunFolder
 from dagc.training.given import as_given
+from dagc.training.gradients import separate
 from dagc.training.objective import Loss, Metric
+from dagc.training.result import Result
 
 __all__ = [
     "OWN",
     "SOLUTION",
+    "Callback",
     "Config",
     "CsvLog",
     "Federation",
+    "Result",
     "Round",
     "RunFolder",
     "TensorBoard",
     "ToTarget",
     "Training",
+    "iterate",
     "read_metrics",
     "summary",
     "train",
@@ -36,11 +41,12 @@ __all__ = [
 
 log = getLogger("dagc.training")
 Callback = Callable[[Federation, Round], object]
+"""Called after every round with the federation and the round; the training stops if it returns True."""
 Rounds = Generator[Round, None, None]
 
 
 def train(
-    config: Config,
+    config: Config | None = None,
     output: str | Path | None = None,
     callbacks: Iterable[Callback] = (),
     *,
@@ -50,10 +56,9 @@ def train(
     partition: Partition | Mapping[str, Sequence[int]] | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
-    label: str | None = None,
-    client: str | None = None,
-) -> "Training":
-    """Train a model. Iterate over the result to get each round as it is done, or call its `run` to train to the end.
+    **settings: Any,
+) -> Result:
+    """Train a model.
 
     With an output folder, everything is stored there, and the same call continues where an earlier one stopped or was
     killed. The result is the same, bit for bit, as if it had never been interrupted.
@@ -62,9 +67,10 @@ def train(
     numbers (floats), or the next tokens (integers in the shape of `x`).
 
     Args:
-        config: What to train.
+        config: What to train; or give its settings as keywords.
         output: The run's folder; nothing is stored if not given.
-        callbacks: Called after every round with the federation and the round, e.g. `CsvLog` or `TensorBoard`.
+        callbacks: Called after every round with the federation and the round, e.g. `CsvLog` or `TensorBoard`. The
+            training stops early if one returns True.
         model: Any `nn.Module`. A copy of it is trained, starting from its weights.
         data: `(x, y)` as tensors or arrays, a torch data set, sequences of tokens, or a mapping from clients' names to
             any of those; see `dagc.data.load`.
@@ -72,48 +78,81 @@ def train(
         partition: The positions of the training samples by client, if neither data nor configuration say.
         loss: `(what the model returns, y) -> the mean loss of a batch`; by default cross entropy, or the squared error.
         metric: `(what the model returns, y) -> the mean score of a batch`, where more is better; by default accuracy,
-            or R² for numbers. It becomes `Round.accuracy`, and is shown in reports.
-        label: The column of the data to predict, if not `label`.
-        client: The column with the owner of each row, if not `client`.
+            or R² for numbers. It becomes `Round.score`, and is shown in reports.
+        settings: Fields of `Config`, if `config` is not given.
 
     Example:
-        >>> config = Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=20)
-        >>> rounds = list(train(config))
-        >>> rounds[-1].accuracy > 0.5, rounds[-1].bytes_up < 30_000
-        (True, True)
-        >>> train(config).run() == rounds[-1]
-        True
+        >>> result = train(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=20)
+        >>> result.score > 0.5, result.bytes_up < 30_000, len(result.rounds)
+        (True, True, 20)
 
         Regression with two clients and a model of your own:
 
         >>> import torch
         >>> x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
         >>> y = x @ torch.tensor([1.0, -2.0, 0.5, 3.0])
-        >>> own = {"ann": (x[:250], y[:250]), "bob": (x[250:], y[250:])}
-        >>> training = train(Config(method="dagc-r", ratio=0.5, rounds=60), model=torch.nn.Linear(4, 1), data=own)
-        >>> training.run().accuracy > 0.9
-        True
-        >>> training.model.weight.shape
-        torch.Size([1, 4])
+        >>> data = {"ann": (x[:250], y[:250]), "bob": (x[250:], y[250:])}
+        >>> result = train(model=torch.nn.Linear(4, 1), data=data, method="dagc-r", ratio=0.5, rounds=60)
+        >>> result.score > 0.9, result.metric, result.model.weight.shape
+        (True, 'R²', torch.Size([1, 4]))
     """
-    config, given = as_given(config, model, data, test, partition, loss, metric, label, client)
+    training = iterate(
+        config,
+        output,
+        callbacks,
+        model=model,
+        data=data,
+        test=test,
+        partition=partition,
+        loss=loss,
+        metric=metric,
+        **settings,
+    )
+    rounds = list(training)
+    if output is not None:
+        rounds = [Round(**{"loss": None, **row}) for row in read_metrics(output)]  # what is None is not written
+    return Result(separate(training.model), rounds, training.federation.goal.metric)
+
+
+def iterate(
+    config: Config | None = None,
+    output: str | Path | None = None,
+    callbacks: Iterable[Callback] = (),
+    *,
+    model: nn.Module | None = None,
+    data: Any = None,
+    test: Any = None,
+    partition: Partition | Mapping[str, Sequence[int]] | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    **settings: Any,
+) -> "Training":
+    """Train a model round by round: iterate over the result to get each round as it is done.
+
+    Takes what `train` takes. The first round starts when it is asked for.
+
+    Example:
+        >>> for round in iterate(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=20):
+        ...     if round.bytes_up > 5_000:
+        ...         break
+        >>> round.round < 20
+        True
+    """
+    if config is not None and settings:
+        raise InvalidInput(f"config is given, and so is {next(iter(settings))}: put it into the Config")
+    config, given = as_given(config or Config(**settings), model, data, test, partition, loss, metric)
     return Training(Federation(config, given), output, callbacks)
 
 
 class Training(Iterator[Round]):
-    """A training that can be stopped between any two rounds; returned by `train`.
+    """A training that can be stopped between any two rounds; returned by `iterate`.
 
     Attributes:
         federation: The clients and the server.
     """
 
-    _last: Round | None
-
     def __init__(self, federation: Federation, output: str | Path | None, callbacks: Iterable[Callback]) -> None:
-        """Prepare the training. The first round starts when it is asked for."""
         self.federation = federation
-        self._output, self._last = output, None
-        self._begun = False
         self._rounds = _train(federation, output, list(callbacks))
 
     @property
@@ -123,32 +162,11 @@ class Training(Iterator[Round]):
 
     def __next__(self) -> Round:
         """Run one round."""
-        self._begun = True
-        self._last = next(self._rounds)
-        return self._last
-
-    def run(self) -> Round:
-        """Run all remaining rounds, and return the last; that of the run's folder, if it is finished already."""
-        for _ in self:
-            pass
-        if self._last is None:
-            assert self._output is not None  # otherwise there was a round
-            self._last = Round(**{"loss": None, **read_metrics(self._output)[-1]})  # what is None is not written
-        return self._last
+        return next(self._rounds)
 
     def close(self) -> None:
         """Stop here: with an output folder, a checkpoint is written."""
-        self._begun = True
         self._rounds.close()
-
-    def __del__(self) -> None:
-        """Warn if nothing was trained: calling `train` alone does nothing."""
-        if not getattr(self, "_begun", True):
-            warnings.warn(
-                "train() was called, but nothing was trained: iterate over its result, or call the result's run()",
-                RuntimeWarning,
-                stacklevel=2,
-            )
 
 
 def _train(federation: Federation, output: str | Path | None, callbacks: list[Callback]) -> Rounds:
@@ -169,17 +187,18 @@ def _each_round(federation: Federation, callbacks: list[Callback], folder: RunFo
         "%s, %s: %d clients, %d parameters, from round %d to %d",
         *(config.task, config.method, len(federation.names), federation.size, saved + 1, config.rounds),
     )
-    while federation.round < config.rounds:
+    stopped = folder is not None and folder.finished  # a callback may have ended it early
+    while federation.round < config.rounds and not stopped:
         result = federation.step()
         done = result.round == config.rounds
         if done or result.round % config.evaluation_interval == 0:
-            accuracy, loss = federation.evaluate()
-            result = replace(result, accuracy=accuracy, test_loss=loss)
+            score, loss = federation.evaluate()
+            result = replace(result, score=score, test_loss=loss)
         _log(federation, result)
         if folder is not None:
             folder.record(vars(result))
         for callback in callbacks:
-            callback(federation, result)
+            stopped |= callback(federation, result) is True
         if folder is not None and (done or result.round % config.checkpoint_interval == 0):
             folder.save()
             saved = result.round
@@ -194,9 +213,9 @@ def _each_round(federation: Federation, callbacks: list[Callback], folder: RunFo
 
 def _log(federation: Federation, result: Round) -> None:
     """Evaluated rounds are logged as INFO, others as DEBUG."""
-    score = "" if result.accuracy is None else f", {federation.goal.metric} {result.accuracy:.4f}"
+    score = "" if result.score is None else f", {federation.goal.metric} {result.score:.4f}"
     log.log(
-        DEBUG if result.accuracy is None else INFO,
+        DEBUG if result.score is None else INFO,
         "round %d of %d: loss %s%s, %d entries, %d bytes up and %d down so far, %.3f s on the clock",
         *(result.round, federation.config.rounds, "–" if result.loss is None else f"{result.loss:.5g}", score),
         *(result.entries, result.bytes_up, result.bytes_down, result.seconds),

@@ -17,7 +17,7 @@ __all__ = ["CsvLog", "TensorBoard", "ToTarget"]
 
 TO_TARGET = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
 COLUMNS = (
-    *("round", "loss", "accuracy", "test_loss", "present", "entries", "up", "down"),
+    *("round", "loss", "score", "test_loss", "present", "entries", "up", "down"),
     *("bytes_up", "bytes_down", "bytes_total", "seconds", "elapsed"),
     *TO_TARGET,
 )
@@ -38,7 +38,7 @@ class ToTarget:
         >>> import dagc
         >>> goal = ToTarget(0.5)
         >>> config = dagc.Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=20)
-        >>> last = dagc.train(config, callbacks=[goal]).run()
+        >>> result = dagc.train(config, callbacks=[goal])
         >>> goal.reached["rounds_to_target"] < 20
         True
     """
@@ -51,7 +51,7 @@ class ToTarget:
 
     def __call__(self, federation: "Federation", result: "Round") -> None:
         """After a round."""
-        there = result.accuracy is not None and self.target is not None and result.accuracy >= self.target
+        there = result.score is not None and self.target is not None and result.score >= self.target
         if there and not self.reached:
             amounts = (result.round, result.bytes_up + result.bytes_down, result.seconds)
             self.reached = dict(zip(TO_TARGET, amounts, strict=True))
@@ -92,10 +92,10 @@ class CsvLog(_Log):
         >>> import dagc, tempfile
         >>> config = dagc.Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=3)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     last = dagc.train(config, callbacks=[CsvLog(f"{folder}/log.csv", target=0.1)]).run()
+        ...     result = dagc.train(config, callbacks=[CsvLog(f"{folder}/log.csv", target=0.1)])
         ...     lines = Path(f"{folder}/log.csv").read_text().splitlines()
         >>> lines[0].split(",")[:3], len(lines)
-        (['round', 'loss', 'accuracy'], 4)
+        (['round', 'loss', 'score'], 4)
     """
 
     def __init__(self, path: str | Path, target: float | None = None) -> None:
@@ -167,5 +167,5 @@ class TensorBoard(_Log):
             if fields.get(name) is not None and not (once and self._written):
                 self._writer.add_scalar(name, fields[name], fields["round"])
         self._written = bool(self.reached)
-        if fields["accuracy"] is not None:
+        if fields["score"] is not None:
             self._writer.flush()

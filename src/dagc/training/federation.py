@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from dagc import data, models
 from dagc.draws import scramble
 from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
-from dagc.protocol import Client, Order, Server, Upload
-from dagc.state import below
+from dagc.policies import Plan
+from dagc.protocol import ModelServer, Order, Replica, Server, Uplink, Upload
+from dagc.state import all_or_nothing
 from dagc.training.config import Config, is_own
 from dagc.training.given import Given, fit_to_data, not_given
 from dagc.training.gradients import Computed, Gradients, OwnSteps, Traits, sharing, try_out
@@ -33,6 +33,8 @@ __all__ = ["Federation", "Round"]
 
 T = TypeVar("T")
 log = getLogger("dagc.training")
+RANDOM_BITS = 4
+"""Bits per entry of a random first model: training from it ends where it ends from the exact one."""
 TESTED = 50
 """Test samples per batch."""
 WAVE = 16
@@ -55,7 +57,7 @@ class Round:
         bytes_up: Bytes uploaded so far.
         bytes_down: Bytes downloaded so far.
         seconds: The time on the network's simulated clock.
-        accuracy: On the test set, if this round was evaluated; R² for numbers, or the score of a given metric.
+        score: On the test set, if this round was evaluated: accuracy, R² for numbers, or the metric given.
         test_loss: On the test set, if this round was evaluated.
     """
 
@@ -68,7 +70,7 @@ class Round:
     bytes_up: int
     bytes_down: int
     seconds: float
-    accuracy: float | None = None
+    score: float | None = None
     test_loss: float | None = None
 
 
@@ -83,7 +85,7 @@ class Federation:
         buffers: The model's buffers that change in training, such as batch norm's, by name.
         notes: What a user should know about the data and its split.
         server: The server's half of the protocol.
-        clients: The clients' halves, by name, of those that have taken part.
+        uplinks: What each client sends, by name, of those that have taken part.
         round: How many rounds are done.
     """
 
@@ -99,7 +101,7 @@ class Federation:
             if is_own(name) and there is None:
                 raise not_given(config, what)
         self.given = given
-        self.data = self._load(config, given)
+        self.data = self._load_data(config, given)
         self.config, notes = (config, ()) if given.partition is not None else fit_to_data(config, self.data)
         self.notes = (*self.data.notes, *notes)
         config = self.config
@@ -109,13 +111,14 @@ class Federation:
         self.model = self._make_model(config, given)
         self.vector = as_one_vector(self.model)
         self._tested = sharing(self.model).eval()
-        self.optimizer = ServerOptimizer(self.vector.clone(), config.optimizer, **config.optimizer_options)
         for name in config.caps:
             if name not in self.names:
                 raise unknown("client for the cap of", name, self.names)
-        self.server = Server(config.plan(), self.vector, config.rounds, self._shapes)
+        self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes)
+        self.vector.copy_(self.server.model)  # the first model may have been rounded
+        self.optimizer = ServerOptimizer(self.server.target.clone(), config.optimizer, **config.optimizer_options)
         self.first_orders()
-        self.clients: dict[str, Client] = {}
+        self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
         own = OwnSteps(config.local_steps, config.epochs, config.client_momentum, config.client_weight_decay)
         traits = self._traits(batches)
@@ -126,14 +129,16 @@ class Federation:
         for i in range(len(self.names)):  # a trace may lack some clients
             self.network.rate(i, "up", 0)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
+        self._rounded: dict[int, torch.Tensor] = {}  # the models of this round's visitors, by client
         self._threads = 1 if traits.draws else config.threads  # torch has one generator for all threads
         self._pool: ThreadPoolExecutor | None = None
         _give_back_memory()  # what loading left behind
 
     @staticmethod
-    def _load(config: Config, given: Given) -> data.Dataset:
+    def _load_data(config: Config, given: Given) -> data.Dataset:
         if given.data is None:
-            return data.load(config.data, config.data_dir, config.augment, config.objective)
+            columns: Any = {"label": config.label, "client": config.client}
+            return data.load(config.data, config.data_dir, config.augment, config.objective, **columns)
         return replace(given.data, augment=True) if config.augment else given.data
 
     def _make_model(self, config: Config, given: Given) -> nn.Module:
@@ -144,6 +149,13 @@ class Federation:
             return copy.deepcopy(given.model).to(config.device).train()
         except (RuntimeError, TypeError) as error:
             raise InvalidInput(f"the model cannot be copied: {error}") from error
+
+    def _plan(self) -> Plan:
+        """The configuration's plan; a model that was built here is random, so that fewer bits are enough for it."""
+        plan = self.config.plan()
+        default = self.config.method_spec.defaults.get("first_bits")
+        fewer = self.given.model is None and default is not None and plan.first_bits == default
+        return plan.replaced(first_bits=RANDOM_BITS) if fewer else plan
 
     def _traits(self, batches: data.Batches) -> Traits:
         """The model's side effects. A model passed in Python is tried with the smallest client's batch."""
@@ -178,10 +190,10 @@ class Federation:
 
     def first_orders(self) -> list[Any]:
         """The parameter that each client would get if all took part in the first round."""
-        server = Server(self.config.plan(), self.size, self.config.rounds)
+        server = Server(self._plan(), self.size, self.config.rounds)
         for name, examples in zip(self.names, self.partition.sizes, strict=True):
             server.join(name, int(examples))
-        return [order.parameter for order in server.orders(self.names).values()]
+        return [order.amount for order in server.orders(self.names).values()]
 
     def step(self, asked: Sequence[int] | None = None) -> Round:
         """One round.
@@ -195,10 +207,12 @@ class Federation:
         answering = [i for i in asked if self._chance(t, i, "fails") >= self.config.failures]
         for i in asked:
             self.server.join(self.names[i], int(self.partition.sizes[i]))
-        if self.server.account is not None:
-            self.seconds += self.server.account.wait(len(asked), self.seconds)
+        if self.server.budget.account is not None:
+            self.seconds += self.server.budget.account.wait(len(asked), self.seconds)
         orders = self.server.orders([self.names[i] for i in asked], self.seconds)
-        down = [len(self.server.download(self.names[i]).frame) + self._buffer_bytes for i in answering]
+        downloads = {i: self.server.download(self.names[i]) for i in answering}
+        down = [len(downloads[i].frame) + self._buffer_bytes for i in answering]
+        self._rounded = {i: Replica(self._shapes).receive(each) for i, each in downloads.items() if each.version < 0}
         with _one_thread():
             uploads, computed, took = self._work(t, [(i, orders[self.names[i]]) for i in answering])
 
@@ -213,20 +227,20 @@ class Federation:
                 taken.append(one)
         if taken:
             self.optimizer.step(self.server.total(taken), self._rates(t)[1])
-        self.server.close(taken, self.optimizer.vector if taken else None)
+        self.server.advance(taken, self.optimizer.vector if taken else None)
         self.vector.copy_(self.server.model)
         buffers = {self.names[i]: one.buffers for i, one in zip(answering, computed, strict=True)}
         self._average_buffers({one.client: buffers[one.client] for one in taken if one.frame})
         for i in answering:
             name = self.names[i]
-            self.clients[name].settle(self.server.members[name].taken)
+            self.uplinks[name].settle(self.server.members[name].accepted_round)
 
         up = [len(upload.frame) + (self._buffer_bytes if upload.frame else 0) for upload in uploads]
         self.seconds += self._slowest(answering, down, took, up)
         self.bytes_up += sum(up)
         self.bytes_down += sum(down)
         counted = (sum(up), sum(down), self.bytes_up, self.bytes_down, self.seconds)
-        entries = sum(len(upload.sparse) for upload in uploads)
+        entries = sum(len(upload.update) for upload in uploads)
         loss = self._loss(answering, [one.loss for one in computed])
         return Round(self.round, loss, len(answering), entries, *counted)
 
@@ -291,13 +305,17 @@ class Federation:
         Each step is done for all clients of a group before the next: its code then stays in the processor's cache.
         """
         for i, _ in jobs:
-            self._client(self.names[i])
+            self._uplink(self.names[i])
         rate, server_rate = self._rates(round)
 
         def work(some: list[tuple[int, Order]]) -> list[tuple[Upload, Computed, float]]:
             began = time.perf_counter()
-            starts = [self._client(self.names[i]).start(self.vector, order, server_rate) for i, order in some]
-            ahead = starts if self.server.plan.step_ahead else None
+            models = [self._rounded.get(i, self.vector) for i, _ in some]
+            starts = [
+                self._uplink(self.names[i]).start(model, server_rate)
+                for (i, _), model in zip(some, models, strict=True)
+            ]
+            ahead = starts if self.server.plan.step_ahead or self._rounded else None
             computed = self.gradients(round, [i for i, _ in some], rate, ahead)
             uploads = [self._upload(i, order, one.change) for (i, order), one in zip(some, computed, strict=True)]
             took = (time.perf_counter() - began) / len(some)
@@ -308,15 +326,15 @@ class Federation:
         took = self._timed(round, [took for _, _, took in results])
         return [upload for upload, _, _ in results], [one for _, one, _ in results], took
 
-    def _client(self, name: str) -> Client:
-        """The client's half, created when it first takes part."""
-        if name not in self.clients:
-            self.clients[name] = Client(self._shapes, self.config.device)
-        return self.clients[name]
+    def _uplink(self, name: str) -> Uplink:
+        """A client's uplink, created when it first takes part."""
+        if name not in self.uplinks:
+            self.uplinks[name] = Uplink(self.server.plan.for_clients(), self._shapes, self.config.device)
+        return self.uplinks[name]
 
     def _upload(self, i: int, order: Order, gradient: list[torch.Tensor]) -> Upload:
         try:
-            return self._client(self.names[i]).upload(gradient, order)
+            return self._uplink(self.names[i]).upload(gradient, order)
         except NonFiniteGradient as error:
             raise NonFiniteGradient(f"client {self.names[i]}, round {order.round}: {error}") from None
 
@@ -359,42 +377,44 @@ class Federation:
         sizes = self.partition.sizes[answering]
         return float(np.dot(sizes / sizes.sum(), losses)) if answering else None
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """All arrays of the state."""
-        found = {f"server.{name}": array for name, array in self.server.arrays().items()}
-        found |= {f"optimizer.{name}": array for name, array in self.optimizer.arrays().items()}
-        found |= {f"buffer.{name}": buffer.cpu().numpy() for name, buffer in self.buffers.items()}
-        for number, half in enumerate(self.clients.values()):
-            found |= {f"client.{number}.{name}": array for name, array in half.arrays().items()}
-        return found
-
-    def numbers(self) -> dict[str, Any]:
-        """The rest of the state, ready for JSON."""
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, between two rounds."""
         return {
             "round": self.round,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "seconds": self.seconds,
-            "server": self.server.numbers(),
-            "clients": {name: half.numbers() for name, half in self.clients.items()},
+            "server": self.server.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "buffers": {name: buffer.cpu().numpy() for name, buffer in self.buffers.items()},
+            "clients": {name: uplink.state_dict() for name, uplink in self.uplinks.items()},
         }
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
-        """Continue from `arrays` and `numbers`."""
-        try:
-            self.seconds = float(numbers["seconds"])
-            self.bytes_up, self.bytes_down = int(numbers["bytes_up"]), int(numbers["bytes_down"])
-            self.server.load(below(arrays, "server."), numbers["server"])
-            self.optimizer.load(below(arrays, "optimizer."))
-            self.optimizer.vector.data.copy_(torch.from_numpy(arrays.get("server.target", arrays["server.model"])))
-            self.vector.copy_(self.server.model)
-            for name, buffer in self.buffers.items():
-                buffer.copy_(torch.from_numpy(arrays[f"buffer.{name}"]))
-            self.clients = {}
-            for number, (name, own) in enumerate(numbers["clients"].items()):
-                self._client(name).load(below(arrays, f"client.{number}."), own)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise InvalidInput(f"the state does not fit this configuration: {error}") from error
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`. State that does not fit is refused, and then nothing changes."""
+        with all_or_nothing(self, "this configuration"):
+            self._load(state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self.seconds = float(state["seconds"])
+        self.bytes_up, self.bytes_down = int(state["bytes_up"]), int(state["bytes_down"])
+        self.server.load_state_dict(state["server"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.vector.data.copy_(self.server.target)
+        self.vector.copy_(self.server.model)
+        for name, buffer in self.buffers.items():
+            buffer.copy_(torch.from_numpy(state["buffers"][name]))
+        self.uplinks = {}
+        for name, client in state["clients"].items():
+            self._uplink(name).load_state_dict(client)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What `rollback` needs."""
+        return copy.deepcopy(self.state_dict())
+
+    def rollback(self, snapshot: dict[str, Any]) -> None:
+        """Undo everything since `snapshot`."""
+        self._load(snapshot)
 
 
 @contextmanager

@@ -43,21 +43,22 @@ class RunFolder(Folder):
 
     def _key(self) -> str:
         """A hash of the settings in the file, so that new settings and defaults of later versions change nothing."""
-        chosen = self.federation.config.model_dump(include=self._written - set(IRRELEVANT))
+        settings = self.federation.config.as_dict()
+        chosen = {name: settings[name] for name in settings if name in self._written - set(IRRELEVANT)}
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
     def _claim(self, settings: dict[str, Any] | None) -> None:
         """Refuse a folder with another run's configuration; write ours to a new one."""
         config = self.federation.config
         if settings is None:
-            settings = config.model_dump(exclude_none=True)
+            settings = {name: value for name, value in config.as_dict().items() if value is not None}
             self.describe(settings, _clients(self.federation))
         else:
             self._know_again()
         self._written = set(settings)
         there = Config(**settings)
         if there.key() != config.key():
-            ours, theirs = config.model_dump(), there.model_dump()
+            ours, theirs = config.as_dict(), there.as_dict()
             other = [
                 f"{name} is {theirs[name]!r} there, {ours[name]!r} here" for name in ours if ours[name] != theirs[name]
             ]

@@ -13,13 +13,11 @@ from torch.nn.parameter import is_lazy
 from dagc.data import CATALOGUE, Dataset, Partition, load, make_partition
 from dagc.data.fields import tensors_of
 from dagc.errors import InvalidInput, shown
-from dagc.training.config import OWN, Config, is_own
+from dagc.training.config import OWN, SPLIT, Config, is_own
 from dagc.training.objective import Loss, Metric
 
 __all__ = ["Given", "as_given", "fit_to_data", "not_given"]
 
-SPLIT = ("workers", "skew_ratio", "label_alpha")
-"""Settings that ask for the paper's split."""
 PER_CLIENT = 10
 """With few samples, there is a client for this many."""
 SKEWS = (50, 20, 10, 5, 2, 1)
@@ -68,13 +66,8 @@ def as_given(
     partition: Partition | Mapping[Any, Any] | None,
     loss: Loss | None,
     metric: Metric | None,
-    label: str | None = None,
-    client: str | None = None,
 ) -> tuple[Config, Given]:
-    """What was given, checked, and the configuration with `own` for the parts that it replaces.
-
-    `label` and `client` name columns of the data.
-    """
+    """What was given, checked, and the configuration with `own` for the parts that it replaces."""
     if not isinstance(config, Config):
         raise InvalidInput(f"config is {shown(config)}: write dagc.Config(…)")
     if model is not None:
@@ -84,11 +77,10 @@ def as_given(
     for name, value in (("loss", loss), ("metric", metric)):
         if value is not None and not callable(value):
             raise InvalidInput(f"{name} is {shown(value)}: give a function of what the model returns and y")
-    if data is None and (label is not None or client is not None):
-        raise InvalidInput("label and client name columns of data: pass data, or the path of a file as data")
     own = None
     if data is not None:
-        own = load(data, config.data_dir, objective=config.objective, test=test, label=label, client=client)
+        columns: dict[str, Any] = {"label": config.label, "client": config.client}
+        own = load(data, config.data_dir, objective=config.objective, test=test, **columns)
     changes = {"task": _task(config, model is not None, data is not None)}
     split = None
     if partition is not None:
@@ -96,8 +88,7 @@ def as_given(
         if config.partition not in (None, OWN):
             raise InvalidInput(f"a partition is given and config.partition is {config.partition!r}: leave one out")
         changes["partition"] = OWN
-    settings = {**config.model_dump(exclude_unset=True), **changes}
-    return Config(**settings), Given(model, own, split, loss, metric)
+    return config.replaced(**changes), Given(model, own, split, loss, metric)
 
 
 def not_given(config: Config, what: str) -> InvalidInput:
@@ -113,36 +104,36 @@ def fit_to_data(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]
     """
     if config.partition is not None:
         return config, ()
-    chosen = [name for name in SPLIT if name in config.model_fields_set]
+    chosen = [name for name in SPLIT if name in config.explicit()]
     if data.client is None or config.data in CATALOGUE:
         return _shrunk(config, data)
     if chosen:
         words = " and ".join(chosen)
         return config, (f"the clients that the data names are not used: {words} {'are' if chosen[1:] else 'is'} given",)
     note = f"the clients are those that the data names ({len(data.clients)}): partition by-client"
-    return config.model_copy(update={"partition": "by-client"}), (note,)
+    return config.replaced(partition="by-client"), (note,)
 
 
 def _shrunk(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
     """The paper's split in a size that the data can fill, unless clients and skew are given."""
-    chosen, samples = config.model_fields_set, len(data)
-    clients = config.workers if "workers" in chosen else min(config.workers, max(2, samples // PER_CLIENT), samples)
+    chosen, samples = config.explicit(), len(data)
+    clients = config.clients if "clients" in chosen else min(config.clients, max(2, samples // PER_CLIENT), samples)
     skews = [config.skew_ratio] if "skew_ratio" in chosen else [config.skew_ratio, *SKEWS]
-    for count, skew in ((config.workers, config.skew_ratio), *((clients, skew) for skew in skews)):
-        smaller = config.model_copy(update={"workers": count, "skew_ratio": float(skew)})
+    for count, skew in ((config.clients, config.skew_ratio), *((clients, skew) for skew in skews)):
+        smaller = config.replaced(clients=count, skew_ratio=float(skew))
         try:
             split = make_partition(smaller.partition_spec, data, config.seed)
         except InvalidInput:
             continue
-        if (count, skew) == (config.workers, config.skew_ratio):
+        if (count, skew) == (config.clients, config.skew_ratio):
             return config, ()
         if split.sizes.min() < 2 and skew > 1 and "skew_ratio" not in chosen:
             continue  # a client with one sample cannot train batch norm
-        changes: dict[str, Any] = {"workers": count, "skew_ratio": float(skew)}
+        changes: dict[str, Any] = {"clients": count, "skew_ratio": float(skew)}
         if "batch_size" not in chosen:
             changes["batch_size"] = min(config.batch_size, max(1, samples // count))
         words = ", ".join(f"{name.replace('_', ' ')} {changes[name]:g}" for name in changes)
-        return config.model_copy(update=changes), (f"{samples:,} samples are few, so defaults are smaller: {words}",)
+        return config.replaced(**changes), (f"{samples:,} samples are few, so defaults are smaller: {words}",)
     return config, ()  # too few for what was asked: the error says so
 
 
@@ -150,7 +141,7 @@ def _task(config: Config, model: bool, data: bool) -> str:
     """The task, with `own` for the parts that are given. A task that names something else is refused."""
     parts = []
     for given, name, what in ((model, config.model, "model"), (data, config.data, "data")):
-        if given and not is_own(name) and "task" in config.model_fields_set:
+        if given and not is_own(name) and "task" in config.explicit():
             raise InvalidInput(
                 f"task is {config.task!r}, but {what} is also given: leave the task out, or write {OWN!r} for {what}"
             )

@@ -1,10 +1,9 @@
-"""The server's optimiser: the model as one vector, and a step on it by any optimiser of torch."""
+"""The server's optimizer: the model as one vector, and a step on it by any optimizer of torch."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 __all__ = ["ServerOptimizer", "as_one_vector"]
@@ -37,7 +36,7 @@ class ServerOptimizer:
     """
 
     def __init__(self, vector: torch.Tensor, name: str, **options: Any) -> None:
-        """Create torch's optimiser, unless it is plain SGD."""
+        """Create torch's optimizer, unless it is plain SGD."""
         self.vector = nn.Parameter(vector, requires_grad=False)
         self._optimizer: torch.optim.Optimizer | None = None
         if name != "SGD" or options:  # plain SGD is one line here; torch's imports its compiler, which takes seconds
@@ -53,13 +52,13 @@ class ServerOptimizer:
             self._optimizer.param_groups[0]["lr"] = rate
             self._optimizer.step()
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The optimiser's state."""
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state; not the vector."""
         memory = {} if self._optimizer is None else self._optimizer.state_dict()["state"].get(0, {})
         return {name: torch.as_tensor(value).cpu().numpy() for name, value in memory.items() if value is not None}
 
-    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from `arrays`."""
-        if arrays and self._optimizer is not None:
-            memory = {name: torch.from_numpy(value) for name, value in arrays.items()}
-            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": {0: memory}})
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        if self._optimizer is not None:
+            memory = {name: torch.from_numpy(value) for name, value in state.items()}
+            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": {0: memory} if memory else {}})

@@ -1,15 +1,14 @@
 """Schedules of a rate: a function of the round alone, so there is no state to save."""
 
 from math import cos, pi
-from typing import Literal
 
-__all__ = ["Schedule", "rate_at"]
+__all__ = ["SCHEDULES", "rate_at"]
 
-Schedule = Literal["constant", "linear", "cosine"]
-"""The name of a schedule."""
+SCHEDULES = ("constant", "linear", "cosine")
+"""The names of schedules."""
 
 
-def rate_at(schedule: Schedule, first: float, round: int, rounds: int) -> float:
+def rate_at(schedule: str, first: float, round: int, rounds: int) -> float:
     """The rate in a round, counted from 0. The first has the full rate; linear and cosine end just above 0.
 
     Example:

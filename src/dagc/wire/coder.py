@@ -123,7 +123,7 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """Bytes in use, as `memory_bytes` counts them."""
-        return self._tables.nbytes + sum(array.nbytes for array in self.arrays().values())
+        return self._tables.nbytes + sum(array.nbytes for array in self._arrays().values())
 
     def write(self, sparse: Sparse, most: int | None = None, limit: int | None = None) -> bytes | None:
         """Encode these entries as a section; None if there are too many, or if it would exceed `limit` bytes.
@@ -269,41 +269,36 @@ class Memory:
         self._lesson = _Lesson(self.fingerprint, done.fingerprint(self.fingerprint), np.array(tables))
         return int(coder[2]), done
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays of the state, not copied."""
-        found: dict[str, NDArray[Any]] = {"tables": self._tables, "columns": self._columns}
-        return {**found, "last": self._last, "interval": self._interval} if self.clocks else found
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        arrays: dict[str, NDArray[Any]] = {"tables": self._tables, "columns": self._columns}
+        return {**arrays, "last": self._last, "interval": self._interval} if self.clocks else arrays
 
-    def numbers(self) -> dict[str, Any]:
-        """The rest of the state, ready for JSON."""
-        return {
-            "clocks": self.clocks,
-            "signs": self.signs,
-            "frames": self.frames,
-            "fingerprint": self.fingerprint,
-            "mean": self._mean,
-            "now": self._now,
-        }
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state; arrays are not copied."""
+        numbers = {"frames": self.frames, "fingerprint": self.fingerprint, "mean": self._mean, "now": self._now}
+        return {"clocks": self.clocks, "signs": self.signs, **numbers, **self._arrays()}
 
     @classmethod
-    def restored(cls, shapes: Shapes, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> Self:
-        """A memory with the state returned by `arrays` and `numbers`. State that does not fit is refused."""
+    def restored(cls, shapes: Shapes, state: Mapping[str, Any]) -> Self:
+        """A memory with the state returned by `state_dict`. State that does not fit is refused."""
         try:
-            memory = cls(shapes, bool(numbers["clocks"]), bool(numbers["signs"]))
-            found = [int(numbers[name]) for name in ("frames", "fingerprint", "mean", "now")]
-            for name, own in memory.arrays().items():
-                if arrays[name].shape != own.shape or arrays[name].dtype != own.dtype:
-                    found_kind = f"{arrays[name].dtype} {arrays[name].shape}"
-                    raise InvalidInput(f"{name} must be {own.dtype} {own.shape}, not {found_kind}")
+            memory = cls(shapes, bool(state["clocks"]), bool(state["signs"]))
+            numbers = [int(state[name]) for name in ("frames", "fingerprint", "mean", "now")]
+            for name, expected in memory._arrays().items():
+                array = state[name]
+                if array.shape != expected.shape or array.dtype != expected.dtype:
+                    raise InvalidInput(
+                        f"{name} must be {expected.dtype} {expected.shape}, not {array.dtype} {array.shape}"
+                    )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput(f"the coder's memory does not fit this model: {error!r}") from error
-        for number, most in zip(found, (1 << 63, 1 << 32, 0x7F80, FULL + 1), strict=True):
+        for number, most in zip(numbers, (1 << 63, 1 << 32, 0x7F80, FULL + 1), strict=True):
             if not 0 <= number < most:
-                raise InvalidInput(f"the coder's memory is damaged: {dict(numbers)!r:.200}")
-        memory.frames, memory.fingerprint, memory._mean, memory._now = found
-        memory._tables, memory._columns = arrays["tables"].copy(), arrays["columns"].copy()
+                raise InvalidInput(f"the coder's memory is damaged: {numbers!r:.200}")
+        memory.frames, memory.fingerprint, memory._mean, memory._now = numbers
+        memory._tables, memory._columns = state["tables"].copy(), state["columns"].copy()
         if memory.clocks:
-            memory._last, memory._interval = arrays["last"].copy(), arrays["interval"].copy()
+            memory._last, memory._interval = state["last"].copy(), state["interval"].copy()
         if not memory._in_range():
             raise InvalidInput("the coder's memory is damaged: a number in its state is out of range")
         return memory

@@ -1,0 +1,199 @@
+"""Comparisons: the same data, seeds and model for all methods, each with the settings that it takes, or its own."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from dagc.errors import InvalidInput, unknown
+from dagc.policies import POLICIES
+from dagc.training import SOLUTION, Config
+
+__all__ = ["SWEPT", "comparison_configs", "comparison_fields", "split_methods"]
+
+COUNTED = ("ratio", "bytes", "rate")
+"""Budgets of methods that count entries; they take precedence over a threshold."""
+BUDGETS = (*COUNTED, "threshold")
+VARIED = tuple(name for name in SOLUTION if name != "method")
+"""Settings that a variant of a method can have."""
+NAMED = ("caps", "options", "optimizer_options")
+"""Settings that hold names and values: JSON when written as text."""
+SWEPT = tuple(name for name in SOLUTION if name not in ("method", "per_tensor", *NAMED))
+"""Settings that can have several values in a comparison."""
+STEPS = ("local_steps", "epochs")
+OWN_STEPS = ("client_momentum", "client_weight_decay", "server_rate", "server_schedule")
+"""Settings that exist only with several local steps."""
+SHARED = ("overhead", "down", "caps", "exponent", "options", "values", "frames")
+"""Shared settings that only some methods take."""
+
+
+def comparison_configs(settings: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> list[Config]:
+    """A configuration for every line of a comparison and every seed.
+
+    Args:
+        settings: Fields of `Config`, as for `comparison_fields`.
+        methods: Names of methods, or variants `NAME:key=value,key=value`.
+        seeds: The seeds, the same for all.
+
+    Raises:
+        InvalidInput: A method gets no budget, or a setting fits none of the methods.
+
+    Example:
+        >>> settings = {"task": "mlp@digits", "ratio": 0.01, "threshold": 0.05, "overhead": 0.125}
+        >>> for config in comparison_configs(settings, ["dagc-r", "top-k:frames=raw", "dagc-a", "none"], [0]):
+        ...     print(config.method, config.ratio, config.threshold, config.overhead, config.frames)
+        dagc-r 0.01 None 0.125 plain
+        top-k 0.01 None 0.125 raw
+        dagc-a None 0.05 None plain
+        none None None None plain
+    """
+    ways = comparison_fields(settings, methods)
+    return [Config(**{**fields, "seed": seed}) for (fields,) in ways for seed in seeds]
+
+
+def comparison_fields(
+    settings: Mapping[str, Any], methods: Sequence[str], tune: Mapping[str, Sequence[Any]] | None = None
+) -> list[list[dict[str, Any]]]:
+    """The fields of every line of a comparison; with `tune`, those of every candidate for it.
+
+    Every method gets the budget and the settings that it takes. Several budgets may be given, e.g. a ratio for methods
+    that count entries and a threshold for the others. Settings that only some methods take (`overhead`, `down`, `caps`,
+    `exponent`, `options`) go to those. A method's own defaults (`Method.defaults`: the value codec of `none` and `stc`)
+    can be changed only by a variant. A list of values is a sweep: every method with each of them.
+
+    Args:
+        settings: Fields of `Config`; those in `SWEPT` may be lists.
+        methods: Names of methods, or variants `NAME:key=value,key=value`, whose settings override the shared ones.
+        tune: The values to choose from, by setting; a variant that gives such a setting itself keeps it.
+    """
+    named = [_read(text) for text in methods]
+    for text in methods:
+        if list(methods).count(text) > 1:
+            raise InvalidInput(f"method {text!r} is named twice: name each once")
+    for name in tune or {}:
+        if name not in SWEPT:
+            raise unknown("tunable setting", name, SWEPT)
+    shared = {name: value for name, value in settings.items() if value is not None}
+    first = _points(shared)[0]
+    _taken(SHARED, first, methods, named)
+    ways: dict[str, tuple[str, list[dict[str, Any]]]] = {}
+    for text, each in zip(methods, named, strict=True):
+        for point in _points(shared):
+            candidates: dict[str, dict[str, Any]] = {}
+            for choice in _points(tune or {}):
+                fields = _with({**point, **choice}, *each)
+                candidates.setdefault(Config(**fields).key(), fields)
+            other, _ = ways.setdefault(" ".join(candidates), (text, list(candidates.values())))
+            if other != text:
+                raise InvalidInput(f"{text!r} is the same as {other!r}: leave one of them out")
+    _taken(BUDGETS, first, methods, named)
+    budgets = [name for name in BUDGETS if name in first]
+    for text, each in zip(methods, named, strict=True):
+        if budgets and POLICIES[each[0]].budgets and not set(BUDGETS) & _with(first, *each).keys():
+            raise InvalidInput(
+                f"{text!r} does not take {' or '.join(budgets)}: leave it out, or give it a budget of its own, "
+                f"such as {each[0]}:{POLICIES[each[0]].budgets[0]}=…"
+            )
+    return [candidates for _, candidates in ways.values()]
+
+
+def _taken(
+    names: Sequence[str],
+    settings: Mapping[str, Any],
+    methods: Sequence[str],
+    named: Sequence[tuple[str, dict[str, Any]]],
+) -> None:
+    """Refuse what no method takes."""
+    for name in names:
+        for part in _parts(settings, name):
+            usual = part == Config.default(name)  # as in a run's config.toml
+            if not usual and not any(part in _parts(_with(settings, *each), name) for each in named):
+                raise InvalidInput(f"none of the methods {', '.join(methods)} takes {name} {part}: leave it out")
+
+
+def split_methods(text: str) -> list[str]:
+    """Split methods separated by commas; a variant's settings are separated by commas, too.
+
+    Example:
+        >>> split_methods("dagc-r,top-k:frames=raw,values=int8,none")
+        ['dagc-r', 'top-k:frames=raw,values=int8', 'none']
+    """
+    found: list[str] = []
+    for part in re.split(r",(?![^{]*})", text):  # not within JSON
+        if "=" in part and ":" not in part.partition("=")[0] and found and ":" in found[-1]:
+            found[-1] += f",{part.strip()}"
+        else:
+            found.append(part.strip())
+    return found
+
+
+def _read(text: str) -> tuple[str, dict[str, Any]]:
+    """The method and the settings of `NAME:key=value,key=value`."""
+    method, colon, rest = text.partition(":")
+    if method not in POLICIES:
+        raise unknown("method", method, POLICIES)
+    given: dict[str, Any] = {}
+    for part in re.split(r",(?![^{]*})", rest) if colon else ():
+        key, equals, value = part.partition("=")
+        name = key.strip().replace("-", "_")
+        if not equals:
+            raise InvalidInput(f"{text!r}: {part!r} is not key=value: write e.g. {method}:frames=raw")
+        if name not in VARIED:
+            raise unknown("setting of a variant", name, VARIED)
+        given[name] = value.strip()
+        if name in NAMED:
+            try:
+                given[name] = json.loads(value)
+            except (ValueError, RecursionError):
+                raise InvalidInput(f'{text!r}: {name} is {value!r:.100}: write JSON, e.g. {{"a": 1}}') from None
+    return method, given
+
+
+def _with(settings: Mapping[str, Any], method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's fields: those of the shared settings that it takes, overridden by its own."""
+    replaced: set[str] = set()
+    for alike in (BUDGETS, STEPS):
+        replaced |= set(alike) if given.keys() & set(alike) else set()
+    if str(given.get("local_steps")) == "1":
+        replaced |= set(OWN_STEPS)
+    left = {name: value for name, value in settings.items() if name not in replaced}
+    return {**_own({**left, **given}, method), **given, "method": method}
+
+
+def _own(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """The settings that a method takes."""
+    kind = POLICIES[method]
+    given = {name: value for name, value in settings.items() if value is not None}
+    counted = [name for name in COUNTED if name in given and name in kind.budgets]
+    budgets = counted or [name for name in ("threshold",) if name in kind.budgets]
+    takes = {
+        **{name: name in budgets for name in BUDGETS},
+        "overhead": kind.waits and bool(counted),
+        "down": bool(kind.budgets) and (given.get("down") != "same" or bool(counted)),
+        "caps": bool(counted),
+        "exponent": method == "power",
+    }
+    if kind.fixed:
+        takes |= {name: given.get(name) == value for name, value in kind.defaults.items()}
+    own = {name: value for name, value in given.items() if takes.get(name, True)}
+    if "options" in own:
+        own["options"] = {name: value for name, value in own["options"].items() if name in kind.options}
+    return own
+
+
+def _parts(settings: Mapping[str, Any], name: str) -> list[Any]:
+    """The names of options; the value itself of any other setting that is given."""
+    value = settings.get(name)
+    if name == "options":
+        return list(value or ())
+    return [] if value in (None, {}) else [value]
+
+
+def _points(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings with one value each, for every combination of those with several values."""
+    several = {name: value for name, value in settings.items() if isinstance(value, list | tuple)}
+    for name in several:
+        if name not in SWEPT:
+            raise unknown("setting with several values", name, SWEPT)
+    return [{**settings, **dict(zip(several, values, strict=True))} for values in product(*several.values())]

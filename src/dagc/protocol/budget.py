@@ -1,0 +1,101 @@
+"""Who may send how much this round: the policy decides, and the account keeps a budget in bytes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dagc.policies import Plan, Report, Situation
+from dagc.policies.rate import finite
+from dagc.protocol.messages import BEST, Order, Upload
+from dagc.protocol.roster import Member, whole
+from dagc.state import all_or_nothing
+from dagc.wire import payload_size
+
+__all__ = ["Budget"]
+
+
+class Budget:
+    """The budget of one direction, and who gets which part of it.
+
+    Args:
+        plan: A plan resolved for this size.
+        size: The number of entries of the model.
+        rounds: How many rounds the training has, for a rate per training.
+
+    Attributes:
+        policy: Decides how much each client sends.
+        account: What was earned and spent of a budget in bytes; None if the budget is not in bytes.
+        reports: What is known of the uploads accepted in the last round.
+    """
+
+    def __init__(self, plan: Plan, size: int, rounds: int | None = None) -> None:
+        self.plan, self.size = plan, size
+        self.policy = plan.policy(size)
+        self.account = plan.account(rounds)
+        self.reports: list[Report] = []
+
+    def amounts(
+        self, round: int, holding: Sequence[str], members: Mapping[str, Member], seconds: float
+    ) -> dict[str, Any]:
+        """How much each of these clients, all of which hold data, sends in a round counted from 0."""
+        if not holding:
+            return {}
+        allowance = None
+        if self.account is not None:
+            self.account.earn(len(holding), seconds)
+            allowance = self.account.balance
+        examples = {name: member.examples for name, member in members.items()}
+        situation = Situation(round, holding, examples, self.reports, allowance)
+        return dict(zip(holding, self.policy.decide(situation), strict=True))
+
+    def reserve(self, orders: Sequence[Order]) -> None:
+        """Spend the most that answers to these orders can take: one that never arrives may still have been sent."""
+        if self.account is not None:
+            self.account.spend(sum(self.most_bytes(order) for order in orders if not order.visit))
+
+    def refund(self, order: Order, length: int) -> None:
+        """Return what an answer of this many bytes did not use."""
+        if self.account is not None and not order.visit:
+            self.account.spend(length - self.most_bytes(order))
+
+    def most_bytes(self, order: Order) -> int:
+        """The most bytes that an answer to this order can take; 0 if there is no limit."""
+        if order.compressor == BEST:
+            return int(order.amount)
+        if not order.most_entries:
+            return 0
+        return int(payload_size(self.size, order.most_entries, self.plan.values, frames=self.plan.frames)[0])
+
+    def report(self, uploads: Sequence[Upload]) -> None:
+        """Note the uploads accepted in this round."""
+        self.reports = [Report(each.client, each.norm, len(each.update), len(each.frame)) for each in uploads]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state."""
+        return {
+            "policy": self.policy.state_dict(),
+            "account": None if self.account is None else self.account.state_dict(),
+            "reports": [list(report) for report in self.reports],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        with all_or_nothing(self, "this budget"):
+            self.rollback(state)
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """What `rollback` needs."""
+        return self.state_dict()
+
+    def rollback(self, snapshot: Mapping[str, Any]) -> None:
+        """Undo everything since `snapshot`."""
+        self.reports = [_report(*fields) for fields in snapshot["reports"]]
+        self.policy.load_state_dict(snapshot["policy"])
+        if self.account is not None:
+            self.account.load_state_dict(snapshot["account"])
+
+
+def _report(client: str, norm: float | None, entries: int, bytes: int) -> Report:
+    """A report with these fields, each of which is checked."""
+    if not isinstance(client, str):
+        raise TypeError(f"the client of a report is {client!r:.50}")
+    return Report(client, None if norm is None else finite(norm), whole(entries), whole(bytes))

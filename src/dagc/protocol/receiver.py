@@ -1,0 +1,163 @@
+"""What the server accepts: every upload is hostile until it is decoded and checked against its order."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dagc.errors import MalformedPayload, OutsideBound
+from dagc.policies import Plan
+from dagc.policies.rate import finite
+from dagc.protocol.memories import Memories
+from dagc.protocol.messages import BEST, Order, Upload
+from dagc.sparse import Sparse
+from dagc.state import all_or_nothing
+from dagc.updates import Update, decode_update
+from dagc.wire import VALUE_CODECS, decode, is_coded, payload_size, read_header
+from dagc.wire.coder import Shapes
+
+__all__ = ["LARGEST", "Receiver"]
+
+RECENT = 100
+"""How many recent norms `Plan.norm_bound` takes the median of."""
+LARGEST = 2.0**100
+"""No value of an honest upload is larger, and sums of smaller ones do not overflow."""
+
+
+class Receiver:
+    """Decodes uploads and bounds their norms.
+
+    Args:
+        plan: A plan resolved for this size.
+        size: The number of entries of the model.
+        shapes: The shapes of the model's tensors.
+
+    Attributes:
+        memories: What is remembered of each client's coded uploads; None if frames are not coded.
+    """
+
+    def __init__(self, plan: Plan, size: int, shapes: Shapes) -> None:
+        self.plan, self.size, self.shapes = plan, size, shapes
+        self.memories = Memories(shapes, plan.values) if plan.frames == "coded" else None
+        self._norms: list[float] = []  # of recent uploads, including those that were too large
+        self._round_norms: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._round_norms = {}
+
+    def read(self, name: str, order: Order, frame: bytes | memoryview, norm: float | None) -> Upload:
+        """Decode and check a client's answer to its order. Its norm is checked by `check_norm`.
+
+        Raises:
+            MalformedPayload: If it is damaged, from another round, or more than was allowed.
+        """
+        if norm is not None and not 0 <= norm <= LARGEST * self.size:
+            raise MalformedPayload(f"the norm of its gradient is {norm}")
+        if order.compressor == BEST:
+            update = decode_update(frame, self.shapes, max_bytes=order.amount, round=order.stamp)
+            return Upload(name, update, bytes(frame), norm)
+        sparse = self._decode(name, order, frame)
+        largest = float(np.abs(sparse.values).max(initial=0.0))
+        if largest > LARGEST:
+            raise MalformedPayload(
+                f"{name!r:.120} sends {largest:g}, and the model would overflow: lower the learning rate"
+            )
+        return Upload(name, sparse, bytes(frame), norm)
+
+    def check_norm(self, upload: Upload, clip: float) -> None:
+        """Refuse an upload that is larger than allowed, or far larger than most.
+
+        Refused norms count as recent ones, too. The median therefore follows a change that all clients go through, and
+        a minority cannot move it beyond what the others send.
+
+        Raises:
+            OutsideBound: If its norm is above `clip` or the plan's `norm_bound`.
+        """
+        bound = self.plan.norm_bound
+        if (bound is None and not clip) or not len(upload.update):
+            return
+        update = upload.update
+        norm = update.norm() if isinstance(update, Update) else float(np.linalg.norm(update.values.astype(np.float64)))
+        if clip and norm > clip:
+            raise OutsideBound(f"its upload has norm {norm:.6g}, more than clip = {clip:g}")
+        if bound is None:
+            return
+        self._round_norms[upload.client] = norm
+        usual = float(np.median(self._norms)) if self._norms else 0.0
+        if usual and norm > bound * usual:
+            raise OutsideBound(
+                f"its upload has norm {norm:.3g}, more than norm_bound = {bound:g} times the usual {usual:.3g}"
+            )
+
+    def close(self, uploads: Sequence[Upload], roster: Sequence[str]) -> None:
+        """The round is over, and these uploads were accepted."""
+        if self.memories is not None:
+            self.memories.close(uploads)
+        self._norms += [self._round_norms[name] for name in roster if name in self._round_norms]
+        del self._norms[:-RECENT]
+        self._round_norms = {}
+
+    def _decode(self, name: str, order: Order, frame: bytes | memoryview) -> Sparse:
+        if order.silent:
+            if len(frame):
+                raise MalformedPayload(f"it sends {len(frame)} bytes, but was ordered to send nothing")
+            return Sparse(self.size, [], [])
+        if self.memories is not None:
+            self.memories.of(name, order)  # a frame counts even if it was smaller without the coder
+        if is_coded(frame):
+            self._check_length(order, frame)
+            if self.memories is None:
+                raise MalformedPayload(f"its frame is coded, but {self.plan.frames} frames were ordered")
+            return self._decode_coded(self.memories, name, order, frame)
+        header = read_header(frame, size=self.size, round=order.stamp)
+        if header.round != order.stamp:
+            raise MalformedPayload(f"its upload is from round {header.round}, not {order.stamp}")
+        if header.value_codec != self.plan.values:
+            raise MalformedPayload(f"its values are {header.value_codec}, not {self.plan.values}")
+        if order.most_entries is not None and header.entries > order.most_entries:
+            raise MalformedPayload(f"it sends {header.entries} entries, but may send {order.most_entries}")
+        self._check_length(order, frame)
+        return decode(frame, size=self.size, round=order.stamp)
+
+    def _check_length(self, order: Order, frame: bytes | memoryview) -> None:
+        entries = order.most_entries
+        if entries is None:
+            return
+        most = int(payload_size(self.size, entries, self.plan.values, frames=self.plan.frames)[0])
+        if len(frame) > most:
+            raise MalformedPayload(f"it sends {len(frame)} bytes for {entries} entries, which take at most {most}")
+
+    def _decode_coded(self, memories: Memories, name: str, order: Order, frame: bytes | memoryview) -> Sparse:
+        values = self.plan.values
+        if frame[0] & 15 != VALUE_CODECS[values].id:
+            raise MalformedPayload(f"its values use codec {frame[0] & 15}, not {values}")
+        memory = memories.of(name, order)
+        try:
+            return decode(frame, size=self.size, round=order.stamp, memory=memory, most=order.most_entries)
+        except MalformedPayload:
+            memories.mark_unreadable(name)
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state."""
+        memories = None if self.memories is None else self.memories.state_dict()
+        return {"norms": list(self._norms), "memories": memories}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        with all_or_nothing(self, "this plan and model"):
+            self._norms, self._round_norms = [finite(norm) for norm in state["norms"]], {}
+            if self.memories is not None:
+                self.memories.load_state_dict(state["memories"])
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """What `rollback` needs."""
+        return list(self._norms), None if self.memories is None else self.memories.snapshot()
+
+    def rollback(self, snapshot: tuple[Any, ...]) -> None:
+        """Undo everything since `snapshot`, up to the end of a round."""
+        norms, memories = snapshot
+        self._norms, self._round_norms = list(norms), {}
+        if self.memories is not None:
+            self.memories.rollback(memories)

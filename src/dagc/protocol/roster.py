@@ -1,0 +1,130 @@
+"""Who takes part: every client that ever joined, how much data it holds, and what the server knows of its model."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from numbers import Real
+from statistics import median
+from typing import Any
+
+from dagc.errors import InvalidInput, unknown
+from dagc.policies.rate import finite
+from dagc.state import all_or_nothing
+
+__all__ = ["Member", "Roster", "whole"]
+
+SMOOTHING = 0.5
+"""The weight of one round in the running number of rounds between visits."""
+
+
+@dataclass
+class Member:
+    """A client, as the server knows it.
+
+    Attributes:
+        name: Its name, which survives restarts.
+        number: Its place in the roster. Uploads are always added up in this order.
+        examples: How much data it holds.
+        model_version: The version of its model; -1 if it is not known to have one.
+        accepted_round: The round of its last upload that was accepted; 0 if none was.
+        last_round: The round in which it last took part; 0 if it never did.
+    """
+
+    name: str
+    number: int
+    examples: float
+    model_version: int = -1
+    accepted_round: int = 0
+    last_round: int = 0
+
+
+class Roster:
+    """Members by name, in the order in which they joined. Clients may join at any time, leave and come back.
+
+    Args:
+        newcomer: The model version of a client that joins: -1, or 0 if clients create the first model themselves.
+        most_examples: A client that claims more examples counts as if it held this many.
+
+    Attributes:
+        members: By name.
+        gap: The typical number of rounds between two visits of a client.
+
+    Example:
+        >>> roster = Roster(most_examples=100)
+        >>> roster.join("ann", 500)
+        >>> roster.members["ann"].examples
+        100.0
+    """
+
+    def __init__(self, newcomer: int = -1, most_examples: float | None = None) -> None:
+        self.newcomer, self.most_examples = newcomer, most_examples
+        self.members: dict[str, Member] = {}
+        self.gap = 1.0
+
+    def join(self, name: str, examples: float) -> None:
+        """Add a client, or update its number of examples."""
+        if not isinstance(examples, Real) or not 0 <= examples < 1 << 53:
+            raise InvalidInput(
+                f"client {name!r:.120} claims {examples!r:.50} examples: it must be a number from 0 to 2^53"
+            )
+        counted = float(examples) if self.most_examples is None else min(float(examples), float(self.most_examples))
+        if name in self.members:
+            self.members[name].examples = counted
+        else:
+            self.members[name] = Member(name, len(self.members), counted, self.newcomer)
+
+    def present(self, names: Iterable[str]) -> list[Member]:
+        """The members with these names, in the order of the roster."""
+        listed = list(names)
+        for name in listed:
+            if name not in self.members:
+                raise unknown("member", name, self.members)
+        return sorted((self.members[name] for name in listed), key=lambda member: member.number)
+
+    def visit(self, present: list[Member], round: int) -> None:
+        """Note who takes part in a round. Medians, so that a few newcomers matter little.
+
+        A client that is here for the first time counts as away for all rounds so far.
+        """
+        if present:
+            self.gap += SMOOTHING * (median(round - member.last_round for member in present) - self.gap)
+        for member in present:
+            member.last_round = round
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state."""
+        return {"gap": self.gap, "members": [asdict(member) for member in self.members.values()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        with all_or_nothing(self, "this roster"):
+            members = [_member(**fields) for fields in state["members"]]
+            self.members = {member.name: member for member in members}
+            self.gap = finite(state["gap"])
+            if self.gap <= 0:
+                raise ValueError(f"the rounds between visits are {self.gap}")
+
+    def snapshot(self) -> dict[str, Any]:
+        """What `rollback` needs."""
+        return self.state_dict()
+
+    def rollback(self, snapshot: dict[str, Any]) -> None:
+        """Undo everything since `snapshot`."""
+        self.members = {fields["name"]: Member(**fields) for fields in snapshot["members"]}
+        self.gap = snapshot["gap"]
+
+
+def _member(
+    name: str, number: int, examples: float, model_version: int, accepted_round: int, last_round: int
+) -> Member:
+    """A member with these fields, each of which is checked."""
+    if not isinstance(name, str):
+        raise TypeError(f"a member's name is {name!r:.50}")
+    rounds = whole(accepted_round), whole(last_round)
+    return Member(name, whole(number), finite(examples), whole(model_version, -1), *rounds)
+
+
+def whole(number: Any, least: int = 0) -> int:
+    """An integer of at least `least`; ValueError if it is anything else."""
+    if type(number) is not int or number < least:
+        raise ValueError(f"{number!r:.50} is not an integer of at least {least}")
+    return number

@@ -1,0 +1,294 @@
+"""What a client sends: it adds what was not sent before to its change, selects, encodes, and keeps the rest."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dagc._memory import pool
+from dagc.compressors import COMPRESSORS, Compressor, Gradient, per_tensor
+from dagc.draws import scramble
+from dagc.errors import unknown
+from dagc.feedback import ErrorFeedback
+from dagc.policies import ClientPlan
+from dagc.protocol.downlink import sizes_of
+from dagc.protocol.messages import BEST, STAMPS, Order, Upload
+from dagc.sparse import Sparse
+from dagc.state import all_or_nothing
+from dagc.updates import Update, decode_update, encode_update
+from dagc.wire import Memory, encode, is_coded
+from dagc.wire.coder import Shapes
+
+__all__ = ["Uplink"]
+
+PIECE = 1 << 14
+"""Entries per partial sum of a norm: few enough for float32, and as float64 they fit into a core's own cache."""
+VISIT_SHARE = 0.75
+"""The share of the energy that a visitor sends: all but half the length of its change."""
+CLIPPED = 4
+"""How often a frame is scaled to be within the bound of its norm, before nothing is sent."""
+TINY, HUGE = 1e-28, 1e30
+"""Between them, a sum of squares in float32 is far from both ends of its range."""
+
+
+class Uplink:
+    """The sending half of one client, Algorithm 1. An engine carries the bytes and stores the state.
+
+    A round is training, `upload`, and then `settle` with what the next order says about that upload.
+
+    Args:
+        plan: What clients must know, `Plan.for_clients`.
+        shapes: The shapes of the model's tensors; a number stands for a vector of that length.
+        device: Where the gradients are.
+
+    Attributes:
+        feedback: What was not sent.
+        sent_round: The round of the last upload; 0 if there is none.
+        last_update_norm: The norm of the last change passed to `upload`, if the plan trains ahead.
+        pending: The last upload, until the server has said whether it was accepted.
+        memory: What both sides remember of this client's coded uploads; None before the first.
+        excluded: Parts of the vector from which nothing is sent in the next upload.
+
+    Example:
+        >>> from dagc.policies import Plan
+        >>> uplink = Uplink(Plan().for_clients(), [6])
+        >>> order = Order(round=1, amount=2)
+        >>> uplink.upload(torch.tensor([1.0, 5.0, 2.0, -3.0, 0.0, 0.5]), order).update.indices
+        array([1, 3])
+        >>> uplink.settle(accepted_round=0)                      # the server never received it
+        >>> uplink.feedback.residual
+        tensor([ 1.0000,  5.0000,  2.0000, -3.0000,  0.0000,  0.5000])
+    """
+
+    def __init__(self, plan: ClientPlan, shapes: Shapes, device: Any = "cpu") -> None:
+        self.plan = plan
+        self.shapes = shapes
+        self.sizes = sizes_of(shapes)
+        self.size = sum(self.sizes)
+        self.feedback = ErrorFeedback(COMPRESSORS["top-k"], self.size, values=plan.values, device=device)
+        self.sent_round = 0
+        self.last_update_norm = 0.0
+        self.pending: Sparse | Update | None = None
+        self.memory: Memory | None = None
+        self.excluded: Sequence[slice] = ()
+        self._frame = b""  # of a pending update
+        self._counts = False  # whether the memory counts the pending upload if it is accepted
+
+    def start(self, model: torch.Tensor, unit: float = 1.0) -> torch.Tensor:
+        """Where to train from: ahead of the model by part of the residual, but no farther than the last update moved.
+
+        The residual will move the model later. Training from there, the client does not learn it again.
+
+        Args:
+            model: The client's model.
+            unit: How far a change of 1 moves the model: the learning rate, if changes are gradients.
+        """
+        residual, part = self.feedback.residual, self.plan.step_ahead
+        length = vector_norm([residual]) if part and self.last_update_norm else 0.0
+        if not length:
+            return model
+        out = torch.from_numpy(pool.take(self.size, np.dtype(np.float32))) if residual.is_cpu else None
+        return torch.add(model, residual, alpha=-unit * min(part, self.last_update_norm / length), out=out)
+
+    def upload(self, change: Gradient, order: Order) -> Upload:
+        """What to send of a gradient, or of a change of the model, and of the residual.
+
+        The upload is pending until `settle`. If the gradient is refused, nothing changes.
+        """
+        parts = [change] if isinstance(change, torch.Tensor) else list(change)
+        if order.compressor == BEST:
+            return self._upload_best(parts, order)
+        feedback = self.feedback
+        feedback.compressor, feedback.seed = self._compressor(order), scramble(self.plan.seed, order.number)
+        feedback.clip = order.clip
+        update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
+        update = feedback.step(parts, 0 if order.silent else order.amount)
+        frame = b"" if order.silent else self._encode(update, order)
+        self.last_update_norm = update_norm
+        self.sent_round, self.pending, self._counts = order.round, update, self._is_counted(frame, order)
+        return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
+
+    def _upload_best(self, parts: list[torch.Tensor], order: Order) -> Upload:
+        """The frame that carries most of change + residual within the order's bytes."""
+        feedback = self.feedback
+        update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
+        if order.visit:
+            return self._upload_visit(parts, order)
+        left = feedback.total(parts)
+        visible = left
+        if self.excluded:
+            visible = left.clone()
+            for part in self.excluded:
+                visible[part] = 0.0
+        frame, update = encode_within(visible, self.shapes, order.amount, order.stamp, order.clip)
+        update.subtract_from(left)
+        feedback.residual, feedback.steps = left, feedback.steps + 1
+        self.last_update_norm = update_norm
+        self.sent_round, self.pending, self._frame, self._counts = order.round, update, frame, False
+        return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
+
+    def _upload_visit(self, parts: list[torch.Tensor], order: Order) -> Upload:
+        """Most of the change in one frame. The client is not expected back soon, so that nothing is kept."""
+        feedback = self.feedback
+        change = feedback.total(parts) - feedback.residual
+        frame, update = encode_within(change, self.shapes, order.amount, order.stamp, order.clip, VISIT_SHARE)
+        feedback.residual, feedback.steps = torch.zeros_like(change), feedback.steps + 1
+        self.sent_round, self.pending, self._counts = order.round, None, False
+        return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
+
+    def settle(self, accepted_round: int) -> None:
+        """Forget the pending upload if the server accepted it or a later one; otherwise keep its entries for later."""
+        if self.pending is not None and self.sent_round > accepted_round:
+            if isinstance(self.pending, Update):
+                residual = self.feedback.residual.clone()
+                self.pending.add_to(residual)
+                self.feedback.residual = residual
+            else:
+                self.feedback.unsend(self.pending)
+        elif self.pending is not None and self._counts and self.memory is not None and isinstance(self.pending, Sparse):
+            self.memory.learn(self.pending)
+        self.pending = None
+
+    def _is_counted(self, frame: bytes, order: Order) -> bool:
+        """Whether this client's memory counts a frame. If it is accepted, the server's memory counts it, too.
+
+        If the two have counted different numbers of frames, only a coded frame brings them together again.
+        """
+        if self.plan.frames != "coded" or not frame or self.memory is None:
+            return False
+        return is_coded(frame) or self.memory.frames == order.counted
+
+    def _encode(self, update: Sparse, order: Order) -> bytes:
+        values, frames, memory = self.plan.values, self.plan.frames, None
+        if frames == "coded":
+            signs, memory = values == "sign", self.memory
+            if memory is None or (memory.clocks, memory.signs, memory.frames) != (order.clocks, signs, order.counted):
+                self.memory = memory = Memory(self.shapes, order.clocks, signs)
+        return encode(update, values, round=order.stamp, frames=frames, memory=memory, most=order.most_entries)
+
+    def _compressor(self, order: Order) -> Compressor:
+        if order.compressor not in COMPRESSORS:
+            raise unknown("compressor", order.compressor, COMPRESSORS)
+        if order.silent:
+            return COMPRESSORS["top-k"]
+        compressor = COMPRESSORS[order.compressor]
+        if self.plan.per_tensor:
+            compressor = per_tensor(compressor, self.sizes)
+        return without(compressor, self.excluded) if self.excluded else compressor
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state."""
+        state: dict[str, Any] = {
+            "residual": self.feedback.residual.cpu().numpy(),
+            "steps": self.feedback.steps,
+            "sent_round": self.sent_round,
+            "last_update_norm": self.last_update_norm,
+            "counts": self._counts,
+        }
+        if isinstance(self.pending, Update):
+            frame = np.frombuffer(self._frame, dtype=np.uint8)
+            state["pending"] = {"frame": frame, "stamp": self.sent_round % STAMPS}
+        elif self.pending is not None:
+            state["pending"] = {"indices": self.pending.indices, "values": self.pending.values}
+        if self.memory is not None:
+            state["memory"] = self.memory.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`. State that does not fit is refused, and then nothing changes."""
+        with all_or_nothing(self, "this client"):
+            steps, sent_round = int(state["steps"]), int(state["sent_round"])
+            self.feedback.load_state_dict({"residual": state["residual"], "steps": np.array(steps)})
+            self.sent_round, self._counts = sent_round, bool(state["counts"])
+            self.last_update_norm = float(state["last_update_norm"])
+            if not 0 <= self.last_update_norm < math.inf:
+                raise ValueError(f"the last update has norm {self.last_update_norm}")
+            pending, memory = state.get("pending"), state.get("memory")
+            self.pending = None
+            if pending is not None and "frame" in pending:
+                self._frame = pending["frame"].tobytes()
+                self.pending = decode_update(self._frame, self.shapes, round=int(pending["stamp"]))
+            elif pending is not None:
+                self.pending = Sparse(self.size, pending["indices"], pending["values"])
+            self.memory = None if memory is None else Memory.restored(self.shapes, memory)
+            if pending is not None and self._counts and self.memory is None:
+                raise ValueError("it has a pending coded upload, but the memory is missing")
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """What `rollback` needs to undo everything up to the next `settle`."""
+        feedback = self.feedback.residual, self.feedback.steps
+        return feedback, self.sent_round, self.last_update_norm, self.pending, self.memory, self._counts
+
+    def rollback(self, snapshot: tuple[Any, ...]) -> None:
+        """Undo everything since `snapshot`."""
+        feedback, self.sent_round, self.last_update_norm, self.pending, self.memory, self._counts = snapshot
+        self.feedback.residual, self.feedback.steps = feedback
+
+
+def encode_within(
+    vector: torch.Tensor,
+    shapes: Shapes,
+    max_bytes: int,
+    round: int,
+    clip: float = 0.0,
+    share: float | None = None,
+) -> tuple[bytes, Update]:
+    """The frame that carries most of a vector within some bytes, or as short as it carries a share of the energy.
+
+    If `clip` is above 0, no norm is larger.
+    """
+    frame, update = encode_update(vector, shapes, max_bytes, share=share, round=round)
+    for _ in range(CLIPPED):
+        if not clip or update.norm() <= clip:
+            return frame, update
+        vector = vector * (0.999 * clip / update.norm())
+        frame, update = encode_update(vector, shapes, max_bytes, share=share, round=round)
+    return (frame, update) if update.norm() <= clip else (b"", Update.empty(update.size))
+
+
+def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:
+    """A compressor that selects nothing from some parts of the vector; what is there stays in the residual."""
+
+    def select(vector: Gradient, parameter: Any, *, seed: int = 0) -> Sparse:
+        assert isinstance(vector, torch.Tensor)
+        included = torch.ones_like(vector, dtype=torch.bool)
+        for part in excluded:
+            included[part] = False
+        sparse = compressor(torch.where(included, vector, 0.0), parameter, seed=seed)
+        keep = included.cpu().numpy()[sparse.indices]
+        if keep.all():
+            return sparse
+        return Sparse.trusted(sparse.size, sparse.indices[keep], sparse.values[keep])
+
+    return select
+
+
+def vector_norm(parts: Iterable[torch.Tensor]) -> float:
+    """The norm of all parts together; in CPU memory the same on any number of threads."""
+    total = 0.0
+    for part in parts:
+        part = part.detach()
+        if not part.is_cpu:
+            total += float(torch.linalg.vector_norm(part.float())) ** 2
+            continue
+        numbers = part.float() if part.dtype == torch.bfloat16 else part  # numpy has no bfloat16
+        total += _squares(numbers.numpy().reshape(-1))
+    return math.sqrt(total)
+
+
+def _squares(numbers: NDArray[Any]) -> float:
+    """The sum of their squares, piece by piece: in float32, or where that is too narrow in float64."""
+    end = numbers.size // PIECE * PIECE
+    pieces = (numbers[:end].reshape(-1, PIECE), numbers[end:].reshape(1, -1))
+    if numbers.dtype == np.float32:
+        total = sum(float(np.einsum("ij,ij->i", some, some).sum(dtype=np.float64)) for some in pieces)
+        if TINY < total < HUGE:
+            return total
+    return sum(float(np.square(piece, dtype=np.float64).sum()) for some in pieces for piece in some)
+
+
+def _reported_norm(parts: Sequence[torch.Tensor]) -> float:
+    return float(torch.nn.utils.get_total_norm([part.float() for part in parts]))

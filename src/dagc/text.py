@@ -1,0 +1,158 @@
+"""Numbers as people read them, and text of strangers made safe for a terminal, LaTeX, Markdown and HTML."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+__all__ = [
+    "BYTE_UNITS",
+    "TIME_UNITS",
+    "Spread",
+    "brief",
+    "capital",
+    "count",
+    "in_bytes",
+    "in_seconds",
+    "percent",
+    "printable",
+    "to_html",
+    "to_markdown",
+    "to_tex",
+]
+
+Units = Sequence[tuple[float, str]]
+BYTE_UNITS: Units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+TIME_UNITS: Units = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
+"""Units from the largest to the smallest; the page's script uses the same tables."""
+SMALL_COUNTS = ("no", *"one two three four five six seven eight nine ten eleven twelve".split())
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds and the standard deviation between them, if there are two or more.
+
+    The mean is NaN if one of the numbers is.
+    """
+
+    mean: float
+    sd: float | None = None
+
+
+def in_bytes(amount: float, short: bool = False) -> str:
+    """A number of bytes with a unit and three significant digits; if `short`, without zeros at their end.
+
+    Example:
+        >>> in_bytes(999), in_bytes(314_150), in_bytes(999_700), in_bytes(999_700, short=True)
+        ('999 B', '314 kB', '1.00 MB', '1 MB')
+    """
+    text = _in_units(amount, BYTE_UNITS)
+    return re.sub(r"\.?0+ ", " ", text) if short and "." in text else text
+
+
+def in_seconds(amount: float) -> str:
+    """A time with a unit.
+
+    Example:
+        >>> in_seconds(0.0123), in_seconds(59.99), in_seconds(5000)
+        ('0.0123 s', '1.00 min', '1.39 h')
+    """
+    return f"{amount:.3g} s" if amount < 0.9995 else _in_units(amount, TIME_UNITS)
+
+
+def percent(value: Spread, digits: int = 2) -> str:
+    """A fraction as a percentage, with its spread.
+
+    Example:
+        >>> percent(Spread(0.8312, 0.002)), percent(Spread(0.5), 1), percent(Spread(math.nan))
+        ('83.12 ± 0.20 %', '50.0 %', '–')
+    """
+    if math.isnan(value.mean):
+        return "–"
+    spread = "" if value.sd is None else f" ± {100 * value.sd:.{digits}f}"
+    return f"{100 * value.mean:.{digits}f}{spread} %"
+
+
+def brief(number: float) -> str:
+    """A factor or a number of seconds, with few digits.
+
+    Example:
+        >>> brief(0.0123), brief(1.0), brief(1234.5)
+        ('0.012', '1.0', '1,234')
+    """
+    if 0 < number < 0.1:
+        return f"{number:.2g}"
+    return f"{number:.1f}" if number < 100 else f"{number:,.0f}"
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things, small ones as words.
+
+    Example:
+        >>> count(1, "client"), count(10, "client"), count(1500, "client")
+        ('one client', 'ten clients', '1,500 clients')
+    """
+    word = SMALL_COUNTS[number] if number < len(SMALL_COUNTS) else f"{number:,}"
+    return f"{word} {noun}{'' if number == 1 else 's'}"
+
+
+def capital(text: str) -> str:
+    """The text with a capital first letter; the others stay as they are.
+
+    Example:
+        >>> capital("R² of a test"), capital("accuracy")
+        ('R² of a test', 'Accuracy')
+    """
+    return text[:1].upper() + text[1:]
+
+
+def printable(text: object) -> str:
+    r"""The text with every character that a terminal could obey or that nobody can see as its escape.
+
+    Example:
+        >>> print(printable("a\x1b[2J cat\u202e"))
+        a\x1b[2J cat\u202e
+    """
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(text))
+
+
+def to_html(text: object) -> str:
+    """The text for an HTML page."""
+    return escape(printable(text))
+
+
+def to_markdown(text: object) -> str:
+    r"""The text for a cell of a Markdown table.
+
+    Example:
+        >>> print(to_markdown("<script> | $a_b$"))
+        &lt;script&gt; \| \$a\_b\$
+    """
+    return re.sub(r"([\\`*_\[\]|$~#])", r"\\\1", escape(printable(text), quote=False))
+
+
+_TEX = {
+    **{char: f"\\{char}" for char in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''"},
+    **{"±": r"$\pm$", "×": r"$\times$", "–": "--", "…": r"\dots{}"},
+}
+
+
+def to_tex(text: object) -> str:
+    r"""The text for LaTeX.
+
+    Example:
+        >>> print(to_tex("50 % of $a_b$"))
+        50 \% of \$a\_b\$
+    """
+    return "".join(_TEX.get(char, char) for char in printable(text))
+
+
+def _in_units(amount: float, units: Units) -> str:
+    amount = float(f"{amount:.3g}")  # before the unit is chosen: 999.7 kB are 1.00 MB
+    size, unit = next((each for each in units if amount >= each[0]), units[-1])
+    scaled = amount / size
+    digits = 0 if unit == "B" or not scaled else max(0, 2 - int(math.log10(scaled)))
+    return f"{scaled:,.{digits}f} {unit}"

@@ -1,0 +1,211 @@
+"""The inner loops of an update's frame: adaptive binary decisions, factors, and entries with levels.
+
+Integers only, so every machine computes the same. Each function writes or reads, by its mode, so that both are one
+description. `docs/reference/wire-updates.md` has every step.
+"""
+
+from typing import Any
+
+from dagc._numba import compiled, kernel
+from dagc.wire._coder import READ, WRITE, _decide, _finish, _number
+
+__all__ = ["FACTOR", "GAP_DOWN", "GAP_TOP", "GAP_UP", "LEVEL", "NUMBER", "ODDS", "READ", "SIGN", "WRITE", "_finish"]
+
+EVEN = 32768
+NUMBER = 0
+"""Where the contexts of small numbers start: four kinds, 16 each."""
+SIGN = NUMBER + 64
+FACTOR_SIGN = SIGN + 9
+FACTOR = FACTOR_SIGN + 3
+"""Eighteen spreads, three kinds of neighbors before, three beside, twelve magnitudes."""
+MAGNITUDES = 12
+SPREADS = 18
+PLAIN = 10
+"""From this spread on, every second one has one more low bit that is sent as it is."""
+GAP_UP = FACTOR + SPREADS * 9 * MAGNITUDES
+"""Four densities, eight octaves above the mean gap; then as many below it."""
+GAP_DOWN = GAP_UP + 32
+GAP_TOP = GAP_DOWN + 32
+LEVEL = GAP_TOP + 16
+"""Four magnitudes before, 14 magnitudes."""
+LEVELS = 14
+ODDS = LEVEL + 4 * LEVELS
+"""The number of contexts."""
+SLOWEST = 60
+"""How many decisions a context remembers."""
+MOST_LEVEL = 65535
+
+build: Any = kernel if compiled() else lambda function: function
+
+
+@build
+def decide(mode, data, end, coder, odds, context, bit):
+    """Code one decision with an adaptive context: its probability, and how many decisions it has seen."""
+    chance, seen = odds[2 * context], odds[2 * context + 1]
+    bit = _decide(mode, data, end, coder, bit, min(max(chance, 1024), 64512))
+    target = 65535 if bit else 0
+    odds[2 * context] = chance + (target - chance) * 2 // (2 * seen + 3)
+    odds[2 * context + 1] = min(seen + 1, SLOWEST)
+    return bit
+
+
+@build
+def width_of(number):
+    """How many bits a number has."""
+    width = 0
+    while number >> width:
+        width += 1
+    return width
+
+
+@build
+def number(mode, data, end, coder, odds, base, value):
+    """Code a number of at least 0: how many bits it has plus one, with contexts; then its bits below the first."""
+    shifted = value + 1
+    width = width_of(shifted) - 1
+    count, bit = 0, 1
+    while bit and count < 40:
+        bit = decide(mode, data, end, coder, odds, base + min(count, 15), 1 if count < width else 0)
+        count += bit
+    read = 1
+    for place in range(count - 1, -1, -1):
+        read = 2 * read + _decide(mode, data, end, coder, shifted >> place & 1, EVEN)
+    return read - 1
+
+
+@build
+def raw(mode, data, end, coder, bits, value):
+    """Code a number of `bits` bits as it is."""
+    read = 0
+    for place in range(bits - 1, -1, -1):
+        read = 2 * read + _decide(mode, data, end, coder, value >> place & 1, EVEN)
+    return read
+
+
+@build
+def factor(mode, data, end, coder, odds, values, before, spread, usual):
+    """Code one column of small integers. False if the bytes end too early.
+
+    Args:
+        mode: WRITE or READ.
+        data: The bytes.
+        end: The number of bytes.
+        coder: The state of the range coder.
+        odds: The contexts.
+        values: The integers; filled in when reading.
+        before: For each, how large the integers of earlier terms are there: 0 to 2.
+        spread: How large these integers are expected to be, in half octaves.
+        usual: Four times the expected magnitude.
+    """
+    last, earlier, sign = 0, 0, 0
+    low = max(0, (spread - PLAIN) // 2)
+    for i in range(len(values)):
+        recent = 4 * last + 2 * earlier
+        beside = 0 if 4 * recent < 3 * usual else (1 if recent < 2 * usual else 2)
+        base = FACTOR + ((spread * 3 + before[i]) * 3 + beside) * MAGNITUDES
+        value = values[i]
+        size = abs(value) >> low
+        count, bit = 0, 1
+        while bit and count < MAGNITUDES:
+            bit = decide(mode, data, end, coder, odds, base + count, 1 if count < size else 0)
+            count += bit
+        if count == MAGNITUDES:
+            count += _number(mode, data, end, coder, size - MAGNITUDES, 1)
+        if low:
+            count = (count << low) + raw(mode, data, end, coder, low, abs(value) & ((1 << low) - 1))
+        if count:
+            negative = decide(mode, data, end, coder, odds, FACTOR_SIGN + sign, 1 if value < 0 else 0)
+            sign = 1 + negative
+            values[i] = -count if negative else count
+        else:
+            values[i] = 0
+        earlier, last = last, min(count, 1000)
+        if mode == READ and coder[2] > end:
+            return False
+    return True
+
+
+@build
+def entries(mode, data, end, coder, odds, starts, lengths, size, indices, levels):
+    """Code the indices and levels of entries. False if the bytes are invalid.
+
+    Args:
+        mode: WRITE or READ.
+        data: The bytes.
+        end: The number of bytes.
+        coder: The state of the range coder.
+        odds: The contexts.
+        starts: Where each tensor starts; the size of the vector follows.
+        lengths: The length of a row of each tensor.
+        size: The size of the vector.
+        indices: The indices, ascending; filled in when reading.
+        levels: The level of each entry, not 0; filled in when reading.
+    """
+    count = len(indices)
+    position, tensor, row = -1, 0, -1
+    nearness, sooner, magnitude, sign, earlier = 0, 0, 1, 0, 0
+    for j in range(count):
+        room, left = size - 1 - position, count - j
+        usual = width_of(room // left) - 1
+        near = nearness + sooner
+        density = 0 if near < -6 else (1 if near < -3 else (2 if near < 0 else 3))
+        gap = indices[j] - position if mode == WRITE else 1
+        octave = width_of(gap) - 1
+        width = usual
+        up = decide(mode, data, end, coder, odds, GAP_UP + 8 * density, 1 if octave >= usual else 0) if usual else 1
+        if up:
+            while room >> (width + 1) and decide(
+                mode,
+                data,
+                end,
+                coder,
+                odds,
+                GAP_UP + 8 * density + min(width - usual + 1, 7),
+                1 if octave > width else 0,
+            ):
+                width += 1
+        else:
+            width -= 1
+            while width and not decide(
+                mode,
+                data,
+                end,
+                coder,
+                odds,
+                GAP_DOWN + 8 * density + min(usual - width, 7),
+                1 if octave == width else 0,
+            ):
+                width -= 1
+        read = 1
+        for place in range(width - 1, -1, -1):
+            bit = gap >> place & 1
+            if place == width - 1:
+                bit = decide(mode, data, end, coder, odds, GAP_TOP + min(max(width - usual, -8), 7) + 8, bit)
+            else:
+                bit = _decide(mode, data, end, coder, bit, EVEN)
+            read = 2 * read + bit
+        if read > room - left + 1 or (mode == READ and coder[2] > end):
+            return False
+        position += read
+        indices[j] = position
+        sooner, nearness = nearness, width - usual
+        while position >= starts[tensor + 1]:
+            tensor += 1
+        here = starts[tensor] + (position - starts[tensor]) // lengths[tensor] * lengths[tensor]
+        if here != row:
+            row, sign, earlier = here, 0, 0
+        level = levels[j] if mode == WRITE else 1
+        size_here = abs(level)
+        base = LEVEL + LEVELS * (min(magnitude, 4) - 1)
+        magnitude, bit = 1, 1
+        while bit and magnitude <= LEVELS:
+            bit = decide(mode, data, end, coder, odds, base + magnitude - 1, 1 if magnitude < size_here else 0)
+            magnitude += bit
+        if magnitude > LEVELS:
+            magnitude += _number(mode, data, end, coder, size_here - LEVELS - 1, 2)
+            if magnitude > MOST_LEVEL:
+                return False
+        negative = decide(mode, data, end, coder, odds, SIGN + 3 * sign + earlier, 1 if level < 0 else 0)
+        earlier, sign = sign, 1 + negative
+        levels[j] = -magnitude if negative else magnitude
+    return True

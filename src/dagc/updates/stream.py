@@ -1,0 +1,150 @@
+"""The coded part of an update's frame, number by number: the same calls write it and read it."""
+
+from functools import cache
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagc.errors import MalformedPayload
+from dagc.updates import _kernels
+
+__all__ = ["Scale", "Stream"]
+
+Ints = NDArray[np.int64]
+RANK, STEP, COUNT, OTHER = (_kernels.NUMBER + 16 * kind for kind in range(4))
+"""The contexts of numbers: how many terms, how scales differ, how many entries, anything else."""
+
+
+class Scale(int):
+    """A positive float32 with five significant bits, as the number 16 · exponent + (mantissa − 16).
+
+    Example:
+        >>> Scale.near(0.1).value, Scale.near(-1.0 / -8).value
+        (0.1015625, 0.125)
+    """
+
+    @classmethod
+    def near(cls, number: float) -> Self:
+        """The scale that is closest to a positive number."""
+        mantissa, exponent = np.frexp(number)
+        return cls(16 * (int(exponent) - 5) + round(float(mantissa) * 32) - 16)
+
+    @property
+    def mantissa(self) -> int:
+        """From 16 to 31."""
+        return self % 16 + 16
+
+    @property
+    def exponent(self) -> int:
+        """Of two."""
+        return self // 16
+
+    @property
+    def value(self) -> float:
+        """The number."""
+        return float(np.ldexp(float(self.mantissa), self.exponent))
+
+
+class Stream:
+    """A range coder, its contexts, and the bytes. Writing never fails: `finish` returns None if they do not fit."""
+
+    def __init__(self, data: NDArray[np.uint8], writing: bool) -> None:
+        self.data, self.mode, self.end = data, _kernels.WRITE if writing else _kernels.READ, len(data)
+        following = 0
+        for byte in data[:4].tolist() + [0] * (4 - min(4, len(data))):
+            following = following << 8 | byte
+        self.coder = np.array([0, 0xFFFFFFFF, 0, following])
+        self.odds = _first_odds().copy()
+
+    def copy(self) -> "Stream":
+        """The same state with the same bytes, to write something and go back."""
+        other = object.__new__(Stream)
+        other.data, other.mode, other.end = self.data.copy(), self.mode, self.end
+        other.coder, other.odds = self.coder.copy(), self.odds.copy()
+        return other
+
+    @property
+    def reading(self) -> bool:
+        """Whether it reads."""
+        return bool(self.mode == _kernels.READ)
+
+    @property
+    def used(self) -> int:
+        """How many bytes are done."""
+        return int(self.coder[2])
+
+    def number(self, context: int, value: int = 0) -> int:
+        """A number of at least 0."""
+        done = int(_kernels.number(self.mode, self.data, self.end, self.coder, self.odds, context, value))
+        return self._in_time(done)
+
+    def signed(self, context: int, value: int = 0) -> int:
+        """A number of any sign."""
+        folded = self.number(context, 2 * value if value >= 0 else -2 * value - 1)
+        return -(folded >> 1) - 1 if folded & 1 else folded >> 1
+
+    def raw(self, bits: int, value: int = 0) -> int:
+        """A number of so many bits."""
+        return self._in_time(int(_kernels.raw(self.mode, self.data, self.end, self.coder, bits, value)))
+
+    def factor(self, values: Ints, before: Ints, spread: int) -> None:
+        """A column of factors. Reading fills in the values."""
+        arguments: Any = (self.mode, self.data, self.end, self.coder, self.odds, values, before, spread, USUAL[spread])
+        if not _kernels.factor(*arguments) and self.reading:
+            raise _invalid()
+
+    def entries(self, layout: tuple[Ints, Ints], size: int, indices: Ints, levels: Ints) -> None:
+        """Indices and levels. Reading fills them in."""
+        starts, lengths = layout
+        arguments: Any = (self.mode, self.data, self.end, self.coder, self.odds)
+        if not _kernels.entries(*arguments, starts, lengths, size, indices, levels) and self.reading:
+            raise _invalid()
+
+    def _in_time(self, value: int) -> int:
+        if self.reading and self.used > self.end:
+            raise _invalid()
+        return value
+
+    def finish(self) -> bytes | None:
+        """The bytes written, or those read; None if they did not fit."""
+        if self.used > self.end:
+            if self.reading:
+                raise _invalid()
+            return None
+        if not _kernels._finish(self.mode, self.data, self.end, self.coder):
+            if self.reading:
+                raise _invalid()
+            return None
+        if self.reading and self.used != self.end:
+            raise _invalid()
+        return self.data[: self.used].tobytes()
+
+
+def _invalid() -> MalformedPayload:
+    return MalformedPayload("the update's coded part is invalid: damaged, or for a model of other shapes")
+
+
+USUAL = tuple(round(4 * 0.8 * 2 ** ((spread - 6) / 2)) for spread in range(_kernels.SPREADS))
+"""Four times the expected magnitude of factors, by spread: their standard deviation is 2^((spread - 6) / 2)."""
+
+
+@cache
+def _first_odds() -> Ints:
+    """The first probability of each context in 65,536ths, and how many decisions it counts for."""
+    k = _kernels
+    chance = np.full(k.ODDS, 32768)
+    seen = np.full(k.ODDS, 1)
+    magnitudes = np.arange(k.MAGNITUDES)
+    for spread in range(k.SPREADS):
+        deviation = 2 ** ((spread - 6) / 2 - max(0, (spread - k.PLAIN) // 2))
+        more = np.exp(-((magnitudes + 0.55) / deviation))
+        start = k.FACTOR + spread * 9 * k.MAGNITUDES
+        ratio = np.append(more[0], more[1:] / more[:-1])
+        chance[start : start + 9 * k.MAGNITUDES] = np.tile(np.round(ratio * 64).astype(int) * 1024, 9)
+        seen[start : start + 9 * k.MAGNITUDES] = 3
+    for start, chances in ((k.GAP_UP, (32, 32, 16, 5, 2, 1, 1, 1)), (k.GAP_DOWN, (32, 27, 30, 31, 32, 32, 32, 32))):
+        chance[start : start + 32] = np.tile(chances, 4) * 1024
+        seen[start : start + 32] = 4
+    chance[k.LEVEL : k.ODDS] = 24 * 1024
+    return np.stack((np.clip(chance, 1024, 64512), seen), axis=1).reshape(-1).astype(np.int64)
