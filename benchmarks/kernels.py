@@ -321,7 +321,7 @@ def batches(data_name: str, model_name: str, size: int = 32) -> Iterator[Any]:
     """A model and its mini-batches, without end: (model, x, y)."""
     data = load(data_name)
     model = build(model_name, data)
-    source = Batches(data, make_partition("iid:workers=10", data), batch_size=size)
+    source = Batches(data, make_partition("iid:clients=10", data), batch_size=size)
     for number in range(1 << 30):
         yield (model, *source.batch(worker=0, round=number))
 

@@ -23,7 +23,7 @@ from dagc.checkpoint import checkpoints
 from dagc.cli import app
 from dagc.data.download import fetch, unpack
 from dagc.data.idx import read_idx
-from dagc.data.own import read_npz
+from dagc.data.npz import read_npz
 from dagc.errors import CheckpointError, DataError, OutsideBound
 from dagc.folder import finished, read_metrics, read_settings
 from dagc.protocol import Client, Server
@@ -39,7 +39,7 @@ from dagc.wire.indices import INDEX_CODECS
     "fields",
     [
         {"skew_ratio": 1e308},
-        {"partition": "skewed:workers=10,skew_ratio=1e308,label_alpha=0.5"},
+        {"partition": "skewed:clients=10,skew_ratio=1e308,label_alpha=0.5"},
         {"partition": "from-sizes:sizes=" + "9" * 5000},
         {"learning_rate": 1e308},
         {"learning_rate": float("inf")},

@@ -146,7 +146,7 @@ def test_a_later_version_with_another_setting_knows_a_record_again(made, monkeyp
 
 
 def test_a_stand_in_is_recorded_and_only_taken_if_it_may_be(tmp_path, monkeypatch):
-    cell = replace(small(), fields={"task": "logistic@speech-commands", "rounds": 3, "partition": "iid:workers=3"})
+    cell = replace(small(), fields={"task": "logistic@speech-commands", "rounds": 3, "partition": "iid:clients=3"})
     used = replace(STAND_INS["speech-commands"], data="digits")
     monkeypatch.setitem(STAND_INS, "speech-commands", used)
     monkeypatch.setattr(stand_in, "at_hand", lambda name, root: name == "digits")
