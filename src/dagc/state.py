@@ -30,7 +30,7 @@ META = "dagc"
 """The one entry of the header's metadata."""
 MARK = "$"
 ARRAY = f"{MARK}array"
-"""Stands for an array in the JSON; its value is the tensor's name. Keys of a state that begin with `MARK` get another."""
+"""Stands for an array in the JSON; its value is the tensor's name. A state's own keys get a second `MARK`."""
 BLOCK = 1 << 15
 LARGEST_HEADER = 100_000_000
 """The largest header that safetensors itself accepts, in bytes."""
