@@ -351,9 +351,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         raise InvalidInput(f"the settings {file} are not valid TOML: {error}") from error
     version = settings.pop("version", None if written_by_us else VERSION)
     if version is None:
-        raise InvalidInput(
-            f"{file} was written by dagc 0.1, which this version cannot read: start the run again in another folder"
-        )
+        raise InvalidInput(f"{file} has no version: start the run again in another folder")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InvalidInput(f"{file} has version {shown(version)}: write version = {VERSION}")
     if version > VERSION:
