@@ -20,7 +20,7 @@ from dagc._numba import compiled
 from dagc.wire import quantise, rice
 
 pytest.importorskip("numba")
-_select = pytest.importorskip("dagc.compressors._select")
+_fast = pytest.importorskip("dagc.compressors._fast")
 
 PACKAGE = Path(dagc.__file__).parent
 
@@ -44,7 +44,7 @@ def plainly(monkeypatch):
 @pytest.fixture(params=["cached", "streamed"])
 def writing(request, monkeypatch):
     """Both ways of writing the sum, whatever the size."""
-    monkeypatch.setattr(_select, "STREAM_FROM", 1 if request.param == "streamed" else 1 << 60)
+    monkeypatch.setattr(_fast, "STREAM_FROM", 1 if request.param == "streamed" else 1 << 60)
 
 
 def by_sorting(vector, count):

@@ -27,7 +27,7 @@ from dagc.errors import (
 )
 from dagc.feedback import ErrorFeedback
 from dagc.policies import Plan
-from dagc.sparse import Sparse, aggregate, aggregate_sparse
+from dagc.sparse import Sparse, aggregate
 from dagc.wire import INDEX_CODECS, VALUE_CODECS, decode, encode, payload_size, quantise, read_header
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ __all__ = [
     "Plan",
     "Sparse",
     "aggregate",
-    "aggregate_sparse",
     "allocate",
     "decode",
     "encode",

@@ -1,4 +1,4 @@
-"""What all compressors share: input checks, and a search for large entries without kernels."""
+"""What all compressors share: input checks, and a search for large entries on any device."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,29 +7,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dagc._memory import pool
+from dagc._numba import compiled
 from dagc.errors import InvalidInput, NonFiniteGradient
 from dagc.sparse import Sparse
 
-__all__ = ["Gradient", "beyond", "checked_count", "checked_threshold", "flat", "picked", "refuse_non_finite", "tensors"]
+__all__ = [
+    "INFINITE",
+    "MAGNITUDE",
+    "Gradient",
+    "checked_count",
+    "checked_threshold",
+    "flat",
+    "has_kernels",
+    "keys_of",
+    "picked",
+    "reaching",
+    "refuse_non_finite",
+    "tensors",
+    "threshold_key",
+    "zeroed",
+]
 
 Gradient = torch.Tensor | Sequence[torch.Tensor]
 """One tensor of any shape, or the tensors of a model in order: the vector is their entries in row-major order."""
 
-
 MAGNITUDE = np.int32(0x7FFFFFFF)
-"""All bits of a float32 but its sign."""
-INFINITE = np.int32(0x7F800000)
-"""The lowest of these bits that is not a finite number."""
-NORMAL = np.int32(0x00800000)
-"""The lowest of these bits that is a normal number."""
-PIECE = 1 << 20
-"""How many entries are searched together."""
-EIGHT = 8
-"""The booleans in a 64-bit word."""
-USUAL = np.uint64(0x0101010101010101)
-"""Eight times true."""
-WORD = USUAL.dtype
+"""All bits of a float32 but its sign: they sort like magnitudes, with infinity and NaN above all numbers."""
+INFINITE = 0x7F800000
+"""The lowest of these keys that is not a finite number."""
+PIECE = 1 << 19
+"""How many entries are searched together in CPU memory, so that the keys stay in the cache."""
 
 
 def tensors(gradient: Gradient) -> list[torch.Tensor]:
@@ -57,6 +64,11 @@ def flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
 
 
+def has_kernels(*vectors: torch.Tensor) -> bool:
+    """Whether the compiled kernels can work on these vectors."""
+    return all(vector.is_cpu for vector in vectors) and compiled()
+
+
 def refuse_non_finite(vector: torch.Tensor) -> None:
     """Raise `NonFiniteGradient` if there is a NaN or an infinity, naming the first one."""
     if not len(vector) or torch.isfinite(torch.stack(torch.aminmax(vector))).all():
@@ -79,42 +91,49 @@ def checked_count(count: int | np.integer[Any], size: int) -> int:
     return int(count)
 
 
-def checked_threshold(threshold: float) -> torch.Tensor:
-    """The threshold as a float32, so that one between two float32 values means the same everywhere."""
+def checked_threshold(threshold: float) -> float:
+    """A threshold that magnitudes can be compared with."""
     if not threshold >= 0:
         raise InvalidInput(f"a threshold must be at least 0, not {threshold}")
-    return torch.tensor(threshold, dtype=torch.float32)
+    return threshold
 
 
-def beyond(vector: NDArray[np.float32], least: np.int32) -> NDArray[np.int64]:
-    """The indices, ascending, of numbers whose bits without the sign are at least `least`.
+def threshold_key(threshold: float) -> int:
+    """The least key that reaches the threshold, but never that of zero. It is rounded to float32, everywhere alike."""
+    return max(1, int(torch.tensor(checked_threshold(threshold), dtype=torch.float32).view(torch.int32)))
 
-    These bits sort like magnitudes, with NaN above all numbers. numpy is several times faster than torch here. Results
-    are scanned eight booleans at a time, and only words with an unusual one are examined further.
-    """
-    if not len(vector):
-        return np.zeros(0, dtype=np.int64)
-    upper, found = least.view(np.float32), []
-    most = -(-min(len(vector), PIECE) // EIGHT)
-    answers = pool.take(2 * most, WORD).reshape(2, most)
-    with np.errstate(invalid="ignore"):
-        for start in range(0, len(vector), PIECE):
-            here = vector[start : start + PIECE]
-            words = -(-len(here) // EIGHT)
-            above, below = answers[:, :words]
-            above[-1] = below[-1] = USUAL  # the last word may have fewer than eight
-            np.greater(here, -upper, out=above.view(np.bool_)[: len(here)])
-            np.less(here, upper, out=below.view(np.bool_)[: len(here)])
-            above &= below
-            odd = np.not_equal(above, USUAL, out=below.view(np.bool_)[:words]).nonzero()[0]
-            within = np.logical_not(above.take(odd).view(np.bool_)).nonzero()[0]
-            found.append((EIGHT * odd + start).take(within >> 3) + (within & 7))
-    places = found[0] if len(found) == 1 else np.concatenate(found)
-    if least < NORMAL:  # the processor may be set to flush such numbers to zero
-        places = places[vector[places].view(np.int32) & MAGNITUDE >= least]
-    return places
+
+def keys_of(vector: torch.Tensor) -> torch.Tensor:
+    """The bits without the sign. Comparing these is exact even if the processor is set to flush tiny numbers to zero."""
+    return vector.view(torch.int32) & int(MAGNITUDE)
+
+
+def reaching(vector: torch.Tensor, least: int | torch.Tensor) -> Sparse:
+    """The entries, on the host, whose keys are at least `least`. Refuses any vector with an entry that is not finite."""
+    if vector.is_cpu:
+        pieces = [(keys_of(piece) >= least).numpy().nonzero()[0] for piece in vector.split(PIECE)]
+        places = np.concatenate([piece + PIECE * i for i, piece in enumerate(pieces)])
+        sparse = Sparse.trusted(len(vector), places, vector.numpy().take(places))
+    else:
+        sparse = picked(vector, (keys_of(vector) >= least).nonzero()[:, 0])
+    if not np.isfinite(sparse.values).all():  # no key is above theirs: they are among the entries
+        refuse_non_finite(vector)
+    return sparse
 
 
 def picked(vector: torch.Tensor, indices: torch.Tensor, seed: int | None = None) -> Sparse:
-    """These entries of the vector, on the host."""
-    return Sparse.trusted(len(vector), indices.cpu().numpy(), vector[indices].cpu().numpy(), seed)
+    """These entries of the vector, brought to the host in one transfer."""
+    if vector.is_cpu:
+        return Sparse.trusted(len(vector), indices.numpy(), vector[indices].numpy(), seed)
+    both = torch.stack((indices, vector[indices].view(torch.int32).to(torch.int64))).cpu().numpy()
+    values: NDArray[np.float32] = both[1].astype(np.int32).view(np.float32)
+    return Sparse.trusted(len(vector), both[0], values, seed)
+
+
+def zeroed(vector: torch.Tensor, sparse: Sparse) -> Sparse:
+    """The same entries, after setting them to zero in the vector."""
+    if vector.is_cpu:
+        vector.numpy()[sparse.indices] = 0.0
+    else:
+        vector[torch.from_numpy(sparse.indices).to(vector.device)] = 0.0
+    return sparse
