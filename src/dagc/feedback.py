@@ -16,13 +16,18 @@ from dagc.sparse import Sparse
 from dagc.wire import quantise
 from dagc.wire.values import value_codec
 
-__all__ = ["SMALLEST_CLIP", "ErrorFeedback", "Snapshot"]
+__all__ = ["SMALLEST_CLIP", "ErrorFeedback", "Snapshot", "is_clip"]
 
 FLOAT32 = np.dtype(np.float32)
 SMALLEST_CLIP = 2.0**-126
 """The smallest normal float32: below it, values cannot be scaled down with any precision."""
 CLIP_ATTEMPTS = 16
 """How often values are scaled down before nothing is sent. Each value codec needs one or two."""
+
+
+def is_clip(number: float) -> bool:
+    """Whether values can be clipped to this norm: 0, which means no limit, or any norm that is not tiny."""
+    return number == 0 or SMALLEST_CLIP <= number < float("inf")
 
 
 class Snapshot(NamedTuple):
@@ -101,7 +106,7 @@ class ErrorFeedback:
 
     @clip.setter
     def clip(self, clip: float) -> None:
-        if clip != 0 and not SMALLEST_CLIP <= clip < float("inf"):
+        if not is_clip(clip):
             raise InvalidInput(f"clip must be 0 (no limit), or finite and at least {SMALLEST_CLIP:.3g}, not {clip!r:.50}")
         self._clip = float(clip)
 
@@ -205,7 +210,7 @@ class ErrorFeedback:
         return {"residual": self._residual.cpu().numpy().copy(), "steps": np.array(self.steps, dtype=np.int64)}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Continue from what `state_dict` returned. If it is refused, nothing changes."""
         if set(state) != {"residual", "steps"}:
             raise InvalidInput(f"the state must hold 'residual' and 'steps', not {sorted(state)}")
         residual = np.asarray(state["residual"])
@@ -215,7 +220,10 @@ class ErrorFeedback:
             )
         if not np.isfinite(residual).all():
             raise InvalidInput("the residual holds NaN or infinity: the state is damaged")
+        steps = np.asarray(state["steps"])
+        if steps.shape != () or steps.dtype.kind not in "iu" or steps < 0:
+            raise InvalidInput(f"the number of steps must be an integer of at least 0, not {state['steps']!r:.50}")
         host = pool.take(self.size, FLOAT32)
         host[:] = residual
         self._residual = torch.from_numpy(host).to(self._residual.device)
-        self.steps = int(state["steps"])
+        self.steps = int(steps)

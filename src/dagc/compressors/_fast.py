@@ -56,13 +56,13 @@ class _Total(NamedTuple):
 
     def sample(self, places: NDArray[np.int64]) -> NDArray[np.int32]:
         """The keys of some neighbors from each place on."""
-        keys, first = np.empty(GROUP * len(places), dtype=KEY), 0
-        bounds = np.searchsorted(places, np.cumsum([0, *map(len, self.parts)])).tolist()
-        for part, start, end in zip(self.parts, bounds, bounds[1:], strict=False):
+        keys, first, start = np.empty(GROUP * len(places), dtype=KEY), 0, 0
+        for part in self.parts:
+            last = first + len(part)
+            end = len(places) if last == self.size else int(places.searchsorted(last))
             if start < end:
-                residual, _ = self.slices(first, first + len(part))
-                kernels.sample(part, residual, places[start:end] - first, keys[GROUP * start : GROUP * end])
-            first += len(part)
+                kernels.sample(part, self.slices(first, last)[0], first, places[start:end], keys[GROUP * start :])
+            first, start = last, end
         return keys
 
 

@@ -158,20 +158,20 @@ def keep(indices, values, smallest, equal, to_indices, to_values, out):
 
 
 @kernel
-def sample(gradient, residual, places, keys):
-    """The keys of `GROUP` neighbors from each place on."""
-    last = len(gradient) - GROUP
+def sample(gradient, residual, first, places, keys):
+    """The keys of `GROUP` neighbors from each place on, in the part of the vector that begins at entry `first`."""
+    end = len(gradient)
     touched = np.float32(0)
     for begin in range(0, len(places), BATCH):
-        end = min(begin + BATCH, len(places))
-        for j in range(begin, end):  # reading one of each requests them all from memory
-            touched += gradient[places[j]]
+        batch = places[begin : begin + BATCH]
+        for place in batch:  # reading one of each requests them all from memory
+            touched += gradient[place - first]
             if residual is not None:
-                touched += residual[places[j]]
-        for j in range(begin, end):
-            start = max(0, min(places[j], last))
+                touched += residual[place - first]
+        for j in range(len(batch)):
+            start = max(0, min(batch[j] - first, end - GROUP))
             for i in range(GROUP):
-                at = min(start + i, len(gradient) - 1)
+                at = min(start + i, end - 1)
                 total = gradient[at] if residual is None else residual[at] + gradient[at]
-                keys[j * GROUP + i] = _key(total)
+                keys[(begin + j) * GROUP + i] = _key(total)
     return touched

@@ -6,6 +6,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 from dagc.errors import InvalidInput, shown, unknown
+from dagc.feedback import SMALLEST_CLIP
 from dagc.policies.rate import MOST_BYTES, make_rate
 from dagc.wire import VALUE_CODECS
 
@@ -32,7 +33,7 @@ def _check_numbers(plan: "Plan") -> None:
         "ratio": (0.0, 1.0, "above 0 and at most 1"),
         "threshold": (0.0, math.inf, "above 0 and finite"),
         "bytes": (0.0, MOST_BYTES, "above 0 and at most 2^48"),
-        "clip": (0.0, math.inf, "above 0 and finite"),
+        "clip": (math.nextafter(SMALLEST_CLIP, 0.0), math.inf, f"at least {SMALLEST_CLIP:.3g} and finite"),
         "norm_bound": (1.0, math.inf, "above 1 and finite"),
         "most_examples": (0.0, 1 << 53, "above 0 and at most 2^53"),
     }

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple, Self
 
 from dagc.errors import MalformedPayload
+from dagc.feedback import is_clip
 from dagc.sparse import Sparse
 from dagc.state import is_count
 from dagc.wire import FRAMES
@@ -64,7 +65,7 @@ class Order(NamedTuple):
             "taken": not is_count(self.taken),
             "step_ahead": not isinstance(self.step_ahead, int | float) or not 0 <= self.step_ahead <= 1,
             "counted": not is_count(self.counted),
-            "clip": not isinstance(self.clip, int | float) or not 0 <= self.clip < float("inf"),
+            "clip": not isinstance(self.clip, int | float) or not is_clip(self.clip),
         }
         wrong |= {name: not isinstance(getattr(self, name), str) for name in ("compressor", "values")}
         wrong |= {name: not isinstance(getattr(self, name), bool) for name in ("per_tensor", "norm", "clocks")}
