@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dagc._memory import pool
 from dagc.compressors import Compressor, Gradient
-from dagc.compressors._vector import flat, refuse_non_finite, tensors, zeroed
+from dagc.compressors._vector import flat, refuse_non_finite, removed, tensors
 from dagc.draws import draw, scramble
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
@@ -177,7 +177,7 @@ class ErrorFeedback:
         """
         add_and_select = getattr(self.compressor, "add_and_select", None)
         if add_and_select is not None:
-            sparse: Sparse = add_and_select(parts, self._residual, out, parameter, seed)
+            sparse: Sparse = add_and_select(parts, parameter, seed, self._residual, out)
             return sparse
         torch.add(self._residual, flat(parts), out=out)
         refuse_non_finite(out)
@@ -189,7 +189,7 @@ class ErrorFeedback:
         # The wire would send the seed instead of the indices.
         if sparse.seed is not None and not np.array_equal(draw(sparse.seed, self.size, len(sparse)), sparse.indices):
             raise InvalidInput("the compressor selected entries that its seed does not draw")
-        return zeroed(out, sparse)
+        return removed(sparse, out)
 
     def _places(self, sparse: Sparse) -> torch.Tensor:
         return torch.from_numpy(sparse.indices).to(self._residual.device)

@@ -1,37 +1,15 @@
 """What a compressor is: a function that selects entries, and what it says about its parameter."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
-
-import torch
 
 from dagc.compressors._vector import Gradient
 from dagc.sparse import Sparse
 
-__all__ = ["AddAndSelect", "Compressor", "Parameter", "compressor"]
+__all__ = ["Compressor", "Parameter", "compressor"]
 
 Parameter = Literal["entries", "threshold", "none"]
 """What a compressor's parameter is: a number of entries, a least magnitude, or nothing."""
-
-
-class AddAndSelect(Protocol):
-    """Select from residual + gradient in fewer passes than an addition and the compressor would take."""
-
-    def __call__(
-        self, parts: Sequence[torch.Tensor], residual: torch.Tensor, out: torch.Tensor, parameter: Any, seed: int
-    ) -> Sparse:
-        """Write residual + gradient to `out`, with zero for what is selected; return what is selected.
-
-        It raises `NonFiniteGradient` if the sum is not finite, and never writes to `residual`.
-
-        Args:
-            parts: The gradient as vectors, in order.
-            residual: A float32 vector on the same device.
-            out: Another one of that size, with arbitrary content.
-            parameter: The compressor's.
-            seed: The compressor's.
-        """
-        ...
 
 
 class Compressor(Protocol):
@@ -55,13 +33,15 @@ class Compressor(Protocol):
 
 
 def compressor(
-    parameter: Parameter, *, add_and_select: AddAndSelect | None = None
+    parameter: Parameter, *, add_and_select: Callable[..., Sparse] | None = None
 ) -> Callable[[Callable[..., Sparse]], Compressor]:
     """Make a function a compressor: say what its parameter is.
 
     Args:
         parameter: "entries", "threshold" or "none".
-        add_and_select: A faster way to do what error feedback needs: add, select and set to zero in one call.
+        add_and_select: What error feedback needs, in one call: `(parts, parameter, seed, residual, out)` writes
+            residual + gradient to `out`, with zero for the selected entries, and returns those. `parts` is the gradient
+            as vectors. It refuses sums that are not finite and never writes to `residual`.
 
     Example:
         >>> @compressor("entries")
@@ -72,8 +52,7 @@ def compressor(
     """
 
     def declare(select: Callable[..., Sparse]) -> Compressor:
-        select.parameter = parameter  # type: ignore[attr-defined]
-        select.add_and_select = add_and_select  # type: ignore[attr-defined]
+        vars(select).update(parameter=parameter, add_and_select=add_and_select)
         return cast(Compressor, select)
 
     return declare
