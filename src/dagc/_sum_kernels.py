@@ -15,7 +15,7 @@ BLOCK = 1 << 15
 
 @kernel
 def add_up(starts, indices, values, shares, out, fresh):
-    """Set `out`, or add to it if not `fresh`: Σ share · client. Client c has the entries from starts[c] to starts[c + 1].
+    """Set `out` to Σ share · client, or add that if not `fresh`. Client c has entries starts[c] to starts[c + 1] - 1.
 
     Invariant: before each block, a client's cursor is at its first entry in the block or beyond. An index below 0 or
     beyond the vector is never reached. Returns the first client that has such an index, or -1.

@@ -94,9 +94,8 @@ class ErrorFeedback:
         if not isinstance(residual, torch.Tensor):
             raise InvalidInput(f"the residual must be a torch tensor, not {type(residual).__name__}")
         if residual.shape != (self.size,) or residual.dtype != torch.float32:
-            raise InvalidInput(
-                f"the residual must be {self.size} float32 numbers, not {residual.dtype} {tuple(residual.shape)}"
-            )
+            kind = f"{residual.dtype} {tuple(residual.shape)}"
+            raise InvalidInput(f"the residual must be {self.size} float32 numbers, not {kind}")
         self._residual = residual
 
     @property
@@ -107,7 +106,7 @@ class ErrorFeedback:
     @clip.setter
     def clip(self, clip: float) -> None:
         if not is_clip(clip):
-            raise InvalidInput(f"clip must be 0 (no limit), or finite and at least {SMALLEST_CLIP:.3g}, not {clip!r:.50}")
+            raise InvalidInput(f"clip must be 0 (no limit) or a finite norm from {SMALLEST_CLIP:.3g}, not {clip!r:.50}")
         self._clip = float(clip)
 
     def snapshot(self) -> Snapshot:
@@ -213,17 +212,10 @@ class ErrorFeedback:
         """Continue from what `state_dict` returned. If it is refused, nothing changes."""
         if set(state) != {"residual", "steps"}:
             raise InvalidInput(f"the state must hold 'residual' and 'steps', not {sorted(state)}")
-        residual = np.asarray(state["residual"])
-        if residual.shape != (self.size,) or residual.dtype != np.float32:
-            raise InvalidInput(
-                f"the residual must be {self.size} float32 numbers, not {residual.dtype} {residual.shape}"
-            )
-        if not np.isfinite(residual).all():
-            raise InvalidInput("the residual holds NaN or infinity: the state is damaged")
-        steps = np.asarray(state["steps"])
+        residual, steps = torch.from_numpy(np.array(state["residual"])), np.asarray(state["steps"])
         if steps.shape != () or steps.dtype.kind not in "iu" or steps < 0:
             raise InvalidInput(f"the number of steps must be an integer of at least 0, not {state['steps']!r:.50}")
-        host = pool.take(self.size, FLOAT32)
-        host[:] = residual
-        self._residual = torch.from_numpy(host).to(self._residual.device)
+        if not torch.isfinite(residual).all():
+            raise InvalidInput("the residual holds NaN or infinity: the state is damaged")
+        self.residual = residual.to(self._residual.device)
         self.steps = int(steps)

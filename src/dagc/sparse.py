@@ -92,7 +92,8 @@ class Sparse:
     def checked_shape(self) -> Self:
         """Itself, if it has one value for each index; `InvalidInput` otherwise."""
         if self.indices.ndim != 1 or self.values.shape != self.indices.shape:
-            raise InvalidInput(f"{self.indices.shape} indices have {self.values.shape} values: give one value per index")
+            shapes = f"{self.indices.shape} indices have {self.values.shape} values"
+            raise InvalidInput(f"{shapes}: give one value per index")
         return self
 
     def checked(self) -> Self:

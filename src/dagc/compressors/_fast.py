@@ -57,7 +57,7 @@ class _Total(NamedTuple):
             last, both = first + len(part), (None, None)
             if self.residual is not None and self.out is not None:
                 both = self.residual[first:last], self.out[first:last]
-            while kernels.collect(part, *both, stream, first, least, cursor, indices, values):
+            while kernels.collect(part, *both, stream, first, least, cursor, indices, values) and cursor[2] < INFINITE:
                 indices, values = _twice(indices), _twice(values)
             first = last
         if cursor[2] >= INFINITE:
