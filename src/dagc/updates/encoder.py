@@ -19,7 +19,7 @@ from dagc.sparse import Sparse
 from dagc.updates import frame as frames
 from dagc.updates.frame import MIXED, MOST_TERMS, Shapes, code_entries, code_head, code_terms, matrices, size_of
 from dagc.updates.low_rank import energy_of, one_thread, quantized, subspace
-from dagc.updates.rates import DEAD, STEP_PER_PRICE, Histogram, entries_worth, factor_rates
+from dagc.updates.rates import STEP_PER_PRICE, Histogram, entries_worth, factor_rates
 from dagc.updates.stream import Scale, Stream
 from dagc.updates.update import Terms, Update, extents
 from dagc.updates.vectors import checked, normalized
@@ -30,6 +30,14 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 LOWEST, HIGHEST = -64, 90
 """A vector whose largest entry is below 2^-64 is not worth a frame; of a larger one than 2^90, only a part is sent."""
+DEAD = 0.64
+"""Levels are rounded up from this fraction on."""
+COST = 0.87
+"""What factors take of the bits that Gaussian ones would."""
+DISCOUNT = 0.5
+"""What entries must bring of what terms bring: most of them can be sent after the terms, too."""
+REPEATED = 1 << 22
+"""In larger models, factors are rounded only once."""
 LEAST_BITS = 1.2
 """Per integer of a factor, for the bound of how many terms a frame could hold."""
 
@@ -112,6 +120,7 @@ class _Job:
         self.state = State() if state is None else state
         self.parts = extents(shapes)
         self.histograms = [Histogram.of(values[start : start + r * c]) for start, r, c in self.parts]
+        self.cost = COST
         self.total = float(sum(histogram.energy[-1] for histogram in self.histograms))
 
     def run(self, round: int) -> tuple[bytes, Update]:
@@ -119,20 +128,32 @@ class _Job:
         if self.room < 6 or self.total == 0 or self.shift < LOWEST:
             return b"", Update.empty(size)
         spectra = self.spectra()
-        price = self.price(spectra)
-        for _ in range(6):
-            choice = self.choose(spectra, price)
-            terms, step = self.terms(spectra, choice, price)
-            stream = self.start(terms, step)
-            if stream.used + 5 <= self.room:
-                break
-            price *= 1.25
-        else:
-            terms, stream = [], self.start([], step)
+        stream, terms, step = self.begin(spectra)
         left = self.values.copy()
         rest = Update(size, Sparse(size, [], []), tuple(terms))
         rest.subtract_from(torch.from_numpy(left))
         return self.fill(stream, left, terms, step, round)
+
+    def begin(self, spectra: Sequence[Spectrum]) -> tuple[Stream, list[Terms], Scale]:
+        """The stream with the terms that pay. What they really take corrects the expectation."""
+        for attempt in range(8):
+            price = self.price(spectra)
+            choice = self.choose(spectra, price)
+            terms, step = self.terms(spectra, choice, price)
+            stream = self.start(terms, step)
+            if not terms:
+                break
+            real = 8 * stream.used / (choice.bits - choice.entry_bits) * self.cost
+            if stream.used + 5 > self.room:
+                self.cost = max(real, self.cost) * 1.02
+                continue
+            short = 8 * stream.used + choice.entry_bits < 0.96 * 8 * self.room
+            if not short or attempt > 1 or self.share is not None or len(self.values) > REPEATED:
+                break
+            self.cost = real
+        else:
+            terms, stream = [], self.start([], step)
+        return stream, terms, step
 
     def spectra(self) -> list[Spectrum]:
         """The leading terms of each matrix that could hold some of the frame's energy."""
@@ -160,14 +181,14 @@ class _Job:
         by_start = {spectrum.start: spectrum for spectrum in spectra}
         for (start, rows, columns), histogram in zip(self.parts, self.histograms, strict=True):
             _, some_bits, some_energy = entries_worth(histogram, price)
-            worth = some_energy - price * some_bits
+            worth = DISCOUNT * (some_energy - price * some_bits)
             spectrum = by_start.get(start)
             if spectrum is not None:
                 sigma = np.sqrt(spectrum.energies)
                 (left_bits, left_kept), (right_bits, right_kept) = (
                     factor_rates(sigma / step / np.sqrt(length)) for length in (rows, columns)
                 )
-                cost = rows * left_bits + columns * right_bits + 9
+                cost = self.cost * (rows * left_bits + columns * right_bits) + 9
                 kept = spectrum.energies * left_kept * right_kept
                 pays = kept > price * cost
                 count = int(np.argmin(pays)) if not pays.all() else len(pays)
@@ -227,7 +248,7 @@ class _Job:
         sizes = np.abs(left)
         spare = 8 * (self.room - stream.used)
         most = min(int(spare / 2.5) + 8, int(np.count_nonzero(sizes)))
-        order = np.argpartition(sizes, size - most)[size - most :] if most < size else np.arange(size)
+        order = np.argpartition(sizes, size - most)[size - most :] if 0 < most < size else np.arange(size)
         order = order[np.lexsort((order, -sizes[order]))][:most]
         squares = np.cumsum(np.square(left[order], dtype=np.float64))
         wanted = most
@@ -238,7 +259,7 @@ class _Job:
         low, high = 0, wanted + 1
         guess = min(wanted, max(1, int(spare / (np.log2(size / max(spare / 10, 1)) + 4.5))))
         for _ in range(12):
-            body, sparse, used = self.attempt(stream, left, order[:guess], step)
+            body, sparse, used = self.attempt(stream, left, order[:guess], step, bool(terms))
             if body is not None:
                 low, best = guess, (body, sparse)
             else:
@@ -250,36 +271,41 @@ class _Job:
             if best is not None and guess - low <= max(1, low // 300) and body is not None:
                 break
         if best is None:
-            body, sparse, used = self.attempt(stream, left, order[:0], step)
+            body, sparse, used = self.attempt(stream, left, order[:0], step, bool(terms))
             best = (body or b"", sparse)
         frame = frames.seal(best[0], self.shapes, round) if best[0] else b""
         if not frame:
             return b"", Update.empty(size)
         return frame, Update(size, best[1], tuple(self.shifted(part) for part in terms))
 
-    def attempt(self, stream: Stream, left: Floats, chosen: Ints, step: Scale) -> tuple[bytes | None, Sparse, int]:
+    def attempt(
+        self, stream: Stream, left: Floats, chosen: Ints, step: Scale, has_terms: bool
+    ) -> tuple[bytes | None, Sparse, int]:
         """The frame's body with these entries, None if it is too long; and how many bytes it takes."""
-        stream = stream.copy()
         indices = np.sort(chosen)
-        if not len(indices):
-            levels, moved, own = indices, [0, 0, 0], step
-        else:
-            values = left[indices].astype(np.float64)
-            sizes = np.abs(values)
-            least = float(sizes.min())
-            bits = np.log2(len(left) / len(indices)) + 4
-            own = Scale.near(least * np.sqrt(STEP_PER_PRICE / bits))
-            whole = np.maximum(np.floor(sizes / own.value + (1 - DEAD)), 1).astype(np.int64)
-            whole = np.minimum(whole, 65535)
-            moved = []
-            for level in (1, 2, 3):
-                here = whole == level if level < 3 else whole >= 3
-                error = float((sizes[here] / own.value - whole[here]).mean()) if here.any() else 0.0
-                moved.append(int(np.clip(np.rint(16 * error), -8, 7)))
-            levels = np.where(values < 0, -whole, whole)
-            moved = moved if len(indices) >= frames.OFFSETS_FROM else [0, 0, 0]
+        own, levels, moved = leveled(left[indices], len(left)) if len(indices) else (step, indices, [0, 0, 0])
+        stream = stream.copy() if has_terms else self.start([], own)
+        step = step if has_terms else own
         shift = 16 * self.shift
         sparse = code_entries(stream, Scale(step + shift), self.shapes, indices, levels, (own + shift, *moved))
         done = stream.finish()
         used = stream.used
         return (None if done is None else bytes((MIXED,)) + done), sparse, used
+
+
+def leveled(values: Floats, size: int) -> tuple[Scale, Ints, list[int]]:
+    """The step, the levels, and what moves them: for these entries of a vector of this size."""
+    sizes = np.abs(values.astype(np.float64))
+    bits = np.log2(size / len(values)) + 4
+    step = Scale.near(float(sizes.min()) * np.sqrt(STEP_PER_PRICE / bits))
+    few = len(values) < frames.OFFSETS_FROM
+    for _ in range(3 if few else 1):
+        whole = np.clip(np.floor(sizes / step.value + (1 - DEAD)), 1, 65535).astype(np.int64)
+        if few:  # without offsets, the step itself is what fits best
+            step = Scale.near(float((sizes * whole).sum() / (whole * whole).sum()))
+    moved = [0, 0, 0]
+    for level in (1, 2, 3) if not few else ():
+        here = whole == level if level < 3 else whole >= 3
+        error = float((sizes[here] / step.value - whole[here]).mean()) if here.any() else 0.0
+        moved[level - 1] = int(np.clip(np.rint(16 * error), -8, 7))
+    return step, np.where(values < 0, -whole, whole), moved

@@ -10,7 +10,7 @@ __all__ = ["DEAD", "STEP_PER_PRICE", "Histogram", "entries_worth", "factor_rates
 
 Reals = NDArray[np.float64]
 DEAD = 0.58
-"""Factors and levels are rounded up from this fraction on."""
+"""Factors are rounded up from this fraction on."""
 STEP_PER_PRICE = 6 / np.log(2)
 """step² per λ (energy per bit): where a finer uniform quantizer gains as much as its bits are worth."""
 BINS = 512
