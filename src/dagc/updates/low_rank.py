@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dagc.updates.frame import MOST_FACTOR, Scale, assemble
 from dagc.updates.rates import DEAD
@@ -72,7 +71,7 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
 
 def quantized(
     matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: torch.Tensor, step: Scale
-) -> tuple[Terms, list[Scale]] | None:
+) -> Terms | None:
     """Integer factors of the terms with these right vectors.
 
     The right vectors are rounded first. The left ones are the least squares solution with them, rounded; then the
@@ -106,22 +105,11 @@ def quantized(
     return _fitting(start, left_whole, right_whole, scales)
 
 
-def _fitting(
-    start: int, left: torch.Tensor, right: torch.Tensor, scales: list[Scale]
-) -> tuple[Terms, list[Scale]]:
+def _fitting(start: int, left: torch.Tensor, right: torch.Tensor, scales: list[Scale]) -> Terms:
     """As many of the terms, from the first on, as have an exact sum."""
     sides = [side.to(torch.int8).numpy() for side in (left, right)]
     bounds = np.prod([np.abs(side.astype(np.int64)).max(axis=0) for side in sides], axis=0)
     lowest = min(scale.exponent for scale in scales)
     sums = np.cumsum(bounds * np.array([scale.mantissa << (scale.exponent - lowest) for scale in scales]))
     fits = max(1, int((sums < MOST_SUM).sum()))
-    return assemble(start, sides[0][:, :fits], sides[1][:, :fits], scales[:fits]), scales[:fits]
-
-
-def energy_of(terms: Terms) -> float:
-    """The energy of the decoded matrix."""
-    left, right = terms.left.astype(np.float64) * terms.scales, terms.right.astype(np.float64)
-    return float(((left.T @ left) * (right.T @ right)).sum() * np.ldexp(1.0, 2 * terms.exponent))
-
-
-Floats = NDArray[np.float32]
+    return assemble(start, sides[0][:, :fits], sides[1][:, :fits], scales[:fits])
