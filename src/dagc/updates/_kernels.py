@@ -6,6 +6,8 @@ description. `docs/reference/wire-updates.md` has every step.
 
 from typing import Any
 
+import numpy as np
+
 from dagc._numba import compiled, kernel
 from dagc.wire._coder import READ, WRITE, _decide, _finish, _number
 
@@ -33,7 +35,9 @@ ODDS = LEVEL + 4 * LEVELS
 """The number of contexts."""
 SLOWEST = 60
 """How many decisions a context remembers."""
-MOST_LEVEL = 65535
+PACE = np.array([131072 // (2 * seen + 3) for seen in range(SLOWEST + 1)], dtype=np.int64)
+"""How far a probability moves, in 65,536ths of the difference: 2 / (2 · decisions seen + 3)."""
+MOST_LEVEL, MOST_FACTOR = 65535, 127
 
 build: Any = kernel if compiled() else lambda function: function
 
@@ -44,7 +48,7 @@ def decide(mode, data, end, coder, odds, context, bit):
     chance, seen = odds[2 * context], odds[2 * context + 1]
     bit = _decide(mode, data, end, coder, bit, min(max(chance, 1024), 64512))
     target = 65535 if bit else 0
-    odds[2 * context] = chance + (target - chance) * 2 // (2 * seen + 3)
+    odds[2 * context] = chance + ((target - chance) * PACE[seen] >> 16)
     odds[2 * context + 1] = min(seen + 1, SLOWEST)
     return bit
 
@@ -83,7 +87,7 @@ def raw(mode, data, end, coder, bits, value):
 
 
 @build
-def factor(mode, data, end, coder, odds, values, before, spread, usual):
+def factor(mode, data, end, coder, odds, whole, term, spread, usual):
     """Code one column of small integers. False if the bytes end too early.
 
     Args:
@@ -92,18 +96,25 @@ def factor(mode, data, end, coder, odds, values, before, spread, usual):
         end: The number of bytes.
         coder: The state of the range coder.
         odds: The contexts.
-        values: The integers; filled in when reading.
-        before: For each, how large the integers of earlier terms are there: 0 to 2.
+        whole: All terms of this side of the matrix, one row each; filled in when reading.
+        term: Which row it is.
         spread: How large these integers are expected to be, in half octaves.
         usual: Four times the expected magnitude.
     """
-    last, earlier, sign = 0, 0, 0
+    last, earlier, sign, largest = 0, 0, 0, 0
     low = max(0, (spread - PLAIN) // 2)
+    values = whole[term]
+    one, two = whole[max(term - 1, 0)], whole[max(term - 2, 0)]
     for i in range(len(values)):
+        before = 0
+        if term > 0:
+            before = abs(int(one[i]))
+        if term > 1:
+            before += abs(int(two[i]))
         recent = 4 * last + 2 * earlier
         beside = 0 if 4 * recent < 3 * usual else (1 if recent < 2 * usual else 2)
-        base = FACTOR + ((spread * 3 + before[i]) * 3 + beside) * MAGNITUDES
-        value = values[i]
+        base = FACTOR + ((spread * 3 + min(before, 2)) * 3 + beside) * MAGNITUDES
+        value = int(values[i]) if mode == WRITE else 0
         size = abs(value) >> low
         count, bit = 0, 1
         while bit and count < MAGNITUDES:
@@ -114,15 +125,18 @@ def factor(mode, data, end, coder, odds, values, before, spread, usual):
         if low:
             count = (count << low) + raw(mode, data, end, coder, low, abs(value) & ((1 << low) - 1))
         if count:
+            if count > MOST_FACTOR:
+                return False
             negative = decide(mode, data, end, coder, odds, FACTOR_SIGN + sign, 1 if value < 0 else 0)
             sign = 1 + negative
-            values[i] = -count if negative else count
-        else:
-            values[i] = 0
-        earlier, last = last, min(count, 1000)
+            value = -count if negative else count
+        if mode == READ:
+            values[i] = value
+        largest = max(largest, count)
+        earlier, last = last, count
         if mode == READ and coder[2] > end:
             return False
-    return True
+    return largest > 0
 
 
 @build

@@ -19,7 +19,7 @@ from dagc.sparse import Sparse
 from dagc.updates import frame as frames
 from dagc.updates.frame import MIXED, MOST_TERMS, Shapes, code_entries, code_head, code_terms, size_of
 from dagc.updates.low_rank import one_thread, quantized, subspace
-from dagc.updates.rates import STEP_PER_PRICE, Choice, Rates
+from dagc.updates.rates import COST, STEP_PER_PRICE, Choice, Rates
 from dagc.updates.stream import Scale, Stream
 from dagc.updates.update import Terms, Update, extents
 from dagc.updates.vectors import BINS, checked, count_magnitudes, largest_entries, normalized
@@ -42,8 +42,14 @@ MOST_LOOKED_FOR = 64
 
 @dataclass
 class State:
-    """What helps with the next, similar vector: the right singular vectors of each matrix that paid, by its start."""
+    """What helps with the next, similar vector.
 
+    Attributes:
+        right: The right singular vectors of each matrix that paid, by its start.
+        cost: What factors took of the bits that Gaussian ones would.
+    """
+
+    cost: float = COST
     right: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
@@ -128,7 +134,8 @@ class _Job:
         for index, (start, rows, columns) in enumerate(self.parts):
             count[index], energy[index] = count_magnitudes(self.values[start : start + rows * columns])
         spectra = [self.spectrum(*part, float(own.sum())) for part, own in zip(self.parts, energy, strict=True)]
-        rates = Rates(self.parts, count, energy, [np.square(sigmas.numpy()) for _, sigmas in spectra])
+        squares = [np.square(sigmas.numpy()) for _, sigmas in spectra]
+        rates = Rates(self.parts, count, energy, squares, self.state.cost)
         stream, terms, step = self.begin(spectra, rates)
         if left is None:
             left = self.values.copy() if terms else self.values
@@ -167,12 +174,12 @@ class _Job:
                 return stream, terms, step
             real = 8 * stream.used / (choice.bits - choice.entry_bits) * rates.cost
             if stream.used + 5 > self.room:
-                rates.cost = max(real, rates.cost) * 1.02
+                rates.cost = self.state.cost = max(real, rates.cost) * 1.02
                 continue
             short = 8 * stream.used + choice.entry_bits < 0.96 * 8 * self.room
             if not short or attempt > 1 or self.share is not None or len(self.values) > REPEATED:
                 return stream, terms, step
-            rates.cost = real
+            rates.cost = self.state.cost = real
         return self.start([], step), [], step
 
     def terms(

@@ -71,10 +71,15 @@ class Rates:
     """
 
     def __init__(
-        self, extents: Sequence[tuple[int, int, int]], count: Reals, energy: Reals, spectra: Sequence[Reals]
+        self,
+        extents: Sequence[tuple[int, int, int]],
+        count: Reals,
+        energy: Reals,
+        spectra: Sequence[Reals],
+        cost: float = COST,
     ) -> None:
         self.total = float(energy.sum())
-        self.cost = COST
+        self.cost = cost
         largest = int(np.flatnonzero(count.any(axis=0))[-1])
         bins = np.arange(largest, max(largest - OCTAVES, 0), -1)
         self._edges = (bins.astype(np.uint32) << np.uint32(22)).view(np.float32).astype(np.float64)

@@ -1,6 +1,7 @@
 """The coded part of an update's frame, number by number: the same calls write it and read it."""
 
 from functools import cache
+from math import ldexp
 from typing import Any, Self
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from dagc.errors import MalformedPayload
 from dagc.updates import _kernels
 
-__all__ = ["Scale", "Stream"]
+__all__ = ["COUNT", "OTHER", "RANK", "STEP", "Scale", "Stream", "nearest"]
 
 Ints = NDArray[np.int64]
 RANK, STEP, COUNT, OTHER = (_kernels.NUMBER + 16 * kind for kind in range(4))
@@ -27,13 +28,7 @@ class Scale(int):
     @classmethod
     def near(cls, number: float) -> Self:
         """The scale that is closest to a positive number."""
-        mantissa, exponent = np.frexp(number)
-        return cls(16 * (int(exponent) - 5) + round(float(mantissa) * 32) - 16)
-
-    @property
-    def mantissa(self) -> int:
-        """From 16 to 31."""
-        return self % 16 + 16
+        return cls(nearest(number))
 
     @property
     def exponent(self) -> int:
@@ -43,7 +38,13 @@ class Scale(int):
     @property
     def value(self) -> float:
         """The number."""
-        return float(np.ldexp(float(self.mantissa), self.exponent))
+        return ldexp(self % 16 + 16, self // 16)
+
+
+def nearest(numbers: Any) -> Any:
+    """The scales, as integers, that are closest to these positive numbers."""
+    mantissas, exponents = np.frexp(numbers)
+    return 16 * (exponents.astype(np.int64) - 5) + np.rint(mantissas * 32).astype(np.int64) - 16
 
 
 class Stream:
@@ -88,9 +89,9 @@ class Stream:
         """A number of so many bits."""
         return self._in_time(int(_kernels.raw(self.mode, self.data, self.end, self.coder, bits, value)))
 
-    def factor(self, values: Ints, before: Ints, spread: int) -> None:
-        """A column of factors. Reading fills in the values."""
-        arguments: Any = (self.mode, self.data, self.end, self.coder, self.odds, values, before, spread, USUAL[spread])
+    def factor(self, whole: NDArray[np.int8], term: int, spread: int) -> None:
+        """A column of factors, which is a row of `whole`. Reading fills it in."""
+        arguments: Any = (self.mode, self.data, self.end, self.coder, self.odds, whole, term, spread, USUAL[spread])
         if not _kernels.factor(*arguments) and self.reading:
             raise _invalid()
 

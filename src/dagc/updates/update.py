@@ -33,8 +33,8 @@ class Terms:
 
     Attributes:
         start: Where the matrix starts in the vector.
-        left: rows × terms, int8.
-        right: columns × terms, int8.
+        left: terms × rows, int8.
+        right: terms × columns, int8.
         scales: One integer per term.
         exponent: Of two, common to all.
     """
@@ -48,41 +48,41 @@ class Terms:
     @property
     def size(self) -> int:
         """Entries of the matrix."""
-        return len(self.left) * len(self.right)
+        return self.left.shape[1] * self.right.shape[1]
 
     @property
     def numbers(self) -> int:
         """How many numbers stand for them."""
-        return (len(self.left) + len(self.right) + 1) * len(self.scales)
+        return (self.left.shape[1] + self.right.shape[1] + 1) * len(self.scales)
 
     @property
     def largest(self) -> int:
         """A bound of the sum of all terms, before the exponent."""
         if not len(self.scales):
             return 0
-        left, right = (np.abs(side.astype(np.int64)).max(axis=0) for side in (self.left, self.right))
+        left, right = (np.abs(side.astype(np.int64)).max(axis=1) for side in (self.left, self.right))
         return int((left * right * self.scales).sum())
 
     @property
     def energy(self) -> float:
         """The sum of the squares of the matrix."""
-        left, right = self.left.astype(np.float64) * self.scales, self.right.astype(np.float64)
-        return float(((left.T @ left) * (right.T @ right)).sum() * np.ldexp(1.0, 2 * self.exponent))
+        left, right = self.left.T.astype(np.float64) * self.scales, self.right.astype(np.float64)
+        return float(((left.T @ left) * (right @ right.T)).sum() * np.ldexp(1.0, 2 * self.exponent))
 
     def at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
         """The entries of the matrix at these places of the vector."""
-        row, column = np.divmod(indices - self.start, len(self.right))
-        whole = (self.left[row].astype(np.float64) * self.scales * self.right[column]).sum(axis=1)
+        row, column = np.divmod(indices - self.start, self.right.shape[1])
+        whole = (self.left.T[row].astype(np.float64) * self.scales * self.right.T[column]).sum(axis=1)
         return np.ldexp(whole, self.exponent)
 
     def floats(self) -> tuple[Floats, Floats, np.float32]:
         """The left factors times the scales, the right ones as rows, and the unit: all exact."""
-        right = np.ascontiguousarray(self.right.T.astype(np.float32))
-        return (self.left * self.scales).astype(np.float32), right, np.float32(np.ldexp(1.0, self.exponent))
+        left = np.ascontiguousarray((self.left.T * self.scales).astype(np.float32))
+        return left, self.right.astype(np.float32), np.float32(np.ldexp(1.0, self.exponent))
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
         """Where each part of the matrix starts in the vector, and its entries."""
-        width = len(self.right)
+        width = self.right.shape[1]
         rows = max(1, BLOCK // width)
         left, right, unit = self.floats()
         for row in range(0, len(left), rows):
