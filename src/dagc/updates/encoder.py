@@ -251,7 +251,7 @@ class _Job:
         shift = 16 * self.shift
         sparse = code_entries(stream, Scale(step + shift), self.shapes, indices, levels, (own + shift, *moved))
         done = stream.finish()
-        used = stream.used
+        used = stream.total
         return (None if done is None else bytes((MIXED,)) + done), sparse, used
 
 

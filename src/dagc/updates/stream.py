@@ -55,14 +55,16 @@ class Stream:
         following = 0
         for byte in data[:4].tolist() + [0] * (4 - min(4, len(data))):
             following = following << 8 | byte
-        self.coder = np.array([0, 0xFFFFFFFF, 0, following])
+        self.coder = (0, 0xFFFFFFFF, 0, following)
         self.odds = _first_odds().copy()
+        self.total = 0
 
     def copy(self) -> "Stream":
         """The same state with the same bytes, to write something and go back."""
         other = object.__new__(Stream)
         other.data, other.mode, other.end = self.data.copy(), self.mode, self.end
-        other.coder, other.odds = self.coder.copy(), self.odds.copy()
+        other.coder, other.odds = self.coder, self.odds.copy()
+        other.total = 0
         return other
 
     @property
@@ -73,12 +75,13 @@ class Stream:
     @property
     def used(self) -> int:
         """How many bytes are done."""
-        return int(self.coder[2])
+        return self.coder[2]
 
     def number(self, context: int, value: int = 0) -> int:
         """A number of at least 0."""
-        done = int(_kernels.number(self.mode, self.data, self.end, self.coder, self.odds, context, value))
-        return self._in_time(done)
+        arguments: Any = (self.mode, self.data, self.end, self.coder, self.odds, context, value)
+        number, self.coder = _kernels.number(*arguments)
+        return self._in_time(int(number))
 
     def signed(self, context: int, value: int = 0) -> int:
         """A number of any sign."""
@@ -87,19 +90,23 @@ class Stream:
 
     def raw(self, bits: int, value: int = 0) -> int:
         """A number of so many bits."""
-        return self._in_time(int(_kernels.raw(self.mode, self.data, self.end, self.coder, bits, value)))
+        arguments: Any = (self.mode, self.data, self.end, self.coder, bits, value)
+        number, self.coder = _kernels.raw(*arguments)
+        return self._in_time(int(number))
 
     def factor(self, whole: NDArray[np.int8], term: int, spread: int) -> None:
         """A column of factors, which is a row of `whole`. Reading fills it in."""
         arguments: Any = (self.mode, self.data, self.end, self.coder, self.odds, whole, term, spread, USUAL[spread])
-        if not _kernels.factor(*arguments) and self.reading:
+        valid, self.coder = _kernels.factor(*arguments)
+        if not valid and self.reading:
             raise _invalid()
 
     def entries(self, layout: tuple[Ints, Ints], size: int, indices: Ints, levels: Ints) -> None:
         """Indices and levels. Reading fills them in."""
         starts, lengths = layout
-        arguments: Any = (self.mode, self.data, self.end, self.coder, self.odds)
-        if not _kernels.entries(*arguments, starts, lengths, size, indices, levels) and self.reading:
+        arguments: Any = (self.mode, self.data, self.end, self.coder, self.odds, starts, lengths, size, indices, levels)
+        valid, self.coder = _kernels.entries(*arguments)
+        if not valid and self.reading:
             raise _invalid()
 
     def _in_time(self, value: int) -> int:
@@ -109,17 +116,11 @@ class Stream:
 
     def finish(self) -> bytes | None:
         """The bytes written, or those read; None if they did not fit."""
-        if self.used > self.end:
-            if self.reading:
-                raise _invalid()
-            return None
-        if not _kernels._finish(self.mode, self.data, self.end, self.coder):
-            if self.reading:
-                raise _invalid()
-            return None
-        if self.reading and self.used != self.end:
+        total = int(_kernels.finish(self.mode, self.data, self.end, self.coder))
+        if self.reading and total != self.end:
             raise _invalid()
-        return self.data[: self.used].tobytes()
+        self.total = total
+        return self.data[:total].tobytes() if total <= self.end else None
 
 
 def _invalid() -> MalformedPayload:
