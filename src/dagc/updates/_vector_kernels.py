@@ -4,7 +4,7 @@ import numpy as np
 
 from dagc._numba import kernel
 
-__all__ = ["add_terms", "collect", "histogram"]
+__all__ = ["add_terms", "histogram"]
 
 
 @kernel
@@ -14,24 +14,6 @@ def histogram(values, bits, stride, count, energy):
         place = (bits[i] & np.uint32(0x7FFFFFFF)) >> np.uint32(22)
         count[place] += 1
         energy[place] += np.float64(values[i]) * np.float64(values[i])
-
-
-@kernel
-def collect(bits, least, indices):
-    """Fill in the indices of entries whose magnitude has at least these bits. Returns how many there are."""
-    found = 0
-    for first in range(0, len(bits), 64):
-        last = min(first + 64, len(bits))
-        largest = np.uint32(0)
-        for i in range(first, last):
-            largest = max(largest, bits[i] & np.uint32(0x7FFFFFFF))
-        if largest >= least:
-            for i in range(first, last):
-                if bits[i] & np.uint32(0x7FFFFFFF) >= least:
-                    if found < len(indices):
-                        indices[found] = i
-                    found += 1
-    return found
 
 
 @kernel

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 from dagc.updates import frame as frames
-from dagc.updates.frame import MIXED, MOST_TERMS, Shapes, code_entries, code_head, code_terms, size_of
+from dagc.updates.frame import MIXED, Shapes, code_entries, code_head, code_terms, size_of
 from dagc.updates.low_rank import one_thread, quantized, subspace
 from dagc.updates.rates import COST, STEP_PER_PRICE, Choice, Rates
 from dagc.updates.stream import Scale, Stream
@@ -133,7 +133,7 @@ class _Job:
         count, energy = np.empty((len(self.parts), BINS)), np.empty((len(self.parts), BINS))
         for index, (start, rows, columns) in enumerate(self.parts):
             count[index], energy[index] = count_magnitudes(self.values[start : start + rows * columns])
-        spectra = [self.spectrum(*part, float(own.sum())) for part, own in zip(self.parts, energy, strict=True)]
+        spectra = [self.spectrum(*part, part_energy, float(energy.sum())) for part, part_energy in zip(self.parts, energy.sum(axis=1), strict=True)]
         squares = [np.square(sigmas.numpy()) for _, sigmas in spectra]
         rates = Rates(self.parts, count, energy, squares, self.state.cost)
         stream, terms, step = self.begin(spectra, rates)
@@ -149,11 +149,13 @@ class _Job:
         update = Update(size, sparse, tuple(self.shifted(part) for part in terms))
         return frames.seal(body, self.shapes, round), update, left
 
-    def spectrum(self, start: int, rows: int, columns: int, energy: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def spectrum(
+        self, start: int, rows: int, columns: int, energy: float, total: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The leading right singular vectors of a matrix that could be worth sending, and their singular values."""
         afford = self.room * 8 / (rows + columns)
-        rank = int(min(afford / FEWEST_BITS, max(USUAL_TERMS, afford / USUAL_BITS)))
-        rank = min(rank, rows, columns, MOST_TERMS, MOST_LOOKED_FOR)
+        usual = afford / USUAL_BITS * min(1.0, 4 * energy / total)
+        rank = min(int(min(afford / FEWEST_BITS, max(USUAL_TERMS, usual))), rows, columns, MOST_LOOKED_FOR)
         if rank < 1 or min(rows, columns) < 2 or energy == 0:
             return torch.zeros(columns, 0), torch.zeros(0, dtype=torch.float64)
         matrix = torch.from_numpy(self.values[start : start + rows * columns]).view(rows, columns)
@@ -189,10 +191,11 @@ class _Job:
         step = Scale.near(float(np.sqrt(choice.price * STEP_PER_PRICE)))
         done = []
         for (start, rows, columns), (right, sigmas), count in zip(self.parts, spectra, choice.terms, strict=True):
+            if right.shape[1]:
+                self.state.right[start] = right[:, : count + 2]
             if not count:
                 continue
             matrix = torch.from_numpy(self.values[start : start + rows * columns]).view(rows, columns)
-            self.state.right[start] = right[:, : count + 4]
             terms = quantized(matrix, start, right[:, :count], sigmas[:count], step)
             if terms is not None:
                 done.append(terms)

@@ -44,25 +44,37 @@ def subspace(matrix: torch.Tensor, rank: int, start: torch.Tensor | None) -> tup
 
     Args:
         matrix: Any matrix.
-        rank: How many to find.
-        start: Right vectors of an earlier, similar matrix. With them, fewer passes are enough.
+        rank: How many to find at most.
+        start: The right vectors of an earlier, similar matrix. With them, fewer passes are enough.
     """
     columns = matrix.shape[1]
-    passes = 1 if start is not None and start.shape[1] >= rank else 2
-    basis = torch.randn(columns, rank, generator=torch.Generator().manual_seed(columns))
-    if start is not None:
-        shared = min(rank, start.shape[1])
-        basis[:, :shared] = start[:, :shared]
-    for index in range(passes):
-        left = torch.linalg.qr(matrix @ basis).Q
-        basis = matrix.T @ left
-        if index + 1 < passes:
-            basis = torch.linalg.qr(basis).Q
+    generator = torch.Generator().manual_seed(columns)
+    if start is None:
+        basis = torch.randn(columns, rank, generator=generator)
+    else:  # a few terms more than before
+        basis = torch.randn(columns, min(rank, start.shape[1] + 2), generator=generator)
+        basis[:, : start.shape[1]] = start[:, : basis.shape[1]]
+    left = orthonormal(matrix @ basis)
+    if start is None:
+        left = orthonormal(matrix @ (matrix.T @ left))
+    basis = matrix.T @ left
     squares, rotation = torch.linalg.eigh((basis.T @ basis).double())
     values = squares.clamp_min(0).sqrt().flip(0)
     keep = values > values[0] * 1e-5
     right = (basis.double() @ rotation.flip(1))[:, keep] / values[keep]
     return right.float(), values[keep]
+
+
+def orthonormal(columns: torch.Tensor) -> torch.Tensor:
+    """An orthonormal basis of what the columns span."""
+    if len(columns) < 4 * columns.shape[1]:
+        return torch.linalg.qr(columns).Q
+    scaled = columns.double()
+    scaled /= scaled.norm(dim=0).clamp_min(1e-300)
+    factor, failed = torch.linalg.cholesky_ex(scaled.T @ scaled)
+    if failed or float(factor.diagonal().min()) < 1e-6:  # nearly dependent
+        return torch.linalg.qr(columns).Q
+    return torch.linalg.solve_triangular(factor.T, scaled, upper=True, left=False).float()
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:

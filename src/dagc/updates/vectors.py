@@ -17,6 +17,8 @@ BINS = 512
 """Half octaves of magnitudes: exponent and first bit of the mantissa."""
 COUNTED = 1 << 18
 """Of longer tensors, about as many entries are counted, evenly spread."""
+PIECE = 1 << 16
+"""Entries that are compared at once: they fit into a cache."""
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
@@ -66,7 +68,11 @@ def largest_entries(values: Floats, most: int) -> NDArray[np.int64]:
     if rank < len(sample):
         place = len(sample) - int(rank)
         least = max(np.partition(sample, place)[place], np.uint32(1))
-    indices = _collected(bits, least, 2 * most + 1024)
+    found = [
+        first + np.flatnonzero((bits[first : first + PIECE] & MAGNITUDE) >= least)
+        for first in range(0, len(bits), PIECE)
+    ]
+    indices = np.concatenate(found)
     sizes = bits[indices] & MAGNITUDE
     if len(indices) > most:
         floor = np.partition(sizes, len(sizes) - most)[len(sizes) - most]
@@ -77,17 +83,3 @@ def largest_entries(values: Floats, most: int) -> NDArray[np.int64]:
         indices, sizes = indices[keep], sizes[keep]
     order: NDArray[np.int64] = indices[np.argsort(MAGNITUDE - sizes, kind="stable")]
     return order
-
-
-def _collected(bits: NDArray[np.uint32], least: np.uint32, room: int) -> NDArray[np.int64]:
-    """The indices of the entries of at least this magnitude."""
-    if not compiled():
-        return np.flatnonzero((bits & MAGNITUDE) >= least)
-    from dagc.updates import _vector_kernels
-
-    indices = np.empty(room, dtype=np.int64)
-    found = int(_vector_kernels.collect(bits, least, indices))
-    if found > room:  # the sample was misleading: more room, once
-        indices = np.empty(found, dtype=np.int64)
-        _vector_kernels.collect(bits, least, indices)
-    return indices[:found]
