@@ -24,13 +24,13 @@ test-slow: $(READY)
 # Real Flower processes on this computer: Ray, and a SuperLink with three SuperNodes.
 test-flower: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'flwr[simulation]'
-	$(BIN)/python -m pytest -m slow tests/test_flower_processes.py
+	$(BIN)/python -m pytest -m slow tests/flower/test_processes.py
 
 # Faults of every kind, from a seed: make chaos SEED=1 MINUTES=30
 SEED ?= 0
 MINUTES ?= 5
 chaos: $(READY)
-	$(BIN)/python -m dagc.chaos --seed $(SEED) --minutes $(MINUTES)
+	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES)
 
 # The server's half with 1,000 clients for 10,000 rounds, 5 % of which fail.
 soak: $(READY)
@@ -51,7 +51,7 @@ docs: $(READY)
 
 # The tables of README.md and docs/ again, from the records in results/.
 results: $(READY)
-	$(BIN)/python -m dagc.experiments.tables
+	$(BIN)/python -m research.tables
 
 dist: $(READY)
 	$(BIN)/python -c "from setuptools import build_meta as b; print(b.build_sdist('dist'), b.build_wheel('dist'))"

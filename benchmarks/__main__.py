@@ -2,9 +2,10 @@
 
 import time
 
+from rich.console import Console
+
 from benchmarks import data, flower, flower_apps, kernels, training
 from benchmarks.tables import arguments
-from rich.console import Console
 
 if __name__ == "__main__":
     parser = arguments(__doc__)

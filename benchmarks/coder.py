@@ -17,15 +17,15 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from benchmarks.tables import arguments, kept
 
+from benchmarks.tables import arguments, kept
 from dagc.data import data_folder
 from dagc.errors import MissingData
-from dagc.experiments import STAND_INS
 from dagc.sparse import Sparse
 from dagc.training import Config, Federation
 from dagc.wire import Memory, encode
 from dagc.wire.coder import TABLES, Shapes
+from research import STAND_INS
 
 SIGNS: dict[str, Any] = {"values": "sign", "frames": "compact", "first_model": "drawn", "method": "dagc-r"}
 LOGISTIC: dict[str, Any] = {**SIGNS, "task": "logistic@fashion-mnist", "overhead": 0.125, "learning_rate": 0.1}

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from benchmarks.tables import arguments, kept
 
+from benchmarks.tables import arguments, kept
 from dagc.errors import MalformedPayload
 from dagc.sparse import Sparse
 from dagc.wire import VALUE_CODECS, Memory, decode, is_coded, quantise

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from benchmarks.tables import arguments, show
 from rich.console import Console
 
+from benchmarks.tables import arguments, show
 from dagc.data import Batches, Dataset, load, make_partition
 from dagc.errors import MissingData
 from dagc.models import build

@@ -29,15 +29,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.tables import arguments, kept
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 import dagc.ddp
+from benchmarks.tables import arguments, kept
 from dagc.data import Batches, load, make_partition
 from dagc.errors import MissingData
-from dagc.experiments.measured import digits
 from dagc.models import build
+from research.measured import digits
 
 PREFIX = "dagc-bench"
 SUBNET = "10.203.7"  # exists inside the namespaces only

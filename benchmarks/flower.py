@@ -22,7 +22,6 @@ from threading import Condition, Thread
 from typing import Any
 
 import torch
-from benchmarks.tables import arguments, show
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
@@ -31,6 +30,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.tables import arguments, show
 from dagc.flower import DataAware, compress
 from dagc.flower.local import LocalGrid
 

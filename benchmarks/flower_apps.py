@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from benchmarks.tables import arguments, show
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from benchmarks.tables import arguments, show
 from dagc.flower.local import LocalGrid
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -26,10 +26,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.ddp import PORT, SUBNET, Network, needed, run, send, transmitted, workers
-from benchmarks.ddp import install as install_hook
-from benchmarks.tables import arguments, kept, show
-from examples.internet import GPT, Text
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.functional import cross_entropy
@@ -37,10 +33,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import dagc.ddp
+from benchmarks.ddp import PORT, SUBNET, Network, needed, run, send, transmitted, workers
+from benchmarks.ddp import install as install_hook
+from benchmarks.tables import arguments, kept, show
 from dagc.data import Batches, load, make_partition
 from dagc.errors import MissingData
-from dagc.experiments.measured import digits
 from dagc.models import build
+from examples.internet import GPT, Text
+from research.measured import digits
 
 STEPS = 30
 """Local steps between exchanges."""

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.tables import arguments, show
 from rich.console import Console
 
 import dagc
+from benchmarks.tables import arguments, show
 from dagc._numba import compiled
 from dagc.data import Batches, load, make_partition
 from dagc.errors import MissingData

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from benchmarks.internet import STEPS, Task
-from benchmarks.tables import arguments, kept
 from torch.nn.utils import parameters_to_vector
 
+from benchmarks.internet import STEPS, Task
+from benchmarks.tables import arguments, kept
 from dagc import Sparse, encode, quantise, read_header, top_k
 from dagc.compressors import Gradient
 from dagc.errors import MissingData

@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from benchmarks.tables import arguments, kept, show
 from numpy.typing import NDArray
 
+from benchmarks.tables import arguments, kept, show
 from dagc.policies import Plan
 from dagc.policies.plan import CODED_BELOW, usual_bytes
 from dagc.protocol import Client, Server
 from dagc.protocol.memories import MEMORIES
-from dagc.report.numbers import in_bytes
+from dagc.text import in_bytes
 from dagc.wire import Memory
 
 CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)

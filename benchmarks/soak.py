@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from benchmarks.tables import arguments, kept
 
+from benchmarks.tables import arguments, kept
 from dagc.draws import scramble
 from dagc.policies import Plan
 from dagc.protocol import Client, Server

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dagc.experiments.measured import Measured
-from dagc.experiments.origin import source_commit
+from research.measured import Measured
+from research.origin import source_commit
 
 __all__ = ["Sheet", "arguments", "kept", "show"]
 

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
-from benchmarks.tables import arguments, show
 
+from benchmarks.tables import arguments, show
 from dagc.errors import MissingData
 from dagc.training import Config, Federation
 

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 from dagc.data.dataset import Dataset
 from dagc.errors import InvalidInput, unknown
 
-__all__ = ["MODELS", "Model", "build", "parameter_count"]
+__all__ = [
+    "MODELS",
+    "AsImage",
+    "AsImageChannelsLast",
+    "Model",
+    "build",
+    "image_shape",
+    "initialise",
+    "parameter_count",
+]
 
 Shape = tuple[int, ...]
 
@@ -82,21 +91,21 @@ def parameter_count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-class _AsImage(nn.Module):
+class AsImage(nn.Module):
     """Adds a channel axis to samples with two axes (frames × bands, rows × columns)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.unsqueeze(1) if x.ndim == 3 else x
 
 
-class _AsImageChannelsLast(_AsImage):
+class AsImageChannelsLast(AsImage):
     """The same with channels last in memory: up to a third faster for plain stacks of convolutions on the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).contiguous(memory_format=torch.channels_last)
 
 
-def _image(shape: Shape, least: int) -> Shape:
+def image_shape(shape: Shape, least: int) -> Shape:
     """The shape as (channels, height, width), each side at least `least` pixels."""
     image = (1, *shape) if len(shape) == 2 else shape
     if len(image) != 3 or min(image[1:]) < least:
@@ -116,40 +125,14 @@ def _mlp(shape: Shape, classes: int) -> nn.Module:
 
 
 def _cnn(shape: Shape, classes: int) -> nn.Module:
-    channels, height, width = _image(shape, 16)
+    channels, height, width = image_shape(shape, 16)
     side = [((pixels - 4) // 2 - 4) // 2 for pixels in (height, width)]
     return nn.Sequential(
-        _AsImageChannelsLast(),
+        AsImageChannelsLast(),
         *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(32 * side[0] * side[1], 256), nn.ReLU(), nn.Linear(256, classes)),
     )
-
-
-def _vgg(shape: Shape, classes: int, widths: tuple[int, ...], pooled: tuple[int, ...], hidden: int) -> nn.Module:
-    """3 × 3 convolutions of the given widths, 2 × 2 pooling after some, three linear layers."""
-    channels, height, width = _image(shape, 32)
-    layers: list[nn.Module] = [_AsImageChannelsLast()]
-    for index, out in enumerate(widths):
-        layers += [nn.Conv2d(channels, out, 3, padding=1), nn.ReLU()]
-        if index in pooled:
-            layers.append(nn.MaxPool2d(2))
-            height, width = height // 2, width // 2
-        channels = out
-    layers += [nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.ReLU()]
-    layers += [nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
-    return nn.Sequential(*layers)
-
-
-_POOLED = (0, 1, 3, 5, 7)
-
-
-def _vgg11s(shape: Shape, classes: int) -> nn.Module:
-    return _vgg(shape, classes, (32, 64, 128, 128, 128, 128, 128, 128), _POOLED, 128)
-
-
-def _vgg11(shape: Shape, classes: int) -> nn.Module:
-    return _vgg(shape, classes, (64, 128, 256, 256, 512, 512, 512, 512), _POOLED, 512)
 
 
 class _Lstm(nn.Module):
@@ -193,48 +176,13 @@ def _token_lstm(shape: Shape, tokens: int) -> nn.Module:
     return _TokenLstm(tokens)
 
 
-class _Residual(nn.Module):
-    """Two 3 × 3 convolutions with a shortcut."""
-
-    def __init__(self, channels: int, out: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(channels, out, 3, stride, padding=1)
-        self.second = nn.Conv2d(out, out, 3, padding=1)
-        self.shortcut = nn.Conv2d(channels, out, 1, stride) if stride > 1 or channels != out else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        branch = self.second(torch.relu(self.first(x)))
-        return torch.relu(branch + self.shortcut(x))
-
-
-class _Mean(nn.Module):
-    """The mean of each channel."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3))
-
-
-def _resnet18(shape: Shape, classes: int) -> nn.Module:
-    channels = _image(shape, 8)[0]
-    layers: list[nn.Module] = [_AsImage(), nn.Conv2d(channels, 64, 3, padding=1), nn.ReLU()]
-    inner = 64
-    for out, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [_Residual(inner, out, stride), _Residual(out, out, 1)]
-        inner = out
-    return nn.Sequential(*layers, _Mean(), nn.Linear(512, classes))
-
-
-def _initialise(model: nn.Module, seed: int) -> None:
+def initialise(model: nn.Module, seed: int) -> None:
     """Set every parameter from `seed`.
 
-    Layers before a ReLU keep the scale of the signal (He), and the last one starts small. The branches of a residual
-    network are scaled down by the square root of their number, so that together they add no more than one layer would:
-    without normalisation, the signal neither grows nor fades with depth. This was chosen over branches that start at
-    zero and over a learned scale per branch, by the loss after 100 steps on CIFAR-10 at a rate of 0.01, one seed each.
+    Layers before a ReLU keep the scale of the signal (He), and the last one starts small.
     """
     random = torch.Generator().manual_seed(seed)
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
-    branches = [block for block in model.modules() if isinstance(block, _Residual)]
     for layer in layers:
         fan_in = layer.weight[0].numel()
         if layer is layers[-1]:
@@ -243,9 +191,6 @@ def _initialise(model: nn.Module, seed: int) -> None:
             nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_in), generator=random)
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
-    with torch.no_grad():
-        for block in branches:
-            block.second.weight.mul_(len(branches) ** -0.5)
     for lstm in (layer for layer in model.modules() if isinstance(layer, nn.LSTM)):
         _initialise_lstm(lstm, random)
     for embedding in (layer for layer in model.modules() if isinstance(layer, nn.Embedding)):
@@ -267,21 +212,14 @@ def _initialise_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
 
 
 MODELS: dict[str, Model] = {
-    "logistic": Model(_logistic, "Logistic@FMNIST: Fig. 2a, Tables III and V", _initialise),
-    "mlp": Model(_mlp, "not in the paper: one hidden layer of 256, about 20,000 parameters on digits", _initialise),
+    "logistic": Model(_logistic, "Logistic@FMNIST: Fig. 2a, Tables III and V", initialise),
+    "mlp": Model(_mlp, "not in the paper: one hidden layer of 256, about 20,000 parameters on digits", initialise),
     "cnn": Model(
-        _cnn, "CNN@CIFAR-10: Tables III to VI; the four layers of McMahan et al. 2017, half as wide", _initialise
+        _cnn, "CNN@CIFAR-10: Tables III to VI; the four layers of McMahan et al. 2017, half as wide", initialise
     ),
-    "lstm": Model(_lstm, "LSTM@SCs: Fig. 2b, Tables III and V", _initialise),
-    "vgg11s": Model(_vgg11s, "VGG11s@Flickr: Figs. 3 and 4; the reduced VGG11 of Sattler et al.", _initialise),
-    "vgg11": Model(
-        _vgg11, "VGG11@CIFAR-100: Fig. 5; the hidden linear layers are 512 wide, as suits 32 × 32 images", _initialise
-    ),
-    "resnet18": Model(
-        _resnet18, "ResNet18@CIFAR-10: Fig. 5; first convolution 3 × 3, as suits 32 × 32 images", _initialise
-    ),
+    "lstm": Model(_lstm, "LSTM@SCs: Fig. 2b, Tables III and V", initialise),
     "token-lstm": Model(
-        _token_lstm, "not in the paper: an embedding of 32, an LSTM of 128, every next token", _initialise, True
+        _token_lstm, "not in the paper: an embedding of 32, an LSTM of 128, every next token", initialise, True
     ),
 }
 """Every model by name."""

@@ -6,16 +6,17 @@ A package names a module, or a function to call, in the entry points of its `pyp
     mine = "my_package.methods"
 
 Loading it registers its parts: `dagc.policies.POLICIES["mine"] = Method(…)`, and likewise in `dagc.ALLOCATORS`,
-`dagc.COMPRESSORS`, `dagc.VALUE_CODECS`, `dagc.INDEX_CODECS` and `dagc.models.MODELS`. `dagc plugins --check` runs the
-contracts of `dagc.testing` on all of them.
+`dagc.COMPRESSORS`, `dagc.VALUE_CODECS`, `dagc.INDEX_CODECS`, `dagc.models.MODELS` and `dagc.data.CATALOGUE`.
+`dagc plugins --check` runs the contracts of `dagc.testing` on all of them.
 """
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
 from dagc.allocation import ALLOCATORS
 from dagc.compressors import COMPRESSORS
+from dagc.data import CATALOGUE
 from dagc.models import MODELS
 from dagc.policies import POLICIES
 from dagc.wire import INDEX_CODECS, VALUE_CODECS
@@ -31,6 +32,7 @@ REGISTRIES: Mapping[str, dict[Any, Any]] = {
     "value codec": VALUE_CODECS,
     "index codec": INDEX_CODECS,
     "model": MODELS,
+    "data set": CATALOGUE,
 }
 """Where parts are registered, by kind."""
 
@@ -54,8 +56,11 @@ class Plugin(NamedTuple):
 _loaded: list[Plugin] | None = None
 
 
-def load_plugins() -> list[Plugin]:
+def load_plugins(*others: str) -> list[Plugin]:
     """Load all plugins, once per process. One that fails is left out, and its `problem` says why.
+
+    Args:
+        others: Plugins that no installed package names, as `MODULE` or `MODULE:FUNCTION`.
 
     Example:
         >>> isinstance(load_plugins(), list)
@@ -65,6 +70,9 @@ def load_plugins() -> list[Plugin]:
     if _loaded is None:
         _loaded = []  # set before loading: a plugin may ask for the others
         _loaded += [_load(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
+    for other in others:
+        if all(plugin.where != other for plugin in _loaded):
+            _loaded.append(_load(EntryPoint(other, other, GROUP)))
     return _loaded
 
 

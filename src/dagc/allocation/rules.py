@@ -18,7 +18,7 @@ def uniform(shares: Array, total: float) -> Array:
 
 
 def power(shares: Array, total: float, exponent: float = 2 / 3) -> Array:
-    """Ratios in proportion to `shares ** exponent`; 2/3 minimises Σ p²/δ² (see `dagc.theory`)."""
+    """Ratios in proportion to `shares ** exponent`; 2/3 minimises Σ p²/δ² (see `research.theory`)."""
     raised = shares**exponent
     return np.asarray(total * raised / raised.sum())
 

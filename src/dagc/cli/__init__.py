@@ -13,7 +13,6 @@ from dagc.cli.data import app as data_app
 from dagc.cli.plan import plan
 from dagc.cli.plugins import plugins
 from dagc.cli.report import report
-from dagc.cli.reproduce import reproduce
 from dagc.cli.terminal import say, show_log, show_warnings
 from dagc.cli.train import compare, resume, run
 from dagc.errors import DagcError
@@ -34,7 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, resume, report, reproduce, plan, allocate, plugins):
+for command in (run, compare, resume, report, plan, allocate, plugins):
     app.command()(command)
 app.add_typer(data_app, name="data")
 
@@ -51,7 +50,7 @@ def version(
         raise typer.Exit
 
 
-def main() -> None:
+def main(commands: typer.Typer = app) -> None:
     """Run the command line. An error is one line on stderr and exit code 2, never a traceback.
 
     An unexpected error says how to see its traceback.
@@ -61,7 +60,7 @@ def main() -> None:
         if plugin.problem:
             say(f"warning: the plugin {plugin.name} ({plugin.where}) cannot be loaded: {plugin.problem}", "yellow")
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        sys.exit(commands(standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:  # e.g. `dagc data list | head`: the reader is gone

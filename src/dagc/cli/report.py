@@ -63,9 +63,9 @@ def print_table(panels: Sequence[Panel], title: str) -> None:
         console.print(f"note: {printable(note)}", style="yellow", soft_wrap=True)
 
 
-def command_line() -> str:
+def command_line(program: str = "dagc") -> str:
     """The command as it was given."""
-    return shlex.join(["dagc", *sys.argv[1:]])
+    return f"{program} {shlex.join(sys.argv[1:])}"
 
 
 def numbers(text: str | None) -> tuple[float, ...]:

@@ -21,19 +21,18 @@ from rich.table import Column, Table
 from dagc.cli.options import given_fields, several, with_config_flags
 from dagc.cli.report import command_line
 from dagc.cli.terminal import log, say
-from dagc.errors import InvalidInput
-from dagc.experiments import (
+from dagc.comparison import (
     SWEPT,
     TUNING_SEEDS,
     Choice,
+    candidates_hash,
     comparison_fields,
-    question,
-    register,
     run_all,
     split_methods,
     stopping,
 )
-from dagc.experiments import tune as tune_all
+from dagc.comparison import tune as tune_all
+from dagc.errors import InvalidInput
 from dagc.files import failure, write_atomically
 from dagc.folder import BEST, FINAL, FINAL_RULE, SCORE, read_settings
 from dagc.report import comparison, notes, panels_of, read_run, sentence, write_report
@@ -91,7 +90,6 @@ def run(
     if not given and config is None:
         raise InvalidInput("nothing to train: give a task, e.g. dagc run mlp@digits, or --config FILE")
     settings = _settings(given, config)
-    register(str(settings.get("method")))
     checked = Config(**settings)
     folder = output or Path("runs") / _slug(checked.task) / f"{checked.method}-{checked.key()}"
     _train(checked, folder, as_json, tensorboard, csv, target)
@@ -123,7 +121,6 @@ def resume(
     settings = read_settings(folder)
     if "engine" in settings:
         raise InvalidInput(f"{folder} holds a run of {settings['engine']}: start its own app again to continue it")
-    register(str(settings.get("method")))
     _train(Config(**settings), folder, as_json, tensorboard, csv, target)
 
 
@@ -220,7 +217,7 @@ def _compare(asked: Asked, output: Path | None, jobs: int | None, as_json: bool)
     jobs = jobs or os.cpu_count() or 1
     own = range(TUNING_SEEDS, TUNING_SEEDS + asked.tune_seeds)
     configs = [Config(**{**way[0], "seed": seed}) for way in ways for seed in range(seeds)]
-    key = _key(configs, question(ways, own, target) if grid else "")
+    key = _key(configs, candidates_hash(ways, own, target) if grid else "")
     folder = output or Path("runs") / f"compare-{_slug(settings['task'])}-{key}"
     _claim(folder, key, asked)
     try:

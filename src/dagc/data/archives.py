@@ -1,15 +1,22 @@
 """How much an archive may unpack to, so that a small file does not fill the disk or the memory."""
 
+import zipfile
+import zlib
 from pathlib import Path
 
 from dagc.errors import DataError
 
-__all__ = ["most_unpacked", "refuse_bomb"]
+__all__ = ["UNREADABLE", "most_unpacked", "refuse_bomb"]
 
 TIMES = 100
 """No useful data compresses better than this."""
 ALWAYS = 1 << 26
 """This many bytes do no harm, however small the archive."""
+UNREADABLE = (
+    OSError, ValueError, KeyError, EOFError, NotImplementedError, OverflowError, MemoryError, RecursionError, TypeError,
+    zlib.error, zipfile.BadZipFile,
+)  # fmt: skip
+"""The errors of reading an `.npz` file that is damaged, or that claims more entries than fit into memory."""
 
 
 def most_unpacked(archive: Path) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dagc.data import cifar, digits, fashion_mnist, flickr, natural, own, speech
+from dagc.data import cifar, digits, fashion_mnist, natural, own
 from dagc.data.dataset import Dataset
 from dagc.data.download import Report, Source, fetch_all
 from dagc.data.folder import data_folder
@@ -48,11 +48,8 @@ _FASHION_MD5 = {  # published in the README of that repository
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
 _KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz"  # its page publishes the md5 sums of the archives
-_SPEECH = "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz"
-_SPEECH_SHA256 = "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58"  # as torchaudio publishes it
 _ADULT = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/adult.data"
 _SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-_FLICKR = "https://zenodo.org/records/3676081/files/geo_animal.tar.gz"  # no checksum known to us
 
 CATALOGUE: dict[str, Entry] = {
     entry.name: entry
@@ -112,16 +109,6 @@ CATALOGUE: dict[str, Entry] = {
             cifar.read["cifar-100"],
         ),
         Entry(
-            "speech-commands",
-            "40,000 spoken words, log-mel 32×32",
-            10,
-            "2.4 GB",
-            "CC BY 4.0",
-            (Source(_SPEECH, f"sha256:{_SPEECH_SHA256}", "SpeechCommands/speech_commands_v0.02"),),
-            speech.locate,
-            speech.read,
-        ),
-        Entry(
             "adult",
             "32,561 incomes by country, a table",
             2,
@@ -140,16 +127,6 @@ CATALOGUE: dict[str, Entry] = {
             (Source(_SHAKESPEARE, None, "shakespeare"),),
             natural.locate_shakespeare,
             natural.read_shakespeare,
-        ),
-        Entry(
-            "flickr-mammal",
-            "mammals by subcontinent, 32×32×3",
-            10,
-            "partly by hand",
-            "per photo",
-            (Source(_FLICKR, None, "flickr-mammal-zenodo"),),
-            flickr.locate,
-            flickr.read,
         ),
     )
 }
@@ -181,7 +158,7 @@ def load(
     root = data_folder(data_dir)
     entry = CATALOGUE.get(os.fspath(name))
     try:
-        data = _known(entry, root) if entry else own.read_path(_as_path(os.fspath(name)), root, objective)
+        data = _known(entry, root) if entry else own.read_path(_as_path(os.fspath(name)), objective)
     except OSError as error:
         raise DataError(f"{name} cannot be read ({error})") from None
     if augment and len(data.shape) != 3:

@@ -8,12 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dagc.data.archives import refuse_bomb
-from dagc.data.cache import UNREADABLE
+from dagc.data.archives import UNREADABLE, refuse_bomb
 from dagc.data.dataset import Dataset, hold_out, statistics
 from dagc.data.images import SUFFIXES, read_image
 from dagc.data.mel import log_mel, read_wav
-from dagc.data.speech import is_speech_folder, read_folder
 from dagc.data.table import read_table
 from dagc.data.texts import read_texts
 from dagc.errors import DataError, InvalidInput
@@ -21,15 +19,15 @@ from dagc.errors import DataError, InvalidInput
 __all__ = ["read_csv", "read_npz", "read_path"]
 
 
-def read_path(path: Path, root: Path, objective: str = "auto") -> Dataset:
-    """Load whatever is at `path`; `root` is the data folder, where features of sound are cached."""
+def read_path(path: Path, objective: str = "auto") -> Dataset:
+    """Load whatever is at `path`."""
     if path.is_file() and path.suffix.lower() == ".txt":
         return read_texts(path, [path])
     inside = sorted(path.iterdir()) if path.is_dir() else []
     if inside and all(each.suffix.lower() == ".txt" for each in inside):
         return read_texts(path, inside)
     if path.is_dir():
-        return read_folder(path, root, str(path)) if is_speech_folder(path) else _read_clients(path)
+        return _read_clients(path)
     if not path.exists():
         raise InvalidInput(f"{path} does not exist; give a data set's name (dagc data list) or a file of your own")
     if path.suffix.lower() == ".npz":

@@ -1,0 +1,23 @@
+"""`python -m research`: the `dagc` command with the parts of the experiments, and `reproduce`."""
+
+import typer
+
+from dagc import cli
+from research.command import reproduce
+from research.parts import load
+
+app = typer.Typer(
+    name="python -m research",
+    help="The dagc command with the models and data sets of the experiments, and the experiments themselves.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.registered_commands += cli.app.registered_commands
+app.registered_groups += cli.app.registered_groups
+app.callback(invoke_without_command=True)(cli.version)
+app.command()(reproduce)
+
+if __name__ == "__main__":
+    load()
+    cli.main(app)

@@ -1,0 +1,32 @@
+"""What the experiments add to dagc, by the same registries as any plugin: allocators, models and data sets."""
+
+from dagc.allocation import ALLOCATORS, Allocator
+from dagc.data import CATALOGUE
+from dagc.errors import DagcError
+from dagc.models import MODELS
+from dagc.plugins import load_plugins
+from dagc.policies import POLICIES, relative
+from research import models
+from research.allocators import RULES
+from research.datasets import ENTRIES
+
+__all__ = ["load", "register"]
+
+PLUGIN = "research.parts:register"
+"""As an entry point would name it; processes that dagc starts load it again."""
+
+
+def register() -> None:
+    """Add everything to dagc's registries."""
+    for name, (rule, about) in RULES.items():
+        ALLOCATORS[name] = Allocator(ratios=rule)
+        POLICIES[name] = relative(name, about)
+    MODELS.update(models.MODELS)
+    CATALOGUE.update({entry.name: entry for entry in ENTRIES})
+
+
+def load() -> None:
+    """Load this as a plugin, here and in every process that a comparison starts."""
+    for plugin in load_plugins(PLUGIN):
+        if plugin.where == PLUGIN and plugin.problem:
+            raise DagcError(f"{PLUGIN} cannot be loaded: {plugin.problem}")

@@ -1,0 +1,83 @@
+"""Faults around the local engine: it is stopped, killed and runs out of disk, and must end with the same bits."""
+
+import shutil
+import warnings
+from functools import cache
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dagc.checkpoint import checkpoints
+from dagc.errors import CheckpointError
+from dagc.training import Config, train
+from tests.chaos.faults import Broken, Faults, Killed
+
+__all__ = ["break_folder"]
+
+SHARED: dict[str, Any] = {
+    "task": "logistic@digits", "workers": 4, "skew_ratio": 10, "rounds": 9, "threads": 1, "checkpoint_every": 2,
+    "failures": 0.2, "late": 0.2, "seed": 5,
+}  # fmt: skip
+PLANS: tuple[dict[str, Any], ...] = (
+    {"ratio": 0.02},
+    {"bytes": 40, "values": "sign", "frames": "compact", "overhead": 0.25, "down": "same", "participation": 0.6},
+    {"method": "random-k", "bytes": 60, "values": "int8", "optimizer_options": {"momentum": 0.5}},
+    {"method": "accordion", "ratio": 0.02, "options": {"interval": 1}, "optimizer": "Adam", "learning_rate": 0.01},
+    {"bytes": 40, "values": "sign", "frames": "coded", "down": 60, "local_steps": 2, "step_ahead": 0.5},
+    {"method": "dagc", "local_steps": 2, "first_model": "drawn", "participation": 0.6, "clip": 1.0, "norm_bound": 20},
+)
+MOST = 200
+"""Starts after which a run should have ended, whatever happens."""
+RESULT = ("metrics.jsonl", "model.safetensors", "result.json")
+
+
+@cache
+def _undisturbed(number: int) -> tuple[bytes, ...]:
+    """What a run leaves in its folder that nothing happens to."""
+    with TemporaryDirectory() as folder:
+        train(Config(**SHARED, **PLANS[number]), folder).run()
+        return tuple((Path(folder) / name).read_bytes() for name in RESULT)
+
+
+def break_folder(faults: Faults, folder: Path) -> None:
+    """Nine rounds of four clients, started as often as it takes; `Broken` if they end with other bits."""
+    number = faults.number(len(PLANS))
+    config, path = Config(**SHARED, **PLANS[number]), folder / "run"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a damaged checkpoint is reported
+        for starts in count(1):
+            if _ended(config, path, faults):
+                break
+            if starts == MOST:
+                raise Broken(f"the run has not ended after {MOST} starts")
+            kept = checkpoints(path / "checkpoints")
+            if len(kept) > 1 and faults.happens("damaged checkpoint", 0.2):
+                kept[0].write_bytes(faults.damaged(kept[0].read_bytes()))
+            if (path / "metrics.jsonl").exists() and faults.happens("half a line", 0.2):
+                with (path / "metrics.jsonl").open("ab") as lines:
+                    lines.write(b'{"round": 3, "lo')
+    if tuple((path / name).read_bytes() for name in RESULT) != _undisturbed(number):
+        raise Broken("the run ended with other bits than one that nothing happened to")
+    shutil.rmtree(path)
+
+
+def _ended(config: Config, path: Path, faults: Faults) -> bool:
+    """Train until the end, or until something happens."""
+
+    def kill(*_: object) -> None:
+        if faults.happens("killed", 0.1):
+            raise Killed
+
+    training = train(config, path, [kill])
+    while True:
+        try:
+            with faults.disk(0.1):
+                result = next(training, None)
+                if result is not None and faults.happens("stopped", 0.1):
+                    training.close()
+                    return False
+        except (Killed, CheckpointError):
+            return False
+        if result is None:
+            return True

@@ -1,0 +1,258 @@
+"""The command line, as its own process where exit codes matter, in this one elsewhere."""
+
+import errno
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from typer.testing import CliRunner
+
+import dagc
+from dagc import VALUE_CODECS, Config, InvalidInput
+from dagc.cli import app, main
+from dagc.cli.options import CODECS, FRAME_KINDS
+from dagc.cli.train import _bars
+from dagc.policies import POLICIES
+from dagc.policies.checks import FRAMES
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """The whole command in this process: its exit code, and what it wrote to stdout and stderr."""
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["dagc", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_allocate_prints_a_table():
+    result = run("allocate", "--sizes", "5000,3000,200,10", "--ratio", "0.001", "--method", "dagc-r")
+    assert result.exit_code == 0
+    assert "60.90%" in result.output
+    assert "4,000" in result.output
+
+
+def test_allocate_for_machines():
+    result = run("allocate", "--sizes", "5000,3000,200,10", "--ratio", "0.001", "--parameters", "11.2M", "--json")
+    answer = json.loads(result.output)
+    assert sum(client["entries"] for client in answer["clients"]) == 44_800
+    assert [client["size"] for client in answer["clients"]] == [5000, 3000, 200, 10]
+
+
+def test_allocate_thresholds_caps_and_bytes():
+    thresholds = json.loads(
+        run("allocate", "--sizes", "9,1,0", "--threshold", "1", "--method", "dagc-a", "--json").output
+    )
+    assert [client["threshold"] is None for client in thresholds["clients"]] == [False, False, True]
+    capped = run("allocate", "--sizes", "9,1", "--ratio", "0.5", "--caps", '{"0": 0.1, "1": 0.1}', "--json")
+    answer = json.loads(capped.output)
+    assert [client["ratio"] for client in answer["clients"]] == [0.1, 0.1]
+    assert "less than the budget" in answer["warnings"][0]
+    bytes_ = json.loads(run("allocate", "--sizes", "9,1,0", "--bytes", "5000", "--values", "sign", "--json").output)
+    assert 9_900 < sum(client["bytes"] for client in bytes_["clients"]) <= 10_000  # of the two that hold data
+    compact = ("allocate", "--sizes", "9,1", "--bytes", "40", "--values", "sign", "--parameters", "1k", "--json")
+    plain, small = (json.loads(run(*compact, "--frames", kind).output) for kind in ("plain", "compact"))
+    assert sum(c["entries"] for c in plain["clients"]) < sum(c["entries"] for c in small["clients"])
+
+
+def test_allocate_knows_the_methods_of_a_training():
+    one, other = (run("allocate", "--sizes", "9,1", "--method", name, "--json") for name in ("top-k", "uniform"))
+    assert json.loads(one.output)["clients"] == json.loads(other.output)["clients"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["allocate", "--sizes", "5000,x", "--ratio", "0.1"], "size 'x'"),
+        (["allocate", "--sizes", "5000", "--ratio", "7"], "not 7"),
+        (["allocate", "--sizes", "5,4", "--method", "best"], "no method 'best': choose one of uniform, dagc-r"),
+        (["allocate", "--sizes", "5,4", "--caps", "0.1,0.1"], """caps is '0.1,0.1': write JSON, e.g. '{"3": 0.001}'"""),
+        (["allocate", "--sizes", "5,4", "--caps", '{"7": 0.1}'], "no client '7': choose one of 0, 1"),
+        (["run", "mlp@digits", "--method", "dagc-a"], "method 'dagc-a' needs a budget: give threshold, e.g. threshold"),
+        (["compare", "mlp@digits", "--methods", "dagc-a"], "'dagc-a' needs a budget: give threshold"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--method", "dagcr"], "did you mean 'dagc-r'"),
+        (
+            ["run", "mlp@digits", "--ratio", "0.1", "--options", "3,4"],
+            """options is '3,4': write JSON, e.g. '{"interval""",
+        ),
+        (["resume", "."], "it has no config.toml"),
+    ],
+)
+def test_an_error_is_one_line(command, arguments, says):
+    code, out, err = command(*arguments)
+    assert code == 2
+    assert says in err
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert not out
+
+
+def test_an_error_in_a_process_of_its_own_has_no_traceback():
+    command = [sys.executable, "-m", "dagc", "allocate", "--sizes", "5000,x", "--ratio", "0.1"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr == "error: --sizes: client 1 has size 'x', which is not a number\n"
+    assert not result.stdout
+
+
+def test_version_and_help():
+    assert run("--version").output.startswith("dagc 0.")
+    assert "allocate" in run("--help").output
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_help_lists_every_method_in_a_line(command):
+    lines = [" ".join(line.split()) for line in run(command, "--help").output.splitlines()]
+    for name in ("none", "top-k", "stc", "random-k", "hard-threshold", "dagc-r", "dagc-a", "power", "accordion"):
+        assert any(line.startswith(f"{name} {POLICIES[name].about}"[:60]) for line in lines), name
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_help_lists_every_codec_and_kind_of_frames_in_a_line(command):
+    said = " ".join(run(command, "--help").output.split())
+    for name in VALUE_CODECS:
+        assert f"{name} {CODECS[name]}" in said
+    assert list(FRAME_KINDS) == list(FRAMES)
+    for name in FRAMES:
+        assert f"{name} {FRAME_KINDS[name]}" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rnu"], "No such command 'rnu'. Did you mean 'run'?"),
+        (["plugin"], "No such command 'plugin'. Did you mean 'plugins', 'plan'?"),
+        (["run", "mlp@nowhere.csv"], "there is no file or folder 'nowhere.csv'"),
+        (["run", "mpl@digits", "--ratio", "0.1"], "did you mean 'mlp'"),
+        (["run", "mlp@digit", "--ratio", "0.1"], "did you mean 'digits'"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--values", "sing"], "did you mean 'sign'"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--frames", "compct"], "did you mean 'compact'"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--objective", "regresion"], "did you mean 'regression'"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--schedule", "cosin"], "did you mean 'cosine'"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--partition", "idd"], "did you mean 'iid'"),
+        (["run", "mlp@digits", "--ratio", "0.1", "--network", "constnt"], "did you mean 'constant'"),
+        (["run", "mlp@digits", "--ratio", "much"], "'much' is not a valid float"),
+        (["run", "own@digits", "--ratio", "0.1"], "pass your own model in Python, dagc.train(config, model=…)"),
+        (["data", "get", "digit"], "did you mean 'digits'"),
+        (["reproduce", "tabel3"], "did you mean 'table3'"),
+        (["report", "no/such/folder"], "there is no folder"),
+    ],
+)
+def test_whatever_is_wrong_is_one_line_with_a_guess(command, arguments, says):
+    code, _, err = command(*arguments)
+    assert code == 2
+    assert says in err
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert err.lower().count("did you mean") <= 1
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "error: the disk is full: free some space"),
+        (
+            ZeroDivisionError("division by zero\nand more"),
+            "error: ZeroDivisionError: division by zero; this is a bug",
+        ),
+        (MemoryError(), "error: MemoryError: ; this is a bug in dagc: DAGC_TRACEBACK=1 shows where"),
+    ],
+)
+def test_no_error_is_a_traceback(command, monkeypatch, error, says):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("dagc.cli.data.data.load", fail)
+    code, _, err = command("data", "show", "digits")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert err.startswith(says)
+    if not isinstance(error, OSError):
+        monkeypatch.setenv("DAGC_TRACEBACK", "1")
+        monkeypatch.setattr(sys, "argv", ["dagc", "data", "show", "digits"])
+        with pytest.raises(type(error)):
+            main()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals and pipes of POSIX")
+def test_ctrl_c_at_start_up_and_a_closed_pipe_are_quiet():
+    slow = "import sys, time; sys.path.insert(0, {!r}); import dagc_command"
+    code = slow.format(str(Path(dagc.__file__).parent.parent))
+    code += "\nwith dagc_command.quiet():\n    print('here', flush=True)\n    time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=600)
+    assert (process.returncode, said) == (130, "")
+    command = f"{sys.executable} -m dagc run --help | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_progress_of_a_run_fits_80_columns(monkeypatch):
+    text = io.StringIO()
+    console = Console(file=text, width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr("dagc.cli.train.log", console)
+    with _bars(["a-rather-long-name-of-a-file.csv dagc-r"], [20_000]) as show:
+        show(0, 12_345, "accuracy 91.3%, up 318 kB, down 2.65 MB")
+    last = [line for line in text.getvalue().replace("\r", "\n").splitlines() if "12345" in line][-1]
+    assert cell_len(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", last)) <= 80
+    assert "12345/20000" in last
+    assert "accuracy 91.3%" in last
+    assert "…" in last  # what does not fit is cut, never the numbers
+
+
+def test_an_unknown_flag_gets_the_nearest_one(command):
+    code, _, err = command("run", "mlp@digits", "--budget-bytes", "3")
+    assert code == 2
+    assert "Did you mean '--bytes'" in err
+
+
+def test_a_round_in_which_nobody_answers_does_not_end_a_run(tmp_path):
+    arguments = ["run", "logistic@digits", "--ratio", "0.02", "--rounds", "3", "--workers", "2", "--failures", "0.999"]
+    result = run(*arguments, "--output", str(tmp_path / "run"))
+    assert result.exit_code == 0
+    assert "nobody answered" in result.stderr
+
+
+def test_a_configuration_of_flower_cannot_be_resumed_here(tmp_path):
+    (tmp_path / "config.toml").write_text('version = 1\nengine = "flower"\ntask = "digits"\n')
+    with pytest.raises(InvalidInput, match="holds a run of flower: start its own app again"):
+        run("resume", str(tmp_path))
+
+
+def test_a_budget_on_the_command_line_replaces_that_of_the_file(tmp_path):
+    (tmp_path / "run.toml").write_text('task = "logistic@digits"\nrounds = 2\nratio = 0.5\n')
+    arguments = ["run", "--config", str(tmp_path / "run.toml"), "--bytes", "100", "--output", str(tmp_path / "run")]
+    found = json.loads(run(*arguments, "--json").stdout)
+    assert found["bytes_up"] <= 2 * 10 * 100
+    assert Config.read(tmp_path / "run" / "config.toml").ratio is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(command, tmp_path):
+    (tmp_path / "file").touch()
+    for arguments in (
+        ["run", "logistic@digits", "--ratio", "0.1", "--rounds", "1"],
+        ["compare", "logistic@digits", "--methods", "none", "--seeds", "1", "--rounds", "1"],
+    ):
+        code, _, err = command(*arguments, "--output", str(tmp_path / "file" / "below"))
+        assert code == 2
+        assert err.startswith("error: ")
+        assert len(err.splitlines()) == 1

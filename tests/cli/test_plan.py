@@ -1,0 +1,175 @@
+"""plan: what is estimated holds in real trainings, and units are asked for."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dagc import InvalidInput, Plan
+from dagc.cli import app
+from dagc.cli.parse import link_rate, price
+from dagc.estimate import Links, estimate
+from dagc.policies.plan import usual_bytes
+from dagc.training import Config, Federation
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, ["plan", *map(str, arguments)], catch_exceptions=False, env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def planned(*arguments):
+    return json.loads(run(*arguments, "--json"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "none"},
+        {"method": "dagc"},
+        {"method": "dagc", "ratio": 0.02},
+        {"method": "dagc-r", "ratio": 0.02},
+        {"method": "dagc-r", "bytes": 40, "values": "sign", "frames": "compact", "down": 60},
+        {"method": "stc", "ratio": 0.02},
+        {"method": "stc", "ratio": 0.02, "participation": 0.4},
+        {"method": "none", "participation": 0.4},
+        {"method": "dagc-r", "ratio": 0.02, "participation": 0.4, "first_model": "drawn"},
+        {"method": "dagc", "participation": 0.4, "first_model": "drawn"},
+        {"method": "top-k", "rate": "900 B/training"},
+        {"method": "dagc", "bytes": 64, "rate": "60 kB/hour", "compute_seconds": 2.0},
+    ],
+    ids=str,
+)
+def test_a_training_sends_what_was_estimated(settings):
+    rounds = 40
+    federation = Federation(Config(task="logistic@digits", rounds=rounds, skew_ratio=20, workers=10, **settings))
+    examples = dict(zip(federation.names, map(float, federation.partition.sizes), strict=True))
+    links = Links(compute_seconds=settings.get("compute_seconds", 0.0))
+    share = settings.get("participation", 1.0)
+    found = estimate(federation.config.plan(), federation.size, examples, rounds, share, links)
+    for _ in range(rounds):
+        federation.step()
+    near = 5e-3 if settings["method"] == "none" and share == 1 else 0.35
+    assert federation.bytes_up == pytest.approx(found.bytes_up, rel=near)
+    received = federation.bytes_down - found.first_download
+    assert received == pytest.approx(found.bytes_down - found.first_download, rel=near)
+    if share == 1:  # otherwise newcomers come in other rounds
+        assert federation.seconds == pytest.approx(found.seconds, rel=max(near, 0.1))
+
+
+@pytest.mark.parametrize("settings", [{"method": "dagc", "bytes": 64}, {"method": "dagc-r", "ratio": 0.01}], ids=str)
+def test_rounds_after_those_played_are_like_them(settings):
+    examples = {str(i): 1.0 + i for i in range(20)}
+    plan = Plan(**settings, first_model="drawn")
+    short, long = (estimate(plan, 7850, examples, rounds, 0.25) for rounds in (100, 2000))
+    assert long.bytes_up == pytest.approx(20 * short.bytes_up)
+    assert long.seconds == pytest.approx(20 * short.seconds)
+    assert long.bytes_down == pytest.approx(20 * short.bytes_down)
+
+
+@pytest.mark.parametrize("size", [3, 20, 10_000])
+def test_a_budget_in_bytes_is_kept(size):
+    found = estimate(Plan(method="dagc", bytes=12, first_model="drawn"), size, {"a": 9.0, "b": 1.0}, 50)
+    assert 0 < found.bytes_up <= 1.05 * 50 * 2 * 12  # the second half of the rounds may spend what the first has left
+    assert found.bytes_down <= 1.05 * 50 * 2 * 12
+
+
+def test_more_uploads_than_are_carried_are_counted():
+    examples = {str(i): 1.0 for i in range(12)}
+    found = estimate(Plan(method="none", first_model="drawn"), 1000, examples, 4)
+    assert found.bytes_up == pytest.approx(4 * 12 * 4014)
+
+
+def test_the_slowest_client_and_the_links_make_the_time():
+    links = Links(up=8e3, down=8e4, compute_seconds=5.0)
+    found = estimate(Plan(method="none", first_model="drawn"), 1000, {"a": 1.0, "b": 1.0}, 4, links=links)
+    assert found.seconds == pytest.approx(4 * (5 + 4014 / 1e3 + 4014 / 1e4))
+
+
+def test_the_table(tmp_path):
+    (tmp_path / "clients.csv").write_text("client,size\nharbour,5000\n[/x],200\n[red]b,10\n", encoding="utf-8-sig")
+    arguments = ("--sizes", tmp_path / "clients.csv", "--parameters", "112k", "--uplink", "2Mb/s", "--price", "$5/GB")
+    found = planned(*arguments)
+    assert [way["method"] for way in found] == ["dagc", "dagc-r", "top-k", "stc", "none"]
+    dagc, dense = found[0], found[-1]
+    assert dense["bytes_up"] == pytest.approx(3 * 1000 * 448e3, rel=1e-3)
+    assert dense["cost"] == pytest.approx((dense["bytes_up"] + dense["bytes_down"]) * 5e-9)
+    assert dense["seconds"] == pytest.approx(1000 * 2 * 448e3 * 8 / 2e6, rel=1e-3)
+    assert dagc["first_download"] == pytest.approx(3 * 448e3, rel=1e-3)
+    assert dagc["bytes_up"] <= 3 * 1000 * usual_bytes(112_000)
+    assert (dagc["settings"]["values"], found[1]["settings"]["ratio"]) == ("sign", 0.001)
+    printed = run(*arguments)
+    assert max(map(len, printed.partition("\n\ndagc:")[0].splitlines())) <= 80
+    for words in ("112,000 parameters, 3 clients", "cost $", "1.34 MB of each total are the first model"):
+        assert words in printed
+    assert "each total" not in run(*arguments, "--first-model", "drawn")
+
+
+def test_a_method_may_have_rounds_of_its_own():
+    found = planned("--methods", "dagc,dagc-r:ratio=0.05,rounds=50,none", "--bytes", 90, "--rounds", 20)
+    assert [way["rounds"] for way in found] == [20, 50, 20]
+    assert found[0]["bytes_up"] <= 1.05 * 10 * 20 * 90
+    swept = planned("--methods", "top-k", "--ratio", "0.01,0.02", "--rounds", 5)
+    assert swept[1]["bytes_up"] > 1.5 * swept[0]["bytes_up"]
+
+
+def test_caps_and_switches():
+    arguments = ("--methods", "dagc-r", "--sizes", "50,50,10", "--ratio", 0.1, "--parameters", 1000, "--rounds", 10)
+    (free,), (capped,) = (planned(*arguments, *more) for more in ([], ["--caps", '{"0": 0.01, "1": 0.02}']))
+    assert capped["settings"]["caps"] == {"0": 0.01, "1": 0.02}
+    assert capped["bytes_up"] < free["bytes_up"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--uplink", "8.4"], r"--uplink is '8.4': 8.4 of what\? Write 8.4Mb/s for bits, 8.4MB/s for bytes"),
+        (["--downlink", "200k"], r"200k of what\? Write 200kb/s for bits"),
+        (["--uplink", "fast"], "'fast': write a rate with its unit"),
+        (["--uplink", "0Mb/s"], "--uplink is 0Mb/s: it must be above 0"),
+        (["--price", "5"], r"5 for what\? Write 5/GB or 5/MB"),
+        (["--price", "cheap"], "'cheap': write a price and what it is for"),
+        (["--price", "-5/GB"], "'-5/GB': write a price and what it is for"),
+        (["--parameters", "many"], "'many': write a number"),
+        (["--parameters", "8Mb/s"], "'8Mb/s': write a number"),
+        (["--parameters", "0"], "it must be at least 1"),
+        (["--parameters", "1e30"], r"at most 2\^30"),
+        (["--sizes", "5,x"], "size 'x'"),
+        (["--sizes", "5,-3"], "weight -3"),
+        (["--sizes", "missing.csv"], r"missing\.csv cannot be read"),
+        (["--compute-seconds", "-5"], "compute_seconds is"),
+        (["--compute-seconds", "measured"], "before training, give seconds"),
+        (["--participation", "0"], "participation is"),
+        (["--ratio", "3"], "ratio is 3"),
+        (["--threshold", "0.1", "--methods", "dagc-a"], "depends on the gradients: give a ratio or bytes"),
+        (["--methods", "dagc:local-steps=5"], "local_steps does not affect the bytes"),
+        (["--methods", "dagcr"], "did you mean 'dagc-r'"),
+        (["--caps", '{"9": 0.1}', "--clients", "3"], "no client for the cap of '9'"),
+    ],
+)
+def test_bad_input_is_refused(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=says):
+        run("--parameters", 1000, *arguments)
+
+
+def test_two_clients_of_one_name_are_refused(tmp_path):
+    (tmp_path / "clients.csv").write_text("client,size\na,5\na,3\n")
+    with pytest.raises(InvalidInput, match="two clients are called 'a'"):
+        run("--sizes", tmp_path / "clients.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"), [("8.4Mb/s", 8.4e6), ("200 kbit/s", 2e5), ("1.5MB/s", 12e6), ("2Gbps", 2e9), ("300b/s", 300)]
+)
+def test_rates_have_units(text, bits):
+    assert link_rate(text, "--uplink") == pytest.approx(bits)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("10/GB", (1e-8, "")), ("$0.1/MB", (1e-7, "$")), ("5 EUR/GB", (5e-9, "EUR"))]
+)
+def test_prices_have_units(text, found):
+    amount, currency = price(text, "--price")
+    assert (amount, currency) == (pytest.approx(found[0]), found[1])

@@ -1,0 +1,239 @@
+"""README and docs: every block of code runs or says why it does not, links lead somewhere, the site builds."""
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import typer
+from typer.testing import CliRunner
+
+import dagc.ddp
+from dagc.cli import app
+from dagc.comparison import runner
+from dagc.data import load, make_partition
+from research import EXPERIMENTS, choose
+from research.__main__ import app as research_app
+from tests.docs import examples
+
+CODE = {page: [block for block in examples.blocks(page) if block.code] for page in examples.PAGES}
+BLOCKS = [block for page in examples.PAGES for block in examples.blocks(page)]
+LONGEST = 1500
+
+
+def ddp(folder):
+    """A process group of one rank, and what a script has before the lines that a guide adds."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    module, other = torch.nn.Linear(8, 2), torch.nn.Linear(8, 2)
+    model = torch.nn.parallel.DistributedDataParallel(other)
+    names = {"dagc": dagc, "torch": torch, "module": module, "model": model, "dataset": range(100), "rank": 0}
+    return {**names, "optimiser": torch.optim.SGD(module.parameters())}
+
+
+class Writer:
+    """A SummaryWriter that only checks what it is given."""
+
+    def add_scalar(self, name, value, step):
+        assert name.startswith("dagc/"), name
+        assert np.isfinite(value), name
+        assert step > 0, name
+
+
+def logged(folder):
+    """A script that also has a batch, and a writer for TensorBoard."""
+    batch = {"inputs": torch.ones(4, 8), "labels": torch.ones(4, dtype=torch.long)}
+    return {**ddp(folder), **batch, "loss": torch.nn.CrossEntropyLoss(), "writer": Writer()}
+
+
+def internet(folder):
+    """A rank that has just exchanged for the tenth time."""
+    names = ddp(folder)
+    module = names["module"]
+    local = dagc.ddp.LocalSteps(module, examples=100, steps=1, ratio=0.1, values="two-bit")
+    for _ in range(10):
+        names["optimiser"].zero_grad()
+        module(torch.ones(4, 8)).sum().backward()
+        names["optimiser"].step()
+        exchanged = local.step()
+    assert exchanged.round == 10
+    return {**names, "model": module, "local": local, "exchanged": exchanged, "world": 1, "folder": folder}
+
+
+def own_data(folder):
+    """Tiny files of the shape that the recipes are for."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(300):
+        country = "United-States" if number < 250 else "Cuba"
+        rich = rng.random() < 0.4
+        rows.append(
+            f"{30 + 20 * rich}, {'?' if number % 7 == 0 else 'Private'}, {77516 + number}, Bachelors, {9 + 4 * rich}, "
+            f"Never-married, Sales, Not-in-family, White, Male, 0, 0, 40, {country}, {'>50K' if rich else '<=50K'}"
+        )
+    place = Path("data/adult/adult.data")
+    place.parent.mkdir(parents=True)
+    place.write_text("\n".join(rows) + "\n\n")
+    speakers = np.repeat([3, 9], [15, 5])
+    np.savez("audiomnist.npz", x=np.zeros((20, 32, 32), np.uint8), digit=np.arange(20) % 10, speaker=speakers)
+    rows = [
+        f"{n},{30 + n % 3},{n / 10},{'?' if n > 24 else 2},1,{'Jogging' if n % 2 else 'Sitting'}" for n in range(30)
+    ]
+    Path("wisdm_ar_v1.1_transformed.arff").write_text('@relation a\n@attribute "X0" numeric\n@data\n' + "\n".join(rows))
+    return {}
+
+
+def own_data_made(said):
+    """What the recipes have made can be loaded, with the clients and classes that it should have."""
+    data = load("adult")
+    assert (data.clients, data.classes) == (("Cuba", "United-States"), ("<=50K", ">50K"))
+    assert make_partition("by-client", data).sizes.tolist() == [200, 40]
+    assert float(re.search(r"([\d.]+)% of the test set", said)[1]) > 95
+    data = load("audiomnist-by-speaker.npz")
+    assert (data.clients, data.shape) == (("3", "9"), (32, 32))
+    data = load("wisdm.csv")
+    assert (data.clients, data.classes, data.shape) == (("30", "31", "32"), ("Jogging", "Sitting"), (3,))
+
+
+PREPARED = {
+    "README.md": ddp,
+    "docs/how-to/ddp.md": logged,
+    "docs/how-to/internet.md": internet,
+    "docs/how-to/own-data.md": own_data,
+}
+"""What the blocks of a page find: a function of the folder that they run in, which returns the names that they use."""
+MADE = {"docs/how-to/own-data.md": own_data_made}
+"""What the blocks of a page leave behind: a function of what they have printed."""
+
+
+class Here(ThreadPoolExecutor):
+    """In the place of processes, each of which would load torch again."""
+
+    def __init__(self, workers, *, mp_context, initializer, initargs):
+        super().__init__(1)
+        runner._stop = initargs[0]
+
+
+@pytest.fixture
+def group():
+    """No process group is left behind."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("page", [page for page, found in CODE.items() if found], ids=lambda page: page.stem)
+def test_every_block_of_code_runs(page, tmp_path, monkeypatch, capsys, group):
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(runner, "_stop", None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DAGC_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("DAGC_STATE", str(tmp_path / "state"))
+    name = page.relative_to(examples.PROJECT).as_posix()
+    names = {"__name__": "__main__", **PREPARED.get(name, lambda folder: {})(tmp_path)}
+    for block in CODE[page]:
+        if block.kind == "python":
+            code = compile(block.text, str(block), "exec")  # also of those that are not run
+            if not block.not_run:
+                exec(code, names)
+        else:
+            for words in examples.commands(block):
+                shell(words, block)
+    MADE.get(name, lambda said: None)(capsys.readouterr().out)
+
+
+def shell(words, block):
+    """Run a command of a page: `dagc` here, in this process; `make` only as far as its targets exist."""
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", (examples.PROJECT / "Makefile").read_text(), re.M)
+        assert {word for word in words[1:] if "=" not in word} <= set(targets), block
+    elif words[0] == "dagc":
+        (parsed if block.not_run else ran)(app, words[1:], block)
+    elif words[:3] == ["python", "-m", "research"]:
+        (parsed if block.not_run else ran)(research_app, words[3:], block)
+    elif words[0] == "cat":
+        assert Path(words[1]).exists(), block
+    else:
+        assert block.not_run, f"{block}: how is {words[0]} to be run? Say why it is not: <!-- not run: … -->"
+
+
+def ran(commands, arguments, block):
+    done = CliRunner().invoke(commands, [*arguments, *block.flags], catch_exceptions=False)
+    assert done.exit_code == 0, f"{block}: dagc {' '.join(arguments)}\n{done.output}"
+
+
+def parsed(commands, arguments, block):
+    """A command that is not run exists, at least, with all its flags; what it would reproduce, too."""
+    command = typer.main.get_command(commands)
+    with contextlib.suppress(typer.Exit):  # of --help
+        while isinstance(command, typer.core.TyperGroup):
+            context = command.make_context("dagc", list(arguments))
+            name, command, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
+        given = command.make_context(name, list(arguments), parent=context).params
+        if name == "reproduce" and given["experiment"] in EXPERIMENTS:
+            choose(EXPERIMENTS[given["experiment"]], given["cells"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["first-run", "own-csv"])
+def test_a_tutorial_shows_the_table_that_its_command_prints(page, tmp_path, monkeypatch):
+    """The whole command, as a reader runs it. Fails on a processor that rounds differently."""
+    found = examples.blocks(examples.PROJECT / "docs" / "tutorial" / f"{page}.md")
+    (place,) = [number for number, block in enumerate(found) if block.kind == "text" and "× best" in block.text]
+    (words,) = examples.commands(found[place - 1])
+    if words == ["make", "demo"]:
+        recipe = re.search(r"^\t\$\(BIN\)/(dagc compare .*)", (examples.PROJECT / "Makefile").read_text(), re.M)
+        words = shlex.split(recipe[1])
+    monkeypatch.chdir(tmp_path)
+    for block in found[:place]:
+        if block.kind == "python":
+            exec(compile(block.text, str(block), "exec"), {})
+    wide = {**os.environ, "COLUMNS": "120"}
+    done = subprocess.run([sys.executable, "-m", *words], env=wide, capture_output=True, text=True, check=True)
+    printed = [line.split() for line in done.stdout.splitlines()]
+    shown = [line.split() for line in found[place].text.splitlines() if "─" not in line]
+    assert len(shown) > 2
+    assert [line for line in shown if line not in printed] == [], done.stdout
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_block_says_what_it_is(block):
+    assert block.kind in (*examples.CODE, *examples.DATA), f"{block} is of the kind {block.kind!r}"
+    if block.kind == "toml":
+        tomllib.loads(block.text)
+
+
+@pytest.mark.parametrize("page", examples.PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if not re.match("[a-z]+:", target):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path):
+    pytest.importorskip("mkdocs")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
+        cwd=examples.PROJECT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > len(examples.PAGES)
+    guides = (tmp_path / "site" / "how-to").glob("*.html")
+    assert not [page.name for page in guides if "&gt;&gt;&gt;" in page.read_text()], "prompts cannot be copied"
+    for page in pages:
+        fetched = re.findall(
+            r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=[\"']?(https?:)?//[^>]*>", page.read_text()
+        )
+        assert not fetched, f"{page.name} fetches {fetched}"
+    for sheet in (tmp_path / "site").rglob("*.css"):
+        assert not re.search(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", sheet.read_text()), sheet.name

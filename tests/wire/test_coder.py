@@ -1,0 +1,570 @@
+"""The coder that knows the past: the documented bytes, the same on every path, and memories that stay the same."""
+
+import contextlib
+import importlib.util
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dagc
+from benchmarks.coder_attack import Attack
+from dagc import VALUE_CODECS, InvalidInput, MalformedPayload, Sparse, decode, encode
+from dagc._numba import compiled
+from dagc.wire import Memory, _coder, coder, is_coded
+from dagc.wire.coder import MOST_ENTRIES
+from dagc.wire.frame import _coded, _coded_checksum
+from tests.wire.coder_reference import FIRST_WEIGHTS, Entries, ReferenceMemory, Refused
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "wire-vectors.md"
+SIGN = VALUE_CODECS["sign"].id
+
+
+# Frames to try
+
+
+@st.composite
+def shapes(draw):
+    tensor = st.integers(1, 12) | st.tuples(st.integers(1, 6), st.integers(0, 8))
+    tensor |= st.tuples(st.integers(2, 9), st.just(1)) | st.tuples(*[st.integers(1, 3)] * 4) | st.just((1, 9))
+    found = draw(st.just([1]) | st.just([(1, 1)]) | st.lists(tensor, min_size=1, max_size=4))
+    return found if any(np.prod(shape) for shape in found) else [*found, 1]
+
+
+def size_of(shapes):
+    return int(sum(np.prod(shape) for shape in shapes))
+
+
+def signed(size, indices, negative, mean):
+    """Entries of one magnitude, which has these bits in bf16."""
+    magnitude = np.array([mean << 16], dtype=np.uint32).view(np.float32)[0]
+    negative = np.broadcast_to(negative, len(indices)).astype(bool)
+    return Sparse(size, indices, np.where(negative, -magnitude, magnitude).astype(np.float32))
+
+
+@st.composite
+def histories(draw, size, signs, most=8):
+    """Frames that could follow each other: each a `Sparse` and the most entries that the reader expects."""
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    frames, before = [], np.arange(0)
+    for _ in range(draw(st.integers(1, most))):
+        count = draw(st.sampled_from([0, 1, size]) | st.integers(0, size))
+        where = draw(st.sampled_from(["anywhere", "together", "as before"]))
+        if where == "together":
+            start = int(rng.integers(size - count + 1))
+            indices = np.arange(start, start + count)
+        elif where == "as before" and len(before):
+            indices, before = before, np.arange(0)
+        else:
+            indices = np.sort(rng.choice(size, count, replace=False))
+        before = indices if rng.random() < 0.5 else before
+        mean = draw(st.sampled_from([0, 1, 0x3C00, 0x3C23, 0x7F7F])) if signs else 0x3F80
+        negative = rng.random(len(indices)) < draw(st.sampled_from([0, 0.1, 0.5, 1])) if signs and mean else 0
+        expected = draw(st.sampled_from([None, 0, 0, 1, size]))
+        expected = None if expected is None else min(size, len(indices) + expected)
+        values = signed(size, indices, negative, mean).values if signs else rng.standard_normal(len(indices))
+        frames.append((Sparse(size, indices, values), expected))
+    return frames
+
+
+def entries_of(sparse, values="sign"):
+    """The same for the reference."""
+    if values != "sign":
+        codec = VALUE_CODECS[values]
+        return Entries(sparse.indices.tolist(), codec=codec.id, values=codec.write(sparse.values))
+    mean = int(np.abs(sparse.values[:1]).view(np.uint32)[0] >> 16) if len(sparse) else 0
+    return Entries(sparse.indices.tolist(), mean, (sparse.values < 0).astype(int).tolist())
+
+
+def state(memory):
+    """Everything that a memory remembers, as plain lists and numbers."""
+    return {name: array.tolist() for name, array in memory.arrays().items()} | memory.numbers()
+
+
+def reference_state(reference, signs, frames):
+    """The same of the reference's."""
+    kinds = [(kind, context) for kind, table in FIRST_WEIGHTS.items() for context in range(len(table))]
+    kinds += [("row", row) for row in range(len(reference.lean))]
+    tables = [reference.weights[key] for key in kinds] + [reference.seen[key] for key in kinds]
+    tables += [number for part in (reference.chances, reference.trials) for row in part for number in row]
+    tables += reference.lean
+    clocks = {}
+    if reference.clocks:
+        both = zip(reference.interval, reference.negative, strict=True)
+        clocks = {"last": reference.last, "interval": [2 * time + negative for time, negative in both]}
+    return {
+        "tables": tables,
+        "columns": reference.column,
+        **clocks,
+        "clocks": reference.clocks,
+        "signs": signs,
+        "frames": frames,
+        "fingerprint": reference.fingerprint,
+        "mean": reference.mean,
+        "now": reference.now,
+    }
+
+
+def reference_for(shapes, clocks):
+    return ReferenceMemory([(shape,) if isinstance(shape, int) else shape for shape in shapes], clocks)
+
+
+@contextlib.contextmanager
+def without_kernels():
+    """The coder as it runs where numba is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagc._numba.compiled", lambda: False)
+        spec = importlib.util.spec_from_file_location("plain_coder", _coder.__file__)
+        plain = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(plain)
+        patch.setattr("dagc.wire._coder", plain)
+        patch.setattr(coder, "compiled", lambda: False)
+        yield
+
+
+def coded_frame(sparse, values, round, memory, most):
+    """A coded frame, even where another one would be smaller."""
+    return _coded(sparse, VALUE_CODECS[values], round, memory, most, limit=1 << 20)
+
+
+# The same bytes
+
+
+@given(shapes(), st.booleans(), st.sampled_from(["sign", "sign", "fp32", "fp16", "int8"]), st.data())
+@settings(max_examples=120)
+def test_frames_are_those_of_the_reference_byte_for_byte(shapes, clocks, values, data):
+    signs = values == "sign"
+    size, reference = size_of(shapes), reference_for(shapes, clocks)
+    sender, receiver = (Memory(shapes, clocks, signs) for _ in range(2))
+    assert state(sender) == reference_state(reference, signs, 0)
+    for number, (sparse, most) in enumerate(data.draw(histories(size, signs))):
+        entries = entries_of(sparse, values)
+        expected = reference.write(entries, round_number=number, most=most)
+        plain = encode(sparse, values, round=number, frames="compact")
+        frame = encode(sparse, values, round=number, frames="compact", memory=sender, most=most)
+        assert frame == (expected if len(expected) < len(plain) else plain)
+        assert sender.write(sparse, most) == reference.section(entries, most)
+        assert reference.read(expected, number, entries.codec, most) == entries
+        read = decode(expected, size=size, round=number, memory=receiver, most=most)
+        assert read == Sparse(size, sparse.indices, dagc.quantise(sparse.values, values))
+        sender.learn(sparse)
+        receiver.learn(read)
+        reference.count(entries)
+        assert state(sender) == state(receiver) == reference_state(reference, signs, number + 1)
+
+
+@given(shapes(), st.booleans(), st.booleans(), st.data())
+@settings(max_examples=60)
+def test_the_plain_path_gives_the_same_bytes_and_the_same_state(shapes, clocks, signs, data):
+    frames = data.draw(histories(size_of(shapes), signs))
+    results = []
+    for path in (contextlib.nullcontext, without_kernels):
+        with path():
+            sender, receiver, third = (Memory(shapes, clocks, signs) for _ in range(3))
+            sections, states = [], []
+            for sparse, most in frames:
+                sections.append(sender.write(sparse, most))
+                read, length = receiver.read(sections[-1] + b"\xff\x00", most)
+                assert length == len(sections[-1])
+                sender.learn(sparse)
+                receiver.learn(read)
+                third.learn(sparse)
+                states.append([state(memory) for memory in (sender, receiver, third)])
+        results.append((sections, states))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("clocks", [False, True])
+def test_all_paths_agree_on_a_model_of_two_layers(clocks):
+    """Four frames of 900 entries: far more contexts at once than in small vectors."""
+    shapes, rng = [(30, 80), 30, (10, 30), 10], np.random.default_rng(0)
+    size, reference, memory = size_of(shapes), reference_for(shapes, clocks), Memory(shapes, clocks)
+    plain = Memory(shapes, clocks)
+    scale = rng.standard_t(2, size) ** 2
+    for number in range(4):
+        indices = np.sort(np.argsort(scale * rng.random(size))[-300 * (number + 1) :])
+        sparse = signed(size, indices, rng.random(len(indices)) < 0.3, 0x3C00 + number)
+        section = memory.write(sparse, len(sparse))
+        assert section == reference.section(entries_of(sparse), len(sparse))
+        with without_kernels():
+            assert plain.write(sparse, len(sparse)) == section
+            plain.learn(sparse)
+        memory.learn(sparse)
+        reference.count(entries_of(sparse))
+        assert state(memory) == state(plain) == reference_state(reference, True, number + 1)
+
+
+@pytest.mark.parametrize("now", [65533, 65534, 65535])
+@given(data=st.data())
+@settings(max_examples=10)
+def test_the_clock_overflows_as_documented(now, data):
+    shapes = [(3, 5), 4]
+    frames = data.draw(histories(19, True, most=6))
+    reference, memory = reference_for(shapes, True), Memory(shapes)
+    for number, (sparse, most) in enumerate(frames):
+        if number == 1:  # as if many frames had passed: some times are old, some recent
+            memory._now = reference.now = now
+            memory._last[::2] += np.where(memory._last[::2] > 0, 32767, 0).astype(np.uint16)
+            reference.last = memory._last.tolist()
+        assert memory.write(sparse, most) == reference.section(entries_of(sparse), most)
+        memory.learn(sparse)
+        reference.count(entries_of(sparse))
+        assert state(memory) == reference_state(reference, True, number + 1)
+    if len(frames) == 6:
+        assert memory._now < 40_000
+
+
+# Memory
+
+
+@given(shapes(), st.booleans(), st.booleans(), st.data())
+@settings(max_examples=60)
+def test_reading_and_writing_leave_memory_as_it_is(shapes, clocks, signs, data):
+    size = size_of(shapes)
+    memory = Memory(shapes, clocks, signs)
+    for sparse, most in data.draw(histories(size, signs)):
+        before = state(memory)
+        section = memory.write(sparse, most)
+        memory.write(sparse, most, limit=max(0, len(section) - 1))
+        memory.read(section, most)
+        with contextlib.suppress(MalformedPayload):
+            memory.read(section[:-1] + b"\x55", most)
+        memory.read(Memory(shapes, clocks, signs).write(sparse, most), most, first=True)
+        assert state(memory) == before
+        memory.learn(sparse)
+
+
+@given(shapes(), st.booleans(), st.booleans(), st.data())
+@settings(max_examples=60)
+def test_it_does_not_matter_for_a_memory_what_was_done_before_a_frame_is_counted(shapes, clocks, signs, data):
+    """Written; read; neither, as after a restart; or something else was written and read meanwhile."""
+    frames = data.draw(histories(size_of(shapes), signs))
+    written, read, restarted, distracted = (Memory(shapes, clocks, signs) for _ in range(4))
+    for sparse, most in frames:
+        section = written.write(sparse, most)
+        entries, _ = read.read(section, most)
+        restarted = Memory.restored(shapes, restarted.arrays(), restarted.numbers())
+        distracted.write(sparse, most)
+        other, expected = data.draw(st.sampled_from(frames))
+        distracted.read(distracted.write(other, expected), expected)
+        for memory in (written, restarted, distracted):
+            memory.learn(sparse)
+        read.learn(entries)
+        assert state(written) == state(read) == state(restarted) == state(distracted)
+
+
+@given(shapes(), st.booleans(), st.data())
+@settings(max_examples=40)
+def test_a_frame_of_an_empty_memory_empties_the_receivers_when_it_is_counted(shapes, clocks, data):
+    size = size_of(shapes)
+    receiver, sender = Memory(shapes, clocks), Memory(shapes, clocks)
+    for sparse, _ in data.draw(histories(size, True)):
+        receiver.learn(sparse)
+    for sparse, most in data.draw(histories(size, True)):
+        first = not sender.frames
+        frame = coded_frame(sparse, "sign", 0, sender, most)
+        receiver.learn(decode(frame, memory=receiver, most=most))
+        sender.learn(sparse)
+        assert state(receiver) == state(sender)
+        assert frame[0] >> 4 == (9 if first else 8)
+
+
+@given(shapes(), st.booleans(), st.booleans(), st.data())
+@settings(max_examples=30)
+def test_a_restored_memory_goes_on_in_the_same_way(shapes, clocks, signs, data):
+    memory = Memory(shapes, clocks, signs)
+    for sparse, _ in data.draw(histories(size_of(shapes), signs)):
+        memory.learn(sparse)
+    arrays = {name: array.copy() for name, array in memory.arrays().items()}
+    restored = Memory.restored(shapes, arrays, memory.numbers())
+    assert state(restored) == state(memory)
+    for array in arrays.values():
+        array[:] = 77  # what was given is not held on to
+    for sparse, most in data.draw(histories(size_of(shapes), signs)):
+        assert restored.write(sparse, most) == memory.write(sparse, most)
+        restored.learn(sparse)
+        memory.learn(sparse)
+        assert state(restored) == state(memory)
+
+
+def learnt():
+    """A memory that has counted three frames."""
+    memory = Memory([(3, 4), 5])
+    for start in range(3):
+        memory.learn(signed(17, np.arange(start, 17, 3), np.arange(start, 17, 3) % 2, 0x3C00))
+    return memory
+
+
+JUNK = {
+    "no tables": lambda arrays, numbers: arrays.pop("tables"),
+    "no clocks": lambda arrays, numbers: arrays.pop("last"),
+    "no array": lambda arrays, numbers: arrays.update(tables=[1, 2]),
+    "floats": lambda arrays, numbers: arrays.update(tables=arrays["tables"].astype(float)),
+    "short": lambda arrays, numbers: arrays.update(columns=arrays["columns"][:-1]),
+    "two dimensions": lambda arrays, numbers: arrays.update(last=arrays["last"][:, None]),
+    "no fingerprint": lambda arrays, numbers: numbers.pop("fingerprint"),
+    "words": lambda arrays, numbers: numbers.update(frames="many"),
+    "nothing": lambda arrays, numbers: numbers.update(now=None),
+    "negative frames": lambda arrays, numbers: numbers.update(frames=-1),
+    "too large a fingerprint": lambda arrays, numbers: numbers.update(fingerprint=1 << 32),
+    "an infinite mean": lambda arrays, numbers: numbers.update(mean=0x7F80),
+    "a clock beyond its end": lambda arrays, numbers: numbers.update(now=65536),
+    "a clock before its beginning": lambda arrays, numbers: numbers.update(now=0),
+    "times in the future": lambda arrays, numbers: numbers.update(now=2),
+    "a column in the future": lambda arrays, numbers: arrays["columns"].__setitem__(1, 60_000),
+    "a coordinate in the future": lambda arrays, numbers: arrays["last"].__setitem__(1, 60_000),
+    "frames without a fingerprint": lambda arrays, numbers: numbers.update(fingerprint=0),
+    "a fingerprint without frames": lambda arrays, numbers: numbers.update(frames=0),
+    "a weight of 13 octaves": lambda arrays, numbers: arrays["tables"].__setitem__(0, 13 << 16),
+    "a weight of -13 octaves": lambda arrays, numbers: arrays["tables"].__setitem__(0, -13 << 16),
+    "nothing seen": lambda arrays, numbers: arrays["tables"].__setitem__(56 + 10, 0),
+    "a chance of one": lambda arrays, numbers: arrays["tables"].__setitem__(2 * 56, 65536),
+    "a chance of none": lambda arrays, numbers: arrays["tables"].__setitem__(2 * 56 + 50, 0),
+    "too many trials": lambda arrays, numbers: arrays["tables"].__setitem__(2 * 56 + 51, 256),
+    "a lean of 9": lambda arrays, numbers: arrays["tables"].__setitem__(-1, 9),
+    "a lean of -9": lambda arrays, numbers: arrays["tables"].__setitem__(-4, -9),
+}
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK)
+def test_junk_in_a_saved_memory_is_refused(junk):
+    memory = learnt()
+    arrays, numbers = {name: array.copy() for name, array in memory.arrays().items()}, memory.numbers()
+    assert len(arrays["tables"]) == 2 * 56 + 2 * 51 + 4  # 52 contexts and 4 rows: what the places above rely on
+    assert state(Memory.restored([(3, 4), 5], arrays, numbers)) == state(memory)
+    junk(arrays, numbers)
+    with pytest.raises(InvalidInput):
+        Memory.restored([(3, 4), 5], arrays, numbers)
+
+
+def test_a_memory_of_another_model_is_refused():
+    memory = learnt()
+    for other in ([(4, 3), 5], [17], [(3, 4), 6]):
+        with pytest.raises(InvalidInput):
+            Memory.restored(other, memory.arrays(), memory.numbers())
+
+
+def test_a_model_without_entries_or_with_too_many_has_no_memory():
+    with pytest.raises(InvalidInput, match="without entries"):
+        Memory([(3, 0)])
+    with pytest.raises(InvalidInput, match="at most"):
+        Memory([coder.MOST_SIZE + 1], clocks=False)
+
+
+# Frames
+
+
+@given(shapes(), st.booleans(), st.sampled_from(list(VALUE_CODECS)), st.sampled_from(["plain", "coded"]), st.data())
+@settings(max_examples=60)
+def test_a_memory_never_makes_a_frame_longer(shapes, clocks, values, frames, data):
+    memory = Memory(shapes, clocks, values == "sign")
+    for sparse, most in data.draw(histories(size_of(shapes), values == "sign")):
+        plain = encode(sparse, values, frames=frames)
+        frame = encode(sparse, values, frames=frames, memory=memory, most=most)
+        assert len(frame) < len(plain) if is_coded(frame) else frame == plain
+        memory.learn(sparse)
+
+
+@pytest.mark.parametrize("values", ["sign", "fp16"])
+def test_long_frames_have_a_long_checksum(values):
+    """Around 1024 bytes; a frame of 1024 or 1025 does not exist."""
+    size, rng = 20_000, np.random.default_rng(0)
+    sender, receiver = (Memory([(100, 200)], signs=values == "sign") for _ in range(2))
+    lengths = []
+    for count in range(1120, 1260, 5) if values == "sign" else range(330, 390, 2):
+        indices = np.sort(rng.choice(size, count, replace=False))
+        sparse = signed(size, indices, rng.random(count) < 0.5, 0x3C00)
+        frame = coded_frame(sparse, values, 3, sender, None)
+        lengths.append(len(frame))
+        assert decode(frame, round=3, memory=receiver) == sparse
+        for damaged in (frame[:-1], frame + b"\0", frame[:-1] + bytes([frame[-1] ^ 1])):
+            with pytest.raises(MalformedPayload):
+                decode(damaged, round=3, memory=receiver)
+    assert min(lengths) < 1000 < 1050 < max(lengths)
+    assert not {1024, 1025} & set(lengths)
+
+
+def test_a_long_frame_is_that_of_the_reference():
+    memory, reference = Memory([(40, 150)], clocks=False), reference_for([(40, 150)], False)
+    rng = np.random.default_rng(0)
+    sparse = signed(6000, np.sort(rng.choice(6000, 2000, replace=False)), rng.random(2000) < 0.5, 0x3C00)
+    frame = coded_frame(sparse, "sign", 9, memory, 2000)
+    assert len(frame) > 1023
+    assert frame == reference.write(entries_of(sparse), 9, 2000)
+
+
+def test_too_many_entries_are_sent_without_memory():
+    size = MOST_ENTRIES + 1
+    everything = signed(size, np.arange(size), np.arange(size) % 2, 0x3C00)
+    memory = Memory([size], clocks=False)
+    assert memory.write(everything) is None
+    frame = encode(everything, "sign", memory=memory)
+    assert not is_coded(frame)
+    assert decode(frame) == everything
+    most = signed(size, np.arange(MOST_ENTRIES), 0, 0x3C00)
+    assert is_coded(encode(most, "sign", memory=memory))
+
+
+def test_more_entries_than_the_reader_expects_are_sent_without_memory():
+    sparse, memory = signed(100, [3, 4, 5], 0, 0x3C00), Memory([100])
+    assert memory.write(sparse, most=2) is None
+    assert memory.write(sparse, most=0) is None
+    assert not is_coded(encode(sparse, "sign", frames="compact", memory=memory, most=2))
+    assert memory.write(sparse, most=3) is not None
+
+
+def test_a_memory_of_another_model_or_value_codec_writes_nothing():
+    sparse = signed(100, [3, 4, 5], 0, 0x3C00)
+    for memory, values in ((Memory([99]), "sign"), (Memory([101]), "sign"), (Memory([100]), "fp32")):
+        with pytest.raises(InvalidInput, match="the memory is for"):
+            encode(sparse, values, memory=memory)
+    with pytest.raises(
+        InvalidInput, match="the memory is for 100 entries without signs, not for 100 entries sent as sign"
+    ):
+        encode(sparse, "sign", memory=Memory([100], signs=False))
+
+
+def test_a_frame_says_nothing_without_the_right_memory():
+    """Another round, most, value codec, history: refused, never read as something else."""
+    sparse, memory = signed(400, [3, 4, 200], [0, 1, 0], 0x3C00), Memory([(20, 20)])
+    memory.learn(sparse)
+    frame = coded_frame(sparse, "sign", 5, memory, 3)
+    assert decode(frame, size=400, round=5, memory=memory, most=3) == sparse
+    other = Memory([(20, 20)])
+    other.learn(signed(400, [3, 4, 200], [0, 0, 0], 0x3C00))
+    wrong = [
+        {"memory": None},
+        {"memory": Memory([(20, 20)])},
+        {"memory": other},
+        {"memory": Memory([(20, 20)], signs=False)},
+        {"round": 6},
+        {"most": 4},
+        {"most": None},
+        {"size": 401},
+    ]
+    for change in wrong:
+        with pytest.raises(MalformedPayload):
+            decode(frame, **{"size": 400, "round": 5, "memory": memory, "most": 3} | change)
+
+
+# The documented bytes
+
+
+CONNECTIONS = re.findall(r"```coded\n(.*?)```", DOCUMENT.read_text(), re.S)
+
+
+def test_coded_frames_are_documented_with_and_without_signs_and_clocks():
+    assert [connection.splitlines()[0].split("|")[1:3] for connection in CONNECTIONS] == [
+        [" clocks ", " sign"],
+        [" no clocks ", " fp16"],
+    ]
+
+
+@pytest.mark.parametrize("connection", CONNECTIONS)
+def test_coded_vectors(connection):
+    """Frame after frame: read, written again, and counted, by the library and by the reference."""
+    head, *lines = connection.splitlines()
+    tensors, clocked, values = (part.strip() for part in head.split("|"))
+    shapes = [tuple(map(int, tensor.split("×"))) for tensor in tensors.split()]
+    clocks, size = clocked == "clocks", size_of(shapes)
+    receiver = Memory(shapes, clocks, values == "sign")
+    for line in lines:
+        round_number, expected, indices, numbers, frame, fingerprint = (part.strip() for part in line.split("|"))
+        number, most = int(round_number), None if expected == "-" else int(expected)
+        payload = bytes.fromhex(frame)
+        sparse = Sparse(size, [int(index) for index in indices.split()], [float(value) for value in numbers.split()])
+        assert decode(payload, size=size, round=number, memory=receiver, most=most) == sparse
+        if payload[0] >> 4 == 9:  # the sender starts with an empty memory, for the first time or again
+            sender, reference = Memory(shapes, clocks, values == "sign"), reference_for(shapes, clocks)
+        assert encode(sparse, values, round=number, frames="compact", memory=sender, most=most) == payload
+        entries = entries_of(sparse, values)
+        assert reference.write(entries, number, most) == payload
+        for memory in (sender, receiver):
+            memory.learn(sparse)
+        reference.count(entries)
+        assert sender.fingerprint == receiver.fingerprint == reference.fingerprint == int(fingerprint, 16)
+
+
+@pytest.mark.parametrize("line", re.search(r"```coded-refused\n(.*?)```", DOCUMENT.read_text(), re.S)[1].splitlines())
+def test_refused_coded_vectors(line):
+    """After the first frame of the first connection."""
+    memory, reference = Memory([(8, 25), 8]), reference_for([(8, 25), 8], True)
+    frame = CONNECTIONS[0].splitlines()[1].split("|")[4].strip()
+    sparse = decode(bytes.fromhex(frame), round=1, memory=memory, most=14)
+    memory.learn(sparse)
+    reference.count(entries_of(sparse))
+    number, most, damaged, why = (part.strip() for part in line.split("|"))
+    says = "the checksum" if why.startswith(("of round", "for at most", "coded with")) else "the coded section"
+    with pytest.raises(MalformedPayload, match="1 bytes follow" if "follows" in why else says):
+        decode(bytes.fromhex(damaged), round=int(number), memory=memory, most=int(most))
+    with pytest.raises(Refused):
+        reference.read(bytes.fromhex(damaged), int(number), SIGN, int(most))
+
+
+# Hostile bytes
+
+
+def test_mutated_frames_never_crash_the_decoder():
+    frames = 2000 if compiled() else 200
+    counts = Attack(seed=0).run(frames)
+    assert counts["refused"] > frames / 4
+    assert counts["noticed"] > frames / 20
+    assert counts["noticed"] == counts["taken"] - counts["unchanged"]
+
+
+@given(
+    st.sampled_from([8, 9]), st.sampled_from([*range(7), 9]), st.binary(max_size=40), st.none() | st.integers(0, 300)
+)
+@settings(max_examples=200)
+def test_arbitrary_bytes_never_crash_the_decoder(kind, value_id, section, most):
+    memory = Memory([(16, 16), 1], signs=value_id == SIGN)
+    memory.learn(signed(257, [1, 17, 256], 0, 0x3C00))
+    body = bytes([kind << 4 | value_id]) + section
+    payload = body + _coded_checksum(body, 0, memory, most, kind == 9)
+    before = state(memory)
+    try:
+        sparse = decode(payload, size=257, memory=memory, most=most)
+    except MalformedPayload:
+        sparse = Sparse(257, [], [])
+    Sparse(257, sparse.indices, sparse.values)
+    assert len(sparse) <= (257 if most is None else most)
+    assert state(memory) == before
+
+
+@given(st.binary(max_size=60), st.booleans(), st.none() | st.integers(0, 40))
+@settings(max_examples=100)
+def test_the_reference_refuses_and_reads_the_same_bytes(section, clocks, most):
+    memory, reference = Memory([(4, 9), 3], clocks), reference_for([(4, 9), 3], clocks)
+    for indices in ([1, 2, 30], [2, 5, 38]):
+        sparse = signed(39, indices, [0, 1, 0], 0x3C00)
+        memory.learn(sparse)
+        reference.count(entries_of(sparse))
+    body = bytes([8 << 4 | SIGN]) + section
+    payload = body + reference._checksum(body, 7, most, True)
+    try:
+        expected = reference.read(payload, 7, SIGN, most)
+    except Refused:
+        with pytest.raises(MalformedPayload):
+            decode(payload, round=7, memory=memory, most=most)
+        return
+    assert entries_of(decode(payload, round=7, memory=memory, most=most)) == expected
+
+
+def test_no_bytes_take_longer_than_a_walk_over_the_coordinates():
+    """Of two hundred thousand: whatever the bytes claim, time is in proportion to them."""
+    rng = np.random.default_rng(0)
+    memory = Memory([(500, 400)])
+    memory.learn(signed(200_000, [5], 0, 0x3C00))
+    with contextlib.suppress(MalformedPayload):
+        memory.read(rng.bytes(100))
+    started = time.process_time()
+    for length in (0, 10, 1000, 100_000):
+        with contextlib.suppress(MalformedPayload):
+            memory.read(rng.bytes(length))
+        with contextlib.suppress(MalformedPayload):
+            memory.read(b"\0" * length, most=1 << 40)
+    assert time.process_time() - started < 8
