@@ -14,8 +14,8 @@ from dagc.cli.plan import MORE_ROUNDS
 from dagc.comparison.tuning import best_of
 from dagc.errors import InvalidInput, MissingData
 from dagc.report import Panel, Run, Series, read_run
-from dagc.report.numbers import final, in_bytes, reached
-from dagc.report.words import brief
+from dagc.report.numbers import final, reached
+from dagc.text import brief, in_bytes
 from research import EXPERIMENTS, STAND_INS, Cell, Laboratory, Record, Store, Tuned, Variant, stand_in, tables
 from research.kinds import KINDS
 from research.measured import Measured

@@ -15,9 +15,8 @@ from dagc.comparison import SWEPT, comparison_fields, split_methods
 from dagc.errors import InvalidInput, unknown
 from dagc.estimate import Estimate, Links, estimate
 from dagc.policies import POLICIES, Plan
-from dagc.report.numbers import in_bytes
 from dagc.report.panels import in_words
-from dagc.report.words import brief
+from dagc.text import brief, in_bytes
 from dagc.training import Config
 
 __all__ = ["plan"]

@@ -10,7 +10,6 @@ from dagc.folder import BEST, FINAL, SCORE
 from dagc.report.panels import Panel, Series
 from dagc.report.runs import Run
 from dagc.text import Spread
-from dagc.text import in_bytes as in_bytes
 
 __all__ = [
     "BYTES",

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from dagc.report.numbers import BYTES, difference, final, reached, targets
 from dagc.report.panels import Panel, Series
-from dagc.text import brief as brief
 from dagc.text import count, in_bytes, percent
 
 __all__ = ["notes", "sentence"]
