@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
-from dagc.errors import MalformedPayload
-from dagc.sparse import Sparse
+from dagc.errors import MalformedPayload, shown
+from dagc.sparse import MAX_SIZE, Sparse
 from dagc.state import is_count
 
 __all__ = ["BUFFERS", "MOST_ROUNDS", "STAMPS", "Download", "Order", "Upload"]
@@ -13,6 +13,8 @@ BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
 """Names of buffers. A running variance sent in parts would turn negative, and the loss NaN."""
 STAMPS = 1 << 21
 """Frames carry the round modulo this, so that their length is bounded however long the training."""
+MOST = 2.0**100
+"""No honest order has a larger number."""
 MOST_ROUNDS = 1 << 48
 """No training has this many rounds: an order beyond it is damaged or forged."""
 
@@ -51,18 +53,18 @@ class Order(NamedTuple):
         """
         valid: dict[str, Callable[[Any], bool]] = {
             "round": lambda round: is_count(round) and round < MOST_ROUNDS,
-            "amount": lambda amount: amount is None or (_is_real(amount) and 0 <= amount < float("inf")),
+            "amount": lambda amount: amount is None or _is_amount(amount),
             "compressor": lambda name: isinstance(name, str),
             "number": lambda number: is_count(number) and number < 1 << 48,
             "accepted": lambda round: is_count(round) and round < MOST_ROUNDS,
             "norm": lambda norm: isinstance(norm, bool),
-            "clip": lambda clip: _is_real(clip) and 0 <= clip < float("inf"),
+            "clip": lambda clip: _is_real(clip) and 0 <= clip < MOST,
             "clocks": lambda clocks: isinstance(clocks, bool),
             "counted": lambda count: is_count(count) and count < 1 << 63,
         }
         for name, is_valid in valid.items():
             if not is_valid(getattr(self, name)):
-                raise MalformedPayload(f"the order has {name} = {getattr(self, name)!r:.50}")
+                raise MalformedPayload(f"the order has {name} = {shown(getattr(self, name), 50)}")
         return self
 
     @property
@@ -113,6 +115,11 @@ class Upload(NamedTuple):
     update: Sparse
     frame: bytes
     norm: float | None = None
+
+
+def _is_amount(value: object) -> bool:
+    """Whether it is a number of entries, or a threshold."""
+    return is_count(value) and value < MAX_SIZE if isinstance(value, int) else _is_real(value) and 0 <= value < MOST
 
 
 def _is_real(value: object) -> bool:
