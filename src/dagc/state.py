@@ -21,10 +21,22 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from dagc.errors import CheckpointError, InvalidInput
+from dagc.errors import CheckpointError, InvalidInput, shown
 from dagc.files import failure, write_atomically
 
-__all__ = ["Damaged", "NewerVersion", "all_or_nothing", "checksum", "is_count", "load_state", "save_state"]
+__all__ = [
+    "Damaged",
+    "NewerVersion",
+    "all_or_nothing",
+    "checksum",
+    "flag",
+    "is_count",
+    "load_part",
+    "load_state",
+    "save_state",
+    "sequence",
+    "whole",
+]
 
 META = "dagc"
 """The one entry of the header's metadata."""
@@ -203,6 +215,35 @@ def all_or_nothing(owner: Any, what: str) -> Iterator[None]:
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
         owner.rollback(before)
         raise InvalidInput(f"the state does not fit {what}: {error!r}") from error
+
+
+def whole(value: Any, least: int = 0, below: int = 1 << 63) -> int:
+    """An integer from a state, in these limits; ValueError if it is anything else."""
+    if type(value) is not int or not least <= value < below:
+        raise ValueError(f"{shown(value, 50)} is not an integer from {least} and below {below}")
+    return value
+
+
+def load_part(part: Any, state: Any) -> None:
+    """Load the state of a part that may be absent: both are None, or neither; ValueError otherwise."""
+    if (part is None) != (state is None):
+        raise ValueError(f"there is {'no' if part is None else 'a'} part for {shown(state, 50)}")
+    if part is not None:
+        part.load_state_dict(state)
+
+
+def sequence(value: Any) -> list[Any]:
+    """A list from a state; ValueError if it is anything else."""
+    if not isinstance(value, list):
+        raise ValueError(f"{shown(value, 50)} is not a list")
+    return value
+
+
+def flag(value: Any) -> bool:
+    """A boolean from a state; ValueError if it is anything else."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{shown(value, 50)} is neither true nor false")
+    return value
 
 
 def is_count(value: object) -> bool:
