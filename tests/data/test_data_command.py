@@ -55,7 +55,7 @@ def test_check_names_what_is_wrong(tmp_path: Path) -> None:
 def test_show_prints_sizes_ratio_and_label_bars() -> None:
     output = _run("show", "digits", "--partition", "skewed:clients=5,skew_ratio=20", "--seed", "1")
     told = " ".join(output.split())
-    assert "5 workers with 1,442 samples" in told
+    assert "5 clients with 1,442 samples" in told
     assert "540 / 27 = 20" in told
     bars = [line for line in output.splitlines() if line.startswith("│") and "%" in line]
     assert len(bars) == 5
@@ -74,7 +74,7 @@ def test_show_fits_many_workers_classes_and_odd_names(tmp_path: Path) -> None:
     np.savez(tmp_path / "many.npz", x=np.zeros((500, 2)), y=np.arange(500) % 120, client=clients)
     output = _run("show", str(tmp_path / "many.npz"), "--partition", "by-client")
     assert "[bold]0" in output
-    assert "60 workers between" in output
+    assert "60 clients between" in output
     assert "labels 108–119" in output
 
 

@@ -14,7 +14,7 @@ import dagc
 from dagc import Config, InvalidInput, models
 from dagc.data import Partition, load
 from dagc.training import Federation, iterate, train
-from dagc.training.given import as_given
+from dagc.training.custom import customize
 from dagc.training.objective import goal_of
 
 RANDOM = torch.Generator().manual_seed(3)
@@ -81,7 +81,7 @@ def config(**fields):
 
 
 def federation(settings, model=None, data=None, test=None, partition=None, loss=None, metric=None):
-    return Federation(*as_given(settings, model, data, test, partition, loss, metric))
+    return Federation(*customize(settings, model, data, test, partition, loss, metric))
 
 
 def data_for(name):
