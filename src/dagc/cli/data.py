@@ -179,8 +179,8 @@ def show(
     console = Console(highlight=False)
     console.print(
         f"{printable(loaded.name)}: {len(loaded):,} samples to train, {len(loaded.test_y):,} to test, "
-        f"shape {loaded.shape}; {printable(partition)}, seed {seed}: {len(split):,} clients with {split.sizes.sum():,} samples, "
-        f"largest / smallest = {split.sizes.max():,} / {split.sizes.min():,} = {_plain(split.skew_ratio)}",
+        f"shape {loaded.shape}; {printable(partition)}, seed {seed}: {len(split):,} clients with "
+        f"{split.sizes.sum():,} samples, largest / smallest = {split.sizes.max():,} / {split.sizes.min():,} = {_plain(split.skew_ratio)}",
         markup=False,
     )
     for note in loaded.notes:
