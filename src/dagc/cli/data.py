@@ -180,7 +180,8 @@ def show(
     console.print(
         f"{printable(loaded.name)}: {len(loaded):,} samples to train, {len(loaded.test_y):,} to test, "
         f"shape {loaded.shape}; {printable(partition)}, seed {seed}: {len(split):,} clients with "
-        f"{split.sizes.sum():,} samples, largest / smallest = {split.sizes.max():,} / {split.sizes.min():,} = {_plain(split.skew_ratio)}",
+        f"{split.sizes.sum():,} samples, "
+        f"largest / smallest = {split.sizes.max():,} / {split.sizes.min():,} = {_plain(split.skew_ratio)}",
         markup=False,
     )
     for note in loaded.notes:
