@@ -96,8 +96,8 @@ def test_any_model_trains_and_the_given_one_is_left_alone(name, fields):
     given = made(name)
     before = copy.deepcopy(given.state_dict())
     generator = torch.get_rng_state()
-    training = train(config(rounds=40, **fields), model=given, data=data_for(name))
-    rounds = training.rounds
+    training = iterate(config(rounds=40, **fields), model=given, data=data_for(name))
+    rounds = list(training)
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(value, before[key]) for key, value in given.state_dict().items())
     assert all(parameter.grad is None for parameter in given.parameters())
@@ -205,7 +205,7 @@ def test_data_in_one_piece_is_split_as_the_configuration_or_the_partition_says()
         assert here.names == ("ann", "bob")
         assert here.partition.sizes.tolist() == [100, 3]
         assert (here.config.task, here.config.partition) == ("own@own", "own")
-    with pytest.raises(InvalidInput, match="gives client 0 sample 500"):
+    with pytest.raises(InvalidInput, match="gives worker 0 sample 500"):
         train(config(), model=nn.Linear(6, 2), data=(X, LABELS), partition={"ann": [500]})
 
 
@@ -219,27 +219,24 @@ def test_a_test_set_of_its_own_is_used_whole():
 
 def test_numbers_are_learnt_and_scored_by_r_squared():
     test = X[:50], NUMBERS[:50]
-    training = train(
-        config(ratio=1.0, rounds=100, **IID), model=nn.Linear(6, 1), data=(X[50:], NUMBERS[50:]), test=test
-    )
-    score = training.score
+    result = train(config(ratio=1.0, rounds=100, **IID), model=nn.Linear(6, 1), data=(X[50:], NUMBERS[50:]), test=test)
+    score = result.rounds[-1].score
     with torch.no_grad():
-        error = (training.model(test[0])[:, 0] - test[1]).square().sum()
+        error = (result.model(test[0])[:, 0] - test[1]).square().sum()
     assert score == pytest.approx(1 - float(error / (test[1] - test[1].mean()).square().sum()), abs=1e-6)
     assert score > 0.95
-    assert training.metric == "R²"
+    assert result.metric == "R²"
     both = torch.stack([NUMBERS, X[:, 0]], dim=1)
-    assert train(config(ratio=1.0, **IID), model=nn.Linear(6, 2), data=(X, both)).score > 0.3
+    assert train(config(ratio=1.0, **IID), model=nn.Linear(6, 2), data=(X, both)).rounds[-1].score > 0.3
     whole = load((X, LABELS), objective="regression")
     assert whole.objective == "regression"
     ours = train(Config(task="mlp@own", method="none", rounds=3, objective="regression", **IID), data=(X, LABELS))
     assert ours.model(X).shape == (len(X), 1)
-    assert ours.rounds
 
 
 def test_next_tokens_are_learnt_and_padding_does_not_count():
-    training = train(config(rounds=60, learning_rate=0.5), model=made("tied"), data=SEQUENCES)
-    assert training.score > 0.9
+    result = train(config(rounds=60, learning_rate=0.5), model=made("tied"), data=SEQUENCES)
+    assert result.score > 0.9
     x, y = TOKENS[:, :-1], TOKENS[:, 1:].clone()
     y[:, 4:] = -100
     padded = load((x, y))
@@ -248,7 +245,7 @@ def test_next_tokens_are_learnt_and_padding_does_not_count():
     assert goal.count(y) == 4 * len(y)
     assert goal.score(scores, y) == 4 * len(y)
     ours = train(Config(task="token-lstm@own", method="none", rounds=2), data=SEQUENCES)
-    assert ours.score is not None
+    assert 0 <= ours.score <= 1
 
 
 def test_a_loss_and_a_metric_of_ones_own():
@@ -363,7 +360,7 @@ def test_a_registered_model_keeps_its_own_weights(monkeypatch):
     assert not torch.equal(one[1].weight, other[1].weight)
     assert bool((one[2].weight == 1).all())
     assert bool((one[4].weight == 0.25).all())
-    rounds = dagc.train(Config(task="normed@digits", method="dagc-r", ratio=0.1, rounds=30)).rounds
+    rounds = list(dagc.iterate(Config(task="normed@digits", method="dagc-r", ratio=0.1, rounds=30)))
     assert rounds[-1].loss < rounds[0].loss
 
 
@@ -413,7 +410,8 @@ def test_texts_are_clients_whose_next_characters_are_learnt(tmp_path):
     assert "1 of 3 texts" in data.notes[0]
     training = iterate(Config(task=f"token-lstm@{tmp_path}", method="none", rounds=30, learning_rate=1.0))
     assert training.federation.names == ("ann", "bob")
-    assert list(training)[-1].score > 0.4
+    *_, last = training
+    assert last.score > 0.4
     with pytest.raises(InvalidInput, match="are sequences of tokens, which mlp cannot take: use token-lstm"):
         Federation(Config(task=f"mlp@{tmp_path}", method="none"))
     with pytest.raises(InvalidInput, match="are not sequences of tokens, which token-lstm needs: use logistic"):

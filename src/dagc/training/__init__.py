@@ -199,7 +199,8 @@ def _each_round(federation: Federation, callbacks: list[Callback], folder: RunFo
             folder.record(vars(result))
         for callback in callbacks:
             stopped |= callback(federation, result) is True
-        if folder is not None and (done or result.round % config.checkpoint_interval == 0):
+        due = done or stopped or result.round % config.checkpoint_interval == 0
+        if folder is not None and due:
             folder.save()
             saved = result.round
             log.debug("round %d: checkpoint in %s", saved, folder.path)

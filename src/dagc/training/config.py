@@ -101,7 +101,9 @@ class Config(Plan):
     )
     clients: int = setting(10, "number of clients", "integer", least=1)
     skew_ratio: float = setting(100.0, "size of the largest / size of the smallest client", least=1)
-    label_alpha: float = setting(0.5, "Dirichlet parameter of the labels per client", above=0)
+    label_alpha: float = setting(
+        0.5, "Dirichlet parameter of the labels per client; inf for equal mixes", above=0, infinite=True
+    )
     partition: str | None = setting(
         None,
         "another split, e.g. iid:clients=10 or by-client, instead of clients, skew ratio and label alpha",
