@@ -102,3 +102,11 @@ def test_errors_are_one_line_and_code_2(
     assert told.startswith("error: ")
     assert reason in told
     assert "\n" not in told
+
+
+def test_columns_are_named_by_label_and_client(tmp_path: Path) -> None:
+    rows = [f"{n % 9};{'high' if n % 3 else 'low'};{'north' if n % 4 else 'south'}" for n in range(50)]
+    (tmp_path / "people.csv").write_text("\n".join(["age;income;hospital", *rows]))
+    columns = ["--label", "income", "--client", "hospital"]
+    shown = json.loads(_run("show", str(tmp_path / "people.csv"), *columns, "--json"))
+    assert (shown["classes"], shown["clients"]) == (["high", "low"], ["north", "south"])

@@ -205,7 +205,7 @@ def test_data_in_one_piece_is_split_as_the_configuration_or_the_partition_says()
         assert here.names == ("ann", "bob")
         assert here.partition.sizes.tolist() == [100, 3]
         assert (here.config.task, here.config.partition) == ("own@own", "own")
-    with pytest.raises(InvalidInput, match="gives worker 0 sample 500"):
+    with pytest.raises(InvalidInput, match="gives client 0 sample 500"):
         train(config(), model=nn.Linear(6, 2), data=(X, LABELS), partition={"ann": [500]})
 
 
