@@ -20,7 +20,7 @@ from dagc.policies.rate import finite
 from dagc.protocol import ModelServer, Order, Replica, Server, Uplink, Upload
 from dagc.state import all_or_nothing, whole
 from dagc.training.config import Config, is_own
-from dagc.training.given import Given, fit_to_data, not_given
+from dagc.training.custom import Custom, fit_to_data, not_passed
 from dagc.training.gradients import Computed, Gradients, OwnSteps, Traits, sharing, try_out
 from dagc.training.objective import Goal, forward, goal_of
 from dagc.training.optimizer import ServerOptimizer, as_one_vector
@@ -82,26 +82,26 @@ class Federation:
         round: How many rounds are done.
     """
 
-    def __init__(self, config: Config, given: Given | None = None) -> None:
+    def __init__(self, config: Config, custom: Custom | None = None) -> None:
         """Load the data, split it, build the model. Everything that cannot work is refused here.
 
         Args:
             config: What to train.
-            given: What replaces the parts named by the configuration.
+            custom: What replaces the parts named by the configuration.
         """
-        given = given or Given()
-        for what, name, there in (("model", config.model, given.model), ("data", config.data, given.data)):
+        custom = custom or Custom()
+        for what, name, there in (("model", config.model, custom.model), ("data", config.data, custom.data)):
             if is_own(name) and there is None:
-                raise not_given(config, what)
-        self.given = given
-        self.data = self._load_data(config, given)
-        self.config, notes = (config, ()) if given.partition is not None else fit_to_data(config, self.data)
+                raise not_passed(config, what)
+        self.custom = custom
+        self.data = self._load_data(config, custom)
+        self.config, notes = (config, ()) if custom.partition is not None else fit_to_data(config, self.data)
         self.notes = (*self.data.notes, *notes)
         config = self.config
-        self.partition = given.partition or data.make_partition(config.partition_spec, self.data, config.seed)
+        self.partition = custom.partition or data.make_partition(config.partition_spec, self.data, config.seed)
         self.names = self.partition.names or tuple(map(str, range(len(self.partition))))
-        self.goal: Goal = goal_of(self.data, given.loss, given.metric)
-        self.model = self._make_model(config, given)
+        self.goal: Goal = goal_of(self.data, custom.loss, custom.metric)
+        self.model = self._make_model(config, custom)
         self.vector = as_one_vector(self.model)
         self._tested = sharing(self.model).eval()
         for name in config.caps:
@@ -127,18 +127,18 @@ class Federation:
         return_memory()  # what loading left behind
 
     @staticmethod
-    def _load_data(config: Config, given: Given) -> data.Dataset:
-        if given.data is None:
+    def _load_data(config: Config, custom: Custom) -> data.Dataset:
+        if custom.data is None:
             columns: Any = {"label": config.label, "client": config.client}
             return data.load(config.data, config.data_dir, config.augment, config.objective, **columns)
-        return replace(given.data, augment=True) if config.augment else given.data
+        return replace(custom.data, augment=True) if config.augment else custom.data
 
-    def _make_model(self, config: Config, given: Given) -> nn.Module:
+    def _make_model(self, config: Config, custom: Custom) -> nn.Module:
         """The federation's own model: built, or copied from the one given."""
-        if given.model is None:
+        if custom.model is None:
             return models.build(config.model, self.data, seed=config.seed).to(config.device)
         try:
-            return copy.deepcopy(given.model).to(config.device).train()
+            return copy.deepcopy(custom.model).to(config.device).train()
         except (RuntimeError, TypeError) as error:
             raise InvalidInput(f"the model cannot be copied: {error}") from error
 
@@ -146,13 +146,13 @@ class Federation:
         """The configuration's plan; a model that was built here is random, so that fewer bits are enough for it."""
         plan = self.config.plan()
         default = self.config.method_spec.defaults.get("first_bits")
-        fewer = self.given.model is None and default is not None and plan.first_bits == default
+        fewer = self.custom.model is None and default is not None and plan.first_bits == default
         return plan.replaced(first_bits=RANDOM_BITS) if fewer else plan
 
     def _traits(self, batches: data.Batches) -> Traits:
         """The model's side effects. A model passed in Python is tried with the smallest client's batch."""
-        given = (self.given.model, self.given.data, self.given.loss)
-        ours = not any(each is not None for each in given) and models.MODELS[self.config.model].initialise is not None
+        passed = (self.custom.model, self.custom.data, self.custom.loss)
+        ours = not any(each is not None for each in passed) and models.MODELS[self.config.model].initialise is not None
         if ours:
             return Traits()
         smallest = int(self.partition.sizes.argmin())
