@@ -45,9 +45,9 @@ from dagc.training import (
     Round,
     TensorBoard,
     ToTarget,
+    iterate,
     read_metrics,
     summary,
-    iterate,
 )
 
 __all__ = ["compare", "resume", "run"]
