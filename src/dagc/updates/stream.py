@@ -62,7 +62,8 @@ class Stream:
     def copy(self) -> "Stream":
         """The same state with the same bytes, to write something and go back."""
         other = object.__new__(Stream)
-        other.data, other.mode, other.end = self.data.copy(), self.mode, self.end
+        other.data, other.mode, other.end = np.zeros_like(self.data), self.mode, self.end
+        other.data[: self.used] = self.data[: self.used]
         other.coder, other.odds = self.coder, self.odds.copy()
         other.total = 0
         return other
@@ -149,4 +150,4 @@ def _first_odds() -> Ints:
         chance[start : start + 32] = np.tile(chances, 4) * 1024
         seen[start : start + 32] = 4
     chance[k.LEVEL : k.ODDS] = 24 * 1024
-    return np.stack((np.clip(chance, 1024, 64512), seen), axis=1).reshape(-1).astype(np.int64)
+    return np.stack((np.clip(chance, k.SURE, 65536 - k.SURE), seen), axis=1).reshape(-1).astype(np.int64)
