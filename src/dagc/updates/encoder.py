@@ -175,10 +175,11 @@ class _Job:
             if not terms:
                 return stream, terms, step
             real = 8 * stream.used / (choice.bits - choice.entry_bits) * rates.cost
-            if stream.used + 5 > self.room:
+            planned = stream.used + choice.entry_bits / 8
+            if stream.used + 5 > self.room or (planned > 1.01 * self.room and attempt < 3):
                 rates.cost = self.state.cost = max(real, rates.cost) * 1.02
                 continue
-            short = 8 * stream.used + choice.entry_bits < self.full * 8 * self.room
+            short = planned < self.full * self.room
             if not short or attempt > 1 or self.share is not None or len(self.values) > REPEATED:
                 return stream, terms, step
             rates.cost = self.state.cost = real
@@ -230,19 +231,24 @@ class _Job:
         wanted = len(order)
         if self.share is not None:
             wanted = self.enough(left[order], missing)
-        body, sparse, _ = self.attempt(stream, left, order[:0], step, bool(terms))
-        low, high, guess = 0, wanted + 1, min(wanted, max(1, int(usual)))
+        body, sparse, least = self.attempt(stream, left, order[:0], step, bool(terms))
+        low, high, most = 0, wanted + 1, 0
+        guess = min(wanted, max(1, int(usual)))
         for _ in range(12):
             if high - low <= max(1, low // 200):
                 break
             done, entries, used = self.attempt(stream, left, order[:guess], step, bool(terms))
             if done is not None:
-                low, body, sparse = guess, done, entries
+                low, least, body, sparse = guess, used, done, entries
             else:
-                high = guess
-            aim = guess * spare / (8 * max(used - before, 1))
-            guess = min(max(int(aim * 0.999), low + 1), high - 1)
-            if done is not None and guess - low <= low // 300:
+                high, most = guess, used
+            if most:  # between two lengths, but not too near to one
+                margin = (high - low) // 4
+                aim = low + (high - low) * (self.room - 1 - least) / (most - least)
+            else:
+                margin, aim = 1, guess * spare / (8 * max(used - before, 1)) * 0.999
+            guess = min(max(int(aim), low + margin, low + 1), high - margin, high - 1)
+            if done is not None and (self.room - 1 - used) * 300 <= self.room:
                 break
         return body, sparse
 
