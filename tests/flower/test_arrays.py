@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
 from torch import nn
 
 from dagc.errors import InvalidInput, MalformedPayload
-from dagc.flower import DataAware, compress, compress_from
+from dagc.flower import DataAware, compress, compress_with
 from dagc.flower.layout import AppModel, Layout
 from dagc.flower.local import LocalGrid
 from dagc.folder import read_metrics
@@ -109,8 +109,8 @@ def test_the_residual_keeps_all_that_was_not_sent_in_float32(states):
     for part in range(NODES):
         node = kept_by(states, "kept", part)
         (computed,) = [change for who, _, change in seen if who == part]
-        assert torch.equal(node.client.feedback.residual + node.client.pending.dense(), computed)
-        assert node.client.feedback.residual.dtype == torch.float32
+        assert torch.equal(node.uplink.feedback.residual + node.uplink.pending.dense(), computed)
+        assert node.uplink.feedback.residual.dtype == torch.float32
 
 
 def test_the_app_is_not_blamed_for_rounding():
@@ -158,7 +158,7 @@ def test_other_types_are_refused_by_name(dtype):
 def test_nodes_can_draw_a_first_model_of_half_precision(states):
     torch.manual_seed(3)
     model = ArrayRecord({"w": bfloat16(torch.randn(SIZE)), "v": Array(torch.randn(SIZE).half().numpy())})
-    app = toward(mod=compress_from(lambda context: model))
+    app = toward(mod=compress_with(lambda context: model))
     strategy = DataAware(fed_avg(), ratio=0.05, first_model="drawn", run="drawn")
     strategy.start(LocalGrid(app, NODES), model, num_rounds=2)
     lines = read_metrics(states / "runs" / "drawn")

@@ -24,10 +24,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedMedian, FedYogi
 
 import dagc
-from dagc.cli import main
 from dagc.data import Batches, load, make_partition
 from dagc.errors import DagcError, InvalidInput, MalformedPayload
-from dagc.flower import DataAware, compress, compress_from, store
+from dagc.flower import DataAware, compress, compress_with
 from dagc.flower import node as node_files
 from dagc.flower.layout import Layout
 from dagc.flower.local import LocalGrid
@@ -114,7 +113,7 @@ def fed_avg(**options):
 
 def kept_by(state, run, part):
     """What a node keeps."""
-    return node_files.read(state / "nodes" / run / f"partition-{part}.state")
+    return node_files.read_node(state / "nodes" / run / f"partition-{part}.safetensors")
 
 
 # The same training as in the local engine
@@ -149,8 +148,8 @@ def test_model_residuals_and_bytes_are_those_of_the_local_engine(states, method,
     assert torch.equal(flat(result.arrays), engine.vector)
     if engine.server.plan.downward() is None:
         assert torch.equal(engine.vector, engine.optimizer.vector.detach())
-    for name, client in engine.clients.items():
-        assert torch.equal(kept_by(states, "one", name).client.feedback.residual, client.feedback.residual)
+    for name, uplink in engine.uplinks.items():
+        assert torch.equal(kept_by(states, "one", name).uplink.feedback.residual, uplink.feedback.residual)
     lines = read_metrics(states / "runs" / "one")
     assert [line["up"] for line in lines] == [one.up for one in expected]
     assert [line["down"] for line in lines[1:]] == [one.down for one in expected[1:]]
@@ -180,7 +179,7 @@ def test_those_who_evaluate_get_the_new_model_in_few_bytes_too(states):
     last = [before for who, before, _ in seen if who == "evaluate"][-NODES:]
     assert all(torch.equal(model, flat(result.arrays)) for model in last)
     lines = read_metrics(states / "runs" / "evaluated")
-    assert [line["accuracy"] for line in lines] == [0.5] * 3
+    assert [line["score"] for line in lines] == [0.5] * 3
     assert lines[-1]["down"] < 2_000
 
 
@@ -300,7 +299,7 @@ class Losing:
 
 def taken_of(strategy):
     """The round of the last upload that the server took of each node, by name."""
-    return {member.name: member.taken for member in strategy._run.server.members.values()}
+    return {member.name: member.accepted_round for member in strategy._run.server.members.values()}
 
 
 def computed_by(seen, part):
@@ -310,9 +309,9 @@ def computed_by(seen, part):
 
 def books_balance_of(kept, computed, delivered, taken):
     """Of one client: delivered + residual + an upload that was not taken = everything computed."""
-    left = kept.client.feedback.residual.double()
-    if kept.client.pending is not None and taken < kept.client.sent:
-        left = left + kept.client.pending.dense().double()
+    left = kept.uplink.feedback.residual.double()
+    if kept.uplink.pending is not None and taken < kept.uplink.sent_round:
+        left = left + kept.uplink.pending.dense().double()
     error = (delivered + left - computed).abs().max() / computed.abs().max()
     assert error < 1e-5
     assert computed.abs().sum() > 1
@@ -357,7 +356,10 @@ def test_nodes_that_miss_1_to_50_rounds_are_brought_up_to_date_and_nothing_is_lo
     grid = Some(client_app(seen=seen), NODES)
     losing = Losing(grid, 0.0)
     inner = Counting(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-    strategy = DataAware(inner, method="dagc-r", ratio=0.02, values="sign", frames="compact", run="away", down=down)
+    strategy = DataAware(
+        inner, method="dagc-r", ratio=0.02, values="sign", frames="compact", run="away", down=down,
+        strategy_state=[],
+    )
     start(strategy, grid, 58, evaluate_fn=lambda t, arrays: (t and models.append(flat(arrays))) or None)
     lines = read_metrics(states / "runs" / "away")
     assert [line["present"] for line in lines] == [
@@ -470,7 +472,8 @@ def test_who_only_evaluates_costs_nobody_else_a_byte_and_who_comes_later_hears_w
 
         grid.send_and_receive = watch
         inner = Apart(fraction_evaluate=evaluated, min_train_nodes=1, min_evaluate_nodes=1)
-        start(DataAware(inner, bytes=40, values="sign", frames="coded", down="same", run=name), grid, 14)
+        settings = {"bytes": 40, "values": "sign", "frames": "coded", "down": "same"}
+        start(DataAware(inner, run=name, strategy_state=[], **settings), grid, 14)
         assert [line["present"] for line in read_metrics(states / "runs" / name)] == [2] * 8 + [3] * 6
         return sorted(sent)  # nodes are asked in any order
 
@@ -671,12 +674,12 @@ def test_a_name_belongs_to_its_node_while_that_lives(states, tmp_path, caplog):
     for node in (2, 4):
         grid.contexts[node].node_config |= {"dagc-name": "twin", "dagc-state": str(tmp_path / f"disk-{node}")}
     losing = Losing(grid, 0.0)
-    strategy = DataAware(InTurn(fraction_evaluate=0.0), method="dagc-r", ratio=0.02, run="twins")
+    strategy = DataAware(InTurn(fraction_evaluate=0.0), method="dagc-r", ratio=0.02, run="twins", strategy_state=[])
     start(strategy, grid, 6)
     assert caplog.text.count("node 4 is left out: it says it is name-twin, and so does node 2") == 3
     assert [line["present"] for line in read_metrics(states / "runs" / "twins")] == [2, 1] * 3
-    own, other = (node_files.read(tmp_path / f"disk-{n}" / "nodes" / "twins" / "name-twin.state") for n in (2, 4))
-    assert other.client.sent == 0
+    own, other = (node_files.read_node(tmp_path / f"disk-{n}" / "nodes" / "twins" / "name-twin.safetensors") for n in (2, 4))
+    assert other.uplink.sent_round == 0
     delivered = losing.delivered["name-twin"]
     books_balance_of(own, computed_by(seen, 1), delivered, taken_of(strategy)["name-twin"])
 
@@ -780,7 +783,7 @@ def test_a_model_with_nan_never_leaves_the_node_and_its_residual_is_as_before(st
     result = start(strategy, LocalGrid(app, NODES), 4)
     assert "partition-0 (node 1) is left out: NonFiniteGradient" in caplog.text
     assert flat(result.arrays).isfinite().all()
-    assert kept_by(states, "nan", 0).client.feedback.residual.isfinite().all()
+    assert kept_by(states, "nan", 0).uplink.feedback.residual.isfinite().all()
 
 
 # The first model
@@ -801,7 +804,7 @@ def test_nodes_that_draw_the_first_model_do_not_download_it_and_one_that_draws_a
     whole = 4 * len(flat(ArrayRecord(task().build().state_dict())))
     sent = run("sent", "sent", compress)
     assert sent[0]["down"] > NODES * whole
-    drawn = run("drawn", "drawn", compress_from(first_model))
+    drawn = run("drawn", "drawn", compress_with(first_model))
     assert [line["present"] for line in drawn] == [3, 4, 4, 4, 4]
     assert "node 2 is left out: partition-1 is out of sync" in caplog.text
     assert drawn[0]["down"] < 200
@@ -829,7 +832,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_costs_its_node_a_round_and_its_residual_and_nothing_else(states, caplog, damage):
-    path = states / "nodes" / "damaged" / "partition-1.state"
+    path = states / "nodes" / "damaged" / "partition-1.safetensors"
 
     def spoil(number, arrays):
         if number == 3:
@@ -861,7 +864,7 @@ def test_a_damaged_file_costs_its_node_a_round_and_its_residual_and_nothing_else
 
 
 def test_a_file_from_an_older_backup_sends_nothing_twice(states):
-    path, copies, seen = states / "nodes" / "backup" / "partition-1.state", {}, []
+    path, copies, seen = states / "nodes" / "backup" / "partition-1.safetensors", {}, []
     grid = LocalGrid(client_app(seen=seen), NODES)
     losing = Losing(grid, 0.0)
 
@@ -882,7 +885,7 @@ def test_a_file_from_an_older_backup_sends_nothing_twice(states):
 
 
 def test_a_file_of_a_newer_version_stays_as_it_is(states, caplog):
-    path = states / "nodes" / "newer" / "partition-1.state"
+    path = states / "nodes" / "newer" / "partition-1.safetensors"
     save_state(path, "node", 99, {"everything": "has changed"}, {})
     before = path.read_bytes()
     start(DataAware(fed_avg(), ratio=0.02, run="newer"), LocalGrid(client_app(), NODES), 2)
@@ -893,7 +896,7 @@ def test_a_file_of_a_newer_version_stays_as_it_is(states, caplog):
 
 def test_only_its_owner_can_read_what_a_node_keeps(states):
     start(DataAware(fed_avg(), ratio=0.02, run="private"), LocalGrid(client_app(), NODES), 2)
-    files = list((states / "nodes").rglob("*.state"))
+    files = list((states / "nodes").rglob("*.safetensors"))
     assert len(files) == NODES
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     folders = {states / "nodes", states / "nodes" / "private"}
@@ -922,13 +925,13 @@ def test_a_node_that_was_given_up_while_it_trained_changes_nothing_when_it_is_do
     """A SuperNode is killed and its app is not; the one that is started in its place has written since."""
     seen, lost = [], []
     plain, app = client_app(mods=(), seen=seen), ClientApp(mods=[compress])
-    path = states / "nodes" / "successor" / "partition-1.state"
+    path = states / "nodes" / "successor" / "partition-1.safetensors"
 
     @app.train()
     def train(message, context):
         reply = plain(message, context)
         if context.node_config["partition-id"] == 1 and message.content["config"]["server-round"] == 3:
-            node_files.write(path, node_files.read(path))  # what the other process has
+            node_files.write(path, node_files.read_node(path))  # what the other process has
             lost.append(seen.pop())
         return reply
 
@@ -948,12 +951,12 @@ def test_a_message_that_comes_twice_or_late_to_a_node_is_refused(states):
     usual = grid._answer
     grid._answer = lambda message: sent.append(message) or usual(message)
     start(DataAware(fed_avg(), ratio=0.02, run="stale"), grid, 3)
-    before = (states / "nodes" / "stale" / "partition-0.state").read_bytes()
+    before = (states / "nodes" / "stale" / "partition-0.safetensors").read_bytes()
     to_first = [message for message in sent if message.metadata.dst_node_id == 1]
     for message in (to_first[-1], to_first[-2]):
         reply = usual(message)
         assert reply.has_error()
-        assert (states / "nodes" / "stale" / "partition-0.state").read_bytes() == before
+        assert (states / "nodes" / "stale" / "partition-0.safetensors").read_bytes() == before
     assert "has answered round 3" in usual(to_first[-1]).error.reason
 
 
@@ -978,9 +981,9 @@ def test_an_empty_run_name_is_none():
 
 def test_where_a_node_keeps_its_file_can_be_configured(tmp_path):
     context = LocalGrid(client_app(), 1, node_config={"dagc-state": str(tmp_path), "dagc-name": "berlin"}).contexts[1]
-    assert node_files.state_path("r", context) == tmp_path / "nodes" / "r" / "name-berlin.state"
+    assert node_files.state_path("r", context) == tmp_path / "nodes" / "r" / "name-berlin.safetensors"
     del context.node_config["dagc-name"], context.node_config["partition-id"]
-    assert node_files.state_path("r", context) == tmp_path / "nodes" / "r" / "node-1.state"
+    assert node_files.state_path("r", context) == tmp_path / "nodes" / "r" / "node-1.safetensors"
 
 
 # The example
@@ -997,8 +1000,8 @@ def test_the_example_changes_four_lines_of_code():
             if line.startswith("+") and not line.startswith("+++")
         ]
     assert changed == [
-        "+from dagc.flower import compress_from",
-        "+app = ClientApp(mods=[compress_from(lambda context: ArrayRecord(build(context.run_config).state_dict()))])",
+        "+from dagc.flower import compress_with",
+        "+app = ClientApp(mods=[compress_with(lambda context: ArrayRecord(build(context.run_config).state_dict()))])",
         "+from dagc.flower import DataAware",
         '+    strategy = DataAware(strategy, ratio=config["ratio"], down=config["down"], first_model="drawn", '
         'run=config["run"])',
@@ -1023,7 +1026,7 @@ def test_the_example_learns(states, monkeypatch, kind):
     server(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
     if kind == "after":
         lines = read_metrics(states / "runs" / "digits")
-        assert lines[-1]["accuracy"] > 0.8
+        assert lines[-1]["score"] > 0.8
         assert lines[-1]["bytes_up"] < 8 * 3 * 4 * 37_510 / 40
 
 
@@ -1057,6 +1060,8 @@ def test_what_is_not_started_says_so():
 
 
 def test_dagc_report_draws_a_flower_run(states, tmp_path, capsys, monkeypatch):
+    from dagc.cli import main
+
     for method, budget in (("dagc-r", {"ratio": 0.02}), ("none", {})):
         strategy = DataAware(fed_avg(), method=method, run=f"digits-{method}", **budget)
         start(
@@ -1064,7 +1069,7 @@ def test_dagc_report_draws_a_flower_run(states, tmp_path, capsys, monkeypatch):
             evaluate_fn=lambda number, arrays: MetricRecord({"accuracy": 0.2 + number / 10, "loss": 1.0}),
         )  # fmt: skip
     result = json.loads((states / "runs" / "digits-dagc-r" / "result.json").read_text())
-    assert result["final_accuracy"] == pytest.approx(0.45)
+    assert result["final_score"] == pytest.approx(0.6)
     folders = [str(states / "runs" / f"digits-{method}") for method in ("dagc-r", "none")]
     monkeypatch.setattr("sys.argv", ["dagc", "report", *folders, "--output", str(tmp_path / "page"), "--no-figures"])
     with pytest.raises(SystemExit) as ended:
@@ -1183,7 +1188,7 @@ def test_a_layout_that_a_server_makes_up_costs_a_node_nothing(states, kind, sinc
     def first_model(context):
         return ArrayRecord(task().build().state_dict())
 
-    for mod in (compress, compress_from(first_model)):
+    for mod in (compress, compress_with(first_model)):
         grid = LocalGrid(client_app(mods=(mod,)), 1)
         usual, reasons = grid._answer, []
 
@@ -1228,7 +1233,7 @@ ORDERS = {
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ORDERS.items() for value in values])
 def test_an_order_that_no_server_gives_is_refused_with_words_and_changes_nothing(states, name, value):
     grid = LocalGrid(client_app(), NODES)
-    usual, reasons, path = grid._answer, [], states / "nodes" / "orders" / "partition-1.state"
+    usual, reasons, path = grid._answer, [], states / "nodes" / "orders" / "partition-1.safetensors"
 
     def answer(message):
         about = message.content[RECORD]
