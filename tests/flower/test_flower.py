@@ -33,7 +33,7 @@ from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD, VERSION, Answer, record_of
 from dagc.folder import read_metrics
 from dagc.models import build
-from dagc.policies import POLICIES
+from dagc.policies import POLICIES, Plan
 from dagc.state import save_state
 from dagc.training import Config, Federation
 
@@ -137,13 +137,13 @@ def budget_of(method):
 def test_model_residuals_and_bytes_are_those_of_the_local_engine(states, method, values, budget, options):
     rounds = 9
     grid = LocalGrid(client_app(), NODES)
-    strategy = DataAware(fed_avg(), method=method, values=values, options=options, run="one", **budget)
-    result = start(strategy, grid, rounds)
     config = Config(
-        task="logistic@digits", method=method, values=values, options=options, workers=NODES, skew_ratio=10,
+        task="logistic@digits", method=method, values=values, options=options, clients=NODES, skew_ratio=10,
         rounds=rounds, local_steps=2, threads=1, **budget,
     )  # fmt: skip
     engine = Federation(config)
+    plan = engine.server.plan if values != "auto" else Plan(method=method, values=values, options=options, **budget)
+    result = start(DataAware(fed_avg(), plan.replaced(seed=0), run="one"), grid, rounds)
     expected = [engine.step() for _ in range(rounds)]
     assert torch.equal(flat(result.arrays), engine.vector)
     if engine.server.plan.downward() is None:
@@ -472,7 +472,7 @@ def test_who_only_evaluates_costs_nobody_else_a_byte_and_who_comes_later_hears_w
 
         grid.send_and_receive = watch
         inner = Apart(fraction_evaluate=evaluated, min_train_nodes=1, min_evaluate_nodes=1)
-        settings = {"bytes": 40, "values": "sign", "frames": "coded", "down": "same"}
+        settings = {"method": "thrifty", "bytes": 40, "values": "sign", "frames": "coded", "down": "same"}
         start(DataAware(inner, run=name, strategy_state=[], **settings), grid, 14)
         assert [line["present"] for line in read_metrics(states / "runs" / name)] == [2] * 8 + [3] * 6
         return sorted(sent)  # nodes are asked in any order
@@ -649,7 +649,7 @@ def test_replies_that_come_twice_or_from_an_earlier_round_change_nothing(caplog)
         return [reply, copy, *earlier[-6:-5]]
 
     assert torch.equal(run(None), run(twice_and_late))
-    assert "a second or late reply of node 2 is refused" in caplog.text
+    assert "a second or late reply of node 2 does not count" in caplog.text
 
 
 def test_of_two_nodes_with_one_name_one_is_left_out(caplog):
@@ -1339,7 +1339,7 @@ def test_a_node_cannot_answer_in_the_place_of_another(states, caplog):
 
     grid.on_reply = forge
     start(DataAware(fed_avg(), ratio=0.02, run="forged"), grid, 3)
-    assert "round 2: node 4 answers in the place of partition-1 (node 2), which is refused" in caplog.text
+    assert "round 2: node 4 answers in the place of partition-1 (node 2), which does not count" in caplog.text
     assert "is left out" not in caplog.text
     assert [line["present"] for line in read_metrics(states / "runs" / "forged")] == [4, 4, 4]
 

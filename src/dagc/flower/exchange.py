@@ -107,7 +107,7 @@ class Exchange:
         if len(arrays) != 1:
             raise InvalidInput(f"the strategy sends {len(arrays)} ArrayRecords to a node; dagc needs one, the model")
         download = run.download(client, message.metadata.dst_node_id)
-        new = client is None or download.since < 0
+        new = client is None or client in run.uninformed
         setup = Setup(run.server.plan.for_clients(), run.layout, run.examples) if new else None
         number = self.round if kind != MODEL else run.round
         instruction = Instruction(kind, self.name, run.lineage, run.token, number, download, order, setup)

@@ -96,6 +96,7 @@ def uploads(exchange: Exchange, replies: Sequence[Message]) -> list[Received]:
     alike = set(_alike(exchange, [(each.sent, each.reply) for each in good], run.metrics, doing))
     accepted = [each for each in good if each.sent in alike]
     for each in accepted:
+        run.uninformed.discard(each.upload.client)
         run.server.join(each.upload.client, each.examples)
         counted = run.server.members[each.upload.client].examples
         if counted != each.examples:

@@ -31,6 +31,8 @@ App = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, App], Message]
 FirstModel = Callable[[Context], ArrayRecord]
 Examples = Callable[[Context], float]
+BITS = 2
+"""A whole model takes at least so many bits per entry, however it is rounded."""
 COMPUTED = "dagc-computed."
 """Names in the context's state that begin so hold what the app answered when the node was asked for its examples."""
 
@@ -153,7 +155,7 @@ def _up_to_date(
     if setup is not None and (node is None or node.setup.key != setup.key):
         first = None
         if download.since < 0:
-            if len(payload) < setup.layout.size:  # otherwise a layout of 40 bytes could fill this node's memory
+            if 8 * len(payload) < BITS * setup.layout.size:  # otherwise a layout of 40 bytes could fill this node's memory
                 raise MalformedPayload(
                     f"the layout is of {setup.layout.size} entries, but {len(payload)} bytes came with it, not a whole "
                     "model"

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, Context
@@ -23,7 +23,6 @@ from dagc.flower.messages import TRAIN, Instruction, Setup
 from dagc.flower.watch import Watch
 from dagc.policies import ClientPlan
 from dagc.protocol import Order, Replica, Uplink
-from dagc.sparse import Sparse
 from dagc.state import Damaged, dump_state, load_state, parse_state, save_state
 
 __all__ = ["FILE_NAME", "STATE_VARIABLE", "Node", "Place", "node_name", "read_node", "state_folder", "state_path"]
@@ -36,13 +35,6 @@ STARTS = 100
 """A node remembers this many starts of the server, and as many uploads."""
 KEPT = "dagc-node"
 """The name of a node's state in Flower's context."""
-
-
-class Accepted(NamedTuple):
-    """The last upload that the server has accepted. It may fall back to a checkpoint that does not know of it."""
-
-    round: int
-    update: Sparse
 
 
 class Node:
@@ -61,8 +53,9 @@ class Node:
         servers: The tokens of the server's starts, the current one last.
         answered: The last round that it has answered under that token.
         examples: How many examples the app trained on last; -1 if that is not known yet.
-        accepted: The last accepted upload; None if there is none, or if it went back.
-        earlier: The rounds and numbers of entries of the uploads accepted before that.
+        accepted: The last upload that the server has accepted, as in `Uplink.state_dict`; None if there is none. The
+            server may fall back to a checkpoint that does not know of it.
+        delivered: The rounds and numbers of entries of all accepted uploads, up to a limit.
         watch: Finds an app that does not train on the model it was given.
     """
 
@@ -73,8 +66,8 @@ class Node:
         self.whole: list[NDArray[Any]] = []
         self.servers: list[str] = []
         self.answered, self.examples = 0, -1.0
-        self.accepted: Accepted | None = None
-        self.earlier: list[tuple[int, int]] = []
+        self.accepted: dict[str, Any] | None = None
+        self.delivered: list[tuple[int, int]] = []
         self.watch = Watch(len(shapes))
 
     @property
@@ -103,27 +96,28 @@ class Node:
 
     def settle(self, order: Order) -> None:
         """Forget the uploads that the server has accepted; what it does not know of goes back into the residual."""
-        round, upload = self.uplink.sent_round, self.uplink.pending
-        if self.accepted is not None and self.accepted.round > order.accepted:
-            self.uplink.feedback.unsend(self.accepted.update)
+        uplink, last = self.uplink, self.accepted
+        upload = {"sent_round": uplink.sent_round, "pending": uplink.state_dict().get("pending"), "counts": False}
+        entries = 0 if uplink.pending is None else len(uplink.pending)
+        uplink.settle(order.accepted)
+        if last is not None and last["sent_round"] > order.accepted:
+            uplink.load_state_dict({**uplink.state_dict(), **last})
+            uplink.settle(order.accepted)
+            self.delivered.pop()
             self.accepted = None
-        lost = [entries for earlier, entries in self.earlier if earlier > order.accepted]
+        lost = [number for round, number in self.delivered if round > order.accepted]
         if lost:
             log.warning(
-                "dagc: the server has fallen back to a state from before round %d: %d uploads of this node with %d "
-                "entries are lost", self.earlier[-1][0], len(lost), sum(lost),
+                "dagc: the server has fallen back to round %d: %d uploads of this node with %d entries are lost",
+                order.accepted, len(lost), sum(lost),
             )  # fmt: skip
-            del self.earlier[-len(lost) :]
-        self.uplink.settle(order.accepted)
-        if upload is not None and round <= order.accepted:
-            if self.accepted is not None:
-                self.earlier.append((self.accepted.round, len(self.accepted.update)))
-                del self.earlier[:-STARTS]
-            self.accepted = Accepted(round, upload)
+            del self.delivered[-len(lost) :]
+        if upload["pending"] is not None and upload["sent_round"] <= order.accepted:
+            self.accepted = upload
+            self.delivered = [*self.delivered, (upload["sent_round"], entries)][-STARTS:]
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state."""
-        accepted = self.accepted
         return {
             "owner": self.owner,
             "lineage": self.lineage,
@@ -136,10 +130,8 @@ class Node:
             "uplink": self.uplink.state_dict(),
             "replica": self.replica.state_dict(),
             "whole": {str(number): array for number, array in enumerate(self.whole)},
-            "accepted": None
-            if accepted is None
-            else {"round": accepted.round, "indices": accepted.update.indices, "values": accepted.update.values},
-            "earlier": self.earlier,
+            "accepted": self.accepted,
+            "delivered": self.delivered,
             "watch": self.watch.state_dict(),
         }
 
@@ -154,11 +146,9 @@ class Node:
             node.uplink.load_state_dict(state["uplink"])
             node.replica.load_state_dict(state["replica"])
             node.whole = [state["whole"][str(number)] for number in range(len(setup.layout.whole))]
-            node.earlier = [(int(round), int(entries)) for round, entries in state["earlier"]]
+            node.delivered = [(int(round), int(entries)) for round, entries in state["delivered"]]
             node.watch.load_state_dict(state["watch"])
-            if (upload := state["accepted"]) is not None:
-                update = Sparse(node.uplink.size, upload["indices"], upload["values"])
-                node.accepted = Accepted(int(upload["round"]), update)
+            node.accepted = None if state["accepted"] is None else dict(state["accepted"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput(f"it does not hold the state of a node: {error!r:.300}") from error
         return node

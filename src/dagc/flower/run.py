@@ -41,6 +41,7 @@ class FlowerRun:
         model: What the rounds made; the inner strategy works on it.
         server: The server's half of the protocol.
         names: The client at each of Flower's nodes. After a restart, a client may be at another node.
+        uninformed: Clients that have lost the setup.
         full: Nodes without a name that could not create the first model themselves, and must download it.
         metrics: The names of the metrics in the last round's valid replies; they decide if nodes disagree.
         evaluated: The same for evaluations.
@@ -62,7 +63,9 @@ class FlowerRun:
         self.layout = Layout.of(arrays, whole)
         self.model = self.layout.split(arrays)
         self.server = ModelServer(plan, self.model.vector, rounds, self.layout.shapes)
+        self.model = AppModel(self.server.target.clone(), self.model.whole)  # it may have been rounded
         self.names: dict[int, str] = {}
+        self.uninformed: set[str] = set()
         self.full: set[int] = set()
         self.strategy, self.attributes = strategy, attributes
         self.metrics: list[str] = []
@@ -108,6 +111,7 @@ class FlowerRun:
             self.full.add(node)
         else:
             self.server.out_of_sync(name)
+            self.uninformed.add(name)
 
     def advance(self, uploads: Sequence[Upload], model: AppModel | None) -> None:
         """End a round in which these uploads led to this model; None if nothing changed."""
@@ -124,6 +128,7 @@ class FlowerRun:
             "bytes_down": self.bytes_down,
             "seconds": self.seconds,
             "nodes": [[node, name] for node, name in self.names.items()],
+            "uninformed": sorted(self.uninformed),
             "metrics": list(self.metrics),
             "evaluated": list(self.evaluated),
             "whole": {str(number): array for number, array in enumerate(self.model.whole)},
@@ -145,6 +150,7 @@ class FlowerRun:
             self.server.load_state_dict(state["server"])
             self.model = AppModel(self.server.target.clone(), whole)
             self.names = {int(node): str(name) for node, name in state["nodes"]}
+            self.uninformed = set(map(str, state["uninformed"]))
             self.lineage, self.began = str(state["lineage"]), time.monotonic() - float(state["seconds"])
             self.bytes_up, self.bytes_down = int(state["bytes_up"]), int(state["bytes_down"])
             self.metrics, self.evaluated = list(state["metrics"]), list(state["evaluated"])
