@@ -1,8 +1,10 @@
 """Flower in this process: equal to the local engine to the bit, nothing lost, and deaf to rubbish."""
 
 import difflib
+import errno
 import json
 import logging
+import os
 import sys
 import tomllib
 import tracemalloc
@@ -34,7 +36,7 @@ from dagc.flower.messages import RECORD, VERSION, Answer, record_of
 from dagc.folder import read_metrics
 from dagc.models import build
 from dagc.policies import POLICIES, Plan
-from dagc.state import save_state
+from dagc.state import dump_state, save_state
 from dagc.training import Config, Federation
 
 NODES = 4
@@ -797,7 +799,7 @@ def test_nodes_that_draw_the_first_model_do_not_download_it_and_one_that_draws_a
         return ArrayRecord(model.state_dict())
 
     def run(name, how, mod):
-        strategy = DataAware(fed_avg(), ratio=0.02, run=name, first_model=how)
+        strategy = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run=name, first_model=how)
         start(strategy, LocalGrid(client_app(mods=(mod,)), NODES), 5)
         return read_metrics(states / "runs" / name)
 
@@ -817,16 +819,13 @@ def test_nodes_that_draw_the_first_model_do_not_download_it_and_one_that_draws_a
 
 
 DAMAGE = {
-    "cut": "is damaged",
-    "first bytes": "is damaged",
-    "both heads": "is damaged",
-    "both residuals": "is damaged",
-    "empty": "is damaged",
-    "head": "had lost its newest state; what it had not sent is dropped",
-    "residual": "had lost its newest state; what it had not sent is dropped",
-    "model": "had lost its newest state; what it had not sent is dropped",
-    "both models": "is damaged",
-    "gone": "this node has nothing of this run",
+    "cut": lambda content: content[:-50],
+    "header": lambda content: b"x" + content[1:],
+    "model": lambda content: content[:-2000] + bytes([content[-2000] ^ 1]) + content[-1999:],
+    "empty": lambda content: b"",
+    "another kind": lambda content: dump_state("client", node_files.VERSION, {}),
+    "another state": lambda content: dump_state("node", node_files.VERSION, {"owner": "partition-1"}),
+    "gone": None,
 }
 
 
@@ -836,31 +835,70 @@ def test_a_damaged_file_costs_its_node_a_round_and_its_residual_and_nothing_else
 
     def spoil(number, arrays):
         if number == 3:
-            stored, content = store.restore(path, node_files.VERSION), bytearray(path.read_bytes())
-            place, newest = stored.place, stored.sequence
-            heads = [place.head(number) + 40 for number in (0, 1)]
-            models, residuals = ([place.array(slot) + 40 for slot in slots] for slots in ((0, 1), (2, 3)))
-            parts = {
-                "first bytes": [10], "both heads": heads, "both residuals": residuals, "head": [heads[newest % 2]],
-                "residual": [residuals[stored.slots[1] - 2]], "model": [models[stored.slots[0]]],
-                "both models": models,
-            }  # fmt: skip
-            for at in parts.get(damage, ()):
-                content[at] ^= 1
-            path.unlink()
-            if damage != "gone":
-                path.write_bytes({"cut": content[:-50], "empty": b""}.get(damage, content))
+            content, change = path.read_bytes(), DAMAGE[damage]
+            path.unlink() if change is None else path.write_bytes(change(content))
 
-    result = start(
-        DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="damaged"),
-        LocalGrid(client_app(), NODES),
-        6,
-        evaluate_fn=spoil,
-    )
+    strategy = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="damaged")
+    result = start(strategy, LocalGrid(client_app(), NODES), 6, evaluate_fn=spoil)
     assert [line["present"] for line in read_metrics(states / "runs" / "damaged")] == [4, 4, 4, 3, 4, 4]
-    assert "partition-1 (node 2) is left out" in caplog.text
-    assert DAMAGE[damage] in caplog.text
+    assert "partition-1 (node 2) is left out: partition-1 is out of sync" in caplog.text
+    assert "this node has nothing of this run" in caplog.text
+    aside = path.with_name("partition-1.safetensors.damaged")
+    assert aside.exists() == (damage != "gone")
+    assert (f"What this node had not sent is in {aside}; it starts empty" in caplog.text) == (damage != "gone")
     assert flat(result.arrays).isfinite().all()
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize("where", ["read_bytes", "stat"])
+def test_a_file_that_cannot_be_read_now_stays_and_its_node_waits(states, caplog, monkeypatch, error, where):
+    path = states / "nodes" / "unread" / "partition-1.safetensors"
+    usual, broken = getattr(Path, where), []
+
+    def fails(self, *rest, **options):
+        if self == path and broken:
+            raise OSError(error, os.strerror(error))
+        return usual(self, *rest, **options)
+
+    monkeypatch.setattr(Path, where, fails)
+    before = []
+
+    def breaks(number, arrays):
+        if number in (2, 4):
+            broken.append(1) if number == 2 else broken.clear()
+            with path.open("rb") as file:
+                before.append(file.read())
+
+    seen = []
+    grid = LocalGrid(client_app(seen=seen), NODES)
+    losing = Losing(grid, 0.0)
+    strategy = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="unread")
+    start(strategy, grid, 6, evaluate_fn=breaks)
+    assert [line["present"] for line in read_metrics(states / "runs" / "unread")] == [4, 4, 3, 3, 4, 4]
+    assert caplog.text.count("partition-1 (node 2) is left out: CheckpointError: ") == 2
+    assert before[0] == before[1]
+    monkeypatch.undo()
+    assert list(path.parent.glob("*.damaged")) == []
+    for part in range(NODES):
+        name = f"partition-{part}"
+        kept = node_files.read_node(path.with_name(f"{name}.safetensors"))
+        books_balance_of(kept, computed_by(seen, part), losing.delivered[name], taken_of(strategy)[name])
+
+
+def test_a_file_copied_to_another_node_is_refused_with_words_and_stays(states, caplog):
+    folder = states / "nodes" / "copied"
+    before = []
+
+    def copies(number, arrays):
+        if number == 2:
+            before.append((folder / "partition-0.safetensors").read_bytes())
+            (folder / "partition-1.safetensors").write_bytes(before[0])
+
+    start(DataAware(fed_avg(), ratio=0.02, run="copied"), LocalGrid(client_app(), NODES), 4, evaluate_fn=copies)
+    assert [line["present"] for line in read_metrics(states / "runs" / "copied")] == [4, 4, 3, 3]
+    words = "partition-1.safetensors belongs to partition-0, and this node is partition-1"
+    assert words in caplog.text
+    assert (folder / "partition-1.safetensors").read_bytes() == before[0]
 
 
 def test_a_file_from_an_older_backup_sends_nothing_twice(states):
@@ -877,7 +915,7 @@ def test_a_file_from_an_older_backup_sends_nothing_twice(states):
     strategy = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="backup")
     start(strategy, grid, 8, evaluate_fn=copy)
     assert [line["present"] for line in read_metrics(states / "runs" / "backup")] == [4, 4, 4, 4, 3, 4, 4, 4]
-    older, newer = (copies[number][1].client for number in (2, 4))
+    older, newer = (copies[number][1].uplink for number in (2, 4))
     assert older.pending is not None  # taken in round 2: it must not go back into the residual
     lost = (newer.feedback.residual - older.feedback.residual).double()
     computed, delivered = computed_by(seen, 1) - lost, losing.delivered["partition-1"]
@@ -886,7 +924,7 @@ def test_a_file_from_an_older_backup_sends_nothing_twice(states):
 
 def test_a_file_of_a_newer_version_stays_as_it_is(states, caplog):
     path = states / "nodes" / "newer" / "partition-1.safetensors"
-    save_state(path, "node", 99, {"everything": "has changed"}, {})
+    save_state(path, "node", 99, {"everything": "has changed"})
     before = path.read_bytes()
     start(DataAware(fed_avg(), ratio=0.02, run="newer"), LocalGrid(client_app(), NODES), 2)
     assert "node 2 is left out: NewerVersion" in caplog.text
@@ -925,13 +963,13 @@ def test_a_node_that_was_given_up_while_it_trained_changes_nothing_when_it_is_do
     """A SuperNode is killed and its app is not; the one that is started in its place has written since."""
     seen, lost = [], []
     plain, app = client_app(mods=(), seen=seen), ClientApp(mods=[compress])
-    path = states / "nodes" / "successor" / "partition-1.safetensors"
 
     @app.train()
     def train(message, context):
         reply = plain(message, context)
         if context.node_config["partition-id"] == 1 and message.content["config"]["server-round"] == 3:
-            node_files.write(path, node_files.read_node(path))  # what the other process has
+            other = node_files.Place("successor", context)  # of the other process
+            other.write(other.read())
             lost.append(seen.pop())
         return reply
 
@@ -941,7 +979,7 @@ def test_a_node_that_was_given_up_while_it_trained_changes_nothing_when_it_is_do
     start(strategy, grid, 5)
     assert len(lost) == 1
     assert [line["present"] for line in read_metrics(states / "runs" / "successor")] == [4, 4, 3, 4, 4]
-    assert "partition-1.state was changed by another process of this node" in caplog.text
+    assert "partition-1.safetensors was changed by another process of this node" in caplog.text
     books_balance(states, "successor", seen, losing.delivered, taken_of(strategy))
 
 
@@ -975,8 +1013,17 @@ def test_a_run_name_cannot_leave_its_folder(run):
 def test_an_empty_run_name_is_none():
     """A run configuration of Flower cannot hold None."""
     assert DataAware(fed_avg(), ratio=0.01, run="").name is None
-    context = LocalGrid(client_app(), 1).contexts[1]
-    assert node_files.state_path("", context).parent.name == "run-1"
+
+
+def test_a_run_without_a_name_leaves_nothing_behind(states, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    grid = LocalGrid(client_app(), NODES)
+    unnamed = start(DataAware(fed_avg(), ratio=0.02), grid, 4)
+    assert not states.exists()
+    assert list(tmp_path.iterdir()) == []
+    assert all(node_files.KEPT in context.state for context in grid.contexts.values())
+    named = start(DataAware(fed_avg(), ratio=0.02, run="named"), LocalGrid(client_app(), NODES), 4)
+    assert torch.equal(flat(unnamed.arrays), flat(named.arrays))
 
 
 def test_where_a_node_keeps_its_file_can_be_configured(tmp_path):
@@ -1194,7 +1241,7 @@ def test_a_layout_that_a_server_makes_up_costs_a_node_nothing(states, kind, sinc
 
         def answer(message, usual=usual, reasons=reasons):
             message.content[RECORD]["layout"] = LAYOUTS[kind]
-            message.content[RECORD]["since"] = since
+            message.content[RECORD]["download.since"] = since
             tracemalloc.start()
             reply = usual(message)
             assert tracemalloc.get_traced_memory()[1] < 20_000_000
@@ -1209,24 +1256,30 @@ def test_a_layout_that_a_server_makes_up_costs_a_node_nothing(states, kind, sinc
 
 
 ORDERS = {
-    "since": (-5, -(2**62), 2**62),
-    "model": (-1, -(2**62)),
-    "checksum": (-1, 2**62),
-    "steps": (-1, 5, 2**62),
-    "parameter": (-1, 2**62, -(2**62), float("nan"), float("inf"), -1.0, 1e308),
-    "compressor": ("", "x"),
-    "values": ("", "x"),
-    "seed": ("", "x", "-1", "f" * 1_000_000),
+    "download.since": (-5, -(2**62), 2**62),
+    "download.version": (-1, -(2**62), 2**62),
+    "download.checksum": (-1, 2**62),
+    "download.steps": (-1, 5, 2**62, True, 0.5),
+    "order.amount": (-1, 2**62, -(2**62), float("nan"), float("inf"), -1.0, 1e308, "x", True),
+    "order.compressor": ("", "x"),
+    "order.number": (-1, 2**62, "x"),
+    "order.round": (-1, 0, 1, 3, 2**62),
+    "order.accepted": (-1, -(2**62), 2**62),
+    "order.counted": (-1, -(2**62)),
+    "order.clip": (-1.0, float("nan")),
+    "order.visit": ("x", 1),
+    "order.more": (1,),
+    "plan.values": ("x", "auto"),
+    "plan.step_ahead": (float("nan"), -1.0),
+    "layout": ("x", '[["a",[650],"float32",false]]'),
+    "more.more": (1,),
     "run": ("../x", "x" * 5000),
-    "lineage": ("x",),
-    "arrays": ("", "x"),
-    "examples": ("", "x"),
-    "kind": ("", "x"),
-    "round": (-1, 0),
-    "taken": (-1, -(2**62)),
-    "frames": ("", "x", "auto"),
-    "step_ahead": (float("nan"), float("inf"), -1.0, 1.5),
-    "counted": (-1, -(2**62)),
+    "lineage": ("x", "0" * 16, "f" * 1_000_000),
+    "server": ("", "x", "f" * 17),
+    "examples": ("x",),
+    "kind": ("", "x", "ask", "model"),
+    "round": (-1, 0, 1, 2**62),
+    "version": (2, "x"),
 }
 
 
@@ -1247,7 +1300,7 @@ def test_an_order_that_no_server_gives_is_refused_with_words_and_changes_nothing
         return reply
 
     grid._answer = answer
-    result = start(DataAware(fed_avg(), ratio=0.02, run="orders"), grid, 3)
+    result = start(DataAware(fed_avg(), method="thrifty", ratio=0.02, run="orders"), grid, 3)
     ours = ("InvalidInput", "MalformedPayload", "DagcError", "partition-1 is out of sync")
     assert len(reasons) == 1
     assert reasons[0].startswith(ours)

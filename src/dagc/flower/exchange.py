@@ -126,7 +126,7 @@ class Exchange:
     def out_of_sync(self, sent: Sent) -> None:
         """Note that a node asks for the full model."""
         self.run.out_of_sync(sent.client, sent.node)
-        if sent.instruction.download.since >= 0:
+        if sent.instruction.setup is None or sent.instruction.download.since >= 0:
             self.recovering.add(str(sent))
 
     def pair(self, sent: Sequence[Sent], replies: Sequence[Message], doing: str) -> Iterable[tuple[Sent, Message]]:
