@@ -24,13 +24,14 @@ from safetensors.numpy import load, save
 from dagc.errors import CheckpointError, InvalidInput
 from dagc.files import failure, write_atomically
 
-__all__ = ["Damaged", "NewerVersion", "all_or_nothing", "checksum", "is_count", "load_state", "save_state"]
+__all__ = ["BLOCK", "Damaged", "NewerVersion", "all_or_nothing", "checksum", "checksum_of_sums", "is_count", "load_state", "save_state"]
 
 META = "dagc"
 """The one entry of the header's metadata."""
 ARRAY = "$array"
 """Stands for an array in the JSON; its value is the tensor's name."""
 BLOCK = 1 << 15
+"""Bytes that `checksum` adds up before it computes a CRC."""
 LARGEST_HEADER = 100_000_000
 """The largest header that safetensors itself accepts, in bytes."""
 TYPES = (
@@ -59,7 +60,12 @@ def checksum(array: NDArray[Any]) -> int:
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     end = len(raw) // BLOCK * BLOCK
     sums = raw[:end].view("<u8").reshape(-1, BLOCK // 8).sum(axis=1, dtype="<u8")
-    return zlib.crc32(raw[end:].data, zlib.crc32(sums.data))
+    return checksum_of_sums(sums, raw[end:])
+
+
+def checksum_of_sums(sums: NDArray[Any], rest: NDArray[Any]) -> int:
+    """The checksum of an array, whose sums another device may have computed, and the bytes left over."""
+    return zlib.crc32(rest.data, zlib.crc32(sums.data))
 
 
 def save_state(

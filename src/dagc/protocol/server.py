@@ -14,7 +14,7 @@ from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.protocol.receiver import Receiver
 from dagc.protocol.roster import Member, Roster, whole
-from dagc.sparse import aggregate
+from dagc.sparse import Sparse, aggregate, aggregate_sparse
 from dagc.state import all_or_nothing
 from dagc.wire.coder import Shapes
 
@@ -115,10 +115,17 @@ class Server:
 
     def total(self, uploads: Sequence[Upload]) -> torch.Tensor:
         """Σ p_i · upload_i, always added up in the order of the roster."""
-        ordered = sorted(uploads, key=lambda upload: self.members[upload.client].number)
-        weights = [self.members[upload.client].examples for upload in ordered]
         out = torch.from_numpy(pool.take(self.size, np.dtype(np.float32)))
-        return aggregate([upload.update for upload in ordered], weights, out=out)
+        return aggregate(*self._weighted(uploads), out=out)
+
+    def total_entries(self, uploads: Sequence[Upload]) -> Sparse:
+        """The same sum, bit for bit, as the entries that any of the clients sent."""
+        return aggregate_sparse(*self._weighted(uploads))
+
+    def _weighted(self, uploads: Sequence[Upload]) -> tuple[list[Sparse], list[float]]:
+        """The entries in the order of the roster, and the examples of those who sent them."""
+        ordered = sorted(uploads, key=lambda upload: self.members[upload.client].number)
+        return [upload.update for upload in ordered], [self.members[upload.client].examples for upload in ordered]
 
     def close(self, uploads: Sequence[Upload]) -> None:
         """End the round: these uploads were accepted."""
