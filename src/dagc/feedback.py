@@ -106,6 +106,13 @@ class ErrorFeedback:
         self.steps += 1
         return sparse
 
+    def total(self, gradient: Gradient) -> torch.Tensor:
+        """Residual + gradient, a new vector. If it is not finite, `NonFiniteGradient` is raised."""
+        out = self._empty()
+        torch.add(self._residual, flat(self._parts(gradient)), out=out)
+        refuse_non_finite(out)
+        return out
+
     def _bounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """The values as sent: scaled down until, as the server will read them, they are within `clip`."""
         sent = quantise(values, self.values)

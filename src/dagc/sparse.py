@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from dagc._numba import compiled
 from dagc.errors import InvalidInput
 
-__all__ = ["MAX_SIZE", "Sparse", "aggregate", "aggregate_sparse"]
+__all__ = ["MAX_SIZE", "Sparse", "aggregate", "aggregate_sparse", "shares_of"]
 
 MAX_SIZE = 1 << 48
 """The longest vector: far larger than any model, and small enough that sums of positions never overflow."""
@@ -130,7 +130,7 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
         >>> aggregate([Sparse(3, [0], [1.0]), Sparse(3, [0, 2], [2.0, 4.0])], weights=[300, 100])
         tensor([1.2500, 0.0000, 1.0000])
     """
-    shares = _shares(sparses, weights)
+    shares = shares_of(sparses, weights)
     size = sparses[0].size
     if out is None:
         out = torch.from_numpy(np.empty(size, dtype=np.float32))
@@ -154,7 +154,7 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
 
 def aggregate_sparse(sparses: Sequence[Sparse], weights: ArrayLike) -> Sparse:
     """The same sum as `aggregate`, bit for bit, as a `Sparse` of all entries that any client sent."""
-    shares = _shares(sparses, weights)
+    shares = shares_of(sparses, weights)
     if compiled():
         from dagc import _sum_kernels
 
@@ -202,7 +202,8 @@ def _address(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])  # array.ctypes.data is the same, but slow
 
 
-def _shares(sparses: Sequence[Sparse], weights: ArrayLike) -> NDArray[np.float32]:
+def shares_of(sparses: Sequence[Any], weights: ArrayLike) -> NDArray[np.float32]:
+    """Each client's weight over the sum of weights, checked; all must have vectors of one size."""
     weight = np.asarray(weights, dtype=np.float64)
     if not len(sparses):
         raise InvalidInput("nothing to aggregate: give at least one client's entries")

@@ -84,14 +84,14 @@ def sgd(model):
 
 def counting(local):
     """The sum of all that the client's half was offered; it grows with every upload."""
-    offered = torch.zeros(local.client.size, dtype=torch.float64)
-    upload = local.client.upload
+    offered = torch.zeros(local.uplink.size, dtype=torch.float64)
+    upload = local.uplink.upload
 
     def counted(moved, order):
         offered.add_(torch.cat([part.flatten() for part in moved]))
         return upload(moved, order)
 
-    local.client.upload = counted
+    local.uplink.upload = counted
     return offered
 
 
@@ -108,7 +108,7 @@ def as_engine(config, options):
     plan, examples = config.plan(), int(partition.sizes[rank])
     local = LocalSteps(
         model, examples=examples, steps=config.local_steps, rounds=config.rounds, **options,
-        **{**plan.settings(), "seed": plan.seed},
+        **{**plan.as_dict(), "seed": plan.seed},
     )  # fmt: skip
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     models, payload = [], 0
@@ -122,7 +122,7 @@ def as_engine(config, options):
             assert plan.step_ahead or torch.equal(weights(model), local.shared)
             models.append(local.shared.clone())
             payload += exchanged.payload
-    return models, local.client.feedback.residual, payload
+    return models, local.uplink.feedback.residual, payload
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_after_every_exchange_replicas_and_the_local_engine_are_bit_identical(tw
     assert not torch.equal(engine.vector, start)
     assert sum(payload for _, _, payload in answers) == done.bytes_up > 0
     for (_, residual, _), name in zip(answers, engine.names, strict=True):
-        assert torch.equal(residual, engine.clients[name].feedback.residual)
+        assert torch.equal(residual, engine.uplinks[name].feedback.residual)
 
 
 # What is exchanged
@@ -192,7 +192,7 @@ def with_patterns():
     for step in range(6):
         one_step(model, sgd(model), step)
         local.step()
-    return first, model.state_dict(), local.client.size
+    return first, model.state_dict(), local.uplink.size
 
 
 def test_local_heads_frozen_layers_and_buffers_stay_on_their_rank(two):
@@ -217,8 +217,8 @@ def in_half(dtype, values):
     for _ in range(3):
         local.step()
     still = torch.equal(offered, before)
-    dtypes = (model[0].weight.dtype, local.client.feedback.residual.dtype, local.shared.dtype)
-    return weights(model), start - local.shared.double(), offered, local.client.feedback.residual, still, dtypes
+    dtypes = (model[0].weight.dtype, local.uplink.feedback.residual.dtype, local.shared.dtype)
+    return weights(model), start - local.shared.double(), offered, local.uplink.feedback.residual, still, dtypes
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -263,11 +263,11 @@ def test_the_outer_optimiser_is_plain_or_nesterov(two, rate, momentum):
 def without_data(examples):
     model = small()
     local = around(model, examples=examples[dist.get_rank()])
-    residual = local.client.feedback.residual
+    residual = local.uplink.feedback.residual
     for step in range(3):
         one_step(model, sgd(model), step)
         exchanged = local.step()
-    return weights(model), exchanged.entries, torch.equal(local.client.feedback.residual, residual)
+    return weights(model), exchanged.entries, torch.equal(local.uplink.feedback.residual, residual)
 
 
 def test_a_rank_without_data_takes_part_without_a_say(two):
@@ -340,7 +340,7 @@ def overlapping(settings):
             vectors.append(local.shared.clone())
     ahead = weights(model)
     local.finish()
-    return vectors, ahead, weights(model), offered, local.client.feedback.residual, start, losses
+    return vectors, ahead, weights(model), offered, local.uplink.feedback.residual, start, losses
 
 
 @pytest.mark.parametrize("settings", [{}, {"values": "two-bit", "momentum": 0.5}])
@@ -411,17 +411,17 @@ def saving(folder, settings, rounds, die=None):
         at = {name: state["dagc"][name] for name in ("round", "rank", "world_size")}
         if at == {"round": local.round, "rank": rank, "world_size": dist.get_world_size()}:
             optimiser.load_state_dict(state["optimiser"])
-    begun = local.client.feedback.residual.clone(), local.shared.clone()
+    begun = local.uplink.feedback.residual.clone(), local.shared.clone()
     step, losses = 3 * local.round, []
     while local.round < rounds:
         if die is not None and step == 3 * die and rank == 1:
-            local.client.upload = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+            local.uplink.upload = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
         losses.append(one_step(model, optimiser, step))
         step += 1
         if local.step() is not None:
             path = Path(folder) / f"{local.round:03d}-{rank}-of-{dist.get_world_size()}.pt"
             torch.save({"optimiser": optimiser.state_dict(), "dagc": local.state_dict()}, path)
-    end = weights(model), local.client.feedback.residual, local.shared.clone()
+    end = weights(model), local.uplink.feedback.residual, local.shared.clone()
     return {"begun": begun, "end": end, "losses": losses, "missing": local.missing, "downloaded": local.downloaded}
 
 
@@ -506,7 +506,7 @@ def each_its_own(folder, world, settings, allow_missing):
     paths = sorted(Path(folder).glob(f"*-{rank}-of-{world}.pt"))
     states = [torch.load(path, weights_only=True)["dagc"] for path in paths]
     local = around(small(1), resume=states, allow_missing=allow_missing, **settings)
-    return local.downloaded, local.missing, local.round, local.shared.clone(), local.client.feedback.residual
+    return local.downloaded, local.missing, local.round, local.shared.clone(), local.uplink.feedback.residual
 
 
 def test_a_late_rank_downloads_the_model_and_a_lost_one_is_named(two, four, tmp_path):
@@ -593,7 +593,7 @@ def spoilt(overlap, step_ahead):
             begun = weights(model)
         one_step(model, sgd(model), step)
         if step == 4:
-            before, residual = local.shared.clone(), local.client.feedback.residual.clone()
+            before, residual = local.shared.clone(), local.uplink.feedback.residual.clone()
             if dist.get_rank() == 1:
                 model[0].weight.data[0, 0] = torch.nan
         try:
@@ -602,7 +602,7 @@ def spoilt(overlap, step_ahead):
             messages.append(str(error))
             same = torch.equal(weights(model), begun if step_ahead else local.shared)
             if not overlap:
-                same &= torch.equal(local.shared, before) & torch.equal(local.client.feedback.residual, residual)
+                same &= torch.equal(local.shared, before) & torch.equal(local.uplink.feedback.residual, residual)
     local.finish()
     return messages, same, weights(model), local.round
 

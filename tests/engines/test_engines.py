@@ -217,7 +217,7 @@ def as_engine(settings, fields):
     model = DDP(build(config.model, data, seed=config.seed), bucket_cap_mb=0.01)
     plan = config.plan()
     examples = int(partition.sizes[rank])
-    hook = dagc.ddp.register(model, examples=examples, rounds=config.rounds, **{**plan.settings(), "seed": plan.seed})
+    hook = dagc.ddp.register(model, examples=examples, rounds=config.rounds, **{**plan.as_dict(), "seed": plan.seed})
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
     for step in range(config.rounds):
@@ -227,7 +227,7 @@ def as_engine(settings, fields):
         optimiser.step()
         sent += hook.last.payload
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-    return weights, hook.client.feedback.residual, sent
+    return weights, hook.uplink.feedback.residual, sent
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def with_local_steps(settings, fields):
     batches = Batches(data, partition, config.batch_size, config.seed)
     model = build(config.model, data, seed=config.seed)
     plan, examples = config.plan(), int(partition.sizes[rank])
-    plain = {**plan.settings(), "seed": plan.seed}
+    plain = {**plan.as_dict(), "seed": plan.seed}
     local = dagc.ddp.LocalSteps(model, examples=examples, steps=config.local_steps, rounds=config.rounds, **plain)
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
@@ -278,7 +278,7 @@ def with_local_steps(settings, fields):
         optimiser.step()
         exchanged = local.step()
         sent += 0 if exchanged is None else exchanged.payload
-    return local.shared, local.client.feedback.residual, sent
+    return local.shared, local.uplink.feedback.residual, sent
 
 
 @pytest.mark.parametrize("settings", list(plans()))

@@ -47,8 +47,9 @@ def agree(
     if error is None:
         digests = {name: _digest(value) for name, value in arguments.items()}
         body = json.dumps([int(examples), secrets.randbits(32), digests]).encode()
+    bodies = exchange.share(body, error)
     try:
-        counts, starts, digests_of_all = zip(*map(json.loads, exchange.share(body, error)), strict=True)
+        counts, starts, digests_of_all = zip(*map(json.loads, bodies), strict=True)
     except (ValueError, TypeError) as reason:
         raise MalformedPayload(f"a rank's first message cannot be read: {reason}") from reason
     for rank, digests in enumerate(digests_of_all):
@@ -69,12 +70,11 @@ def make_plan(plan: Plan | None, settings: Mapping[str, Any], world: int, local_
     """The plan, as an object or by its settings. What ranks cannot do is refused; local steps can do more."""
     if plan is not None and (settings or not isinstance(plan, Plan)):
         raise InvalidInput(f"give plan, a dagc.Plan, or its settings, not {[plan, *settings]!r:.200}")
-    chosen = settings if plan is None else plan.changed()
     plan = Plan(**settings) if plan is None else plan
-    if chosen.get("down") is None and not plan.lossless:  # the method's own default
-        plan = plan.replaced(down="lossless")
-    if chosen.get("step_ahead") is None and plan.step_ahead and not local_steps:
-        plan = plan.replaced(step_ahead=0.0)
+    defaults: dict[str, Any] = {"down": "lossless"} | ({} if local_steps else {"step_ahead": 0.0})
+    if "first_bits" in plan.explicit():
+        raise InvalidInput("first_bits is given: DDP sends no first model to clients; leave it out")
+    plan = plan.replaced(**{name: value for name, value in defaults.items() if name not in plan.explicit()})
     if not plan.lossless:
         raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")
     if plan.step_ahead and not local_steps:

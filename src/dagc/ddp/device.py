@@ -1,16 +1,14 @@
-"""Work on the parameters' device: what crosses between it and the host is entries and a few numbers, never a model."""
+"""The parameters' device: which can be used, and checksums that do not copy a model to the host."""
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dagc.errors import InvalidInput
-from dagc.sparse import Sparse
 from dagc.state import BLOCK, checksum, checksum_of_sums
 
-__all__ = ["dense_on", "device_of", "tensor_checksum", "write_entries"]
+__all__ = ["device_of", "tensor_checksum"]
 
 REFUSED = {
     "meta": "they have no values yet: materialize the model first",
@@ -29,43 +27,11 @@ def device_of(parameters: Sequence[Tensor]) -> torch.device:
     return devices[0]
 
 
-def write_entries(gradients: Sequence[Tensor], total: Sparse | None, scale: float = 1.0) -> None:
-    """Set tensors, in the order of the vector, to some entries times a scale; everything else becomes zero.
-
-    The entries cross to the device once, with positions in 32 bits where these are enough.
-    """
-    torch._foreach_zero_(list(gradients))
-    if total is None or not len(total):
-        return
-    starts = np.cumsum([0, *(gradient.numel() for gradient in gradients)])
-    bounds = np.searchsorted(total.indices, starts)
-    local = total.indices - np.repeat(starts[:-1], np.diff(bounds))
-    index = _positions(local, max(gradient.numel() for gradient in gradients), gradients[0].device)
-    values = torch.from_numpy(total.values if scale == 1.0 else total.values * np.float32(scale))
-    values = values.to(gradients[0].device)
-    for slot in np.diff(bounds).nonzero()[0]:
-        gradient, part = gradients[slot], slice(bounds[slot], bounds[slot + 1])
-        vector = gradient.view(-1) if gradient.is_contiguous() else gradient.new_zeros(gradient.numel())
-        vector.index_add_(0, index[part], values[part].to(gradient.dtype))
-        if not gradient.is_contiguous():
-            gradient.copy_(vector.view(gradient.shape))
-
-
-def dense_on(device: torch.device, entries: Sparse) -> Tensor:
-    """The whole vector on a device; only the entries cross."""
-    vector = torch.zeros(entries.size, dtype=torch.float32, device=device)
-    index = _positions(entries.indices, entries.size, device)
-    return vector.index_add_(0, index, torch.from_numpy(entries.values).to(device))
-
-
-def _positions(indices: np.ndarray[tuple[int], np.dtype[np.int64]], size: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(indices.astype(np.int32) if size < 1 << 31 else indices).to(device)
-
-
 def tensor_checksum(vector: Tensor) -> int:
     """`dagc.state.checksum` of a float32 vector on any device; sums of 32 kB each cross, and the last 32 kB.
 
     Example:
+        >>> import numpy as np
         >>> tensor_checksum(torch.arange(10, dtype=torch.float32)) == checksum(np.arange(10, dtype=np.float32))
         True
     """

@@ -19,7 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dagc.ddp.agreement import agree, check_examples, check_packets, log, make_plan, read_all
-from dagc.ddp.device import device_of, write_entries
+from dagc.ddp.device import device_of
 from dagc.ddp.exchange import Exchange, Packet, refusal
 from dagc.ddp.resume import warn_without_state
 from dagc.ddp.trees import check_version, to_arrays, to_tensors
@@ -92,7 +92,8 @@ class Hook:
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         self._exchange, talk = (Exchange(_group(model), _device(model)) for _ in range(2))
-        self._scaler, self._about, self.resumed = scaler, {}, False
+        self._scaler, self.resumed = scaler, False
+        self._about: dict[str, Any] = {}
         error: Exception | None = None
         try:
             self._prepare(model, make_plan(plan, settings, self._exchange.world, False), rounds)
@@ -124,7 +125,7 @@ class Hook:
         sizes = [parameter.numel() for parameter in self._parameters]
         self._parts = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
         self._finds_unused = bool(model.find_unused_parameters or model.static_graph)
-        self._about = {**plan.values_by_name(), "rounds": rounds, "sizes": sizes, "scaler": self._scaler is not None}
+        self._about = {**plan.as_dict(), "rounds": rounds, "sizes": sizes, "scaler": self._scaler is not None}
         self.server = Server(plan, sum(sizes), rounds, shapes)
         self.uplink = Uplink(self.server.plan.for_clients(), shapes, self._device)
 
@@ -176,7 +177,7 @@ class Hook:
             self._spoil(buckets, None if skipped else error)
         else:
             skipped = False
-            write_entries(gradients, self.server.total_entries(uploads) if uploads else None, scale)
+            self._write(gradients, uploads, scale)
             self.server.close(uploads)
             if upload is not None:  # what was left out goes back into the residual
                 self.uplink.settle(self.server.members[str(self._exchange.rank)].accepted_round)
@@ -201,6 +202,16 @@ class Hook:
         except Exception as error:  # whatever it is, the other ranks must not wait for this one
             return refusal(error, self._start, step), [], None
         return Packet(0, self._start, step, upload.norm or 0.0, upload.frame), gradients, upload
+
+    def _write(self, gradients: list[Tensor], uploads: Sequence[Upload], scale: float) -> None:
+        """Set the gradients to the weighted sum of the uploads, on their device."""
+        if not uploads:
+            torch._foreach_zero_(gradients)
+            return
+        total = self.server.total(uploads, self._device)
+        if scale != 1.0:
+            total.mul_(scale)
+        torch._foreach_copy_(gradients, [total[at].view(g.shape) for at, g in zip(self._parts, gradients, strict=True)])
 
     def _in_order(self, buckets: Sequence[Bucket]) -> list[Tensor]:
         """Views of the buckets, one for each parameter, in the model's order."""

@@ -14,18 +14,18 @@ from struct import Struct
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from dagc.ddp.agreement import check_packets, log, read_all
-from dagc.ddp.device import dense_on, tensor_checksum
+from dagc.ddp.device import tensor_checksum
 from dagc.ddp.exchange import Packet, refusal
 from dagc.ddp.resume import VERSION, warn_without_state
 from dagc.ddp.start import begin, same_checksums
 from dagc.ddp.trees import to_tensors
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.protocol import Plan, Upload
+from dagc.updates import Update
 
 __all__ = ["Exchanged", "LocalSteps"]
 
@@ -113,14 +113,14 @@ class LocalSteps:
         >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         >>> model = torch.nn.Linear(100, 10)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> local = dagc.ddp.LocalSteps(model, examples=5000, steps=3, ratio=0.01, values="two-bit", overhead=0)
+        >>> local = dagc.ddp.LocalSteps(model, examples=5000, steps=3, ratio=0.01)
         >>> for _ in range(6):
         ...     optimizer.zero_grad()
         ...     model(torch.randn(32, 100)).square().mean().backward()
         ...     optimizer.step()
         ...     exchanged = local.step()                            # None, or what the exchange took
-        >>> exchanged.round, exchanged.steps, exchanged.entries
-        (2, 3, 10)
+        >>> exchanged.round, exchanged.steps, exchanged.payload <= 40
+        (2, 3, True)
         >>> local.close()
         >>> torch.distributed.destroy_process_group()
     """
@@ -288,8 +288,8 @@ class LocalSteps:
             if self._sender is not None:
                 at = at.clone()  # the shared model moves while this rank trains
                 if pending is not None:
-                    places = torch.from_numpy(pending.indices).to(at.device)
-                    at[places] -= self.outer_rate * torch.from_numpy(pending.values).to(at.device)
+                    update = pending if isinstance(pending, Update) else Update.of(pending)
+                    update.add_to(at, -self.outer_rate)
             at = self.uplink.start(at, self.outer_rate)
         self._replica.begin(at)
         self._done, self._due, self._began = 0, self._next, perf_counter()
@@ -331,7 +331,7 @@ class LocalSteps:
             self._begin_steps()
             raise
         if uploads:
-            self._replica.move(self._total(uploads), self.outer_rate, self.momentum)
+            self._replica.move(self.server.total(uploads, self.shared.device), self.outer_rate, self.momentum)
         self.server.close(uploads)
         member = self.server.members.get(str(self._exchange.rank))
         if member is not None:  # what was left out goes back into the residual
@@ -343,12 +343,6 @@ class LocalSteps:
         payload = len(flight.message.body) - HEAD.size
         self.last = Exchanged(self.round, flight.steps, flight.entries, payload, *self._exchange.traffic, *seconds)
         log.info("%s", self.last)
-
-    def _total(self, uploads: Sequence[Upload]) -> Tensor:
-        """The weighted sum, on the device: only its entries cross."""
-        if self.shared.is_cpu:
-            return self.server.total(uploads)
-        return dense_on(self.shared.device, self.server.total_entries(uploads))
 
     def _heads(self, packets: list[Packet]) -> list[tuple[int, float, float]]:
         """The heads of all messages, if they belong together."""

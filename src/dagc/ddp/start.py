@@ -72,8 +72,7 @@ def begin(
 ) -> Start:
     """Prepare this rank, agree with the others, and continue from states or begin with the same model.
 
-    Args:
-        same: The other arguments of `LocalSteps` that must be the same on all ranks.
+    `same` holds those arguments of `LocalSteps` that must be the same on all ranks, the others are by name.
     """
     if not dist.is_initialized():
         raise InvalidInput("there are no ranks yet: call torch.distributed.init_process_group first")
@@ -115,7 +114,7 @@ def begin(
 def _prepare(replica: Replica, plan: Plan, rounds: int | None, exchange: Exchange) -> Start:
     server = Server(plan, sum(replica.sizes), rounds, replica.shapes)
     uplink = Uplink(server.plan.for_clients(), replica.shapes, replica.device)
-    about = {**plan.values_by_name(), "rounds": rounds, "sizes": replica.sizes}
+    about = {**plan.as_dict(), "rounds": rounds, "sizes": replica.sizes}
     return Start(replica, uplink, server, about, exchange, [], [])
 
 

@@ -19,7 +19,8 @@ from dagc import data, models
 from dagc.draws import scramble
 from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
-from dagc.protocol import ModelServer, Order, Server, Uplink, Upload
+from dagc.policies import Plan
+from dagc.protocol import ModelServer, Order, Replica, Server, Uplink, Upload
 from dagc.state import all_or_nothing
 from dagc.training.config import Config, is_own
 from dagc.training.given import Given, not_given, split_by_client
@@ -32,6 +33,8 @@ __all__ = ["Federation", "Round"]
 
 T = TypeVar("T")
 log = getLogger("dagc.training")
+RANDOM_BITS = 4
+"""Bits per entry of a random first model: training from it ends where it ends from the exact one."""
 TESTED = 50
 """Test samples per batch."""
 WAVE = 16
@@ -108,11 +111,12 @@ class Federation:
         self.model = self._make_model(config, given)
         self.vector = as_one_vector(self.model)
         self._tested = sharing(self.model).eval()
-        self.optimizer = ServerOptimizer(self.vector.clone(), config.optimizer, **config.optimizer_options)
         for name in config.caps:
             if name not in self.names:
                 raise unknown("client for the cap of", name, self.names)
-        self.server = ModelServer(config.plan(), self.vector, config.rounds, self._shapes)
+        self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes)
+        self.vector.copy_(self.server.model)  # the first model may have been rounded
+        self.optimizer = ServerOptimizer(self.server.target.clone(), config.optimizer, **config.optimizer_options)
         self.first_orders()
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
@@ -125,6 +129,7 @@ class Federation:
         for i in range(len(self.names)):  # a trace may lack some clients
             self.network.rate(i, "up", 0)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
+        self._rounded: dict[int, torch.Tensor] = {}  # the models of this round's visitors, by client
         self._threads = 1 if traits.draws else config.threads  # torch has one generator for all threads
         self._pool: ThreadPoolExecutor | None = None
         _give_back_memory()  # what loading left behind
@@ -143,6 +148,13 @@ class Federation:
             return copy.deepcopy(given.model).to(config.device).train()
         except (RuntimeError, TypeError) as error:
             raise InvalidInput(f"the model cannot be copied: {error}") from error
+
+    def _plan(self) -> Plan:
+        """The configuration's plan; a model that was built here is random, so that fewer bits are enough for it."""
+        plan = self.config.plan()
+        default = self.config.method_spec.defaults.get("first_bits")
+        fewer = self.given.model is None and default is not None and plan.first_bits == default
+        return plan.replaced(first_bits=RANDOM_BITS) if fewer else plan
 
     def _traits(self, batches: data.Batches) -> Traits:
         """The model's side effects. A model passed in Python is tried with the smallest client's batch."""
@@ -176,7 +188,7 @@ class Federation:
 
     def first_orders(self) -> list[Any]:
         """The parameter that each client would get if all took part in the first round."""
-        server = Server(self.config.plan(), self.size, self.config.rounds)
+        server = Server(self._plan(), self.size, self.config.rounds)
         for name, examples in zip(self.names, self.partition.sizes, strict=True):
             server.join(name, int(examples))
         return [order.amount for order in server.orders(self.names).values()]
@@ -196,7 +208,9 @@ class Federation:
         if self.server.budget.account is not None:
             self.seconds += self.server.budget.account.wait(len(asked), self.seconds)
         orders = self.server.orders([self.names[i] for i in asked], self.seconds)
-        down = [len(self.server.download(self.names[i]).frame) + self._buffer_bytes for i in answering]
+        downloads = {i: self.server.download(self.names[i]) for i in answering}
+        down = [len(downloads[i].frame) + self._buffer_bytes for i in answering]
+        self._rounded = {i: Replica(self._shapes).receive(each) for i, each in downloads.items() if each.version < 0}
         with _one_thread():
             uploads, computed, took = self._work(t, [(i, orders[self.names[i]]) for i in answering])
 
@@ -294,8 +308,12 @@ class Federation:
 
         def work(some: list[tuple[int, Order]]) -> list[tuple[Upload, Computed, float]]:
             began = time.perf_counter()
-            starts = [self._uplink(self.names[i]).start(self.vector, server_rate) for i, _ in some]
-            ahead = starts if self.server.plan.step_ahead else None
+            models = [self._rounded.get(i, self.vector) for i, _ in some]
+            starts = [
+                self._uplink(self.names[i]).start(model, server_rate)
+                for (i, _), model in zip(some, models, strict=True)
+            ]
+            ahead = starts if self.server.plan.step_ahead or self._rounded else None
             computed = self.gradients(round, [i for i, _ in some], rate, ahead)
             uploads = [self._upload(i, order, one.change) for (i, order), one in zip(some, computed, strict=True)]
             took = (time.perf_counter() - began) / len(some)

@@ -157,6 +157,10 @@ class Update:
                 block[indices[first:last] - start] += values[first:last]
                 yield start, block
 
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each part that is not entries alone starts, and its length."""
+        return [(0, self.size)] if self.levels is not None else [(part.start, part.size) for part in self.terms]
+
     def alone(self) -> tuple[NDArray[np.int64], Floats]:
         """The entries outside of all blocks."""
         if self.levels is not None:
@@ -169,6 +173,11 @@ class Update:
 
     def add_to(self, vector: torch.Tensor, weight: float = 1.0) -> None:
         """Add weight · update: each entry is multiplied in float32, then added in float32."""
+        if not vector.is_cpu:
+            from dagc.updates.on_device import add_on_device
+
+            add_on_device(self, vector, float(np.float32(weight)))
+            return
         target, weight = self._target(vector), np.float32(weight)
         for start, block in self.blocks():
             if weight != 1:
