@@ -107,8 +107,8 @@ def as_engine(config, options):
     model = build(config.model, data, seed=config.seed)
     plan, examples = config.plan(), int(partition.sizes[rank])
     local = LocalSteps(
-        model, examples=examples, steps=config.local_steps, rounds=config.rounds, **options,
-        **{**plan.as_dict(), "seed": plan.seed},
+        model, plan=plan.replaced(first_model="sent"), examples=examples, steps=config.local_steps,
+        rounds=config.rounds, **options,
     )  # fmt: skip
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     models, payload = [], 0
@@ -483,11 +483,11 @@ def test_killed_and_resumed_with_fewer_and_then_more_ranks_the_books_balance(fou
     assert len(states) == 4
 
     fewer = good(two.run(saving, tmp_path, settings, 16))
-    kept = books([state["arrays"]["residual"] for state in states], EXAMPLES)
+    kept = books([state["uplink"]["residual"] for state in states], EXAMPLES)
     assert torch.allclose(books([one["begun"][0] for one in fewer], EXAMPLES[:2]), kept, rtol=1e-5, atol=1e-7)
     assert kept.any()
     for one in fewer:
-        assert torch.equal(one["begun"][1], states[0]["arrays"]["shared"])
+        assert torch.equal(one["begun"][1], states[0]["shared"])
         assert (one["missing"], one["downloaded"]) == ([], False)
     assert alike([one["end"][2] for one in fewer])
 
@@ -536,24 +536,25 @@ def test_the_newest_round_that_is_complete_is_resumed(two, tmp_path):
 def wrong_states(folder):
     rank = dist.get_rank()
     state = torch.load(f"{folder}/002-{rank}-of-2.pt", weights_only=True)["dagc"]
-    arrays = state["arrays"]
-    pending = {"pending.indices": torch.tensor([9, 3]), "pending.values": torch.ones(2)}
+    uplink = state["uplink"]
+    pending = {"indices": torch.tensor([9, 3]), "values": torch.ones(2)}
     mistakes = {
-        "has version 2, this is 1: update dagc": {"version": 2},
+        "has version 2, this is 1: use the version of dagc": {"version": 2},
         "not the state of a dagc.ddp.LocalSteps: it holds": {"more": 1},
         "use the model and settings of it": {"about": {**state["about"], "ratio": 0.5}},
-        "its residual is not 785 float32 numbers": {"arrays": {**arrays, "residual": arrays["residual"][1:]}},
-        "its shared holds NaN": {"arrays": {**arrays, "shared": arrays["shared"] * torch.nan}},
+        "its residual is not 785 float32 numbers": {"uplink": {**uplink, "residual": uplink["residual"][1:]}},
+        "its shared holds NaN": {"shared": state["shared"] * torch.nan},
         "are not numbers": {"round": -1},
-        "it has no arrays or no examples": {"arrays": None},
-        "do not fit": {"rank": 2},
-        "the state is damaged": {"server": {}},
-        "state is damaged: this is not a client's": {"client": {}},
-        "this is not a client's state: TypeError": {"client": 5},
-        "its due or seconds is no time": {"seconds": float("nan")},
-        "a state is damaged: its due": {"due": 0},
-        "state is damaged: indices must ascend": {"arrays": {**arrays, **pending}},
-        "state is damaged: 'str' object": {"arrays": {**arrays, "pending.indices": "x"}},
+        "it has no examples or no start": {"start": None},
+        "start or examples are not numbers": {"start": [1, -1, 1]},
+        "its ranks and examples do not fit": {"rank": 2},
+        "a state is damaged": {"server": {}},
+        "its residual is not": {"uplink": {}},
+        "its residual is not 785": {"uplink": 5},
+        "due or seconds is invalid": {"seconds": float("nan")},
+        "a state is damaged: due": {"due": 0},
+        "a state is damaged: .*indices must ascend": {"uplink": {**uplink, "pending": pending}},
+        "a state is damaged: .*pending": {"uplink": {**uplink, "pending": "x"}},
     }
     for wrong in (0, 1):
         for words, change in mistakes.items():
@@ -565,7 +566,7 @@ def wrong_states(folder):
     with pytest.raises(InvalidInput, match=r"not the state of a dagc.ddp.LocalSteps$"):
         around(small(), resume=[{"residual": 1}])
     if rank == 0:
-        state = {**state, "arrays": {**arrays, "shared": arrays["shared"] + 1}}
+        state = {**state, "shared": state["shared"] + 1}
     with pytest.raises(DagcError, match="ranks 0 and 1 have different shared models after 2 exchanges"):
         around(small(), resume=[state])
     local = around(small(), resume=[])
@@ -674,12 +675,15 @@ def making(cases):
         (({"local": ["*"]},) * 2, "there is nothing to exchange"),
         (({"down": 100},) * 2, "DDP has no server that sends a model down"),
         (({"first_model": "drawn"},) * 2, "DDP sends the first model itself"),
-        (({"caps": {"7": 0.1}},) * 2, "there is no rank for the cap of '7'"),
+        (({"caps": {"7": 0.1}},) * 2, "caps: there is no rank '7'"),
         (({"ratio": None, "rate": "1 MB/training"},) * 2, "a rate per training needs rounds"),
-        (({}, {"examples": -1}), "examples of rank 1 is not a number"),
+        (({}, {"examples": -1}), "rank 1: examples is -1: it must be an integer, 0 or more"),
+        (({}, {"steps": 0}), "rank 1: steps is 0: it must be an integer of at least 1"),
+        (({}, {"timeout": -1}), "rank 1: timeout is -1: it must be a number of seconds above 0"),
+        (({}, {"local": ["head.*"]}), "rank 1: local: no trainable parameter is called 'head.*'"),
         (({"examples": 0},) * 2, "examples is 0 on all ranks"),
-        (({}, {"steps": 4}), "ranks 0 and 1 differ in their models or arguments"),
-        (({}, {"overlap": True}), "ranks 0 and 1 differ in their models or arguments"),
+        (({}, {"steps": 4}), "ranks 0 and 1 differ in steps; this rank has {'steps': "),
+        (({}, {"overlap": True}), "ranks 0 and 1 differ in overlap"),
     ],
 )
 def test_wrong_arguments_are_refused_on_all_ranks(two, cases, words):
@@ -763,4 +767,4 @@ def test_torchrun_restarts_a_killed_rank_and_the_training_goes_on(tmp_path):
         assert f"rank {rank} begins after 5 exchanges" in done.stdout
         assert f"rank {rank} ends after 8 exchanges" in done.stdout
     final = [torch.load(tmp_path / f"8-{rank}.pt", weights_only=True) for rank in range(3)]
-    assert alike([state["arrays"]["shared"] for state in final])
+    assert alike([state["shared"] for state in final])

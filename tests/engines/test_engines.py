@@ -217,7 +217,7 @@ def as_engine(settings, fields):
     model = DDP(build(config.model, data, seed=config.seed), bucket_cap_mb=0.01)
     plan = config.plan()
     examples = int(partition.sizes[rank])
-    hook = dagc.ddp.register(model, examples=examples, rounds=config.rounds, **{**plan.as_dict(), "seed": plan.seed})
+    hook = dagc.ddp.register(model, plan=plan, examples=examples, rounds=config.rounds)
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
     for step in range(config.rounds):
@@ -267,8 +267,7 @@ def with_local_steps(settings, fields):
     batches = Batches(data, partition, config.batch_size, config.seed)
     model = build(config.model, data, seed=config.seed)
     plan, examples = config.plan(), int(partition.sizes[rank])
-    plain = {**plan.as_dict(), "seed": plan.seed}
-    local = dagc.ddp.LocalSteps(model, examples=examples, steps=config.local_steps, rounds=config.rounds, **plain)
+    local = dagc.ddp.LocalSteps(model, plan=plan, examples=examples, steps=config.local_steps, rounds=config.rounds)
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
     for step in range(config.rounds * config.local_steps):
