@@ -28,8 +28,9 @@ __all__ = ["BLOCK", "Damaged", "NewerVersion", "all_or_nothing", "checksum", "ch
 
 META = "dagc"
 """The one entry of the header's metadata."""
-ARRAY = "$array"
-"""Stands for an array in the JSON; its value is the tensor's name."""
+MARK = "$"
+ARRAY = f"{MARK}array"
+"""Stands for an array in the JSON; its value is the tensor's name. A state's own keys get a second `MARK`."""
 BLOCK = 1 << 15
 """Bytes that `checksum` adds up before it computes a CRC."""
 LARGEST_HEADER = 100_000_000
@@ -143,13 +144,14 @@ def _read(content: bytes) -> tuple[str, int, dict[str, Any]]:
     header = json.loads(content[8 : 8 + length])
     about = json.loads(header["__metadata__"][META])
     arrays = load(content)
-    if about["checksum"] != _sum(about["content"], arrays):
+    if not isinstance(about["content"], str) or about["checksum"] != _sum(about["content"], arrays):
         raise ValueError("its checksum does not match")
     head = json.loads(about["content"])
     kind, version, tree = head["kind"], head["version"], head["state"]
     if not isinstance(kind, str) or not is_count(version) or not isinstance(tree, dict):
         raise ValueError("its header is malformed")
-    return kind, version, {name: _with_arrays(leaf, arrays) for name, leaf in tree.items()}
+    state: dict[str, Any] = _with_arrays(tree, arrays)
+    return kind, version, state
 
 
 def _without_arrays(leaf: Any, path: tuple[str, ...], arrays: dict[str, NDArray[Any]]) -> Any:
@@ -157,14 +159,19 @@ def _without_arrays(leaf: Any, path: tuple[str, ...], arrays: dict[str, NDArray[
     if isinstance(leaf, np.ndarray):
         if leaf.dtype.name not in TYPES:
             raise InvalidInput(f"the state's {'.'.join(path)} is of type {leaf.dtype}: use one of {', '.join(TYPES)}")
-        name = ".".join(path)
-        while name in arrays:
+        name = ".".join(path).encode("ascii", "backslashreplace").decode()  # clients may be called anything
+        while name in arrays or name == "__metadata__":
             name += "'"
-        arrays[name] = np.ascontiguousarray(leaf).reshape(leaf.shape)
+        little_endian = leaf.dtype.newbyteorder("<")
+        arrays[name] = np.ascontiguousarray(leaf, dtype=little_endian).reshape(leaf.shape)
         return {ARRAY: name}
     if isinstance(leaf, Mapping):
-        return {str(key): _without_arrays(value, (*path, str(key)), arrays) for key, value in leaf.items()}
+        return {_marked(str(key)): _without_arrays(value, (*path, str(key)), arrays) for key, value in leaf.items()}
     return leaf
+
+
+def _marked(key: str) -> str:
+    return MARK + key if key.startswith(MARK) else key
 
 
 def _with_arrays(leaf: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
@@ -172,7 +179,7 @@ def _with_arrays(leaf: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
         return leaf
     if leaf.keys() == {ARRAY}:
         return arrays[leaf[ARRAY]]
-    return {key: _with_arrays(value, arrays) for key, value in leaf.items()}
+    return {key.removeprefix(MARK): _with_arrays(value, arrays) for key, value in leaf.items()}
 
 
 def _sum(text: str, arrays: Mapping[str, NDArray[Any]]) -> int:

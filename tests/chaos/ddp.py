@@ -24,7 +24,7 @@ from tests.chaos.faults import Broken, Faults, refused
 
 __all__ = ["break_ddp"]
 
-RANKS, STEPS, PATIENCE = 2, 10, 120
+RANKS, STEPS, PATIENCE = 2, 10, 600
 EXAMPLES = (100, 700)
 PLANS: tuple[dict[str, Any], ...] = (
     {"ratio": 0.05},

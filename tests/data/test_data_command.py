@@ -53,7 +53,7 @@ def test_check_names_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_show_prints_sizes_ratio_and_label_bars() -> None:
-    output = _run("show", "digits", "--partition", "skewed:workers=5,skew_ratio=20", "--seed", "1")
+    output = _run("show", "digits", "--partition", "skewed:clients=5,skew_ratio=20", "--seed", "1")
     told = " ".join(output.split())
     assert "5 workers with 1,442 samples" in told
     assert "540 / 27 = 20" in told
@@ -63,7 +63,7 @@ def test_show_prints_sizes_ratio_and_label_bars() -> None:
 
 
 def test_show_as_json_adds_up() -> None:
-    told = json.loads(_run("show", "digits", "--partition", "one-large:share=0.5,workers=3", "--json"))
+    told = json.loads(_run("show", "digits", "--partition", "one-large:share=0.5,clients=3", "--json"))
     assert [sum(row) for row in told["labels"]] == told["sizes"]
     assert sum(told["sizes"]) == told["samples"] == 1442
     assert told["skew_ratio"] == max(told["sizes"]) / min(told["sizes"])
@@ -86,7 +86,7 @@ def test_get_says_when_there_is_nothing_to_do() -> None:
     ("arguments", "reason"),
     [
         (["show", "cifar-10"], "dagc data get cifar-10 --data-dir"),
-        (["show", "digits", "--partition", "skewed:workers=5000"], "5,000 workers cannot"),
+        (["show", "digits", "--partition", "skewed:clients=5000"], "5,000 clients cannot"),
         (["get", "mnist"], "no data set 'mnist'"),
         (["get", "cifar-10", "--mirror", "ftp://here"], "is not an address"),
     ],

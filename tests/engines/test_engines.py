@@ -88,7 +88,7 @@ def states(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def digits():
     data = load("digits")
-    partition = make_partition(f"skewed:workers={WORKERS},skew_ratio=10,label_alpha=0.5", data, 3)
+    partition = make_partition(f"skewed:clients={WORKERS},skew_ratio=10,label_alpha=0.5", data, 3)
     return data, partition, Batches(data, partition, 32, 3)
 
 

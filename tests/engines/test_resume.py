@@ -53,7 +53,7 @@ def settings(method="accordion", **fields):
 
 
 def toml(config):
-    return to_toml(config.model_dump())
+    return to_toml(config.as_dict())
 
 
 def kept(folder):
@@ -66,7 +66,7 @@ def straight(tmp_path_factory):
     """What uninterrupted runs leave."""
     folder = tmp_path_factory.mktemp("straight")
     for method in METHODS:
-        train(settings(method), folder / method).run()
+        train(settings(method), folder / method)
     return {method: kept(folder / method) for method in METHODS}
 
 
@@ -76,7 +76,7 @@ from dagc import checkpoint, files, state
 from dagc.training import Config, train
 
 fields, folder, moments = json.loads(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-train(Config(**{**fields, "rounds": 1})).run()  # loads and compiles once, before the children
+train(Config(**{**fields, "rounds": 1}))  # loads and compiles once, before the children
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 def attempt(where, number):
@@ -101,7 +101,7 @@ def attempt(where, number):
         files.Path.replace = counted(files.Path.replace, after=False)
     elif where == "after a checkpoint":
         checkpoint.save = counted(checkpoint.save, after=True)
-    train(Config(**fields), folder, callbacks).run()
+    train(Config(**fields), folder, callbacks)
 
 for where, number in moments:
     child = os.fork()
@@ -124,12 +124,12 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(method, tmp
         ("between rounds", 17),
         ("between rounds", 23),
     ]
-    fields = json.dumps(settings(method).model_dump())
+    fields = json.dumps(settings(method).as_dict())
     command = [sys.executable, "-c", KILLED, fields, str(tmp_path / "run"), json.dumps(moments)]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert result.stdout.count(" killed") == len(moments), result.stdout + result.stderr
     assert not (tmp_path / "run" / "result.json").exists()
-    list(train(settings(method), tmp_path / "run"))
+    list(iterate(settings(method), tmp_path / "run"))
     assert kept(tmp_path / "run") == straight[method]
 
 
@@ -160,11 +160,11 @@ def test_killed_from_outside_at_random_times(tmp_path, straight):
 
 
 def test_whoever_stops_listening_leaves_a_checkpoint(tmp_path, straight):
-    for result in train(settings(), tmp_path / "run"):
+    for result in iterate(settings(), tmp_path / "run"):
         if result.round == 7:
             break
     assert checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[0].name == "round-00000007.state"
-    list(train(settings(), tmp_path / "run"))
+    list(iterate(settings(), tmp_path / "run"))
     assert kept(tmp_path / "run") == straight["accordion"]
 
 
@@ -196,14 +196,14 @@ main()
 
 
 def test_a_finished_run_is_not_done_again(tmp_path):
-    list(train(settings(rounds=5), tmp_path / "run"))
+    list(iterate(settings(rounds=5), tmp_path / "run"))
     before = kept(tmp_path / "run")
-    assert list(train(settings(rounds=5), tmp_path / "run")) == []
+    assert list(iterate(settings(rounds=5), tmp_path / "run")) == []
     assert kept(tmp_path / "run") == before
 
 
 def some_rounds(folder, count=10):
-    for result in train(settings(), folder):
+    for result in iterate(settings(), folder):
         if result.round == count:
             break
     return checkpoint.checkpoints(folder / "checkpoints")
@@ -225,7 +225,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tmp_path, s
         content = b""
     newest.write_bytes(content)
     with pytest.warns(UserWarning, match=f"{newest.name} is damaged"):
-        train(settings(), tmp_path / "run").run()
+        train(settings(), tmp_path / "run")
     assert before.name == "round-00000008.state"
     assert not newest.exists()
     assert kept(tmp_path / "run") == straight["accordion"]
@@ -235,7 +235,7 @@ def test_if_all_checkpoints_are_damaged_it_says_so(tmp_path):
     for path in some_rounds(tmp_path / "run"):
         path.write_bytes(b"dagc")
     with pytest.warns(UserWarning, match="damaged"), pytest.raises(CheckpointError, match="start the run again"):
-        train(settings(), tmp_path / "run").run()
+        train(settings(), tmp_path / "run")
 
 
 def test_a_full_disk_stops_the_run_and_leaves_a_usable_checkpoint(tmp_path, straight, monkeypatch):
@@ -253,11 +253,11 @@ def test_a_full_disk_stops_the_run_and_leaves_a_usable_checkpoint(tmp_path, stra
     monkeypatch.setattr(state, "write_atomically", full)
     reason = r"disk is full: free some space; the last good one is round-00000008\.state"
     with pytest.raises(CheckpointError, match=reason):
-        train(settings(), tmp_path / "run").run()
+        train(settings(), tmp_path / "run")
     left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert left == ["round-00000004.state", "round-00000008.state"]
     monkeypatch.undo()
-    train(settings(), tmp_path / "run").run()
+    train(settings(), tmp_path / "run")
     assert kept(tmp_path / "run") == straight["accordion"]
 
 
@@ -270,7 +270,7 @@ def test_metrics_that_do_not_fit_are_reported_in_one_line(tmp_path):
         "from dagc.cli import main\n"
         "main()"
     )
-    fields = {"method": "none", "workers": 1, "skew_ratio": 1, "rounds": 90, "checkpoint_every": 30}
+    fields = {"method": "none", "clients": 1, "skew_ratio": 1, "rounds": 90, "checkpoint_every": 30}
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.toml").write_text(toml(Config(task="logistic@digits", **fields)))
@@ -293,15 +293,15 @@ def test_a_model_that_does_not_fit_is_reported(tmp_path, monkeypatch):
 
     monkeypatch.setattr("dagc.training.folder.save_file", full)
     with pytest.raises(CheckpointError, match=r"No space left.*; then resume the run"):
-        list(train(settings(rounds=2), tmp_path / "run"))
+        list(iterate(settings(rounds=2), tmp_path / "run"))
 
 
 def test_a_model_that_is_gone_is_written_again(tmp_path):
-    last = train(settings(rounds=5), tmp_path / "run").run()
+    last = train(settings(rounds=5), tmp_path / "run")
     before = kept(tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()
     assert not finished(tmp_path / "run")
-    assert train(settings(rounds=5), tmp_path / "run").run() == last
+    assert train(settings(rounds=5), tmp_path / "run") == last
     assert kept(tmp_path / "run") == before
 
 
@@ -321,28 +321,28 @@ def test_two_at_once_in_one_folder_is_refused(tmp_path):
     first = train(settings(), tmp_path / "run")
     next(first)
     with pytest.raises(CheckpointError, match="another process is working in"):
-        next(train(settings(), tmp_path / "run"))
+        next(iterate(settings(), tmp_path / "run"))
     first.close()
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
-    next(train(settings(rounds=2), tmp_path / "run"))
+    next(iterate(settings(rounds=2), tmp_path / "run"))
     with pytest.raises(InvalidInput, match=r"holds another run \(rounds is 2 there, 3 here\)"):
-        next(train(settings(rounds=3), tmp_path / "run"))
-    list(train(settings(rounds=2, threads=2), tmp_path / "run"))
+        next(iterate(settings(rounds=3), tmp_path / "run"))
+    list(iterate(settings(rounds=2, threads=2), tmp_path / "run"))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be used"):
-        next(train(settings(), tmp_path / "file"))
+        next(iterate(settings(), tmp_path / "file"))
 
 
 def test_lost_metrics_are_noticed(tmp_path):
     some_rounds(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     with pytest.raises(CheckpointError, match="has lost lines"):
-        next(train(settings(), tmp_path / "run"))
+        next(iterate(settings(), tmp_path / "run"))
 
 
 def test_sigterm_is_ctrl_c():
@@ -358,9 +358,9 @@ def test_sigterm_is_ctrl_c():
 def test_a_finished_run_whose_last_round_nobody_answered(tmp_path):
     """It has no loss, and what is None is not written."""
     for seed in range(20):
-        config = settings(rounds=2, workers=2, failures=0.9, seed=seed)
-        last = train(config, tmp_path / str(seed)).run()
+        config = settings(rounds=2, clients=2, failures=0.9, seed=seed)
+        last = train(config, tmp_path / str(seed))
         if last.loss is None:
-            assert train(config, tmp_path / str(seed)).run() == last
+            assert train(config, tmp_path / str(seed)) == last
             return
     pytest.fail("somebody always answered")

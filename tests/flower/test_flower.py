@@ -56,7 +56,7 @@ def states(tmp_path, monkeypatch):
 def task(name="logistic", seed=0):
     """Digits on four unequal nodes."""
     digits = load("digits")
-    partition = make_partition(f"skewed:workers={NODES},skew_ratio=10,label_alpha=0.5", digits, seed)
+    partition = make_partition(f"skewed:clients={NODES},skew_ratio=10,label_alpha=0.5", digits, seed)
     return SimpleNamespace(
         data=digits,
         sizes=[int(size) for size in partition.sizes],
@@ -1064,7 +1064,7 @@ def test_dagc_report_draws_a_flower_run(states, tmp_path, capsys, monkeypatch):
             evaluate_fn=lambda number, arrays: MetricRecord({"accuracy": 0.2 + number / 10, "loss": 1.0}),
         )  # fmt: skip
     result = json.loads((states / "runs" / "digits-dagc-r" / "result.json").read_text())
-    assert result["final_accuracy"] == pytest.approx(0.45)
+    assert result["final_accuracy"] == pytest.approx(0.6)
     folders = [str(states / "runs" / f"digits-{method}") for method in ("dagc-r", "none")]
     monkeypatch.setattr("sys.argv", ["dagc", "report", *folders, "--output", str(tmp_path / "page"), "--no-figures"])
     with pytest.raises(SystemExit) as ended:

@@ -146,7 +146,7 @@ def show(
 ) -> None:
     """Print a partition: sizes, skew ratio and the labels of each worker.
 
-    Example: dagc data show digits --partition skewed:workers=10,skew_ratio=10,label_alpha=0.5
+    Example: dagc data show digits --partition skewed:clients=10,skew_ratio=10,label_alpha=0.5
     """
     loaded = data.load(name, data_dir)
     own = loaded.client is not None and name not in data.CATALOGUE
@@ -165,7 +165,7 @@ def show(
                     "shape": loaded.shape,
                     "objective": loaded.objective,
                     "classes": loaded.label_names,
-                    "workers": split.names or list(range(split.workers)),
+                    "workers": split.names or list(range(len(split))),
                     "sizes": split.sizes.tolist(),
                     "skew_ratio": split.skew_ratio,
                     "labels": counts.tolist(),
@@ -176,8 +176,9 @@ def show(
         return
     console = Console(highlight=False)
     console.print(
-        f"{printable(loaded.name)}: {len(loaded):,} samples to train, {len(loaded.test_y):,} to test, shape {loaded.shape}; "
-        f"{printable(partition)}, seed {seed}: {split.workers:,} workers with {split.sizes.sum():,} samples, "
+        f"{printable(loaded.name)}: {len(loaded):,} samples to train, {len(loaded.test_y):,} to test, "
+        f"shape {loaded.shape}; "
+        f"{printable(partition)}, seed {seed}: {len(split):,} clients with {split.sizes.sum():,} samples, "
         f"largest / smallest = {split.sizes.max():,} / {split.sizes.min():,} = {_plain(split.skew_ratio)}",
         markup=False,
     )
@@ -195,7 +196,7 @@ def _drawing(split: data.Partition, counts: NDArray[np.int64], width: int) -> Ta
     for column in ("worker", "samples", "share"):
         table.add_column(column, justify="right", no_wrap=True, max_width=20)
     table.add_column("labels", no_wrap=True)
-    rows = list(range(split.workers))
+    rows = list(range(len(split)))
     shown = rows if len(rows) <= _MOST_ROWS else [*rows[: _MOST_ROWS // 2], -1, *rows[-_MOST_ROWS // 2 :]]
     longest = max((len(name) for name in split.names), default=6)
     bar = max(10, min(_WIDTH, width - 32 - max(6, min(20, longest))))

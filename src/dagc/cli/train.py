@@ -25,8 +25,8 @@ from dagc.comparison import (
     SWEPT,
     TUNING_SEEDS,
     Choice,
+    candidates_hash,
     comparison_fields,
-    question,
     run_all,
     split_methods,
     stopping,
@@ -217,7 +217,7 @@ def _compare(asked: Asked, output: Path | None, jobs: int | None, as_json: bool)
     jobs = jobs or os.cpu_count() or 1
     own = range(TUNING_SEEDS, TUNING_SEEDS + asked.tune_seeds)
     configs = [Config(**{**way[0], "seed": seed}) for way in ways for seed in range(seeds)]
-    key = _key(configs, question(ways, own, target) if grid else "")
+    key = _key(configs, candidates_hash(ways, own, target) if grid else "")
     folder = output or Path("runs") / f"compare-{_slug(settings['task'])}-{key}"
     _claim(folder, key, asked)
     try:

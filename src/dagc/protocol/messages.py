@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
+from dagc.compressors import COMPRESSORS
 from dagc.errors import MalformedPayload
+from dagc.feedback import is_clip
 from dagc.sparse import Sparse
 from dagc.state import is_count
 from dagc.updates import Update
@@ -62,7 +64,7 @@ class Order(NamedTuple):
             "number": lambda number: is_count(number) and number < 1 << 48,
             "accepted": lambda round: is_count(round) and round < MOST_ROUNDS,
             "norm": lambda norm: isinstance(norm, bool),
-            "clip": lambda clip: _is_real(clip) and 0 <= clip < float("inf"),
+            "clip": lambda clip: _is_real(clip) and is_clip(clip),
             "clocks": lambda clocks: isinstance(clocks, bool),
             "counted": lambda count: is_count(count) and count < 1 << 63,
             "visit": lambda visit: isinstance(visit, bool),
@@ -75,12 +77,13 @@ class Order(NamedTuple):
     @property
     def most_entries(self) -> int | None:
         """The most entries that may be sent; None if there is no limit."""
-        return self.amount if isinstance(self.amount, int) and self.compressor != BEST else None
+        counts = self.compressor in COMPRESSORS and COMPRESSORS[self.compressor].parameter == "entries"
+        return int(self.amount) if counts else None
 
     @property
     def silent(self) -> bool:
         """Whether the client sends nothing."""
-        return isinstance(self.amount, int) and self.amount == 0
+        return self.amount == 0 and self.amount is not None
 
     @property
     def stamp(self) -> int:

@@ -271,8 +271,8 @@ class ModelServer(Server):
     def _is_visit(self, member: Member) -> bool:
         if not self.plan.method_spec.encodes or self.plan.lossless or not self._free:
             return False
-        away = self.round + 1 - member.last_round if member.last_round else self.roster.gap
-        return away > VISIT_AFTER
+        away = self.round + 1 - member.last_round if member.last_round else 0
+        return max(away, self.roster.gap) > VISIT_AFTER
 
     def _answered(self, name: str, order: Order) -> None:
         if order.visit:
@@ -291,8 +291,10 @@ class ModelServer(Server):
         """
         vector = None if model is None else _checked(model.detach().cpu().numpy(), self.size, self.round + 1)
         self.close(uploads)
-        share = 1.0 if self._visited else self.plan.down_share(1 / self.roster.gap)
-        self.downlink.advance(vector, self.round, share, self._seconds)
+        if self._visited:
+            self.downlink.jump(vector)
+        else:
+            self.downlink.advance(vector, self.round, self.plan.down_share(1 / self.roster.gap), self._seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """As `Server.state_dict`."""

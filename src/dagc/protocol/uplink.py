@@ -26,8 +26,8 @@ __all__ = ["Uplink"]
 
 PIECE = 1 << 14
 """Entries per partial sum of a norm: few enough for float32, and as float64 they fit into a core's own cache."""
-VISIT_SHARE = 0.75
-"""The share of the energy that a visitor sends: all but half the length of its change."""
+VISIT_SHARE = 0.9
+"""The share of the energy that a visitor sends: all but a third of the length of its change."""
 CLIPPED = 4
 """How often a frame is scaled to be within the bound of its norm, before nothing is sent."""
 TINY, HUGE = 1e-28, 1e30

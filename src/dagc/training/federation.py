@@ -23,9 +23,9 @@ from dagc.policies import Plan
 from dagc.protocol import ModelServer, Order, Replica, Server, Uplink, Upload
 from dagc.state import all_or_nothing
 from dagc.training.config import Config, is_own
-from dagc.training.given import Given, not_given, split_by_client
+from dagc.training.given import Given, fit_to_data, not_given
 from dagc.training.gradients import Computed, Gradients, OwnSteps, Traits, sharing, try_out
-from dagc.training.objective import Goal, goal_of
+from dagc.training.objective import Goal, forward, goal_of
 from dagc.training.optimizer import ServerOptimizer, as_one_vector
 from dagc.training.schedule import rate_at
 
@@ -102,11 +102,11 @@ class Federation:
                 raise not_given(config, what)
         self.given = given
         self.data = self._load_data(config, given)
-        self.config, notes = (config, ()) if given.partition is not None else split_by_client(config, self.data)
+        self.config, notes = (config, ()) if given.partition is not None else fit_to_data(config, self.data)
         self.notes = (*self.data.notes, *notes)
         config = self.config
         self.partition = given.partition or data.make_partition(config.partition_spec, self.data, config.seed)
-        self.names = self.partition.names or tuple(map(str, range(self.partition.workers)))
+        self.names = self.partition.names or tuple(map(str, range(len(self.partition))))
         self.goal: Goal = goal_of(self.data, given.loss, given.metric)
         self.model = self._make_model(config, given)
         self.vector = as_one_vector(self.model)
@@ -137,7 +137,8 @@ class Federation:
     @staticmethod
     def _load_data(config: Config, given: Given) -> data.Dataset:
         if given.data is None:
-            return data.load(config.data, config.data_dir, config.augment, config.objective)
+            columns: Any = {"label": config.label, "client": config.client}
+            return data.load(config.data, config.data_dir, config.augment, config.objective, **columns)
         return replace(given.data, augment=True) if config.augment else given.data
 
     def _make_model(self, config: Config, given: Given) -> nn.Module:
@@ -163,7 +164,8 @@ class Federation:
         if ours:
             return Traits()
         smallest = int(self.partition.sizes.argmin())
-        x, y = (part.to(self.config.device) for part in batches.batch(smallest, 0))
+        x, y = batches.batch(smallest, 0)
+        x, y = x.to(self.config.device), y.to(self.config.device)
         try:
             return try_out(self.model, self.goal.loss, x, y)
         except Exception as error:  # whatever somebody's own model or loss may raise
@@ -274,7 +276,7 @@ class Federation:
             x = self.data.normalise(self.data.test_x[start : start + TESTED]).to(self.config.device)
             y = self.data.test_y[start : start + TESTED].to(self.config.device)
             with torch.no_grad():
-                output = self._tested(x)
+                output = forward(self._tested, x, y)
                 return self.goal.score(output, y), self.goal.total(output, y), self.goal.count(y)
 
         with _one_thread():

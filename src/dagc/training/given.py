@@ -10,12 +10,18 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from dagc.data import CATALOGUE, Dataset, Partition, as_dataset
+from dagc.data import CATALOGUE, Dataset, Partition, load, make_partition
+from dagc.data.fields import tensors_of
 from dagc.errors import InvalidInput, shown
 from dagc.training.config import OWN, SPLIT, Config, is_own
 from dagc.training.objective import Loss, Metric
 
-__all__ = ["Given", "as_given", "not_given", "split_by_client"]
+__all__ = ["Given", "as_given", "fit_to_data", "not_given"]
+
+PER_CLIENT = 10
+"""With few samples, there is a client for this many."""
+SKEWS = (50, 20, 10, 5, 2, 1)
+"""Skew ratios to try, in this order, if there are few samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +48,9 @@ class Given:
         if self.model is None and self.data is None:
             return None
         tensors = [] if self.model is None else list(self.model.state_dict().values())
-        tensors += (
-            [] if self.data is None else [self.data.train_x, self.data.train_y, self.data.test_x, self.data.test_y]
-        )
+        if self.data is not None:
+            tensors += [*tensors_of(self.data.train_x).values(), self.data.train_y]
+            tensors += [*tensors_of(self.data.test_x).values(), self.data.test_y]
         found = 0
         for tensor in tensors:
             flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -71,9 +77,10 @@ def as_given(
     for name, value in (("loss", loss), ("metric", metric)):
         if value is not None and not callable(value):
             raise InvalidInput(f"{name} is {shown(value)}: give a function of what the model returns and y")
-    own = None if data is None else as_dataset(data, test, config.objective == "regression")
-    if own is not None and config.objective not in ("auto", own.objective):
-        raise InvalidInput(f"objective is {config.objective!r}, but the data is for {own.objective}: leave it out")
+    own = None
+    if data is not None:
+        columns: dict[str, Any] = {"label": config.label, "client": config.client}
+        own = load(data, config.data_dir, objective=config.objective, test=test, **columns)
     changes = {"task": _task(config, model is not None, data is not None)}
     split = None
     if partition is not None:
@@ -89,19 +96,45 @@ def not_given(config: Config, what: str) -> InvalidInput:
     return InvalidInput(f"task is {config.task!r}: pass your own {what} in Python, dagc.train(config, {what}=…)")
 
 
-def split_by_client(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
-    """The configuration, with the partition filled in if it is not given, and notes about that for the user.
+def fit_to_data(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
+    """The configuration with defaults that suit the data, and notes about that for the user.
 
-    If the data names its clients, they are used instead of the paper's artificial split, unless that is asked for.
+    If the data names its clients, they are used instead of the paper's artificial split. If there are too few samples
+    for that split, it gets fewer clients, less skewed. Settings that are given stay as they are.
     """
-    if config.partition is not None or data.client is None or config.data in CATALOGUE:
+    if config.partition is not None:
         return config, ()
-    asked = [name for name in SPLIT if name in config.explicit()]
-    if asked:
-        words = " and ".join(asked)
-        return config, (f"the clients that the data names are not used: {words} {'are' if asked[1:] else 'is'} given",)
+    chosen = [name for name in SPLIT if name in config.explicit()]
+    if data.client is None or config.data in CATALOGUE:
+        return _shrunk(config, data)
+    if chosen:
+        words = " and ".join(chosen)
+        return config, (f"the clients that the data names are not used: {words} {'are' if chosen[1:] else 'is'} given",)
     note = f"the clients are those that the data names ({len(data.clients)}): partition by-client"
     return config.replaced(partition="by-client"), (note,)
+
+
+def _shrunk(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
+    """The paper's split in a size that the data can fill, unless clients and skew are given."""
+    chosen, samples = config.explicit(), len(data)
+    clients = config.clients if "clients" in chosen else min(config.clients, max(2, samples // PER_CLIENT), samples)
+    skews = [config.skew_ratio] if "skew_ratio" in chosen else [config.skew_ratio, *SKEWS]
+    for count, skew in ((config.clients, config.skew_ratio), *((clients, skew) for skew in skews)):
+        smaller = config.replaced(clients=count, skew_ratio=float(skew))
+        try:
+            split = make_partition(smaller.partition_spec, data, config.seed)
+        except InvalidInput:
+            continue
+        if (count, skew) == (config.clients, config.skew_ratio):
+            return config, ()
+        if split.sizes.min() < 2 and skew > 1 and "skew_ratio" not in chosen:
+            continue  # a client with one sample cannot train batch norm
+        changes: dict[str, Any] = {"clients": count, "skew_ratio": float(skew)}
+        if "batch_size" not in chosen:
+            changes["batch_size"] = min(config.batch_size, max(1, samples // count))
+        words = ", ".join(f"{name.replace('_', ' ')} {changes[name]:g}" for name in changes)
+        return config.replaced(**changes), (f"{samples:,} samples are few, so defaults are smaller: {words}",)
+    return config, ()  # too few for what was asked: the error says so
 
 
 def _task(config: Config, model: bool, data: bool) -> str:

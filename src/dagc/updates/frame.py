@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import MAX_SIZE, Sparse
 from dagc.updates import _kernels, dense
-from dagc.updates.stream import COUNT, OTHER, RANK, STEP, Scale, Stream
+from dagc.updates.stream import COUNT, OTHER, RANK, STEP, Scale, Stream, nearest
 from dagc.updates.update import MOST_SUM, Dense, Terms, Update, extents
 from dagc.wire.frame import varint
 
@@ -30,7 +30,6 @@ VERSION = 1
 SHORT_BELOW = 1024
 """Frames of this length and more have a checksum of 32 bits, others of 16."""
 MOST_TERMS = 255
-MOST_FACTOR = 127
 LARGEST = 2.0**100
 """No decoded number is larger."""
 OFFSETS = 3
@@ -102,19 +101,18 @@ def matrices(shapes: Shapes) -> list[tuple[int, int, int]]:
     return [part for part in extents(shapes) if min(part[1:]) > 1]
 
 
-def spread_of(step: Scale, scale: Scale, length: int) -> int:
-    """The spread of a column of factors: twice log₂ of their expected standard deviation, plus 6, from 0 to 11.
+def spread_of(step: int, scale: int, length: int) -> int:
+    """The spread of a column of factors: twice log₂ of their expected standard deviation, plus 6, from 0 to 17.
 
     A term of size σ is coded with the scale step²/σ, so that its unit vectors have steps of step/σ.
     """
-    quarters = 4 * (step.exponent - scale.exponent) + _quarters(step.mantissa) - _quarters(scale.mantissa)
+    quarters = QUARTERS[step % 16] - QUARTERS[scale % 16] + 4 * (step // 16 - scale // 16)
     halves = (quarters - ((length * length).bit_length() - 1) + 13) // 2
     return min(max(halves, 0), _kernels.SPREADS - 1)
 
 
-def _quarters(mantissa: int) -> int:
-    """Four times log₂ of it, rounded."""
-    return 16 + (mantissa >= 18) + (mantissa >= 21) + (mantissa >= 25) + (mantissa >= 30)
+QUARTERS = (0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4)
+"""Four times log₂ of a mantissa of 16 to 31 over 16, rounded."""
 
 
 def code_terms(stream: Stream, step: Scale, shapes: Shapes, all_terms: Sequence[Terms]) -> list[Terms]:
@@ -131,48 +129,30 @@ def code_terms(stream: Stream, step: Scale, shapes: Shapes, all_terms: Sequence[
     return done
 
 
-def _code_matrix(
-    stream: Stream, step: Scale, place: tuple[int, int, int], count: int, terms: Terms | None
-) -> Terms:
+def _code_matrix(stream: Stream, step: Scale, place: tuple[int, int, int], count: int, terms: Terms | None) -> Terms:
     start, rows, columns = place
-    sides = [np.zeros((length, count), dtype=np.int8) for length in (rows, columns)]
-    before = [np.zeros(length, dtype=np.int64) for length in (rows, columns)]
-    scales: list[Scale] = []
+    if terms is None:
+        left, right = (np.zeros((count, length), dtype=np.int8) for length in (rows, columns))
+        scales = np.zeros(count, dtype=np.int64)
+    else:
+        left, right, scales = terms.left, terms.right, nearest(np.ldexp(terms.scales * 1.0, terms.exponent))
     last = int(step)
-    for k in range(count):
-        scale = Scale(0) if terms is None else _scale_of(terms, k)
-        scale = Scale(last + stream.signed(STEP, scale - last))
-        if not -126 <= scale.exponent <= 100:
-            raise MalformedPayload(f"a scale of 2^{scale.exponent} is out of range")
-        last = scale
-        scales.append(scale)
-        for side, (out, length) in enumerate(zip(sides, (rows, columns), strict=True)):
-            source = None if terms is None else (terms.left, terms.right)[side]
-            column = np.zeros(length, dtype=np.int64) if source is None else source[:, k].astype(np.int64)
-            stream.factor(column, before[side], spread_of(step, scale, length))
-            most = np.abs(column).max()
-            if not 0 < most <= MOST_FACTOR:
-                raise MalformedPayload("a term is zero, or its factors are too large")
-            out[:, k] = column
-            before[side] = _before(out, k)
-    if terms is not None:
-        return terms
-    return assemble(start, sides[0], sides[1], scales)
+    for k, scale in enumerate(scales.tolist()):
+        last += stream.signed(STEP, scale - last)
+        if not -126 <= last // 16 <= 100:
+            raise MalformedPayload(f"a scale of 2^{last // 16} is out of range")
+        scales[k] = last
+        stream.factor(left, k, spread_of(step, last, rows))
+        stream.factor(right, k, spread_of(step, last, columns))
+    return assemble(start, left, right, scales) if terms is None else terms
 
 
-def _before(values: NDArray[np.int8], last: int) -> Ints:
-    """For each row, whether the last two terms have integers there: 0 for none, 1 for a one, 2 for more."""
-    recent = np.abs(values[:, max(0, last - 1) : last + 1].astype(np.int64)).sum(axis=1)
-    return np.minimum(recent, 2)
-
-
-def assemble(start: int, left: NDArray[np.int8], right: NDArray[np.int8], scales: Sequence[Scale]) -> Terms:
+def assemble(start: int, left: NDArray[np.int8], right: NDArray[np.int8], scales: Ints) -> Terms:
     """Terms with one common exponent. `MalformedPayload` if their sum could be inexact or too large."""
-    exponent = min(scale.exponent for scale in scales)
-    if max(scale.exponent for scale in scales) - exponent > 40:
+    exponent = int(scales.min()) // 16
+    if int(scales.max()) // 16 - exponent > 30:
         raise MalformedPayload("the scales of a matrix are too far apart")
-    common = np.array([scale.mantissa << (scale.exponent - exponent) for scale in scales])
-    terms = Terms(start, left, right, common, exponent)
+    terms = Terms(start, left, right, common(scales, exponent), exponent)
     if terms.largest >= MOST_SUM:
         raise MalformedPayload("the terms of a matrix may add up to more than float32 holds exactly")
     if np.ldexp(float(terms.largest), exponent) > LARGEST:
@@ -180,8 +160,9 @@ def assemble(start: int, left: NDArray[np.int8], right: NDArray[np.int8], scales
     return terms
 
 
-def _scale_of(terms: Terms, k: int) -> Scale:
-    return Scale.near(float(np.ldexp(float(terms.scales[k]), terms.exponent)))
+def common(scales: Ints, exponent: int) -> Ints:
+    """The scales over 2^exponent."""
+    return (scales % 16 + 16) << (scales // 16 - exponent)
 
 
 def code_entries(
@@ -215,7 +196,7 @@ def values_of(step: Scale, levels: Ints, offsets: Sequence[int]) -> NDArray[np.f
     if not -100 <= step.exponent <= 90 or float(sizes.max()) * step.value > LARGEST:
         raise MalformedPayload(f"entries with a step of 2^{step.exponent} are out of range")
     whole = 16 * sizes + np.array((0, *offsets))[np.minimum(sizes, OFFSETS)]
-    return np.ldexp((np.sign(levels) * whole * step.mantissa).astype(np.float32), step.exponent - 4)
+    return np.ldexp((np.sign(levels) * whole * (step % 16 + 16)).astype(np.float32), step.exponent - 4)
 
 
 def decode_update(
