@@ -140,8 +140,8 @@ def as_engine(config, options):
         (4, {"method": "accordion", "ratio": 0.01}, {}),
         (4, {"method": "random-k", "ratio": 0.05, "values": "bf16"}, {}),
         (4, {"method": "dagc-a", "threshold": 0.01, "values": "fp16"}, {}),
-        (4, {"method": "dagc", "down": "lossless", "step_ahead": 0.0}, {"momentum": 0.9}),
-        (4, {"method": "dagc", "down": "lossless"}, {}),
+        (4, {"method": "dagc", "down": "lossless", "first_model": "drawn"}, {"momentum": 0.9}),
+        (4, {"method": "thrifty", "down": "lossless", "first_model": "drawn"}, {}),
         (4, {"ratio": 0.01, "step_ahead": 1.0, "clip": 0.5}, {"outer_rate": 0.5, "momentum": 0.5}),
         (2, {"method": "none"}, {"momentum": 0.9}),
     ],
@@ -150,7 +150,7 @@ def test_after_every_exchange_replicas_and_the_local_engine_are_bit_identical(tw
     outer = {"momentum": options["momentum"], "nesterov": True} if options else {}
     rate = options.get("outer_rate", 1.0)
     config = Config(
-        task="mlp@digits", workers=world, skew_ratio=10, rounds=12, local_steps=4, learning_rate=0.1, seed=3,
+        task="mlp@digits", clients=world, skew_ratio=10, rounds=12, local_steps=4, learning_rate=0.1, seed=3,
         optimizer_options=outer, server_rate=rate, threads=1, **{"method": "dagc-r", **settings},
     )  # fmt: skip
     answers = good({2: two, 4: four}[world].run(as_engine, config, options))
@@ -554,7 +554,7 @@ def wrong_states(folder):
         "due or seconds is invalid": {"seconds": float("nan")},
         "a state is damaged: due": {"due": 0},
         "a state is damaged: .*indices must ascend": {"uplink": {**uplink, "pending": pending}},
-        "a state is damaged: .*pending": {"uplink": {**uplink, "pending": "x"}},
+        "a state is damaged: .*string indices": {"uplink": {**uplink, "pending": "x"}},
     }
     for wrong in (0, 1):
         for words, change in mistakes.items():

@@ -217,6 +217,7 @@ def as_engine(settings, fields):
     model = DDP(build(config.model, data, seed=config.seed), bucket_cap_mb=0.01)
     plan = config.plan()
     examples = int(partition.sizes[rank])
+    plan = plan.replaced(first_model="sent")
     hook = dagc.ddp.register(model, plan=plan, examples=examples, rounds=config.rounds)
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
@@ -240,7 +241,7 @@ def as_engine(settings, fields):
 )
 def test_ddp_and_the_local_engine_are_bit_identical(two, settings):
     settings = {**settings, **({"caps": {"0": 0.01}} if settings.get("caps") else {})}
-    fields = {"task": "logistic@digits", "workers": 2, "skew_ratio": 10, "rounds": 15, "seed": 3}
+    fields = {"task": "logistic@digits", "clients": 2, "skew_ratio": 10, "rounds": 15, "seed": 3, "first_model": "drawn"}
     compare(two.run(as_engine, settings, fields), {"step_ahead": 0.0, **settings}, fields)  # also if it is the method's
 
 
@@ -267,6 +268,7 @@ def with_local_steps(settings, fields):
     batches = Batches(data, partition, config.batch_size, config.seed)
     model = build(config.model, data, seed=config.seed)
     plan, examples = config.plan(), int(partition.sizes[rank])
+    plan = plan.replaced(first_model="sent")
     local = dagc.ddp.LocalSteps(model, plan=plan, examples=examples, steps=config.local_steps, rounds=config.rounds)
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
@@ -283,7 +285,7 @@ def with_local_steps(settings, fields):
 @pytest.mark.parametrize("settings", list(plans()))
 def test_local_steps_on_ddp_and_the_local_engine_are_bit_identical(two, settings):
     settings = {**settings, **({"caps": {"0": 0.01}} if settings.get("caps") else {})}
-    fields = {"task": "logistic@digits", "workers": 2, "skew_ratio": 10, "rounds": 9, "local_steps": 2, "seed": 3}
+    fields = {"task": "logistic@digits", "clients": 2, "skew_ratio": 10, "rounds": 9, "local_steps": 2, "seed": 3}
     compare(two.run(with_local_steps, settings, fields), settings, fields)
 
 

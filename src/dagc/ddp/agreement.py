@@ -72,8 +72,6 @@ def make_plan(plan: Plan | None, settings: Mapping[str, Any], world: int, local_
         raise InvalidInput(f"give plan, a dagc.Plan, or its settings, not {[plan, *settings]!r:.200}")
     plan = Plan(**settings) if plan is None else plan
     defaults: dict[str, Any] = {"down": "lossless"} | ({} if local_steps else {"step_ahead": 0.0})
-    if "first_bits" in plan.explicit():
-        raise InvalidInput("first_bits is given: DDP sends no first model to clients; leave it out")
     plan = plan.replaced(**{name: value for name, value in defaults.items() if name not in plan.explicit()})
     if not plan.lossless:
         raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")

@@ -9,6 +9,7 @@ import math
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import cache
 from logging import getLogger
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ WITHOUT_STATE = (
     "%s, but dagc begins without its own: what this rank had not sent is lost; save state_dict() with the optimizer's, "
     "and %s"
 )
+WATCHED: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Tensor], str]] = weakref.WeakKeyDictionary()
+"""Hooks and local steps before the first step of their optimizer: a parameter of it, and what to do."""
 log = getLogger("dagc.ddp")
 
 
@@ -164,24 +167,28 @@ def warn_without_state(owner: Any, parameter: Tensor, remedy: str) -> None:
 
     The optimizer has a state then, or torchrun has restarted the process.
     """
-    owner_alive, alive = weakref.ref(owner), weakref.ref(parameter)
+    _watch()
+    WATCHED[owner] = weakref.ref(parameter), remedy
 
-    def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        owner, parameter = owner_alive(), alive()
-        if owner is None or parameter is None:
-            handle.remove()
-            return
+
+@cache
+def _watch() -> None:
+    """Once per process: torch does not let a hook remove itself."""
+    register_optimizer_step_pre_hook(_check_first_step)
+
+
+def _check_first_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for owner, (alive, remedy) in list(WATCHED.items()):
+        parameter = alive()
         if not any(each is parameter for group in optimizer.param_groups for each in group["params"]):
-            return
-        handle.remove()
+            continue
+        del WATCHED[owner]
         state = optimizer.state.get(parameter, {})
         continued = bool(state) and float(state.get("step", 1)) > 0
         restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
         if (continued or restarted) and not owner.resumed:
             why = "the optimizer has a state" if continued else "torchrun has restarted this process"
             log.warning(WITHOUT_STATE, why, remedy)
-
-    handle = register_optimizer_step_pre_hook(check)
 
 
 def _carriers(holders: Mapping[int, Sequence[int]], examples: Sequence[int]) -> dict[int, int]:

@@ -34,8 +34,8 @@ def add_on_device(update: Update, vector: torch.Tensor, weight: float) -> None:
             start, row = start + count * length, row + count
         return
     for term in update.terms:
-        left = moved(term.left).double() * moved(term.scales).double()
-        product = left @ moved(term.right).double().T
+        left = moved(term.left).double() * moved(term.scales).double()[:, None]
+        product = left.T @ moved(term.right).double()
         add(term.start, product.float().mul_(float(np.ldexp(1.0, term.exponent))).view(-1))
     indices, values = update.alone()
     positions = indices.astype(np.int32) if update.size < 1 << 31 else indices
