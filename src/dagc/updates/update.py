@@ -189,6 +189,11 @@ class Update:
 
     def add_to(self, vector: torch.Tensor, weight: float = 1.0) -> None:
         """Add weight · update: each entry is multiplied in float32, then added in float32."""
+        if not vector.is_cpu:
+            from dagc.updates.on_device import add_on_device
+
+            add_on_device(self, vector, float(np.float32(weight)))
+            return
         target, weight = self._target(vector), np.float32(weight)
         if self.terms and compiled():
             self._add_terms(target, weight)
