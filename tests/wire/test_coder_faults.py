@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from dagc import InvalidInput, MalformedPayload, OutOfSync
 from dagc.policies import Plan
-from dagc.protocol import Client, Server
+from dagc.protocol import ModelServer, Replica, Uplink
 from dagc.protocol import memories as memories_module
 from dagc.wire import Memory, is_coded
-from tests.protocol.test_protocol import copied
+from tests.helpers.states import copied
+from tests.protocol.runs import Client
 from tests.wire.test_coder import state
 
 SHAPES = [(10, 30), 10]
@@ -57,8 +58,8 @@ class Network:
 
     def __init__(self, plan):
         self.plan = Plan(method="dagc-r", frames="coded", **PLANS[plan])
-        self.server = Server(self.plan, torch.zeros(SIZE), shapes=SHAPES)
-        self.clients = {name: Client(SHAPES) for name in NAMES}
+        self.server = ModelServer(self.plan, torch.zeros(SIZE), shapes=SHAPES)
+        self.clients = {name: self._new() for name in NAMES}
         self.computed, self.delivered, self.gone = ({name: np.zeros(SIZE) for name in NAMES} for _ in range(3))
         self.backups = {name: [copied(self.clients[name])] for name in NAMES}
         self.server_backups = []
@@ -69,6 +70,10 @@ class Network:
         self.coded, self.counted = dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0)
         for name in NAMES:
             self.server.join(name, 100)
+
+    def _new(self):
+        """A client without a state."""
+        return Client(self.server.plan, SHAPES)
 
     def round(self, faults=(), server_fault=None):
         """One round. `faults` says what goes wrong, by client."""
@@ -90,14 +95,14 @@ class Network:
         model = None
         if uploads:
             model = torch.from_numpy(self.server.downlink.target.copy()) - self.server.total(uploads)
-        self.server.close(uploads, model)
+        self.server.advance(uploads, model)
         for upload in uploads:
-            self.delivered[upload.client] += upload.sparse.dense().double().numpy()
+            self.delivered[upload.client] += upload.update.dense().double().numpy()
             self.counted[upload.client] += bool(upload.frame)
         for name, client in self.clients.items():
             if faults.get(name) == "restarted":
-                self.clients[name] = Client(SHAPES)
-                self.clients[name].load(*copied(client))
+                self.clients[name] = self._new()
+                self.clients[name].load_state_dict(copied(client))
             self.backups[name].append(copied(client))
             self._check_books(name)
         self.server_backups.append((copied(self.server), copy.deepcopy(self.delivered)))
@@ -108,12 +113,12 @@ class Network:
             return None
         client, server = self.clients[name], self.server
         self._download(name, fault)
-        assert np.array_equal(client.model.numpy(), server.model.numpy())
-        client.settle(order.taken)
+        assert np.array_equal(client.replica.model.numpy(), server.model.numpy())
+        client.uplink.settle(order.accepted)
         self._settled(name, order)
         change = gradient([int(name), server.round, len(self.log)])
         self.computed[name] += change
-        frame = client.upload(torch.from_numpy(change.astype(np.float32)), order).frame
+        frame = client.uplink.upload(torch.from_numpy(change.astype(np.float32)), order).frame
         if late is not None:
             with pytest.raises(MalformedPayload):
                 server.read(name, late)
@@ -148,7 +153,7 @@ class Network:
             self.suspect[name] = False
             self.log.append((name, "refused"))
             return None
-        assert upload.sparse == client.pending, "what was read is what was sent"
+        assert upload.update == client.uplink.pending, "what was read is what was sent"
         self.suspect[name] &= not is_coded(frame)
         self.coded[name] += is_coded(frame)
         self.log.append((name, "coded" if is_coded(frame) else "read"))
@@ -168,24 +173,24 @@ class Network:
         if fault == "download out of order" and earlier:
             attempts = [earlier[len(earlier) // 2], download]
         earlier.append(download)
-        before = client.model
+        before = client.replica.model
         for attempt in attempts:
             try:
-                client.receive(attempt)
+                client.replica.receive(attempt)
             except (OutOfSync, MalformedPayload):
-                assert client.model is before, "a download that fails changes nothing"
+                assert client.replica.model is before, "a download that fails changes nothing"
                 server.out_of_sync(name)
-                client.receive(server.download(name))
+                client.replica.receive(server.download(name))
                 self.log.append((name, "full model"))
-            before = client.model
+            before = client.replica.model
 
     def _settled(self, name, order):
         """Both have counted the same frames, or the client starts again, or the next frame is refused."""
         client = self.clients[name]
         if name in self.gone and self.gone[name] is None:  # the state of another time: the books start here
-            self.computed[name] = self.delivered[name] + client.feedback.residual.double().numpy()
+            self.computed[name] = self.delivered[name] + client.uplink.feedback.residual.double().numpy()
             self.gone[name] = np.zeros(SIZE)
-        memory, other = client.memory, self.server.memories.by_name.get(name)
+        memory, other = client.uplink.memory, self.server.receiver.memories.by_name.get(name)
         if (
             memory is None
             or other is None
@@ -198,9 +203,9 @@ class Network:
             assert self.suspect[name], "memories differ without a reason"
 
     def _replace(self, name, backup):
-        self.clients[name] = Client(SHAPES)
+        self.clients[name] = self._new()
         if backup is not None:
-            self.clients[name].load(*copy.deepcopy(backup))
+            self.clients[name].load_state_dict(copy.deepcopy(backup))
         self.gone[name] = None
         self.suspect[name] = True
 
@@ -212,8 +217,8 @@ class Network:
             del self.server_backups[place + 1 :]
         else:
             saved, delivered = copied(self.server), self.delivered
-        self.server = Server(self.plan, torch.zeros(SIZE), shapes=SHAPES)
-        self.server.load(*copy.deepcopy(saved))
+        self.server = ModelServer(self.plan, torch.zeros(SIZE), shapes=SHAPES)
+        self.server.load_state_dict(copy.deepcopy(saved))
         for name in NAMES:  # what clients know to be taken is lost with the server; what is pending comes again
             if self.gone[name] is not None:
                 again = self._pending(name, taken=False) - before[name]
@@ -226,14 +231,17 @@ class Network:
     def _pending(self, name, taken):
         """The pending upload, if the server has taken it, or if it has not."""
         client = self.clients[name]
-        if client.pending is None or (client.sent <= self.server.members[name].taken) is not taken:
+        if (
+            client.uplink.pending is None
+            or (client.uplink.sent_round <= self.server.members[name].accepted_round) is not taken
+        ):
             return np.zeros(SIZE)
-        return client.pending.dense().double().numpy()
+        return client.uplink.pending.dense().double().numpy()
 
     def _check_books(self, name):
         if self.gone[name] is None:
             return
-        kept = self.clients[name].feedback.residual.double().numpy() + self._pending(name, taken=False)
+        kept = self.clients[name].uplink.feedback.residual.double().numpy() + self._pending(name, taken=False)
         found = self.delivered[name] + self.gone[name] + kept
         assert np.allclose(found, self.computed[name], rtol=0, atol=1e-3), np.abs(found - self.computed[name]).max()
 
@@ -266,8 +274,8 @@ def test_memories_agree_or_start_again_and_nothing_is_lost_whatever_goes_wrong(p
     network.round()
     for name in NAMES:
         assert "refused" not in network.outcomes(name, since)
-        memory, other = network.clients[name].memory, network.server.memories.by_name.get(name)
-        network.clients[name].settle(network.server.members[name].taken)
+        memory, other = network.clients[name].uplink.memory, network.server.receiver.memories.by_name.get(name)
+        network.clients[name].uplink.settle(network.server.members[name].accepted_round)
         if memory is not None and other is not None and memory.frames == other.frames:
             assert state(memory) == state(other)
 
@@ -299,9 +307,9 @@ def after(fault, plan="same", rounds=4):
 
 
 def agree(network, name="0"):
-    client, other = network.clients[name], network.server.memories.by_name[name]
-    client.settle(network.server.members[name].taken)
-    return client.memory.frames > 0 and state(client.memory) == state(other)
+    client, other = network.clients[name], network.server.receiver.memories.by_name[name]
+    client.uplink.settle(network.server.members[name].accepted_round)
+    return client.uplink.memory.frames > 0 and state(client.uplink.memory) == state(other)
 
 
 @pytest.mark.parametrize("plan", ["lossless", "same", "fp16"])
@@ -322,28 +330,28 @@ def test_memories_stay_the_same(plan, fault):
     outcomes, network = after(fault, plan)
     assert undisturbed(outcomes)
     assert agree(network)
-    assert network.server.memories.by_name["0"].frames == network.counted["0"]
+    assert network.server.receiver.memories.by_name["0"].frames == network.counted["0"]
 
 
 def test_a_damaged_frame_costs_the_memory_and_nothing_else():
     outcomes, network = after("damaged")
     assert undisturbed(outcomes)
     assert agree(network)
-    assert network.server.memories.by_name["0"].frames == outcomes.count("coded")
+    assert network.server.receiver.memories.by_name["0"].frames == outcomes.count("coded")
 
 
 def test_a_late_frame_costs_nothing_if_the_right_one_arrives():
     outcomes, network = after("late")
     assert undisturbed(outcomes)
     assert agree(network)
-    assert network.server.memories.by_name["0"].frames == network.counted["0"]
+    assert network.server.receiver.memories.by_name["0"].frames == network.counted["0"]
 
 
 def test_a_client_that_forgot_everything_starts_again():
     outcomes, network = after("forgotten")
     assert "refused" not in outcomes
     assert agree(network)
-    assert network.server.memories.by_name["0"].frames == outcomes.count("coded") <= 5
+    assert network.server.receiver.memories.by_name["0"].frames == outcomes.count("coded") <= 5
 
 
 def test_a_client_with_an_old_backup_starts_again():
@@ -351,7 +359,7 @@ def test_a_client_with_an_old_backup_starts_again():
     outcomes, network = after("old backup")
     assert "refused" not in outcomes
     assert agree(network)
-    assert network.server.memories.by_name["0"].frames == outcomes.count("coded") <= 5
+    assert network.server.receiver.memories.by_name["0"].frames == outcomes.count("coded") <= 5
 
 
 def test_a_backup_with_as_many_frames_but_others_is_refused_once():
@@ -391,7 +399,9 @@ def test_a_server_that_restarts_between_rounds_changes_nothing():
         undisturbed.round()
     assert network.log == undisturbed.log
     for name in NAMES:
-        assert state(network.server.memories.by_name[name]) == state(undisturbed.server.memories.by_name[name])
+        assert state(network.server.receiver.memories.by_name[name]) == state(
+            undisturbed.server.receiver.memories.by_name[name]
+        )
 
 
 @pytest.mark.parametrize("fault", ["download damaged", "download out of order"])
@@ -403,7 +413,7 @@ def test_a_client_that_is_out_of_sync_gets_the_full_model(fault):
     memory = network.server.downlink._memory
     for name in NAMES:
         network._download(name, None)
-        assert state(network.clients[name].heard) == state(memory)
+        assert state(network.clients[name].replica.memory) == state(memory)
 
 
 def test_a_client_that_joins_late_hears_what_the_others_hear():
@@ -414,7 +424,7 @@ def test_a_client_that_joins_late_hears_what_the_others_hear():
         network.round()
     for name in NAMES:
         network._download(name, None)
-        assert state(network.clients[name].heard) == state(network.server.downlink._memory)
+        assert state(network.clients[name].replica.memory) == state(network.server.downlink._memory)
     assert agree(network, "2")
 
 
@@ -422,9 +432,9 @@ def test_a_download_for_somebody_who_is_not_known_costs_the_others_nothing():
     alone, watched = Network("same"), Network("same")
     for _ in range(8):
         alone.round()
-        onlooker = Client(SHAPES)
+        onlooker = Replica(SHAPES)
         for full in (True, False):
-            assert torch.equal(onlooker.receive(watched.server.download(None, full)), watched.server.model)
+            assert torch.equal(onlooker.receive(watched.server.introduction(full)), watched.server.model)
         watched.round()
     assert alone.server.downlink._memory.frames > 3
     assert alone.downloads == watched.downloads
@@ -434,8 +444,8 @@ def test_who_was_not_known_when_it_downloaded_hears_what_the_others_hear():
     network = Network("same")
     for _ in range(5):
         network.round({"2": "absent"})
-    download = network.server.download(None)
-    network.clients["2"].receive(download)
+    download = network.server.introduction()
+    network.clients["2"].replica.receive(download)
     network.server.arrived("2", download)
     since = len(network.log)
     for _ in range(3):
@@ -443,7 +453,7 @@ def test_who_was_not_known_when_it_downloaded_hears_what_the_others_hear():
     assert "full model" not in network.outcomes("2", since)
     for name in NAMES:
         network._download(name, None)
-        assert state(network.clients[name].heard) == state(network.server.downlink._memory)
+        assert state(network.clients[name].replica.memory) == state(network.server.downlink._memory)
 
 
 def test_a_client_that_was_away_for_long_still_agrees():
@@ -459,26 +469,25 @@ def test_a_client_that_was_away_for_long_still_agrees():
 
 def test_a_state_with_a_coded_upload_but_without_its_memory_is_refused():
     network = warm()
-    arrays, numbers = copied(network.clients["0"])
-    assert numbers["counts"]
-    del numbers["memory"]
-    client = Client(SHAPES)
+    saved = copied(network.clients["0"].uplink)
+    assert saved["counts"]
+    uplink = Uplink(network.server.plan.for_clients(), SHAPES)
     with pytest.raises(InvalidInput, match="the memory is missing"):
-        client.load(arrays, numbers)
-    assert client.sent == 0
+        uplink.load_state_dict({**saved, "memory": None})
+    assert uplink.sent_round == 0
 
 
 def visit(server, name, client=None):
     """One client trains in a round of its own."""
     if client is None:
-        client = Client(SHAPES)
+        client = Client(server.plan, SHAPES)
         server.out_of_sync(name)
     ((_, order),) = server.orders([name]).items()
-    client.settle(order.taken)
-    client.receive(server.download(name))
+    client.uplink.settle(order.accepted)
+    client.replica.receive(server.download(name))
     change = gradient([server.round, len(name)]).astype(np.float32)
-    upload = server.read(name, client.upload(torch.from_numpy(change), order).frame)
-    server.close([upload], server.model - server.total([upload]))
+    upload = server.read(name, client.uplink.upload(torch.from_numpy(change), order).frame)
+    server.advance([upload], server.model - server.total([upload]))
     return order
 
 
@@ -488,7 +497,7 @@ def crowd(monkeypatch, memories, clients=0):
     monkeypatch.setattr(memories_module, "MEMORIES", memories * without.nbytes)
     monkeypatch.setattr(memories_module, "CLOCKS", 2 * 4 * SIZE)
     assert with_clocks.nbytes == without.nbytes + 4 * SIZE
-    server = Server(Plan(method="dagc-r", frames="coded", **PLANS["lossless"]), torch.zeros(SIZE), shapes=SHAPES)
+    server = ModelServer(Plan(method="dagc-r", frames="coded", **PLANS["lossless"]), torch.zeros(SIZE), shapes=SHAPES)
     for number in range(clients):
         server.join(str(number), 100)
     return server
@@ -497,63 +506,67 @@ def crowd(monkeypatch, memories, clients=0):
 def test_clients_that_were_seen_once_do_not_fill_the_servers_memory(monkeypatch):
     server, clients = crowd(monkeypatch, memories=5, clients=40), {}
     regular = "39"
-    clients[regular] = Client(SHAPES)
+    clients[regular] = Client(server.plan, SHAPES)
     for number in range(39):
         visit(server, str(number))
         assert visit(server, regular, clients[regular]).counted == number, "who comes often is not forgotten"
-        assert len(server.memories.by_name) <= 5
-    assert list(server.memories.by_name) == ["35", "36", "37", "38", regular], "those away for longest are gone"
-    again = Server(server.plan, torch.zeros(SIZE), shapes=SHAPES)
-    again.load(*copied(server))
+        assert len(server.receiver.memories.by_name) <= 5
+    assert list(server.receiver.memories.by_name) == ["35", "36", "37", "38", regular], (
+        "those away for longest are gone"
+    )
+    again = ModelServer(server.plan, torch.zeros(SIZE), shapes=SHAPES)
+    again.load_state_dict(copied(server))
     for one in (server, again):
         visit(one, "0")
         visit(one, "36")
-        assert list(one.memories.by_name) == ["37", "38", regular, "0", "36"], "a restart changes nothing"
+        assert list(one.receiver.memories.by_name) == ["37", "38", regular, "0", "36"], "a restart changes nothing"
 
 
 def test_a_client_that_was_forgotten_starts_again_and_nothing_is_lost(monkeypatch):
     server = crowd(monkeypatch, memories=2, clients=4)
-    client, before = Client(SHAPES), server.model.double()
+    client, before = Client(server.plan, SHAPES), server.model.double()
     for _ in range(4):
         assert not visit(server, "0", client).silent
     for name in "123":
         visit(server, name)
-    assert "0" not in server.memories.by_name
-    assert client.memory.frames
+    assert "0" not in server.receiver.memories.by_name
+    assert client.uplink.memory.frames
     assert visit(server, "0", client).counted == 0
     assert visit(server, "0", client).counted == 1
-    assert client.pending is not None
-    client.settle(server.members["0"].taken)
-    assert state(client.memory) == state(server.memories.by_name["0"])
+    assert client.uplink.pending is not None
+    client.uplink.settle(server.members["0"].accepted_round)
+    assert state(client.uplink.memory) == state(server.receiver.memories.by_name["0"])
     assert server.model.double().sub(before).abs().sum() > 0
 
 
 def test_with_more_clients_in_every_round_than_memories_some_have_one_and_no_upload_is_refused(monkeypatch):
     server = crowd(monkeypatch, memories=3, clients=8)
-    clients = {name: Client(SHAPES) for name in server.members}
+    clients = {name: Client(server.plan, SHAPES) for name in server.members}
     for t in range(6):
         orders, uploads = server.orders(clients), []
         assert sum(order.clocks for order in orders.values()) == 2, "also in the first round"
         for name, order in orders.items():
-            clients[name].settle(order.taken)
-            clients[name].receive(server.download(name))
+            clients[name].uplink.settle(order.accepted)
+            clients[name].replica.receive(server.download(name))
             change = gradient([t, int(name)]).astype(np.float32)
-            uploads.append(server.read(name, clients[name].upload(torch.from_numpy(change), order).frame))
-            assert uploads[-1].sparse == clients[name].pending
-        server.close(uploads, server.model - server.total(uploads))
-        assert list(server.memories.by_name) == ["0", "1", "2"]
+            uploads.append(server.read(name, clients[name].uplink.upload(torch.from_numpy(change), order).frame))
+            assert uploads[-1].update == clients[name].uplink.pending
+        server.advance(uploads, server.model - server.total(uploads))
+        assert list(server.receiver.memories.by_name) == ["0", "1", "2"]
         assert [order.counted for order in orders.values()] == [t, t, t, 0, 0, 0, 0, 0]
 
 
 def test_100_000_clients_seen_once_cost_no_more_than_the_bound():
     """What they send is rubbish, so that reading it takes no time: a memory is made for it all the same."""
     shapes = [(10, 784), 10]
-    server = Server(Plan(method="dagc-r", bytes=20, values="sign", frames="coded"), torch.zeros(7850), shapes=shapes)
+    server = ModelServer(
+        Plan(method="dagc-r", bytes=20, values="sign", frames="coded"), torch.zeros(7850), shapes=shapes
+    )
     for number in range(100_000):
         server.join(str(number), 1)
     for name in server.orders(server.members):
         with pytest.raises(MalformedPayload):
             server.read(name, b"?")
     most = memories_module.CLOCKS + memories_module.MEMORIES
-    assert most / 2 < sum(memory.nbytes for memory in server.memories.by_name.values()) <= most < 400e6
+    assert most / 2 < sum(memory.nbytes for memory in server.receiver.memories.by_name.values()) <= most < 400e6
     assert 100_000 * Memory(shapes).nbytes > 3e9, "what all of them would take"
