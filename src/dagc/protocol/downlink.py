@@ -335,9 +335,7 @@ class Downlink:
         self._policy.load_state_dict(state["policy"])
         load_part(self.account, state["account"])
         if (self._memory is None) != (state["memory"] is None):
-            raise ValueError(
-                f"frames are {self.plan.frames if self.plan else 'plain'}: the coder's memory does not fit"
-            )
+            raise ValueError("the coder's memory does not go with this kind of frames")
         if self._memory is not None:
             self._memory = Memory.restored(self._shapes, state["memory"])
         self._restart = flag(state["restart"])

@@ -375,7 +375,7 @@ class Federation:
         if state["buffers"].keys() != self.buffers.keys():
             raise ValueError(f"the model's buffers are {', '.join(self.buffers)}")
         for name, buffer in self.buffers.items():
-            values = torch.tensor(state["buffers"][name])
+            values = torch.from_numpy(state["buffers"][name].copy())
             if (values.shape, values.dtype) != (buffer.shape, buffer.dtype):
                 raise ValueError(f"the buffer {name!r} is {values.dtype} {tuple(values.shape)}")
             buffer.copy_(values)
