@@ -7,7 +7,7 @@ import dagc
 
 ROOMS = [
     "errors", "draws", "files", "state", "checkpoint", "folder",
-    "sparse", "wire", "allocation", "theory", "compressors", "feedback", "policies", "protocol", "testing",
+    "sparse", "wire", "updates", "allocation", "theory", "compressors", "feedback", "policies", "protocol", "testing",
     "ddp", "flower", "nvflare",
     "network", "data", "models", "plugins", "training", "chaos", "report", "planning", "experiments", "cli",
 ]  # fmt: skip

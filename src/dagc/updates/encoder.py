@@ -165,11 +165,11 @@ class _Job:
         self, spectra: Sequence[tuple[torch.Tensor, torch.Tensor]], rates: Rates
     ) -> tuple[Stream, list[Terms], Scale]:
         """The stream with the terms that pay. What they really take corrects the expectation."""
-        bits = 8 * (self.room - 8)
+        bits = 8 * max(self.room - 8, 1)
         near: float | None = None
         for attempt in range(8):
             choice = rates.choice(bits, self.share, near)
-            near = choice.price
+            near = choice.price if choice.bits > 0.9 * bits else None
             terms, step = self.terms(spectra, choice)
             stream = self.start(terms, step)
             if not terms:

@@ -18,6 +18,8 @@ COST = 0.87
 """What factors take of the bits that Gaussian ones would."""
 DISCOUNT = 0.5
 """What entries must bring of what terms bring: most of them can be sent after the terms, too."""
+FINEST = 18
+"""All bits together are not bought for less than the energy over 2^18."""
 OCTAVES = 48
 """Half octaves below the largest magnitude that are looked at."""
 
@@ -28,7 +30,7 @@ def _gaussian() -> tuple[Reals, Reals, Reals]:
     x = (np.arange(4001) - 2000) / 250
     weight = np.exp(-x * x / 2)
     weight /= weight.sum()
-    logs = np.arange(-4, 6.01, 0.125)
+    logs = np.arange(-4, 8.01, 0.125)
     bits, kept = [], []
     for log in logs:
         scaled = np.abs(x) * 2.0**log
@@ -133,8 +135,9 @@ class Rates:
             share: The share of the energy, if less is enough.
             near: A price that is near.
         """
-        middle = np.log2(self.total) - 30 if near is None else np.log2(near)
-        width = 30.0 if near is None else 1.0
+        floor = np.log2(self.total) - FINEST - np.log2(bits)
+        middle = floor + 20 if near is None else np.log2(near)
+        width = 20.0 if near is None else 1.0
         chosen = self.at(2.0 ** (middle + width))
         while width > 0.004:
             width /= 2
