@@ -61,6 +61,7 @@ def encode_update(
     state: State | None = None,
     residual: torch.Tensor | None = None,
     round: int = 0,
+    most_terms: int = MOST_TERMS,
 ) -> tuple[bytes, Update]:
     """Encode as much of the vector's energy as possible within a number of bytes, or a share of it in few bytes.
 
@@ -73,6 +74,7 @@ def encode_update(
         residual: If given, a float32 CPU vector that becomes what the frame does not carry: vector − update. It may be
             the vector itself.
         round: Both sides must know it: the checksum covers it.
+        most_terms: The most terms of one matrix; 0 for entries alone.
 
     Returns:
         The frame, and the update that it decodes to.
@@ -93,6 +95,8 @@ def encode_update(
         raise InvalidInput("give max_bytes, the longest frame, or share, the part of the energy to carry")
     if share is not None and not 0 < share <= 1:
         raise InvalidInput(f"share must be above 0 and at most 1, not {share}")
+    if not 0 <= most_terms <= MOST_TERMS:
+        raise InvalidInput(f"most_terms must be from 0 to {MOST_TERMS}, not {most_terms}")
     limit = 8 * size + 64 if max_bytes is None else max_bytes
     left = None
     if residual is not None:
@@ -101,7 +105,8 @@ def encode_update(
         left = residual.detach().numpy()
         left = left if shift == 0 else None
     with one_thread():
-        frame, update, rest = _Job(values, shift, shapes, frames.most_body(limit), share, state).run(left, round)
+        job = _Job(values, shift, shapes, frames.most_body(limit), share, state, most_terms)
+        frame, update, rest = job.run(left, round)
     if residual is not None:
         if rest is not None and left is not None:
             indices, carried = update.sparse.indices, update.sparse.values
@@ -116,8 +121,16 @@ class _Job:
     """One vector on its way into a frame."""
 
     def __init__(
-        self, values: Floats, shift: int, shapes: Shapes, room: int, share: float | None, state: State | None
+        self,
+        values: Floats,
+        shift: int,
+        shapes: Shapes,
+        room: int,
+        share: float | None,
+        state: State | None,
+        most_terms: int,
     ) -> None:
+        self.most_terms = most_terms
         self.values, self.shapes, self.room, self.share = values, shapes, room, share
         self.shift = min(shift, HIGHEST)
         self.state = State() if state is None else state
@@ -155,7 +168,7 @@ class _Job:
         """The leading right singular vectors of a matrix that could be worth sending, and their singular values."""
         afford = self.room * 8 / (rows + columns)
         usual = afford / USUAL_BITS * min(1.0, 4 * energy / total)
-        rank = min(int(min(afford / FEWEST_BITS, max(USUAL_TERMS, usual))), rows, columns, MOST_TERMS)
+        rank = min(int(min(afford / FEWEST_BITS, max(USUAL_TERMS, usual))), rows, columns, self.most_terms)
         if rank < 1 or min(rows, columns) < 2 or energy == 0:
             return torch.zeros(columns, 0), torch.zeros(0, dtype=torch.float64)
         matrix = torch.from_numpy(self.values[start : start + rows * columns]).view(rows, columns)

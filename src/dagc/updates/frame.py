@@ -246,9 +246,9 @@ def encode_dense(vector: Any, shapes: Shapes, bits: int, *, round: int = 0) -> t
     """Encode the whole vector with `bits` bits per entry, 2 to 8, and a scale for each row of a tensor.
 
     Example:
-        >>> frame, update = encode_dense(torch.tensor([1.0, -0.5, 0.25, 0.0]), [4], 4)
+        >>> frame, update = encode_dense(np.array([1.0, -0.5, 0.25, 0.0]), [4], 4)
         >>> len(frame), update.dense()
-        (7, tensor([ 1.0000, -0.5703,  0.2852,  0.0000]))
+        (7, tensor([ 1.0049, -0.4307,  0.2871,  0.0000]))
     """
     if not 2 <= bits <= 8:
         raise InvalidInput(f"a dense update has from 2 to 8 bits per entry, not {bits}")
