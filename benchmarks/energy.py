@@ -176,10 +176,10 @@ def main(what: str, record: bool) -> None:
 if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("what", nargs="?", default="energies", choices=("energies", "time"))
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
         for task, _ in TASKS.values():
             load(task["task"].partition("@")[2])
     except MissingData as error:
         sys.exit(f"{error}\n(data folder: {data_folder()})")
-    main(given.what, given.record)
+    main(options.what, options.record)

@@ -96,7 +96,9 @@ def read(body: memoryview, bits: int, extents: Extents) -> Dense:
     rows = rows_of(extents, bits)
     size, count = sum(r * c for _, r, c in extents), sum(count for _, count in rows)
     if len(body) != 2 * count + (bits * size + 7) // 8:
-        raise MalformedPayload(f"a dense update of {size} entries with {bits} bits each does not have {len(body)} bytes")
+        raise MalformedPayload(
+            f"a dense update of {size} entries with {bits} bits each does not have {len(body)} bytes"
+        )
     halves = np.frombuffer(body[: 2 * count], dtype="<u2").astype(np.uint32)
     scales = (halves << np.uint32(16)).view(np.float32)
     if not (np.isfinite(scales).all() and (scales >= 0).all() and (scales <= 2.0**100 / ((1 << (bits - 1)) - 1)).all()):

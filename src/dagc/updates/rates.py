@@ -85,8 +85,8 @@ class Rates:
         largest = int(np.flatnonzero(count.any(axis=0))[-1])
         bins = np.arange(largest, max(largest - OCTAVES, 0), -1)
         self._edges = (bins.astype(np.uint32) << np.uint32(22)).view(np.float32).astype(np.float64)
-        self._own = count[:, bins]
-        self._count = np.cumsum(self._own, axis=1)
+        self._each = count[:, bins]
+        self._count = np.cumsum(self._each, axis=1)
         self._energy = np.cumsum(energy[:, bins], axis=1)
         sizes = np.array([rows * columns for _, rows, columns in extents], dtype=np.float64)[:, None]
         many = np.maximum(self._count, 1)
@@ -101,7 +101,7 @@ class Rates:
     def at(self, price: float) -> Choice:
         """What pays at this energy per bit."""
         square = price * STEP_PER_PRICE
-        levels = np.cumsum(self._own * np.log2(1 + 0.75 * self._edges / np.sqrt(square)), axis=1)
+        levels = np.cumsum(self._each * np.log2(1 + 0.75 * self._edges / np.sqrt(square)), axis=1)
         bits = self._place_bits + 1.1 * levels
         energy = self._energy - self._count * np.minimum(square / 12, self._edges * self._edges)
         net = energy - price * bits
@@ -141,8 +141,8 @@ class Rates:
         chosen = self.at(2.0 ** (middle + width))
         while width > 0.004:
             width /= 2
-            found = self.at(2.0**middle)
-            enough = found.bits > bits or (share is not None and found.energy >= share * self.total)
-            chosen = chosen if enough else found
+            trial = self.at(2.0**middle)
+            enough = trial.bits > bits or (share is not None and trial.energy >= share * self.total)
+            chosen = chosen if enough else trial
             middle += width if enough else -width
         return chosen

@@ -238,15 +238,15 @@ def extents(shapes: Sequence[int | Sequence[int]]) -> list[tuple[int, int, int]]
         >>> extents([(2, 3), 4, (5, 1, 2, 2)])
         [(0, 2, 3), (6, 1, 4), (10, 5, 4)]
     """
-    start, found = 0, []
+    start, parts = 0, []
     for shape in shapes:
         sides = (shape,) if isinstance(shape, int) else tuple(shape)
         size = prod(sides)
         if size:
             rows = sides[0] if len(sides) > 1 and size > sides[0] else 1
-            found.append((start, rows, size // rows))
+            parts.append((start, rows, size // rows))
             start += size
-    return found
+    return parts
 
 
 def pieces(rows: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, tuple[int, int], slice]]:
