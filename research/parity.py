@@ -67,7 +67,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "lstm": {
         "task": "token-lstm@shakespeare",
-        "partition": "by-client:workers=10",
+        "partition": "by-client:clients=10",
         "rounds": 48,
         "local_steps": 10,
         "learning_rate": 4.0,

@@ -276,8 +276,10 @@ def read_clients(path: str | Path) -> dict[str, Any]:
         clients: dict[str, Any] = json.loads(read_bounded(Path(path) / "clients.json", MEDIUM))
         sizes, numbers = clients["sizes"], [*clients["sizes"], clients["parameters"]]
         whole = bool(sizes) and clients["parameters"] >= 1 and all(0 <= number < LARGEST for number in numbers)
-        for name in ("names", "labels", "first_parameters"):
-            whole = whole and len(clients.get(name) or sizes) == len(sizes)
+        for name in ("names", "labels", "first_parameters", "classes", "notes"):
+            known = clients.get(name) or []
+            whole = whole and isinstance(known, list)
+            whole = whole and (name in ("classes", "notes") or not known or len(known) == len(sizes))
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidInput(f"{path} is not a complete run: its clients.json cannot be read ({error!r})") from error
     if not whole:
@@ -349,9 +351,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         raise InvalidInput(f"the settings {file} are not valid TOML: {error}") from error
     version = settings.pop("version", None if written_by_us else VERSION)
     if version is None:
-        raise InvalidInput(
-            f"{file} was written by dagc 0.1, which this version cannot read: start the run again in another folder"
-        )
+        raise InvalidInput(f"{file} has no version: start the run again in another folder")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InvalidInput(f"{file} has version {shown(version)}: write version = {VERSION}")
     if version > VERSION:

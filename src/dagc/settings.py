@@ -39,6 +39,7 @@ class Setting:
         parse: Checks and normalizes anything else about a text or number; raises `InvalidInput`.
         example: How to write it on the command line.
         in_bytes: Whether text such as `16 kB` stands for a number of bytes.
+        infinite: Whether a number may be infinite.
     """
 
     kind: Kind
@@ -54,6 +55,7 @@ class Setting:
     parse: Callable[[Any], Any] | None = None
     example: str = ""
     in_bytes: bool = False
+    infinite: bool = False
 
     @property
     def limits(self) -> str:
@@ -72,7 +74,14 @@ class Setting:
     def check(self, name: str, value: Any) -> Any:
         """The value in its plain form; `InvalidInput` says what is wrong and what is accepted."""
         checked = self._checked(name, value)
-        return checked if self.parse is None else self.parse(checked)
+        if self.parse is None:
+            return checked
+        try:
+            return self.parse(checked)
+        except InvalidInput as error:
+            if str(error).startswith(name):
+                raise
+            raise InvalidInput(f"{name} is {shown(value)}: {error}") from error
 
     def _checked(self, name: str, value: Any) -> Any:
         if self.kind == "switch":
@@ -83,10 +92,10 @@ class Setting:
             return _mapping(name, value, lists=self.kind == "options")
         if self.registry is not None:
             names = list(self.registry())
-            if value not in names:
+            if not isinstance(value, str) or value not in names:
                 raise unknown(self.noun or name, value, names)
             return value
-        if value in self.words and isinstance(value, str):
+        if isinstance(value, str) and value in self.words:
             return value
         if self.kind == "text":
             if self.words or not isinstance(value, str):
@@ -97,7 +106,7 @@ class Setting:
     def _in_limits(self, name: str, value: Any) -> int | float:
         number = _plain(value) if _is_number(value) else math.nan
         right = (
-            -math.inf < number < math.inf
+            (-math.inf < number < math.inf or (self.infinite and number == math.inf))
             and (self.kind != "integer" or isinstance(number, int))
             and (self.above is None or number > self.above)
             and (self.least is None or number >= self.least)
@@ -113,8 +122,10 @@ class Setting:
         guess = f"did you mean {near[0]!r}? It" if near else "it"
         kinds = ["text"] if self.kind == "text" and not self.words else []
         kinds += [self.limits] if self.kind in NAMES else []
+        *some, last = [*self.words, *kinds]
+        accepted = f"{', '.join(some)} or {last}" if some else last
         value_text = f"{value:g}" if isinstance(value, float) else shown(value)
-        return InvalidInput(f"{name} is {value_text}: {guess} must be {' or '.join([*self.words, *kinds])}")
+        return InvalidInput(f"{name} is {value_text}: {guess} must be {accepted}")
 
     def from_text(self, text: str) -> Any:
         """The value that a text on the command line stands for, not yet checked; the text itself if it is none.
@@ -135,7 +146,9 @@ class Setting:
                 digits, scale = digits[: -len(unit)], units[unit]
                 break
         try:
-            return float(digits.replace("_", "")) * scale if scale >= 1 else float(digits) / round(1 / scale)
+            if scale == 1 and digits.lstrip("+-").isdecimal():
+                return int(digits)  # exact, unlike a float
+            return float(digits) * scale if scale >= 1 else float(digits) / round(1 / scale)
         except ValueError:
             return text
 
@@ -230,9 +243,17 @@ def _mapping(name: str, value: Any, lists: bool) -> dict[str, Any]:
             return all(map(is_valid, leaf))
         return (lists and isinstance(leaf, bool)) or (_is_number(leaf) and abs(leaf) < math.inf)
 
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) and is_valid(leaf) for key, leaf in value.items()):
+    if not isinstance(value, Mapping) or not all(
+        isinstance(key, str) and is_valid(leaf) for key, leaf in value.items()
+    ):
         raise InvalidInput(f"{name} is {shown(value)}: it must map names to finite numbers")
-    return {key: _plain(leaf) if _is_number(leaf) else leaf for key, leaf in value.items()}
+    return {key: _plain_leaf(leaf) for key, leaf in value.items()}
+
+
+def _plain_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, list | tuple):
+        return [_plain_leaf(each) for each in leaf]
+    return leaf if isinstance(leaf, bool) else _plain(leaf)
 
 
 def _is_number(value: object) -> bool:

@@ -21,19 +21,34 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from dagc.errors import CheckpointError, InvalidInput
+from dagc.errors import CheckpointError, InvalidInput, shown
 from dagc.files import failure, write_atomically
 
 __all__ = [
-    "Damaged", "NewerVersion", "all_or_nothing", "checksum", "dump_state", "is_count", "load_state", "parse_state",
+    "BLOCK",
+    "Damaged",
+    "NewerVersion",
+    "all_or_nothing",
+    "checksum",
+    "checksum_of_sums",
+    "dump_state",
+    "flag",
+    "is_count",
+    "load_part",
+    "load_state",
+    "parse_state",
     "save_state",
-]  # fmt: skip
+    "sequence",
+    "whole",
+]
 
 META = "dagc"
 """The one entry of the header's metadata."""
-ARRAY = "$array"
-"""Stands for an array in the JSON; its value is the tensor's name."""
+MARK = "$"
+ARRAY = f"{MARK}array"
+"""Stands for an array in the JSON; its value is the tensor's name. A state's own keys get a second `MARK`."""
 BLOCK = 1 << 15
+"""Bytes that `checksum` adds up before it computes a CRC."""
 LARGEST_HEADER = 100_000_000
 """The largest header that safetensors itself accepts, in bytes."""
 TYPES = (
@@ -62,7 +77,12 @@ def checksum(array: NDArray[Any]) -> int:
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     end = len(raw) // BLOCK * BLOCK
     sums = raw[:end].view("<u8").reshape(-1, BLOCK // 8).sum(axis=1, dtype="<u8")
-    return zlib.crc32(raw[end:].data, zlib.crc32(sums.data))
+    return checksum_of_sums(sums, raw[end:])
+
+
+def checksum_of_sums(sums: NDArray[Any], rest: NDArray[Any]) -> int:
+    """The checksum of an array, whose sums another device may have computed, and the bytes left over."""
+    return zlib.crc32(rest.data, zlib.crc32(sums.data))
 
 
 def save_state(
@@ -150,13 +170,14 @@ def _read(content: bytes) -> tuple[str, int, dict[str, Any]]:
     header = json.loads(content[8 : 8 + length])
     about = json.loads(header["__metadata__"][META])
     arrays = load(content)
-    if about["checksum"] != _sum(about["content"], arrays):
+    if not isinstance(about["content"], str) or about["checksum"] != _sum(about["content"], arrays):
         raise ValueError("its checksum does not match")
     head = json.loads(about["content"])
     kind, version, tree = head["kind"], head["version"], head["state"]
     if not isinstance(kind, str) or not is_count(version) or not isinstance(tree, dict):
         raise ValueError("its header is malformed")
-    return kind, version, {name: _with_arrays(leaf, arrays) for name, leaf in tree.items()}
+    state: dict[str, Any] = _with_arrays(tree, arrays)
+    return kind, version, state
 
 
 def _without_arrays(leaf: Any, path: tuple[str, ...], arrays: dict[str, NDArray[Any]]) -> Any:
@@ -164,14 +185,19 @@ def _without_arrays(leaf: Any, path: tuple[str, ...], arrays: dict[str, NDArray[
     if isinstance(leaf, np.ndarray):
         if leaf.dtype.name not in TYPES:
             raise InvalidInput(f"the state's {'.'.join(path)} is of type {leaf.dtype}: use one of {', '.join(TYPES)}")
-        name = ".".join(path)
-        while name in arrays:
+        name = ".".join(path).encode("ascii", "backslashreplace").decode()  # clients may be called anything
+        while name in arrays or name == "__metadata__":
             name += "'"
-        arrays[name] = np.ascontiguousarray(leaf).reshape(leaf.shape)
+        little_endian = leaf.dtype.newbyteorder("<")
+        arrays[name] = np.ascontiguousarray(leaf, dtype=little_endian).reshape(leaf.shape)
         return {ARRAY: name}
     if isinstance(leaf, Mapping):
-        return {str(key): _without_arrays(value, (*path, str(key)), arrays) for key, value in leaf.items()}
+        return {_marked(str(key)): _without_arrays(value, (*path, str(key)), arrays) for key, value in leaf.items()}
     return leaf
+
+
+def _marked(key: str) -> str:
+    return MARK + key if key.startswith(MARK) else key
 
 
 def _with_arrays(leaf: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
@@ -179,7 +205,7 @@ def _with_arrays(leaf: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
         return leaf
     if leaf.keys() == {ARRAY}:
         return arrays[leaf[ARRAY]]
-    return {key: _with_arrays(value, arrays) for key, value in leaf.items()}
+    return {key.removeprefix(MARK): _with_arrays(value, arrays) for key, value in leaf.items()}
 
 
 def _sum(text: str, arrays: Mapping[str, NDArray[Any]]) -> int:
@@ -209,6 +235,35 @@ def all_or_nothing(owner: Any, what: str) -> Iterator[None]:
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
         owner.rollback(before)
         raise InvalidInput(f"the state does not fit {what}: {error!r}") from error
+
+
+def whole(value: Any, least: int = 0, below: int = 1 << 63) -> int:
+    """An integer from a state, in these limits; ValueError if it is anything else."""
+    if type(value) is not int or not least <= value < below:
+        raise ValueError(f"{shown(value, 50)} is not an integer from {least} and below {below}")
+    return value
+
+
+def load_part(part: Any, state: Any) -> None:
+    """Load the state of a part that may be absent: both are None, or neither; ValueError otherwise."""
+    if (part is None) != (state is None):
+        raise ValueError(f"there is {'no' if part is None else 'a'} part for {shown(state, 50)}")
+    if part is not None:
+        part.load_state_dict(state)
+
+
+def sequence(value: Any) -> list[Any]:
+    """A list from a state; ValueError if it is anything else."""
+    if not isinstance(value, list):
+        raise ValueError(f"{shown(value, 50)} is not a list")
+    return value
+
+
+def flag(value: Any) -> bool:
+    """A boolean from a state; ValueError if it is anything else."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{shown(value, 50)} is neither true nor false")
+    return value
 
 
 def is_count(value: object) -> bool:

@@ -57,7 +57,7 @@ def states(tmp_path, monkeypatch):
 def task(name="logistic", seed=0):
     """Digits on four unequal nodes."""
     digits = load("digits")
-    partition = make_partition(f"skewed:workers={NODES},skew_ratio=10,label_alpha=0.5", digits, seed)
+    partition = make_partition(f"skewed:clients={NODES},skew_ratio=10,label_alpha=0.5", digits, seed)
     return SimpleNamespace(
         data=digits,
         sizes=[int(size) for size in partition.sizes],

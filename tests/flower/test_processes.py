@@ -100,7 +100,7 @@ def test_a_superlink_with_tls_and_keys_and_its_bytes_are_ours_to_5_percent(tmp_p
 def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_it_is_back(tmp_path):
     with Lab(tmp_path / "lab") as lab:
         lab.with_nodes(NODES)
-        lab.run(APP, run="digits", rounds=1000, nodes=NODES - 1, timeout=300.0, down="same")
+        lab.run(APP, run="digits", rounds=1000, nodes=NODES - 1, timeout=600.0, down="same")
         wait_for(lambda: [line["present"] for line in lab.rounds("digits")].count(NODES) >= 2, "two rounds of all")
         lab.kill("node-1")
         before = kept_by(lab, 1)

@@ -8,7 +8,7 @@ import torch
 
 from dagc import InvalidInput
 from dagc.policies import Account, Plan, Rate, Situation, make_rate
-from dagc.training import Config, Federation, train
+from dagc.training import Config, Federation, iterate
 from dagc.wire import payload_size
 
 
@@ -224,22 +224,22 @@ def test_savings_are_kept_by_name_and_the_state_carries_all():
 def test_waiting_ends_with_the_same_bits_when_resumed(tmp_path):
     fields = {"task": "logistic@digits", "method": "dagc-r", "overhead": 0.125, "rounds": 12}
     config = Config(**fields, rate="360/training", participation=0.7, threads=1, checkpoint_every=4)
-    straight = list(train(config))
-    for result in train(config, tmp_path / "run"):
+    straight = list(iterate(config))
+    for result in iterate(config, tmp_path / "run"):
         if result.round == 7:
             break
-    rest = list(train(config, tmp_path / "run"))
+    rest = list(iterate(config, tmp_path / "run"))
     assert rest == straight[7:]
 
 
 def test_who_waits_keeps_everything():
     federation, rounds = run(8, method="dagc-r", overhead=0.05, ratio=0.02)
     assert all(result.entries == 130 for result in rounds)
-    sent = [report.entries for report in federation.server.reports]
+    sent = [report.entries for report in federation.server.budget.reports]
     assert 0 < sum(k > 0 for k in sent) < 5
-    assert all(report.bytes == 0 for report in federation.server.reports if not report.entries)
-    assert all(client.feedback.steps == 8 for client in federation.clients.values())
-    assert all(torch.isfinite(client.feedback.residual).all() for client in federation.clients.values())
+    assert all(report.bytes == 0 for report in federation.server.budget.reports if not report.entries)
+    assert all(uplink.feedback.steps == 8 for uplink in federation.uplinks.values())
+    assert all(torch.isfinite(uplink.feedback.residual).all() for uplink in federation.uplinks.values())
 
 
 @pytest.mark.parametrize("wrong", [-1, 5000, float("nan"), "much"])

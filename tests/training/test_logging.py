@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from dagc import Config, InvalidInput, MissingExtra
 from dagc.cli import app
-from dagc.training import CsvLog, TensorBoard, ToTarget, train
+from dagc.training import CsvLog, TensorBoard, ToTarget, iterate, train
 
 
 def config(**fields):
@@ -21,14 +21,14 @@ def config(**fields):
 
 
 def test_nothing_is_said_unless_somebody_wants_it(caplog):
-    quiet = "import dagc; dagc.train(dagc.Config(task='logistic@digits', method='none', rounds=2)).run()"
+    quiet = "import dagc; dagc.train(dagc.Config(task='logistic@digits', method='none', rounds=2))"
     done = subprocess.run([sys.executable, "-c", quiet], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     warned = "import dagc, logging; logging.getLogger('dagc.training').warning('a client is left out')"
     done = subprocess.run([sys.executable, "-c", warned], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     with caplog.at_level(logging.DEBUG, "dagc.training"):
-        train(config()).run()
+        train(config())
     said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "dagc.training"]
     assert said[0] == ("INFO", "logistic@digits, dagc-r: 10 clients, 650 parameters, from round 1 to 10")
     assert [level for level, _ in said[1:]] == ["DEBUG", "INFO"] * 5
@@ -43,8 +43,8 @@ def rows(path):
 
 
 def test_a_csv_has_bytes_time_and_the_way_to_the_target_and_survives_a_stop(tmp_path):
-    whole = list(train(config(), callbacks=[CsvLog(tmp_path / "whole.csv", target=0.4)]))
-    first = next(one for one in whole if one.accuracy is not None and one.accuracy >= 0.4)
+    whole = list(iterate(config(), callbacks=[CsvLog(tmp_path / "whole.csv", target=0.4)]))
+    first = next(one for one in whole if one.score is not None and one.score >= 0.4)
     assert first.round < 10
     expected = {"rounds_to_target": first.round, "bytes_to_target": first.bytes_up + first.bytes_down}
     found = rows(tmp_path / "whole.csv")
@@ -54,14 +54,14 @@ def test_a_csv_has_bytes_time_and_the_way_to_the_target_and_survives_a_stop(tmp_
         assert float(row["elapsed"]) >= 0
         there = result.round >= first.round
         assert {name: int(float(row[name])) for name in expected if row[name]} == (expected if there else {})
-        assert row["accuracy"] == ("" if result.accuracy is None else str(result.accuracy))
-    stopped = train(config(), tmp_path / "run", [CsvLog(tmp_path / "parts.csv", 0.4)])
+        assert row["score"] == ("" if result.score is None else str(result.score))
+    stopped = iterate(config(), tmp_path / "run", [CsvLog(tmp_path / "parts.csv", 0.4)])
     for _ in range(7):
         next(stopped)
     stopped.close()
     with (tmp_path / "parts.csv").open("a") as file:
         file.write("8,0.5,")  # a line that a kill has cut
-    train(config(), tmp_path / "run", [CsvLog(tmp_path / "parts.csv", 0.4)]).run()
+    train(config(), tmp_path / "run", [CsvLog(tmp_path / "parts.csv", 0.4)])
 
     def timeless(path):
         return [{**row, "elapsed": ""} for row in rows(path)]
@@ -72,10 +72,10 @@ def test_a_csv_has_bytes_time_and_the_way_to_the_target_and_survives_a_stop(tmp_
 def test_a_file_of_somebody_else_is_not_overwritten(tmp_path):
     (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
     with pytest.raises(InvalidInput, match=r"mine.csv is not a log of dagc \(other columns\): choose another file"):
-        train(config(), callbacks=[CsvLog(tmp_path / "mine.csv")]).run()
+        train(config(), callbacks=[CsvLog(tmp_path / "mine.csv")])
     assert (tmp_path / "mine.csv").read_text() == "a,b\n1,2\n"
     with pytest.raises(InvalidInput, match="cannot be written to"):
-        train(config(), callbacks=[CsvLog(tmp_path / "mine.csv" / "below.csv")]).run()
+        train(config(), callbacks=[CsvLog(tmp_path / "mine.csv" / "below.csv")])
     with pytest.raises(InvalidInput, match="target is 75: give a score of at most 1"):
         ToTarget(75)
 
@@ -87,23 +87,23 @@ def scalars(folder):
 
 
 def test_tensorboard_reads_every_number_and_the_way_to_the_target_once(tmp_path):
-    rounds = list(train(config(), callbacks=[TensorBoard(tmp_path / "logs", target=0.4)]))
+    rounds = list(iterate(config(), callbacks=[TensorBoard(tmp_path / "logs", target=0.4)]))
     found = scalars(tmp_path / "logs")
     assert found["bytes_total"] == {one.round: one.bytes_up + one.bytes_down for one in rounds}
     assert found["seconds"] == {one.round: pytest.approx(one.seconds) for one in rounds}
-    scored = {one.round: pytest.approx(one.accuracy) for one in rounds if one.accuracy is not None}
-    assert found["accuracy"] == scored
+    scored = {one.round: pytest.approx(one.score) for one in rounds if one.score is not None}
+    assert found["score"] == scored
     assert len(scored) == 5
     assert len(found["bytes_to_target"]) == 1
 
 
 def test_tensorboard_reads_a_resumed_run_as_an_uninterrupted_one(tmp_path):
-    train(config(), tmp_path / "whole", [TensorBoard(tmp_path / "whole-logs")]).run()
-    stopped = train(config(), tmp_path / "run", [TensorBoard(tmp_path / "logs")])
+    train(config(), tmp_path / "whole", [TensorBoard(tmp_path / "whole-logs")])
+    stopped = iterate(config(), tmp_path / "run", [TensorBoard(tmp_path / "logs")])
     for _ in range(6):
         next(stopped)
     stopped.close()
-    train(config(), tmp_path / "run", [TensorBoard(tmp_path / "logs")]).run()
+    train(config(), tmp_path / "run", [TensorBoard(tmp_path / "logs")])
     whole, parts = ({**scalars(tmp_path / name), "elapsed": {}} for name in ("whole-logs", "logs"))
     assert parts == whole
 

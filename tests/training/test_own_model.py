@@ -12,9 +12,9 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import dagc
 from dagc import Config, InvalidInput, models
-from dagc.data import Partition, as_dataset, load
-from dagc.training import Federation, train
-from dagc.training.given import as_given
+from dagc.data import Partition, load
+from dagc.training import Federation, iterate, train
+from dagc.training.custom import customize
 from dagc.training.objective import goal_of
 
 RANDOM = torch.Generator().manual_seed(3)
@@ -67,7 +67,7 @@ MODELS = {
     "tied": Tied,
 }
 DATA = {"large": (X[:180], LABELS[:180]), "middle": (X[180:220], LABELS[180:220]), "small": (X[220:], LABELS[220:])}
-IID = {"partition": "iid:workers=3"}
+IID = {"partition": "iid:clients=3"}
 SEQUENCES = {"ann": TOKENS[:90], "bob": TOKENS[90:]}
 
 
@@ -81,7 +81,7 @@ def config(**fields):
 
 
 def federation(settings, model=None, data=None, test=None, partition=None, loss=None, metric=None):
-    return Federation(*as_given(settings, model, data, test, partition, loss, metric))
+    return Federation(*customize(settings, model, data, test, partition, loss, metric))
 
 
 def data_for(name):
@@ -96,7 +96,7 @@ def test_any_model_trains_and_the_given_one_is_left_alone(name, fields):
     given = made(name)
     before = copy.deepcopy(given.state_dict())
     generator = torch.get_rng_state()
-    training = train(config(rounds=40, **fields), model=given, data=data_for(name))
+    training = iterate(config(rounds=40, **fields), model=given, data=data_for(name))
     rounds = list(training)
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(value, before[key]) for key, value in given.state_dict().items())
@@ -114,9 +114,7 @@ def test_any_model_trains_and_the_given_one_is_left_alone(name, fields):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_bits_twice_with_threads_and_after_a_stop(name, tmp_path):
     def end(**fields):
-        training = train(config(**fields), model=made(name), data=data_for(name))
-        list(training)
-        return training.model.state_dict()
+        return train(config(**fields), model=made(name), data=data_for(name)).model.state_dict()
 
     def same(one, other):
         return all(torch.equal(value, other[key]) for key, value in one.items())
@@ -124,11 +122,11 @@ def test_the_same_bits_twice_with_threads_and_after_a_stop(name, tmp_path):
     usual = end(threads=1)
     torch.manual_seed(99)  # what torch's generator is at does not matter
     assert same(usual, end(threads=3))
-    stopped = train(config(), tmp_path / "run", model=made(name), data=data_for(name))
+    stopped = iterate(config(), tmp_path / "run", model=made(name), data=data_for(name))
     for _ in range(5):
         next(stopped)
     stopped.close()
-    again = train(config(), tmp_path / "run", model=made(name), data=data_for(name))
+    again = iterate(config(), tmp_path / "run", model=made(name), data=data_for(name))
     assert next(again).round == 6
     list(again)
     assert same(usual, again.model.state_dict())
@@ -185,10 +183,10 @@ class Pairs(TorchDataset):
     ],
 )
 def test_data_by_client_in_any_form_is_the_same(data):
-    found = as_dataset(data)
+    found = load(data)
     assert found.clients == ("a", "b")
     assert (found.objective, found.classes, found.outputs) == ("classification", ("0", "1"), 2)
-    usual = as_dataset([(X[:200], LABELS[:200]), (X[200:], LABELS[200:])])
+    usual = load([(X[:200], LABELS[:200]), (X[200:], LABELS[200:])])
     assert usual.clients == ("0", "1")
     for name in ("train_x", "train_y", "test_x", "test_y", "client"):
         assert torch.equal(getattr(found, name), getattr(usual, name)), name
@@ -199,7 +197,7 @@ def test_data_by_client_in_any_form_is_the_same(data):
 
 
 def test_data_in_one_piece_is_split_as_the_configuration_or_the_partition_says():
-    here = federation(config(workers=4, skew_ratio=5), nn.Linear(6, 2), (X, LABELS))
+    here = federation(config(clients=4, skew_ratio=5), nn.Linear(6, 2), (X, LABELS))
     assert (len(here.names), here.partition.skew_ratio) == (4, 5.0)
     own = {"ann": range(100), "bob": [100, 101, 102]}
     for partition in (own, Partition((np.arange(100), np.arange(100, 103)), ("ann", "bob"))):
@@ -207,50 +205,47 @@ def test_data_in_one_piece_is_split_as_the_configuration_or_the_partition_says()
         assert here.names == ("ann", "bob")
         assert here.partition.sizes.tolist() == [100, 3]
         assert (here.config.task, here.config.partition) == ("own@own", "own")
-    with pytest.raises(InvalidInput, match="gives worker 0 sample 500"):
+    with pytest.raises(InvalidInput, match="gives client 0 sample 500"):
         train(config(), model=nn.Linear(6, 2), data=(X, LABELS), partition={"ann": [500]})
 
 
 def test_a_test_set_of_its_own_is_used_whole():
-    data = as_dataset((X[:200], LABELS[:200]), (X[200:], LABELS[200:]))
+    data = load((X[:200], LABELS[:200]), test=(X[200:], LABELS[200:]))
     assert (len(data), len(data.test_y), data.notes) == (200, 40, ())
-    assert as_dataset(data) is data
+    assert load(data) is data
     with pytest.raises(InvalidInput, match="leave test out"):
-        as_dataset(data, (X, LABELS))
+        load(data, test=(X, LABELS))
 
 
 def test_numbers_are_learnt_and_scored_by_r_squared():
     test = X[:50], NUMBERS[:50]
-    training = train(
-        config(ratio=1.0, rounds=100, **IID), model=nn.Linear(6, 1), data=(X[50:], NUMBERS[50:]), test=test
-    )
-    score = training.run().accuracy
+    result = train(config(ratio=1.0, rounds=100, **IID), model=nn.Linear(6, 1), data=(X[50:], NUMBERS[50:]), test=test)
+    score = result.rounds[-1].score
     with torch.no_grad():
-        error = (training.model(test[0])[:, 0] - test[1]).square().sum()
+        error = (result.model(test[0])[:, 0] - test[1]).square().sum()
     assert score == pytest.approx(1 - float(error / (test[1] - test[1].mean()).square().sum()), abs=1e-6)
     assert score > 0.95
-    assert training.federation.goal.metric == "R²"
+    assert result.metric == "R²"
     both = torch.stack([NUMBERS, X[:, 0]], dim=1)
-    assert train(config(ratio=1.0, **IID), model=nn.Linear(6, 2), data=(X, both)).run().accuracy > 0.3
-    whole = as_dataset((X, LABELS), numbers=True)
+    assert train(config(ratio=1.0, **IID), model=nn.Linear(6, 2), data=(X, both)).rounds[-1].score > 0.3
+    whole = load((X, LABELS), objective="regression")
     assert whole.objective == "regression"
     ours = train(Config(task="mlp@own", method="none", rounds=3, objective="regression", **IID), data=(X, LABELS))
     assert ours.model(X).shape == (len(X), 1)
-    ours.run()
 
 
 def test_next_tokens_are_learnt_and_padding_does_not_count():
-    training = train(config(rounds=60, learning_rate=0.5), model=made("tied"), data=SEQUENCES)
-    assert training.run().accuracy > 0.9
+    result = train(config(rounds=60, learning_rate=0.5), model=made("tied"), data=SEQUENCES)
+    assert result.score > 0.9
     x, y = TOKENS[:, :-1], TOKENS[:, 1:].clone()
     y[:, 4:] = -100
-    padded = as_dataset((x, y))
+    padded = load((x, y))
     goal = goal_of(padded)
     scores = nn.functional.one_hot(TOKENS[:, 1:], 5).float()
     assert goal.count(y) == 4 * len(y)
     assert goal.score(scores, y) == 4 * len(y)
     ours = train(Config(task="token-lstm@own", method="none", rounds=2), data=SEQUENCES)
-    assert ours.run().accuracy is not None
+    assert 0 <= ours.score <= 1
 
 
 def test_a_loss_and_a_metric_of_ones_own():
@@ -261,17 +256,17 @@ def test_a_loss_and_a_metric_of_ones_own():
         return (output[:, 0] - y).abs().mean()
 
     own = {"loss": absolute, "metric": closeness}
-    training = train(config(ratio=1.0, rounds=30, **IID), model=nn.Linear(6, 1), data=(X, NUMBERS), **own)
+    training = iterate(config(ratio=1.0, rounds=30, **IID), model=nn.Linear(6, 1), data=(X, NUMBERS), **own)
     rounds = list(training)
     with torch.no_grad():
         output, y = training.model(training.federation.data.test_x), training.federation.data.test_y
     assert rounds[-1].test_loss == pytest.approx(float(absolute(output, y)), rel=1e-5)
-    assert rounds[-1].accuracy > rounds[0].accuracy
+    assert rounds[-1].score > rounds[0].score
     assert training.federation.goal.metric == "closeness"
     smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
     found = train(config(**IID), model=nn.Linear(6, 2), data=(X, LABELS), loss=smooth)
-    assert found.federation.goal.metric == "accuracy"
-    assert 0 <= found.run().accuracy <= 1
+    assert found.metric == "accuracy"
+    assert 0 <= found.score <= 1
 
 
 @pytest.mark.parametrize(
@@ -289,7 +284,8 @@ def test_a_loss_and_a_metric_of_ones_own():
         ({"data": None, "test": (X, LABELS), "model": nn.Linear(6, 2)}, "test is given without data"),
         ({"data": X}, "has only samples, torch.float32"),
         ({"data": (X, LABELS[:7])}, r"x of shape \(240, 6\) and y of shape \(7,\)"),
-        ({"data": (X, np.array(["a"] * 240))}, "holds <U1: give numbers; labels are 0, 1, 2"),
+        ({"data": (X, np.array(["a"] * 240))}, "all labels are a; two classes or more are needed"),
+        ({"data": (np.array([["a"]] * 240), LABELS)}, "holds <U1: give numbers as samples"),
         ({"data": {"ann": (X, LABELS), "bob": (X[:, :3], LABELS)}}, r"client 'bob' has torch.float32 of shape \(3,\)"),
         ({"data": {"ann": (X[:0], LABELS[:0])}}, "client 'ann' has no samples"),
         ({"data": {}}, "data has no clients"),
@@ -315,7 +311,7 @@ def test_a_task_is_not_contradicted():
         Federation(config(task="own@digits"))
     with pytest.raises(InvalidInput, match="leave one out"):
         train(config(partition="iid"), model=nn.Linear(6, 2), data=(X, LABELS), partition={"a": [1]})
-    with pytest.raises(InvalidInput, match="objective is 'next-token', but the data is for classification"):
+    with pytest.raises(InvalidInput, match="own is for classification, not for next-token"):
         train(config(objective="next-token"), model=nn.Linear(6, 2), data=(X, LABELS))
     flat = nn.Sequential(nn.Flatten(), model)
     assert federation(config(), flat).config.task == "own@digits"
@@ -325,21 +321,21 @@ def test_a_task_is_not_contradicted():
 def test_a_folder_knows_its_model_and_data_again(tmp_path):
     torch.manual_seed(1)
     one, other = nn.Linear(6, 2), nn.Linear(6, 2)
-    last = train(config(), tmp_path / "run", model=one, data=DATA).run()
+    last = train(config(), tmp_path / "run", model=one, data=DATA)
     clients = json.loads((tmp_path / "run" / "clients.json").read_text())
     assert clients["names"] == ["large", "middle", "small"]
     assert "the clients are those that the data names (3): partition by-client" in clients["notes"]
-    assert train(config(), tmp_path / "run", model=one, data=DATA).run() == last  # it is finished
+    assert train(config(), tmp_path / "run", model=one, data=DATA).rounds == last.rounds  # it is finished
     for model, data in ((other, DATA), (one, {**DATA, "small": DATA["middle"]})):
         with pytest.raises(InvalidInput, match="was given another model or other data"):
-            train(config(), tmp_path / "run", model=model, data=data).run()
+            train(config(), tmp_path / "run", model=model, data=data)
 
 
 def test_the_page_has_the_clients_names_and_the_name_of_the_score(tmp_path):
     from dagc.report import panels_of, read_runs, write_report
 
     data = {"Zürich <b>": (X[:150], NUMBERS[:150]), "Łódź": (X[150:], NUMBERS[150:])}
-    train(config(), tmp_path / "run", model=nn.Linear(6, 1), data=data).run()
+    train(config(), tmp_path / "run", model=nn.Linear(6, 1), data=data)
     panels = panels_of(read_runs([tmp_path]))
     text = write_report(panels, tmp_path / "report", "mine", "none", figures=False).read_text()
     assert json.dumps("Łódź") in text
@@ -364,7 +360,7 @@ def test_a_registered_model_keeps_its_own_weights(monkeypatch):
     assert not torch.equal(one[1].weight, other[1].weight)
     assert bool((one[2].weight == 1).all())
     assert bool((one[4].weight == 0.25).all())
-    rounds = list(dagc.train(Config(task="normed@digits", method="dagc-r", ratio=0.1, rounds=30)))
+    rounds = list(dagc.iterate(Config(task="normed@digits", method="dagc-r", ratio=0.1, rounds=30)))
     assert rounds[-1].loss < rounds[0].loss
 
 
@@ -379,10 +375,10 @@ def test_a_csvs_clients_are_used_and_that_is_said(tmp_path):
     federation = Federation(Config(task=task, method="none", rounds=1))
     assert federation.names == ("north", "south")
     assert federation.notes == ("the clients are those that the data names (2): partition by-client",)
-    asked = Federation(Config(task=task, method="none", rounds=1, workers=3, skew_ratio=2))
+    asked = Federation(Config(task=task, method="none", rounds=1, clients=3, skew_ratio=2))
     assert len(asked.names) == 3
-    assert asked.notes == ("the clients that the data names are not used: workers and skew_ratio are given",)
-    kept = Federation(Config(**federation.config.model_dump()))  # as a run's folder has it
+    assert asked.notes == ("the clients that the data names are not used: clients and skew_ratio are given",)
+    kept = Federation(Config(**federation.config.as_dict()))  # as a run's folder has it
     assert kept.names == ("north", "south")
 
 
@@ -393,8 +389,8 @@ def test_a_csv_of_numbers_is_a_regression(tmp_path):
     assert (data.objective, data.classes) == ("regression", ())
     assert abs(float(data.train_y.mean())) < 1e-5
     assert "regression" in data.notes[0]
-    run = train(Config(task=f"logistic@{tmp_path / 'numbers.csv'}", method="none", rounds=40, workers=2, skew_ratio=1))
-    assert run.run().accuracy > 0.9
+    run = train(Config(task=f"logistic@{tmp_path / 'numbers.csv'}", method="none", rounds=40, clients=2, skew_ratio=1))
+    assert run.score > 0.9
     (tmp_path / "whole.csv").write_text("a,label\n" + "".join(f"{i},{i % 5}\n" for i in range(50)))
     assert load(tmp_path / "whole.csv").objective == "classification"
     assert load(tmp_path / "whole.csv", objective="regression").objective == "regression"
@@ -412,9 +408,10 @@ def test_texts_are_clients_whose_next_characters_are_learnt(tmp_path):
     assert (data.objective, data.classes, data.clients) == ("next-token", ("a", "b", "c", "d"), ("ann", "bob"))
     assert torch.equal(data.train_x[:, 1:], data.train_y[:, :-1])
     assert "1 of 3 texts" in data.notes[0]
-    training = train(Config(task=f"token-lstm@{tmp_path}", method="none", rounds=30, learning_rate=1.0))
+    training = iterate(Config(task=f"token-lstm@{tmp_path}", method="none", rounds=30, learning_rate=1.0))
     assert training.federation.names == ("ann", "bob")
-    assert training.run().accuracy > 0.4
+    *_, last = training
+    assert last.score > 0.4
     with pytest.raises(InvalidInput, match="are sequences of tokens, which mlp cannot take: use token-lstm"):
         Federation(Config(task=f"mlp@{tmp_path}", method="none"))
     with pytest.raises(InvalidInput, match="are not sequences of tokens, which token-lstm needs: use logistic"):
@@ -435,4 +432,4 @@ def test_texts_are_clients_whose_next_characters_are_learnt(tmp_path):
 def test_what_is_given_wrongly_is_refused_with_what_to_give(changes, words):
     given = {"config": config(), "model": nn.Linear(6, 2), "data": DATA, **changes}
     with pytest.raises(InvalidInput, match=words):
-        train(**given).run()
+        train(**given)

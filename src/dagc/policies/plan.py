@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from dagc.allocation import most_entries
 from dagc.errors import InvalidInput, unknown
+from dagc.feedback import SMALLEST_CLIP
 from dagc.policies.policy import POLICIES, Method, Policy
 from dagc.policies.rate import MOST_BYTES, Account, make_rate
 from dagc.settings import Settings, setting
@@ -164,8 +165,8 @@ class Plan(ClientPlan):
     )
     options: Mapping[str, float] = setting({}, "further options of the method", "numbers", example='{"interval": 5}')
     clip: float | None = setting(
-        None, "the largest norm of what a client sends in a round; the rest stays for later", above=0,
-        note="a number above 0 and finite",
+        None, "the largest norm of what a client sends in a round; the rest stays for later", least=SMALLEST_CLIP,
+        note=f"a number of at least {SMALLEST_CLIP:.3g} and finite",
     )  # fmt: skip
     norm_bound: float | None = setting(
         None, "reject uploads this many times larger than the median of recent ones", above=1,

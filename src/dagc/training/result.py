@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from dagc.errors import needs_extra
+from dagc.errors import MissingExtra
 from dagc.folder import summary
 from dagc.training.federation import Round
 
@@ -55,8 +55,10 @@ class Result:
     @property
     def history(self) -> Any:
         """The rounds as a pandas DataFrame."""
-        with needs_extra("Result.history", "pandas"):
-            import pandas
+        try:
+            import pandas  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        except ImportError as error:
+            raise MissingExtra("Result.history needs the package pandas: pip install pandas") from error
         return pandas.DataFrame([asdict(each) for each in self.rounds]).set_index("round")
 
     def _rows(self) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ SAMPLE = 4096
 """How many entries of a tensor the choice of its scale looks at."""
 CLIPS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4)
 """Which part of the largest entry may be the largest that can be sent."""
-PIECE = 1 << 20
+PIECE = 1 << 16
 """Entries that are packed at once."""
 
 
@@ -44,8 +44,8 @@ def quantize(vector: Any, extents: Extents, bits: int) -> Dense:
         inverse = np.where(scale > 0, 1 / np.where(scale > 0, scale, 1), 0).astype(np.float32)
         step = max(1, PIECE // length)
         for first in range(0, count, step):
-            part = np.rint(tensor[first : first + step] * inverse[first : first + step, None])
-            np.clip(part, -most, most, out=part)
+            part = tensor[first : first + step] * inverse[first : first + step, None]
+            np.clip(np.rint(part, out=part), -most, most, out=part)
             at = start + first * length
             levels[at : at + part.size] = part.reshape(-1)
         start, row = start + length * count, row + count
@@ -80,6 +80,9 @@ def write(levels: Dense, bits: int) -> bytes:
         return head + levels.levels.tobytes()
     codes = levels.levels.view(np.uint8)
     parts = [head]
+    if bits == 4:
+        pairs = codes if len(codes) % 2 == 0 else np.append(codes, np.uint8(0))
+        return head + ((pairs[0::2] & np.uint8(15)) | (pairs[1::2] << np.uint8(4))).tobytes()
     for start in range(0, len(codes), PIECE):  # a multiple of 8, so pieces end with a byte
         unpacked = (codes[start : start + PIECE, None] >> np.arange(bits, dtype=np.uint8)) & np.uint8(1)
         parts.append(np.packbits(unpacked, bitorder="little").tobytes())
@@ -88,13 +91,15 @@ def write(levels: Dense, bits: int) -> bytes:
 
 def read(body: memoryview, bits: int, extents: Extents) -> Dense:
     """Read what `write` wrote."""
+    if not 2 <= bits <= 8:
+        raise MalformedPayload(f"a dense update has from 2 to 8 bits per entry, not {bits}")
     rows = rows_of(extents, bits)
     size, count = sum(r * c for _, r, c in extents), sum(count for _, count in rows)
-    if not 2 <= bits <= 8 or len(body) != 2 * count + (bits * size + 7) // 8:
+    if len(body) != 2 * count + (bits * size + 7) // 8:
         raise MalformedPayload(f"a dense update of {size} entries with {bits} bits each does not have {len(body)} bytes")
     halves = np.frombuffer(body[: 2 * count], dtype="<u2").astype(np.uint32)
     scales = (halves << np.uint32(16)).view(np.float32)
-    if not (np.isfinite(scales).all() and (scales >= 0).all() and (scales <= 2.0**99).all()):
+    if not (np.isfinite(scales).all() and (scales >= 0).all() and (scales <= 2.0**100 / ((1 << (bits - 1)) - 1)).all()):
         raise MalformedPayload("a scale of a dense update is negative, infinite or too large")
     if ((scales > 0) & (scales < 2.0**-100)).any():
         raise MalformedPayload("a scale of a dense update is too small")
@@ -107,11 +112,24 @@ def read(body: memoryview, bits: int, extents: Extents) -> Dense:
         if bits == 8:
             levels[start : start + many] = piece.view(np.int8)
             continue
+        if bits == 4:
+            pairs = np.empty((len(piece), 2), dtype=np.int8)
+            pairs[:, 0] = (piece << np.uint8(4)).view(np.int8) >> 4
+            pairs[:, 1] = piece.view(np.int8) >> 4
+            levels[start : start + many] = pairs.reshape(-1)[:many]
+            if pairs.reshape(-1)[many:].any():
+                raise beyond()
+            continue
         unpacked = np.unpackbits(piece, bitorder="little")
         if unpacked[many * bits :].any():
-            raise MalformedPayload("the last byte of a dense update has bits beyond the last entry")
+            raise beyond()
         codes = (unpacked[: many * bits].reshape(many, bits) * weights).sum(axis=1, dtype=np.uint8)
         levels[start : start + many] = (codes << np.uint8(8 - bits)).view(np.int8) >> (8 - bits)
     if (levels == -(1 << (bits - 1))).any():
         raise MalformedPayload("an integer of a dense update is below the smallest")
     return Dense(levels, scales, rows)
+
+
+def beyond() -> MalformedPayload:
+    """The error for bits after the last entry."""
+    return MalformedPayload("the last byte of a dense update has bits beyond the last entry")

@@ -7,7 +7,8 @@ import zlib
 from binascii import crc_hqx
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from math import ldexp
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import MAX_SIZE, Sparse
 from dagc.updates import _kernels, dense
-from dagc.updates.stream import COUNT, OTHER, RANK, STEP, Scale, Stream
+from dagc.updates.stream import COUNT, OTHER, RANK, STEP, Scale, Stream, nearest
 from dagc.updates.update import MOST_SUM, Dense, Terms, Update, extents
+from dagc.wire.frame import _view as view_of
 from dagc.wire.frame import varint
 
-__all__ = ["DENSE", "MIXED", "MOST_TERMS", "decode_update", "encode_dense", "is_update", "seal", "write_terms"]
+__all__ = ["DENSE", "MIXED", "MOST_TERMS", "Entries", "decode_update", "encode_dense", "is_update", "seal"]
 
 Ints = NDArray[np.int64]
 Shapes = Sequence[int | Sequence[int]]
@@ -29,8 +31,10 @@ VERSION = 1
 """It is not sent but is part of the checksum."""
 SHORT_BELOW = 1024
 """Frames of this length and more have a checksum of 32 bits, others of 16."""
-MOST_TERMS = 255
-MOST_FACTOR = 127
+MOST_TERMS = 64
+"""Of one matrix."""
+DECISIONS = 180
+"""A byte stands for fewer decisions than this. An integer of a factor takes at least one, an entry three."""
 LARGEST = 2.0**100
 """No decoded number is larger."""
 OFFSETS = 3
@@ -39,14 +43,18 @@ OFFSETS_FROM = 16
 """Frames with fewer entries have no such offsets."""
 
 
-def is_update(frame: bytes | memoryview) -> bool:
+class Entries(NamedTuple):
+    """Entries before they are coded: indices, levels, their step, and what moves the levels."""
+
+    indices: Ints
+    levels: Ints
+    step: int
+    offsets: Sequence[int]
+
+
+def is_update(frame: bytes | bytearray | memoryview) -> bool:
     """Whether a frame holds an update of this format. An empty frame is an update that says nothing."""
     return not len(frame) or frame[0] & 0xF0 in (MIXED, DENSE)
-
-
-def checksum_bytes(total: int) -> int:
-    """How long the checksum of a frame is that has `total` bytes with it."""
-    return 2 if total < SHORT_BELOW else 4
 
 
 def seal(body: bytes, shapes: Shapes, round: int) -> bytes:
@@ -102,77 +110,59 @@ def matrices(shapes: Shapes) -> list[tuple[int, int, int]]:
     return [part for part in extents(shapes) if min(part[1:]) > 1]
 
 
-def spread_of(step: Scale, scale: Scale, length: int) -> int:
-    """The spread of a column of factors: twice log₂ of their expected standard deviation, plus 6, from 0 to 11.
+def spread_of(step: int, scale: int, length: int) -> int:
+    """The spread of a column of factors: twice log₂ of their expected standard deviation, plus 6, from 0 to 17.
 
     A term of size σ is coded with the scale step²/σ, so that its unit vectors have steps of step/σ.
     """
-    quarters = 4 * (step.exponent - scale.exponent) + _quarters(step.mantissa) - _quarters(scale.mantissa)
+    quarters = QUARTERS[step % 16] - QUARTERS[scale % 16] + 4 * (step // 16 - scale // 16)
     halves = (quarters - ((length * length).bit_length() - 1) + 13) // 2
     return min(max(halves, 0), _kernels.SPREADS - 1)
 
 
-def _quarters(mantissa: int) -> int:
-    """Four times log₂ of it, rounded."""
-    return 16 + (mantissa >= 18) + (mantissa >= 21) + (mantissa >= 25) + (mantissa >= 30)
+QUARTERS = (0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4)
+"""Four times log₂ of a mantissa of 16 to 31 over 16, rounded."""
 
 
-def code_terms(stream: Stream, step: Scale, shapes: Shapes, all_terms: Sequence[Terms]) -> list[Terms]:
+def code_terms(stream: Stream, step: Scale, shapes: Shapes, all_terms: Sequence[Terms] = ()) -> list[Terms]:
     """Write the terms of all matrices, or read them."""
     by_start = {terms.start: terms for terms in all_terms}
     done = []
     for start, rows, columns in matrices(shapes):
         terms = by_start.get(start)
         count = stream.number(RANK, len(terms.scales) if terms else 0)
-        if count > min(rows, columns, MOST_TERMS):
+        most = DECISIONS * (stream.end + 8) // (rows + columns)
+        if count > min(rows, columns, MOST_TERMS, most if stream.reading else MOST_TERMS):
             raise MalformedPayload(f"a matrix of {rows} × {columns} has {count} terms: that is too many")
         if count:
             done.append(_code_matrix(stream, step, (start, rows, columns), count, terms))
     return done
 
 
-def _code_matrix(
-    stream: Stream, step: Scale, place: tuple[int, int, int], count: int, terms: Terms | None
-) -> Terms:
+def _code_matrix(stream: Stream, step: Scale, place: tuple[int, int, int], count: int, terms: Terms | None) -> Terms:
     start, rows, columns = place
-    sides = [np.zeros((length, count), dtype=np.int8) for length in (rows, columns)]
-    before = [np.zeros(length, dtype=np.int64) for length in (rows, columns)]
-    scales: list[Scale] = []
+    if terms is None:
+        left, right = (np.zeros((count, length), dtype=np.int8) for length in (rows, columns))
+        scales = np.zeros(count, dtype=np.int64)
+    else:
+        left, right, scales = terms.left, terms.right, nearest(np.ldexp(terms.scales * 1.0, terms.exponent))
     last = int(step)
-    for k in range(count):
-        scale = Scale(0) if terms is None else _scale_of(terms, k)
-        scale = Scale(last + stream.signed(STEP, scale - last))
-        if not -126 <= scale.exponent <= 100:
-            raise MalformedPayload(f"a scale of 2^{scale.exponent} is out of range")
-        last = scale
-        scales.append(scale)
-        for side, (out, length) in enumerate(zip(sides, (rows, columns), strict=True)):
-            source = None if terms is None else (terms.left, terms.right)[side]
-            column = np.zeros(length, dtype=np.int64) if source is None else source[:, k].astype(np.int64)
-            stream.factor(column, before[side], spread_of(step, scale, length))
-            most = np.abs(column).max()
-            if not 0 < most <= MOST_FACTOR:
-                raise MalformedPayload("a term is zero, or its factors are too large")
-            out[:, k] = column
-            before[side] = _before(out, k)
-    if terms is not None:
-        return terms
-    return assemble(start, sides[0], sides[1], scales)
+    for k, scale in enumerate(scales.tolist()):
+        last += stream.signed(STEP, scale - last)
+        if not -126 <= last // 16 <= 100:
+            raise MalformedPayload(f"a scale of 2^{last // 16} is out of range")
+        scales[k] = last
+        stream.factor(left, k, spread_of(step, last, rows))
+        stream.factor(right, k, spread_of(step, last, columns))
+    return assemble(start, left, right, scales) if terms is None else terms
 
 
-def _before(values: NDArray[np.int8], last: int) -> Ints:
-    """For each row, whether the last two terms have integers there: 0 for none, 1 for a one, 2 for more."""
-    recent = np.abs(values[:, max(0, last - 1) : last + 1].astype(np.int64)).sum(axis=1)
-    return np.minimum(recent, 2)
-
-
-def assemble(start: int, left: NDArray[np.int8], right: NDArray[np.int8], scales: Sequence[Scale]) -> Terms:
+def assemble(start: int, left: NDArray[np.int8], right: NDArray[np.int8], scales: Ints) -> Terms:
     """Terms with one common exponent. `MalformedPayload` if their sum could be inexact or too large."""
-    exponent = min(scale.exponent for scale in scales)
-    if max(scale.exponent for scale in scales) - exponent > 40:
+    exponent = int(scales.min()) // 16
+    if int(scales.max()) // 16 - exponent > 30:
         raise MalformedPayload("the scales of a matrix are too far apart")
-    common = np.array([scale.mantissa << (scale.exponent - exponent) for scale in scales])
-    terms = Terms(start, left, right, common, exponent)
+    terms = Terms(start, left, right, common(scales, exponent), exponent)
     if terms.largest >= MOST_SUM:
         raise MalformedPayload("the terms of a matrix may add up to more than float32 holds exactly")
     if np.ldexp(float(terms.largest), exponent) > LARGEST:
@@ -180,42 +170,36 @@ def assemble(start: int, left: NDArray[np.int8], right: NDArray[np.int8], scales
     return terms
 
 
-def _scale_of(terms: Terms, k: int) -> Scale:
-    return Scale.near(float(np.ldexp(float(terms.scales[k]), terms.exponent)))
+def common(scales: Ints, exponent: int) -> Ints:
+    """The scales over 2^exponent."""
+    return (scales % 16 + 16) << (scales // 16 - exponent)
 
 
-def code_entries(
-    stream: Stream, step: Scale, shapes: Shapes, indices: Ints, levels: Ints, offsets: Sequence[int] = ()
-) -> Sparse:
-    """Write entries, or read them if the stream reads: then indices and levels are ignored."""
+def code_entries(stream: Stream, step: Scale, shapes: Shapes, entries: Entries | None = None) -> Sparse:
+    """Write entries, or read them if none are given."""
     size = size_of(shapes)
-    count = stream.number(COUNT, len(indices))
-    if count > size or (stream.reading and count > 400 * stream.end + 400):
+    count = stream.number(COUNT, len(entries.indices) if entries else 0)
+    if count > size or (entries is None and count > DECISIONS * (stream.end + 8) // 3):
         raise MalformedPayload(f"the frame claims {count} entries of a vector of {size}")
     if not count:
         return Sparse(size, [], [])
-    step = Scale(step + stream.signed(OTHER, 0 if stream.reading else entry_step(offsets) - step))
-    moved = [0] * OFFSETS
+    own = step + stream.signed(OTHER, entries.step - step if entries else 0)
+    offsets = [0] * OFFSETS
     if count >= OFFSETS_FROM:
-        moved = [stream.raw(4, 0 if stream.reading else offset + 8) - 8 for offset in offsets[1:] or moved]
-    if stream.reading:
-        indices, levels = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        offsets = [stream.raw(4, 8 + (entries.offsets[i] if entries else 0)) - 8 for i in range(OFFSETS)]
+    indices = entries.indices if entries else np.zeros(count, dtype=np.int64)
+    levels = entries.levels if entries else np.zeros(count, dtype=np.int64)
     stream.entries(layout(shapes), size, indices, levels)
-    return Sparse.trusted(size, indices, values_of(step, levels, moved))
+    return Sparse.trusted(size, indices, values_of(own, levels, offsets))
 
 
-def entry_step(offsets: Sequence[int]) -> int:
-    """The step of entries, the first of what is written with them."""
-    return int(offsets[0])
-
-
-def values_of(step: Scale, levels: Ints, offsets: Sequence[int]) -> NDArray[np.float32]:
+def values_of(step: int, levels: Ints, offsets: Sequence[int]) -> NDArray[np.float32]:
     """What levels stand for: exact products of integers and a power of two."""
     sizes = np.abs(levels)
-    if not -100 <= step.exponent <= 90 or float(sizes.max()) * step.value > LARGEST:
-        raise MalformedPayload(f"entries with a step of 2^{step.exponent} are out of range")
+    if not -100 <= step // 16 <= 90 or ldexp(float(sizes.max()), step // 16 + 5) > LARGEST:
+        raise MalformedPayload(f"entries with a step of 2^{step // 16} are out of range")
     whole = 16 * sizes + np.array((0, *offsets))[np.minimum(sizes, OFFSETS)]
-    return np.ldexp((np.sign(levels) * whole * step.mantissa).astype(np.float32), step.exponent - 4)
+    return np.ldexp((np.sign(levels) * whole * (step % 16 + 16)).astype(np.float32), step // 16 - 4)
 
 
 def decode_update(
@@ -229,14 +213,14 @@ def decode_update(
         max_bytes: If given, longer frames are errors.
         round: The round that the frame must belong to.
     """
-    view = memoryview(frame).cast("B")
+    view = view_of(frame)
     size = size_of(shapes)
     if max_bytes is not None and len(view) > max_bytes:
         raise MalformedPayload(f"the frame has {len(view)} bytes, more than {max_bytes}")
     if not len(view):
         return Update.empty(size)
-    end = len(view) - checksum_bytes(len(view))
-    if end < 1 or not is_update(view):
+    end = len(view) - (2 if len(view) < SHORT_BELOW else 4)
+    if end < 1 or not is_update(view) or SHORT_BELOW <= len(view) < SHORT_BELOW + 2:
         raise MalformedPayload(f"these {len(view)} bytes are not the frame of an update")
     if _checksum(view[:end], shapes, round, len(view) < SHORT_BELOW) != view[end:]:
         raise MalformedPayload("the checksum does not match: damaged in transit, or from another round or model")
@@ -246,8 +230,8 @@ def decode_update(
         raise MalformedPayload(f"the frame has the unknown kind {view[0]:#x}")
     stream = Stream(np.frombuffer(view[1:end], dtype=np.uint8).copy(), writing=False)
     step, has_terms = code_head(stream)
-    terms = code_terms(stream, step, shapes, ()) if has_terms else []
-    sparse = code_entries(stream, step, shapes, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    terms = code_terms(stream, step, shapes) if has_terms else []
+    sparse = code_entries(stream, step, shapes)
     stream.finish()
     return Update(size, sparse, tuple(terms))
 

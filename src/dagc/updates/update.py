@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dagc._numba import compiled
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 
@@ -32,8 +33,8 @@ class Terms:
 
     Attributes:
         start: Where the matrix starts in the vector.
-        left: rows × terms, int8.
-        right: columns × terms, int8.
+        left: terms × rows, int8.
+        right: terms × columns, int8.
         scales: One integer per term.
         exponent: Of two, common to all.
     """
@@ -47,28 +48,43 @@ class Terms:
     @property
     def size(self) -> int:
         """Entries of the matrix."""
-        return len(self.left) * len(self.right)
+        return self.left.shape[1] * self.right.shape[1]
 
     @property
     def numbers(self) -> int:
         """How many numbers stand for them."""
-        return (len(self.left) + len(self.right) + 1) * len(self.scales)
+        return (self.left.shape[1] + self.right.shape[1] + 1) * len(self.scales)
 
     @property
     def largest(self) -> int:
         """A bound of the sum of all terms, before the exponent."""
         if not len(self.scales):
             return 0
-        left, right = (np.abs(side.astype(np.int64)).max(axis=0) for side in (self.left, self.right))
+        left, right = (np.abs(side.astype(np.int64)).max(axis=1) for side in (self.left, self.right))
         return int((left * right * self.scales).sum())
+
+    @property
+    def energy(self) -> float:
+        """The sum of the squares of the matrix."""
+        left, right = self.left.T.astype(np.float64) * self.scales, self.right.astype(np.float64)
+        return float(((left.T @ left) * (right @ right.T)).sum() * np.ldexp(1.0, 2 * self.exponent))
+
+    def at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The entries of the matrix at these places of the vector."""
+        row, column = np.divmod(indices - self.start, self.right.shape[1])
+        whole = (self.left.T[row].astype(np.float64) * self.scales * self.right.T[column]).sum(axis=1)
+        return np.ldexp(whole, self.exponent)
+
+    def floats(self) -> tuple[Floats, Floats, np.float32]:
+        """The left factors times the scales, the right ones as rows, and the unit: all exact."""
+        left = np.ascontiguousarray((self.left.T * self.scales).astype(np.float32))
+        return left, self.right.astype(np.float32), np.float32(np.ldexp(1.0, self.exponent))
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
         """Where each part of the matrix starts in the vector, and its entries."""
-        width = len(self.right)
+        width = self.right.shape[1]
         rows = max(1, BLOCK // width)
-        unit = np.float32(np.ldexp(1.0, self.exponent))
-        left = (self.left * self.scales).astype(np.float32)
-        right = np.ascontiguousarray(self.right.T.astype(np.float32))
+        left, right, unit = self.floats()
         for row in range(0, len(left), rows):
             block = left[row : row + rows] @ right
             block *= unit
@@ -173,13 +189,30 @@ class Update:
 
     def add_to(self, vector: torch.Tensor, weight: float = 1.0) -> None:
         """Add weight · update: each entry is multiplied in float32, then added in float32."""
+        if not vector.is_cpu:
+            from dagc.updates.on_device import add_on_device
+
+            add_on_device(self, vector, float(np.float32(weight)))
+            return
         target, weight = self._target(vector), np.float32(weight)
-        for start, block in self.blocks():
-            if weight != 1:
+        if self.terms and compiled():
+            self._add_terms(target, weight)
+        else:
+            for start, block in self.blocks():
                 block *= weight
-            target[start : start + len(block)] += block
+                target[start : start + len(block)] += block
         indices, values = self.alone()
-        target[indices] += values if weight == 1 else values * weight
+        target[indices] += values * weight
+
+    def _add_terms(self, target: Floats, weight: np.float32) -> None:
+        from dagc.updates import _vector_kernels
+
+        indices, values = self.sparse.indices, self.sparse.values
+        for part in self.terms:
+            first, last = np.searchsorted(indices, (part.start, part.start + part.size))
+            entries = indices[first:last], values[first:last]
+            left, right, unit = part.floats()
+            _vector_kernels.add_terms(target, left, right, unit, weight, part.start, *entries)
 
     def subtract_from(self, vector: torch.Tensor) -> None:
         """Subtract the update: what is left of the vector that it stands for."""
@@ -194,10 +227,14 @@ class Update:
     @cached_property
     def energy(self) -> float:
         """The sum of the squares of all decoded entries."""
-        total = 0.0
-        for _, block in self.blocks():
-            total += float(np.square(block, dtype=np.float64).sum())
-        return total + float(np.square(self.alone()[1], dtype=np.float64).sum())
+        indices, values = self.sparse.indices, self.sparse.values.astype(np.float64)
+        total = float(np.square(values).sum())
+        for part in self.terms:
+            first, last = np.searchsorted(indices, (part.start, part.start + part.size))
+            total += part.energy + 2 * float(part.at(indices[first:last]) @ values[first:last])
+        if self.levels is not None:
+            total += sum(float(np.square(block, dtype=np.float64).sum()) for _, block in self.levels.blocks())
+        return total
 
     def norm(self) -> float:
         """The length of the decoded vector."""
