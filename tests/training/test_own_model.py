@@ -14,7 +14,7 @@ import dagc
 from dagc import Config, InvalidInput, models
 from dagc.data import Partition, load
 from dagc.training import Federation, iterate, train
-from dagc.training.given import as_given
+from dagc.training.custom import customize
 from dagc.training.objective import goal_of
 
 RANDOM = torch.Generator().manual_seed(3)
@@ -81,7 +81,7 @@ def config(**fields):
 
 
 def federation(settings, model=None, data=None, test=None, partition=None, loss=None, metric=None):
-    return Federation(*as_given(settings, model, data, test, partition, loss, metric))
+    return Federation(*customize(settings, model, data, test, partition, loss, metric))
 
 
 def data_for(name):
@@ -205,7 +205,7 @@ def test_data_in_one_piece_is_split_as_the_configuration_or_the_partition_says()
         assert here.names == ("ann", "bob")
         assert here.partition.sizes.tolist() == [100, 3]
         assert (here.config.task, here.config.partition) == ("own@own", "own")
-    with pytest.raises(InvalidInput, match="gives worker 0 sample 500"):
+    with pytest.raises(InvalidInput, match="gives client 0 sample 500"):
         train(config(), model=nn.Linear(6, 2), data=(X, LABELS), partition={"ann": [500]})
 
 

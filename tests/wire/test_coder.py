@@ -1,6 +1,7 @@
 """The coder that knows the past: the documented bytes, the same on every path, and memories that stay the same."""
 
 import contextlib
+import copy
 import importlib.util
 import re
 import time
@@ -82,7 +83,8 @@ def entries_of(sparse, values="sign"):
 
 def state(memory):
     """Everything that a memory remembers, as plain lists and numbers."""
-    return {name: array.tolist() for name, array in memory.arrays().items()} | memory.numbers()
+    state = memory.state_dict()
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in state.items()}
 
 
 def reference_state(reference, signs, frames):
@@ -247,7 +249,7 @@ def test_it_does_not_matter_for_a_memory_what_was_done_before_a_frame_is_counted
     for sparse, most in frames:
         section = written.write(sparse, most)
         entries, _ = read.read(section, most)
-        restarted = Memory.restored(shapes, restarted.arrays(), restarted.numbers())
+        restarted = Memory.restored(shapes, restarted.state_dict())
         distracted.write(sparse, most)
         other, expected = data.draw(st.sampled_from(frames))
         distracted.read(distracted.write(other, expected), expected)
@@ -279,11 +281,12 @@ def test_a_restored_memory_goes_on_in_the_same_way(shapes, clocks, signs, data):
     memory = Memory(shapes, clocks, signs)
     for sparse, _ in data.draw(histories(size_of(shapes), signs)):
         memory.learn(sparse)
-    arrays = {name: array.copy() for name, array in memory.arrays().items()}
-    restored = Memory.restored(shapes, arrays, memory.numbers())
+    saved = copy.deepcopy(memory.state_dict())
+    restored = Memory.restored(shapes, saved)
     assert state(restored) == state(memory)
-    for array in arrays.values():
-        array[:] = 77  # what was given is not held on to
+    for value in saved.values():
+        if isinstance(value, np.ndarray):
+            value[:] = 77  # what was given is not held on to
     for sparse, most in data.draw(histories(size_of(shapes), signs)):
         assert restored.write(sparse, most) == memory.write(sparse, most)
         restored.learn(sparse)
@@ -300,52 +303,52 @@ def learnt():
 
 
 JUNK = {
-    "no tables": lambda arrays, numbers: arrays.pop("tables"),
-    "no clocks": lambda arrays, numbers: arrays.pop("last"),
-    "no array": lambda arrays, numbers: arrays.update(tables=[1, 2]),
-    "floats": lambda arrays, numbers: arrays.update(tables=arrays["tables"].astype(float)),
-    "short": lambda arrays, numbers: arrays.update(columns=arrays["columns"][:-1]),
-    "two dimensions": lambda arrays, numbers: arrays.update(last=arrays["last"][:, None]),
-    "no fingerprint": lambda arrays, numbers: numbers.pop("fingerprint"),
-    "words": lambda arrays, numbers: numbers.update(frames="many"),
-    "nothing": lambda arrays, numbers: numbers.update(now=None),
-    "negative frames": lambda arrays, numbers: numbers.update(frames=-1),
-    "too large a fingerprint": lambda arrays, numbers: numbers.update(fingerprint=1 << 32),
-    "an infinite mean": lambda arrays, numbers: numbers.update(mean=0x7F80),
-    "a clock beyond its end": lambda arrays, numbers: numbers.update(now=65536),
-    "a clock before its beginning": lambda arrays, numbers: numbers.update(now=0),
-    "times in the future": lambda arrays, numbers: numbers.update(now=2),
-    "a column in the future": lambda arrays, numbers: arrays["columns"].__setitem__(1, 60_000),
-    "a coordinate in the future": lambda arrays, numbers: arrays["last"].__setitem__(1, 60_000),
-    "frames without a fingerprint": lambda arrays, numbers: numbers.update(fingerprint=0),
-    "a fingerprint without frames": lambda arrays, numbers: numbers.update(frames=0),
-    "a weight of 13 octaves": lambda arrays, numbers: arrays["tables"].__setitem__(0, 13 << 16),
-    "a weight of -13 octaves": lambda arrays, numbers: arrays["tables"].__setitem__(0, -13 << 16),
-    "nothing seen": lambda arrays, numbers: arrays["tables"].__setitem__(56 + 10, 0),
-    "a chance of one": lambda arrays, numbers: arrays["tables"].__setitem__(2 * 56, 65536),
-    "a chance of none": lambda arrays, numbers: arrays["tables"].__setitem__(2 * 56 + 50, 0),
-    "too many trials": lambda arrays, numbers: arrays["tables"].__setitem__(2 * 56 + 51, 256),
-    "a lean of 9": lambda arrays, numbers: arrays["tables"].__setitem__(-1, 9),
-    "a lean of -9": lambda arrays, numbers: arrays["tables"].__setitem__(-4, -9),
+    "no tables": lambda state: state.pop("tables"),
+    "no clocks": lambda state: state.pop("last"),
+    "no array": lambda state: state.update(tables=[1, 2]),
+    "floats": lambda state: state.update(tables=state["tables"].astype(float)),
+    "short": lambda state: state.update(columns=state["columns"][:-1]),
+    "two dimensions": lambda state: state.update(last=state["last"][:, None]),
+    "no fingerprint": lambda state: state.pop("fingerprint"),
+    "words": lambda state: state.update(frames="many"),
+    "nothing": lambda state: state.update(now=None),
+    "negative frames": lambda state: state.update(frames=-1),
+    "too large a fingerprint": lambda state: state.update(fingerprint=1 << 32),
+    "an infinite mean": lambda state: state.update(mean=0x7F80),
+    "a clock beyond its end": lambda state: state.update(now=65536),
+    "a clock before its beginning": lambda state: state.update(now=0),
+    "times in the future": lambda state: state.update(now=2),
+    "a column in the future": lambda state: state["columns"].__setitem__(1, 60_000),
+    "a coordinate in the future": lambda state: state["last"].__setitem__(1, 60_000),
+    "frames without a fingerprint": lambda state: state.update(fingerprint=0),
+    "a fingerprint without frames": lambda state: state.update(frames=0),
+    "a weight of 13 octaves": lambda state: state["tables"].__setitem__(0, 13 << 16),
+    "a weight of -13 octaves": lambda state: state["tables"].__setitem__(0, -13 << 16),
+    "nothing seen": lambda state: state["tables"].__setitem__(56 + 10, 0),
+    "a chance of one": lambda state: state["tables"].__setitem__(2 * 56, 65536),
+    "a chance of none": lambda state: state["tables"].__setitem__(2 * 56 + 50, 0),
+    "too many trials": lambda state: state["tables"].__setitem__(2 * 56 + 51, 256),
+    "a lean of 9": lambda state: state["tables"].__setitem__(-1, 9),
+    "a lean of -9": lambda state: state["tables"].__setitem__(-4, -9),
 }
 
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK)
 def test_junk_in_a_saved_memory_is_refused(junk):
     memory = learnt()
-    arrays, numbers = {name: array.copy() for name, array in memory.arrays().items()}, memory.numbers()
-    assert len(arrays["tables"]) == 2 * 56 + 2 * 51 + 4  # 52 contexts and 4 rows: what the places above rely on
-    assert state(Memory.restored([(3, 4), 5], arrays, numbers)) == state(memory)
-    junk(arrays, numbers)
+    saved = copy.deepcopy(memory.state_dict())
+    assert len(saved["tables"]) == 2 * 56 + 2 * 51 + 4  # 52 contexts and 4 rows: what the places above rely on
+    assert state(Memory.restored([(3, 4), 5], saved)) == state(memory)
+    junk(saved)
     with pytest.raises(InvalidInput):
-        Memory.restored([(3, 4), 5], arrays, numbers)
+        Memory.restored([(3, 4), 5], saved)
 
 
 def test_a_memory_of_another_model_is_refused():
     memory = learnt()
     for other in ([(4, 3), 5], [17], [(3, 4), 6]):
         with pytest.raises(InvalidInput):
-            Memory.restored(other, memory.arrays(), memory.numbers())
+            Memory.restored(other, memory.state_dict())
 
 
 def test_a_model_without_entries_or_with_too_many_has_no_memory():

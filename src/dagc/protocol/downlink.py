@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from dagc.compressors import per_tensor, top_k
 from dagc.errors import MalformedPayload
 from dagc.policies import Account, Plan, Situation
+from dagc.policies.rate import finite
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
-from dagc.state import BLOCK, all_or_nothing
+from dagc.state import BLOCK, all_or_nothing, flag, load_part, sequence, whole
 from dagc.state import checksum as rows_checksum
 from dagc.updates import encode_dense, encode_update
 from dagc.wire import Memory, encode, is_coded, quantise
@@ -311,11 +312,8 @@ class Downlink:
                 expected, array = getattr(self, name), state[name]
                 if array.shape != expected.shape or array.dtype != expected.dtype:
                     raise ValueError(f"its {name} is {array.dtype} {array.shape}, not {expected.shape}")
-            self.version, self.model, self.changed = (
-                int(state["version"]),
-                state["model"].copy(),
-                state["changed"].copy(),
-            )
+            self.version = whole(state["version"], below=1 << 31)
+            self.model, self.changed = state["model"].copy(), state["changed"].copy()
             self._first = state["first"].tobytes()
             self._forget()
             self.target = self.model
@@ -324,19 +322,23 @@ class Downlink:
 
     def _load_budgeted(self, state: Mapping[str, Any]) -> None:
         """The part of the state that only a downlink with a budget has."""
-        self.target, self._turns = state["target"].copy(), float(state["turns"])
-        self._moved = float(state["moved"])
-        log, self._log = state["log"].tobytes(), deque()
+        self.target, self._turns = state["target"].copy(), finite(state["turns"])
+        self._moved = finite(state["moved"])
+        log, self._log = state["log"], deque()
+        lengths = [whole(length) for length in sequence(state["log_lengths"])]
+        if log.dtype != np.uint8 or log.shape != (sum(lengths),):
+            raise ValueError(f"its log is {log.dtype} {log.shape}, not {sum(lengths)} bytes")
         self._log_bytes, at = 0, 0
-        for length in state["log_lengths"]:
-            self._keep(log[at : at + length])
+        for length in lengths:
+            self._keep(log[at : at + length].tobytes())
             at += length
         self._policy.load_state_dict(state["policy"])
-        if self.account is not None:
-            self.account.load_state_dict(state["account"])
+        load_part(self.account, state["account"])
+        if (self._memory is None) != (state["memory"] is None):
+            raise ValueError("the coder's memory does not go with this kind of frames")
         if self._memory is not None:
             self._memory = Memory.restored(self._shapes, state["memory"])
-        self._restart = bool(state["restart"])
+        self._restart = flag(state["restart"])
 
     def snapshot(self) -> dict[str, Any]:
         """What `rollback` needs: valid until the next `advance`."""

@@ -13,9 +13,9 @@ from dagc.protocol.budget import Budget
 from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.protocol.receiver import Receiver
-from dagc.protocol.roster import Member, Roster, whole
+from dagc.protocol.roster import Member, Roster
 from dagc.protocol.total import aggregate_updates
-from dagc.state import all_or_nothing
+from dagc.state import all_or_nothing, whole
 from dagc.wire.coder import Shapes
 
 __all__ = ["ModelServer", "Server"]

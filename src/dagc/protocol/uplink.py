@@ -14,10 +14,11 @@ from dagc.draws import scramble
 from dagc.errors import unknown
 from dagc.feedback import ErrorFeedback
 from dagc.policies import ClientPlan
+from dagc.policies.rate import finite
 from dagc.protocol.downlink import sizes_of
 from dagc.protocol.messages import BEST, STAMPS, Order, Upload
 from dagc.sparse import Sparse
-from dagc.state import all_or_nothing
+from dagc.state import all_or_nothing, flag, whole
 from dagc.updates import Update, decode_update, encode_update
 from dagc.wire import Memory, encode, is_coded
 from dagc.wire.coder import Shapes
@@ -187,6 +188,8 @@ class Uplink:
             "sent_round": self.sent_round,
             "last_update_norm": self.last_update_norm,
             "counts": self._counts,
+            "pending": None,
+            "memory": None,
         }
         if isinstance(self.pending, Update):
             frame = np.frombuffer(self._frame, dtype=np.uint8)
@@ -200,19 +203,19 @@ class Uplink:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`. State that does not fit is refused, and then nothing changes."""
         with all_or_nothing(self, "this client"):
-            steps, sent_round = int(state["steps"]), int(state["sent_round"])
-            self.feedback.load_state_dict({"residual": state["residual"], "steps": np.array(steps)})
-            self.sent_round, self._counts = sent_round, bool(state["counts"])
-            self.last_update_norm = float(state["last_update_norm"])
-            if not 0 <= self.last_update_norm < math.inf:
+            steps = np.array(whole(state["steps"]))
+            self.feedback.load_state_dict({"residual": state["residual"], "steps": steps})
+            self.sent_round, self._counts = whole(state["sent_round"]), flag(state["counts"])
+            self.last_update_norm = finite(state["last_update_norm"])
+            if self.last_update_norm < 0:
                 raise ValueError(f"the last update has norm {self.last_update_norm}")
-            pending, memory = state.get("pending"), state.get("memory")
+            pending, memory = state["pending"], state["memory"]
             self.pending = None
             if pending is not None and "frame" in pending:
                 self._frame = pending["frame"].tobytes()
-                self.pending = decode_update(self._frame, self.shapes, round=int(pending["stamp"]))
+                self.pending = decode_update(self._frame, self.shapes, round=whole(pending["stamp"]))
             elif pending is not None:
-                self.pending = Sparse(self.size, pending["indices"], pending["values"])
+                self.pending = _entries(self.size, **pending)
             self.memory = None if memory is None else Memory.restored(self.shapes, memory)
             if pending is not None and self._counts and self.memory is None:
                 raise ValueError("it has a pending coded upload, but the memory is missing")
@@ -247,6 +250,13 @@ def encode_within(
         vector = vector * (0.999 * clip / update.norm())
         frame, update = encode_update(vector, shapes, max_bytes, share=share, round=round)
     return (frame, update) if update.norm() <= clip else (b"", Update.empty(update.size))
+
+
+def _entries(size: int, indices: Any, values: Any) -> Sparse:
+    """Entries from a state."""
+    if (indices.dtype, values.dtype) != (np.int64, np.float32):
+        raise ValueError(f"the entries are {indices.dtype} and {values.dtype}")
+    return Sparse(size, indices.copy(), values.copy())
 
 
 def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:

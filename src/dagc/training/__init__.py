@@ -13,9 +13,9 @@ from dagc.errors import InvalidInput
 from dagc.folder import read_metrics, summary
 from dagc.training.callbacks import CsvLog, TensorBoard, ToTarget
 from dagc.training.config import OWN, SOLUTION, Config
+from dagc.training.custom import customize
 from dagc.training.federation import Federation, Round
 from dagc.training.folder import RunFolder
-from dagc.training.given import as_given
 from dagc.training.gradients import separate
 from dagc.training.objective import Loss, Metric
 from dagc.training.result import Result
@@ -140,8 +140,8 @@ def iterate(
     """
     if config is not None and settings:
         raise InvalidInput(f"config is given, and so is {next(iter(settings))}: put it into the Config")
-    config, given = as_given(config or Config(**settings), model, data, test, partition, loss, metric)
-    return Training(Federation(config, given), output, callbacks)
+    config, custom = customize(config or Config(**settings), model, data, test, partition, loss, metric)
+    return Training(Federation(config, custom), output, callbacks)
 
 
 class Training(Iterator[Round]):

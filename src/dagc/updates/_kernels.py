@@ -10,7 +10,7 @@ import numpy as np
 
 from dagc._numba import compiled, kernel
 
-__all__ = ["FACTOR", "GAP_DOWN", "GAP_TOP", "GAP_UP", "LEVEL", "NUMBER", "ODDS", "READ", "SIGN", "WRITE"]
+__all__ = ["MOST_FACTOR", "MOST_LEVEL", "ODDS", "READ", "SURE", "WRITE", "entries", "factor", "finish", "number", "raw"]
 
 READ, WRITE = 0, 1
 TOP, BYTE, WORD = 0xFF000000, 0xFF, 0xFFFFFFFF
@@ -38,7 +38,9 @@ SLOWEST = 60
 """How many decisions a context remembers."""
 PACE = np.array([131072 // (2 * seen + 3) for seen in range(SLOWEST + 1)], dtype=np.int64)
 """How far a probability moves, in 65,536ths of the difference: 2 / (2 · decisions seen + 3)."""
-MOST_LEVEL, MOST_FACTOR = 65535, 127
+MOST_LEVEL, MOST_FACTOR = 32767, 127
+SURE = 2048
+"""No decision is surer than this, in 65,536ths: so that a byte stands for at most 175 decisions."""
 
 build: Any = kernel if compiled() else lambda function: function
 
@@ -95,7 +97,7 @@ def finish(mode, data, end, coder):
 def decide(mode, data, end, coder, odds, context, bit):
     """Code one decision with an adaptive context: its probability, and how many decisions it has seen."""
     chance, seen = odds[2 * context], odds[2 * context + 1]
-    bit, coder = code(mode, data, end, coder, bit, min(max(chance, 1024), 64512))
+    bit, coder = code(mode, data, end, coder, bit, min(max(chance, SURE), 65536 - SURE))
     target = 65535 if bit else 0
     odds[2 * context] = chance + ((target - chance) * PACE[seen] >> 16)
     odds[2 * context + 1] = min(seen + 1, SLOWEST)

@@ -91,13 +91,15 @@ def write(levels: Dense, bits: int) -> bytes:
 
 def read(body: memoryview, bits: int, extents: Extents) -> Dense:
     """Read what `write` wrote."""
+    if not 2 <= bits <= 8:
+        raise MalformedPayload(f"a dense update has from 2 to 8 bits per entry, not {bits}")
     rows = rows_of(extents, bits)
     size, count = sum(r * c for _, r, c in extents), sum(count for _, count in rows)
-    if not 2 <= bits <= 8 or len(body) != 2 * count + (bits * size + 7) // 8:
+    if len(body) != 2 * count + (bits * size + 7) // 8:
         raise MalformedPayload(f"a dense update of {size} entries with {bits} bits each does not have {len(body)} bytes")
     halves = np.frombuffer(body[: 2 * count], dtype="<u2").astype(np.uint32)
     scales = (halves << np.uint32(16)).view(np.float32)
-    if not (np.isfinite(scales).all() and (scales >= 0).all() and (scales <= 2.0**99).all()):
+    if not (np.isfinite(scales).all() and (scales >= 0).all() and (scales <= 2.0**100 / ((1 << (bits - 1)) - 1)).all()):
         raise MalformedPayload("a scale of a dense update is negative, infinite or too large")
     if ((scales > 0) & (scales < 2.0**-100)).any():
         raise MalformedPayload("a scale of a dense update is too small")

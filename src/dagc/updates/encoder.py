@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 from dagc.updates import frame as frames
-from dagc.updates.frame import MIXED, Shapes, code_entries, code_head, code_terms, size_of
+from dagc.updates._kernels import MOST_LEVEL
+from dagc.updates.frame import MIXED, MOST_TERMS, Entries, Shapes, code_entries, code_head, code_terms, size_of
 from dagc.updates.low_rank import one_thread, quantized, subspace
 from dagc.updates.rates import COST, STEP_PER_PRICE, Choice, Rates
 from dagc.updates.stream import Scale, Stream
@@ -36,8 +37,6 @@ REPEATED = 1 << 22
 """In larger models, factors are rounded only once."""
 FEWEST_BITS, USUAL_BITS, USUAL_TERMS = 1.2, 2.2, 4
 """What an integer of a factor takes: the bound of how many terms to look for; above four, the usual number."""
-MOST_LOOKED_FOR = 64
-"""Terms of one matrix that are looked for."""
 
 
 @dataclass
@@ -122,6 +121,7 @@ class _Job:
         self.values, self.shapes, self.room, self.share = values, shapes, room, share
         self.shift = min(shift, HIGHEST)
         self.state = State() if state is None else state
+        self.full = 0.9 if self.state.right else 0.96
         self.parts = extents(shapes)
 
     def run(self, left: Floats | None, round: int) -> tuple[bytes, Update, Floats | None]:
@@ -155,7 +155,7 @@ class _Job:
         """The leading right singular vectors of a matrix that could be worth sending, and their singular values."""
         afford = self.room * 8 / (rows + columns)
         usual = afford / USUAL_BITS * min(1.0, 4 * energy / total)
-        rank = min(int(min(afford / FEWEST_BITS, max(USUAL_TERMS, usual))), rows, columns, MOST_LOOKED_FOR)
+        rank = min(int(min(afford / FEWEST_BITS, max(USUAL_TERMS, usual))), rows, columns, MOST_TERMS)
         if rank < 1 or min(rows, columns) < 2 or energy == 0:
             return torch.zeros(columns, 0), torch.zeros(0, dtype=torch.float64)
         matrix = torch.from_numpy(self.values[start : start + rows * columns]).view(rows, columns)
@@ -175,10 +175,11 @@ class _Job:
             if not terms:
                 return stream, terms, step
             real = 8 * stream.used / (choice.bits - choice.entry_bits) * rates.cost
-            if stream.used + 5 > self.room:
+            planned = stream.used + choice.entry_bits / 8
+            if stream.used + 5 > self.room or (planned > 1.01 * self.room and attempt < 3):
                 rates.cost = self.state.cost = max(real, rates.cost) * 1.02
                 continue
-            short = 8 * stream.used + choice.entry_bits < 0.96 * 8 * self.room
+            short = planned < self.full * self.room
             if not short or attempt > 1 or self.share is not None or len(self.values) > REPEATED:
                 return stream, terms, step
             rates.cost = self.state.cost = real
@@ -221,27 +222,48 @@ class _Job:
         size, before = len(left), stream.used
         spare = 8 * (self.room - before)
         usual = spare / (np.log2(size / max(spare / 10, 1)) + 4.5) if spare < 5 * size else size
+        missing = 0.0
+        if self.share is not None:
+            missing = self.share * total - (total - float(np.square(left, dtype=np.float64).sum()))
+            count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(left))
+            usual = min(usual, count[np.searchsorted(energy[:-1], missing / 0.9)])
         order = largest_entries(left, min(int(1.6 * usual) + 32, size))
         wanted = len(order)
         if self.share is not None:
-            squares = np.cumsum(np.square(left[order], dtype=np.float64))
-            missing = self.share * total - (total - float(np.square(left, dtype=np.float64).sum()))
-            wanted = min(wanted, 1 + int(np.searchsorted(squares * 0.93, missing)))
-        body, sparse, _ = self.attempt(stream, left, order[:0], step, bool(terms))
-        low, high, guess = 0, wanted + 1, min(wanted, max(1, int(usual)))
+            wanted = self.enough(left[order], missing)
+        body, sparse, least = self.attempt(stream, left, order[:0], step, bool(terms))
+        low, high, most = 0, wanted + 1, 0
+        guess = min(wanted, max(1, int(usual)))
         for _ in range(12):
             if high - low <= max(1, low // 200):
                 break
             done, entries, used = self.attempt(stream, left, order[:guess], step, bool(terms))
             if done is not None:
-                low, body, sparse = guess, done, entries
+                low, least, body, sparse = guess, used, done, entries
             else:
-                high = guess
-            aim = guess * spare / (8 * max(used - before, 1))
-            guess = min(max(int(aim * 0.999), low + 1), high - 1)
-            if done is not None and guess - low <= low // 300:
+                high, most = guess, used
+            if most:  # between two lengths, but not too near to one
+                margin = (high - low) // 4
+                aim = low + (high - low) * (self.room - 1 - least) / (most - least)
+            else:
+                margin, aim = 1, guess * spare / (8 * max(used - before, 1)) * 0.999
+            guess = min(max(int(aim), low + margin, low + 1), high - margin, high - 1)
+            if done is not None and (self.room - 1 - used) * 300 <= self.room:
                 break
         return body, sparse
+
+    def enough(self, largest: Floats, missing: float) -> int:
+        """How many of these entries carry the missing energy."""
+        low, high = 0, len(largest)
+        while low < high:
+            middle = (low + high) // 2
+            carried = 0.0
+            if middle:
+                step, levels, moved = leveled(largest[:middle], len(self.values))
+                errors = largest[:middle] - frames.values_of(step, levels, moved)
+                carried = float(np.square(largest[:middle]).sum() - np.square(errors).sum())
+            low, high = (low, middle) if carried >= missing else (middle + 1, high)
+        return low
 
     def attempt(
         self, stream: Stream, left: Floats, chosen: Ints, step: Scale, has_terms: bool
@@ -250,9 +272,9 @@ class _Job:
         indices = np.sort(chosen)
         own, levels, moved = leveled(left[indices], len(left)) if len(indices) else (step, indices, [0, 0, 0])
         stream = stream.copy() if has_terms else self.start([], own)
-        step = step if has_terms else own
-        shift = 16 * self.shift
-        sparse = code_entries(stream, Scale(step + shift), self.shapes, indices, levels, (own + shift, *moved))
+        step, shift = step if has_terms else own, 16 * self.shift
+        entries = Entries(indices, levels, own + shift, moved)
+        sparse = code_entries(stream, Scale(step + shift), self.shapes, entries)
         done = stream.finish()
         used = stream.total
         return (None if done is None else bytes((MIXED,)) + done), sparse, used
@@ -265,7 +287,7 @@ def leveled(values: Floats, size: int) -> tuple[Scale, Ints, list[int]]:
     step = Scale.near(float(sizes.min()) * np.sqrt(STEP_PER_PRICE / bits))
     few = len(values) < frames.OFFSETS_FROM
     for _ in range(3 if few else 1):
-        whole = np.clip(np.floor(sizes / step.value + (1 - DEAD)), 1, 65535).astype(np.int64)
+        whole = np.clip(np.floor(sizes / step.value + (1 - DEAD)), 1, MOST_LEVEL).astype(np.int64)
         if few:  # without offsets, the step itself is what fits best
             step = Scale.near(float((sizes * whole).sum() / (whole * whole).sum()))
     moved = [0, 0, 0]
