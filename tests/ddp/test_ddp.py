@@ -523,6 +523,67 @@ def registering(cases):
     return dagc.ddp.register(model, **options)
 
 
+def failing_alone(how):
+    """Rank 1 fails while it prepares itself; the others must not wait for it."""
+    model = wrapped()
+    if how == "twice":
+        model.register_comm_hook(None, lambda state, bucket: None) if dist.get_rank() == 1 else None
+    elif dist.get_rank() == 1:
+        if how == "bare":
+            model = model.module
+        elif how == "frozen":
+            model.module.requires_grad_(False)
+    return hooked(model)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("bare", "rank 1: the model is a Sequential: wrap it in DistributedDataParallel first"),
+        ("frozen", "rank 1: the trainable parameters must be on one device, not on []"),
+        ("twice", "rank 1: this model already has a communication hook"),
+    ],
+)
+def test_a_rank_that_fails_in_the_constructor_is_an_error_on_all(two, how, words):
+    for answer in two.run(failing_alone, how):
+        assert isinstance(answer, InvalidInput)
+        assert words in str(answer)
+
+
+def frozen_between():
+    """A parameter that DDP knows is not trainable any more when the hook is registered."""
+    model = wrapped()
+    last = model.module[2]
+    last.requires_grad_(False)
+    hook = hooked(model)
+    last.requires_grad_(True)
+    try:
+        backward(model)
+    except InvalidInput as error:
+        return str(error), hook.steps
+    return None
+
+
+def test_a_parameter_that_was_not_trainable_when_the_hook_was_registered_is_named(two):
+    for words, steps in good(two.run(frozen_between)):
+        assert "rank 0: a parameter of shape (5" in words
+        assert "was not trainable, or had another shape, when the hook was registered" in words
+        assert steps == 0
+
+
+def with_a_plan():
+    plan = dagc.Plan(method="dagc-r", ratio=0.05)
+    hook = dagc.ddp.register(wrapped(), examples=5, plan=plan)
+    assert hook.server.plan == plan.replaced(down="lossless")
+    with pytest.raises(InvalidInput, match=r"give plan, a dagc\.Plan, or its settings"):
+        dagc.ddp.register(wrapped(), examples=5, plan=plan, ratio=0.05)
+
+
+def test_a_plan_object_stands_for_its_settings(two):
+    for answer in two.run(with_a_plan):
+        assert not isinstance(answer, Exception), answer
+
+
 def sparse_gradient():
     model = DDP(nn.Embedding(10, 3, sparse=True))
     hooked(model)
@@ -665,6 +726,34 @@ def loading_wrongly(folder):
         hook.load_state_dict(state)
     with pytest.raises(DagcError, match=rf"the ranks are at different steps, \[{SAVED}, 0\] in rank order"):
         backward(model)
+
+
+def on_two_timelines():
+    """Both ranks continue from step 2; rank 1 then loads a state of step 4 from before that."""
+    model = wrapped()
+    hook = hooked(model)
+    states = []
+    for step in range(4):
+        states.append(hook.state_dict())
+        backward(model, step)
+    before = hook.state_dict()
+    again = wrapped()
+    hook = hooked(again)
+    hook.load_state_dict(states[2])
+    for step in range(2, 4):
+        backward(again, step)
+    after = hook.state_dict()
+    assert hook.steps == 4
+    model = wrapped()
+    hook = hooked(model)
+    hook.load_state_dict(before if dist.get_rank() == 1 else after)
+    backward(model)
+
+
+def test_states_of_one_step_but_of_two_timelines_are_not_mixed(two):
+    for answer in two.run(on_two_timelines):
+        assert type(answer) is DagcError
+        assert "ranks 0 and 1 are both at step 4, but continue different trainings" in str(answer)
 
 
 def test_the_example_runs_with_torchrun(tmp_path):

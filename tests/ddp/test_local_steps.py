@@ -1,5 +1,6 @@
 """Local steps on 1 to 4 gloo processes: exact, equal to the local engine, elastic, and clear when something breaks."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from dagc import DagcError, InvalidInput, NonFiniteGradient
 from dagc.data import Batches, load, make_partition
 from dagc.ddp import LocalSteps, local_steps
 from dagc.models import build
+from dagc.protocol import Plan, Uplink
 from dagc.training import Config, Federation
 from tests.helpers.ranks import PATIENCE, Ranks
 
@@ -533,6 +535,51 @@ def test_the_newest_round_that_is_complete_is_resumed(two, tmp_path):
     assert [round for _, _, round, *_ in answers] == [3, 3]
 
 
+def damage(path):
+    """A NaN in the residual of a saved state."""
+    saved = torch.load(path, weights_only=True)
+    saved["dagc"]["uplink"]["residual"][3] = torch.nan
+    torch.save(saved, path)
+
+
+def test_the_next_older_round_is_resumed_if_the_newest_is_damaged(two, tmp_path):
+    good(two.run(saving, tmp_path, {}, 4))
+    damage(tmp_path / "004-1-of-2.pt")
+    answers = good(two.run(each_its_own, tmp_path, 2, {}, False))
+    assert [round for _, _, round, *_ in answers] == [3, 3]
+
+
+def test_states_of_a_round_that_two_timelines_reached_are_never_mixed(two, tmp_path):
+    """The training is continued from round 2 without what came after it; then the lost files come back."""
+    good(two.run(saving, tmp_path, {}, 4))
+    lost = {path: path.read_bytes() for path in tmp_path.glob("00[34]-*")}
+    for path in lost:
+        path.unlink()
+    good(two.run(saving, tmp_path, {}, 3))
+    (tmp_path / "003-1-of-2.pt").unlink()  # rank 1's state of the new round 3 is lost
+    for path, content in lost.items():
+        if path.name != "003-0-of-2.pt":
+            path.write_bytes(content)
+    answers = good(two.run(each_its_own, tmp_path, 2, {}, False))
+    assert [round for _, _, round, *_ in answers] == [4, 4], "round 3 is of both timelines, round 4 of one"
+    assert alike([shared for *_, shared, _ in answers])
+    for path in tmp_path.glob("004-*"):
+        path.unlink()
+    answers = good(two.run(each_its_own, tmp_path, 2, {}, False))
+    assert [round for _, _, round, *_ in answers] == [2, 2]
+
+
+def test_states_of_different_trainings_are_refused(two, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        good(two.run(saving, tmp_path / name, {}, 2))
+    for path in (tmp_path / "b").iterdir():
+        path.rename(tmp_path / "a" / f"b-{path.name}")
+    for answer in two.run(saving, tmp_path / "a", {}, 3):
+        assert isinstance(answer, InvalidInput)
+        assert "the states are of 2 different trainings" in str(answer)
+
+
 def wrong_states(folder):
     rank = dist.get_rank()
     state = torch.load(f"{folder}/002-{rank}-of-2.pt", weights_only=True)["dagc"]
@@ -690,6 +737,147 @@ def test_wrong_arguments_are_refused_on_all_ranks(two, cases, words):
     for answer in two.run(making, cases):
         assert isinstance(answer, InvalidInput)
         assert words in str(answer)
+
+
+def failing_alone(how):
+    """Rank 1 fails while it prepares itself; the others must not wait for it."""
+    model = small()
+    if dist.get_rank() == 1:
+        if how == "devices":
+            model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 5, device="meta"))
+        elif how == "frozen":
+            model.requires_grad_(False)
+        elif how == "module":
+            model = model.state_dict()
+        else:
+            local_steps.begin.__globals__["Uplink"] = out_of_memory
+    try:
+        return around(model)
+    finally:
+        local_steps.begin.__globals__["Uplink"] = Uplink
+
+
+def out_of_memory(*_):
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("devices", "rank 1: the trainable parameters must be on one device, not on ['cpu', 'meta']"),
+        ("frozen", "rank 1: there is nothing to exchange"),
+        ("module", "rank 1: the model is a OrderedDict"),
+        ("memory", "rank 1: RuntimeError: out of memory"),
+    ],
+)
+def test_a_rank_that_fails_in_the_constructor_is_an_error_on_all(two, how, words):
+    for answer in two.run(failing_alone, how):
+        assert isinstance(answer, DagcError)
+        assert words in str(answer)
+
+
+def growing(how):
+    """Rank 1's model is changed between two exchanges."""
+    model = small()
+    local = around(model, steps=1)
+    one_step(model, sgd(model), 0)
+    local.step()
+    if dist.get_rank() == 1:
+        if how == "replaced":
+            model[2] = nn.Linear(30, 6)
+        elif how == "frozen":
+            model[2].requires_grad_(False)
+        else:
+            model[2].bias.data = torch.zeros(4)
+    local.step()
+
+
+@pytest.mark.parametrize("how", ["replaced", "frozen", "resized"])
+def test_a_model_that_changes_after_the_construction_is_refused_on_all_ranks(two, how):
+    for answer in two.run(growing, how):
+        assert isinstance(answer, InvalidInput)
+        assert "rank 1: the model's trainable parameters have changed since LocalSteps was made" in str(answer)
+
+
+def evaluating():
+    """A rank's private model, the shared one inside the block, and what comes after the end."""
+    model = small()
+    with around(model, steps=3) as local:
+        for step in range(4):
+            one_step(model, sgd(model), step)
+            local.step()
+        private = weights(model)
+        with local.shared_model() as shared:
+            assert shared is model
+            inside, expected = weights(model), local.shared.clone()
+        same = torch.equal(weights(model), private)
+    with pytest.raises(InvalidInput, match="this LocalSteps is closed"):
+        local.step()
+    local.close()
+    return private, inside, expected, same, weights(model), local.round
+
+
+def test_the_shared_model_can_be_evaluated_between_exchanges_and_a_block_ends_with_finish_and_close(two):
+    one, other = good(two.run(evaluating))
+    assert not torch.equal(one[0], other[0])
+    for private, inside, expected, same, _, rounds in (one, other):
+        assert not torch.equal(private, inside)
+        assert torch.equal(inside, expected)
+        assert (same, rounds) == (True, 2)
+    assert torch.equal(one[1], other[1])
+    assert torch.equal(one[4], other[4])
+
+
+def test_a_plan_object_stands_for_its_settings(two):
+    for answer in two.run(planned):
+        assert not isinstance(answer, Exception), answer
+
+
+def planned():
+    plan = Plan(method="dagc-r", ratio=0.05, values="int8")
+    local = LocalSteps(small(), examples=1, plan=plan)
+    assert local.server.plan.as_dict() == plan.replaced(down="lossless").as_dict()
+    with pytest.raises(InvalidInput, match=r"give plan, a dagc\.Plan, or its settings"):
+        LocalSteps(small(), examples=1, plan=plan, ratio=0.5)
+    with pytest.raises(InvalidInput, match=r"give plan, a dagc\.Plan, or its settings"):
+        LocalSteps(small(), examples=1, plan={"ratio": 0.5})
+
+
+def restarted(how):
+    """Whether a warning came, for an optimizer with or without a state, and with torchrun's count of restarts."""
+    model, records = small(), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("dagc.ddp").addHandler(handler)
+    if how == "optimizer":
+        one_step(model, optimizer, 0)
+    if how == "torchrun":
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    try:
+        local = around(model, steps=1)
+        for step in range(3):
+            one_step(model, optimizer, step)
+            state = local.state_dict() if local.step() else None
+        if how == "resumed":
+            optimizer = torch.optim.AdamW(model.parameters())
+            one_step(model, optimizer, 0)
+            local = around(model, steps=1, resume=[state])
+            one_step(model, optimizer, 1)
+        return [record.getMessage() for record in records if record.levelno == logging.WARNING]
+    finally:
+        os.environ.pop("TORCHELASTIC_RESTART_COUNT", None)
+        logging.getLogger("dagc.ddp").removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("optimizer", "the optimizer has a state"), ("torchrun", "torchrun has restarted"), ("new", ""), ("resumed", "")],
+)
+def test_a_training_that_goes_on_without_our_state_warns_once(two, how, words):
+    for warnings in good(two.run(restarted, how)):
+        assert [warning.partition(",")[0] for warning in warnings] == ([warnings[0].partition(",")[0]] if words else [])
+        assert not words or words in warnings[0]
 
 
 def in_ddp():

@@ -8,7 +8,7 @@ every rank trains on from there, or from ahead of it.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from struct import Struct
 from time import perf_counter
@@ -269,7 +269,7 @@ class LocalSteps:
             self._land()
             flight = self._compressed(pace)
         except BaseException:
-            self._begin_steps()
+            self._go_back()
             raise
         if self._sender is None:
             self._take(flight, partial(self._exchange.all_gather, flight.message))
@@ -293,6 +293,11 @@ class LocalSteps:
             at = self.uplink.start(at, self.outer_rate)
         self._replica.begin(at)
         self._done, self._due, self._began = 0, self._next, perf_counter()
+
+    def _go_back(self) -> None:
+        """Begin again where the local steps began, after an error."""
+        with suppress(RuntimeError):  # the parameters have other shapes now: that is the error
+            self._begin_steps()
 
     def _compressed(self, pace: float) -> _Flight:
         """This rank's message; it reports an error, if the model cannot be used."""
@@ -328,7 +333,7 @@ class LocalSteps:
         except BaseException:
             self.uplink.rollback(flight.before[0])
             self.server.rollback(flight.before[1])
-            self._begin_steps()
+            self._go_back()
             raise
         if uploads:
             self._replica.move(self.server.total(uploads, self.shared.device), self.outer_rate, self.momentum)
