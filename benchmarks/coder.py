@@ -49,7 +49,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "iid": (
         "Logistic, iid labels, 130 bytes a round",
-        {**LOGISTIC, "bytes": 13, "rounds": 600, "partition": "iid:workers=10"},
+        {**LOGISTIC, "bytes": 13, "rounds": 600, "partition": "iid:clients=10"},
     ),
     "one": (
         "Logistic, one client of ten takes part, 130 bytes a round",

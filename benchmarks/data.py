@@ -67,9 +67,9 @@ def _time(seconds: float) -> str:
 
 
 def _batch(data: Dataset) -> Callable[[int], object]:
-    split = make_partition("skewed:workers=10,skew_ratio=100", data)
+    split = make_partition("skewed:clients=10,skew_ratio=100", data)
     batches = Batches(data, split, 32)
-    return lambda number: batches.batch(number % split.workers, number // split.workers)
+    return lambda number: batches.batch(number % len(split), number // len(split))
 
 
 def _step(data: Dataset, name: str) -> Callable[[int], object]:

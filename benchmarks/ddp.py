@@ -244,7 +244,7 @@ def task(name: str, rank: int, world: int) -> tuple[Any, Any, list[int], Any]:
     """The module, its batches by step, everybody's number of examples, and how to evaluate it."""
     if name == "cnn@cifar-10":
         data = load("cifar-10")
-        partition = make_partition(f"skewed:workers={world},skew_ratio=10", data)
+        partition = make_partition(f"skewed:clients={world},skew_ratio=10", data)
         batches = Batches(data, partition, 32)
 
         def accuracy(module: Any) -> float:

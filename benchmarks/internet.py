@@ -90,7 +90,7 @@ class Task:
             self.optimiser: Any = torch.optim.AdamW(self.module.parameters(), lr=1e-3)
             return
         data = load("cifar-10")
-        partition = make_partition(f"skewed:workers={world},skew_ratio=10", data)
+        partition = make_partition(f"skewed:clients={world},skew_ratio=10", data)
         batches = Batches(data, partition, 32)
         self.module = build("cnn", data)
         self.examples = partition.sizes.tolist()

@@ -25,6 +25,7 @@ from rich.console import Console
 import dagc
 from benchmarks.tables import arguments, show
 from dagc._numba import compiled
+from dagc.compressors import _vector
 from dagc.data import Batches, load, make_partition
 from dagc.errors import MissingData
 from dagc.models import build
@@ -52,7 +53,6 @@ CODES = {"rice": "Rice", "adaptive": "adaptive Rice"}
 SERVERS = {
     "index_add": "`index_add_`, client by client",
     "ours": "`dagc.aggregate`",
-    "ours, sparse": "`dagc.aggregate_sparse`, a sparse sum",
 }
 KINDS = {"top-k": "Top-k", "hard": "hard threshold"}
 WANTED = {
@@ -139,14 +139,10 @@ def ours(compressor: dagc.Compressor, size: int, parameter: Any, kernels: str = 
     def step(gradient: Any) -> object:
         return feedback.step(gradient, parameter)
 
-    asking = [sys.modules[name] for name in ("dagc.feedback", "dagc.compressors.top_k")]
-
     def plain_step(gradient: Any) -> object:
-        for module in asking:  # setting the environment would take as long as adding half a million entries
-            module.compiled = lambda: False  # type: ignore[attr-defined]
+        _vector.compiled = lambda: False  # type: ignore[attr-defined]  # the environment would take longer to set
         sparse = feedback.step(gradient, parameter)
-        for module in asking:
-            module.compiled = compiled  # type: ignore[attr-defined]
+        _vector.compiled = compiled  # type: ignore[attr-defined]
         return sparse
 
     return plain_step if kernels == "torch" else step
@@ -287,7 +283,6 @@ def measure_server(quick: bool) -> Figures:
     steps: dict[str, Step] = {
         "index_add": index_add,
         "ours": lambda _: dagc.aggregate(sparses, weights, out=total),
-        "ours, sparse": lambda _: dagc.aggregate_sparse(sparses, weights),
     }
     times = take_turns(steps, [None], 11 if quick else 50)
     assert torch.allclose(total, other)
@@ -321,7 +316,7 @@ def batches(data_name: str, model_name: str, size: int = 32) -> Iterator[Any]:
     """A model and its mini-batches, without end: (model, x, y)."""
     data = load(data_name)
     model = build(model_name, data)
-    source = Batches(data, make_partition("iid:workers=10", data), batch_size=size)
+    source = Batches(data, make_partition("iid:clients=10", data), batch_size=size)
     for number in range(1 << 30):
         yield (model, *source.batch(worker=0, round=number))
 

@@ -24,7 +24,7 @@ from dagc.policies import Plan
 from dagc.policies.plan import CODED_BELOW, usual_bytes
 from dagc.protocol import Client, Server
 from dagc.protocol.memories import MEMORIES
-from dagc.report.numbers import in_bytes
+from dagc.text import in_bytes
 from dagc.wire import Memory
 
 CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)

@@ -28,7 +28,7 @@ def main() -> None:
 
     name, _, source = options.task.partition("@")
     data = load(source)
-    partition = make_partition(f"skewed:workers={world},skew_ratio={options.skew_ratio if world > 1 else 1}", data)
+    partition = make_partition(f"skewed:clients={world},skew_ratio={options.skew_ratio if world > 1 else 1}", data)
     batches = Batches(data, partition, options.batch_size)
     model = DistributedDataParallel(build(name, data))
     hook = dagc.ddp.register(  # dagc

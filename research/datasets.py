@@ -1,6 +1,6 @@
 """The paper's data sets that need work by hand or hours of download: Speech Commands and Flickr-Mammal."""
 
-from dagc.data.catalogue import Entry
+from dagc.data import Entry
 from dagc.data.download import Source
 from research import flickr, speech
 

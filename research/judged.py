@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dagc.report import Series
-from dagc.report.numbers import Spread, difference, in_bytes, on_shared_seeds, reached
+from dagc.report.numbers import Spread, difference, on_shared_seeds, reached
+from dagc.text import in_bytes
 
 __all__ = ["against_the_best", "judged"]
 

@@ -22,7 +22,7 @@ _SETUP: dict[str, dict[str, Any]] = {
         "task": "vgg11s@flickr-mammal",
         "learning_rate": 0.1,
         "rounds": 10_000,
-        "partition": "by-client:workers=15",
+        "partition": "by-client:clients=15",
     },
     "resnet18": {"task": "resnet18@cifar-10", "learning_rate": 0.01, "rounds": 10_000},
     "vgg11": {"task": "vgg11@cifar-100", "learning_rate": 0.01, "rounds": 50_000},
@@ -150,7 +150,7 @@ def _motivation() -> tuple[Cell, ...]:
         Cell(
             f"{model}",
             f"{_NAMES[model]}, one large worker with half the data and ten small ones, ratio 0.1 %",
-            {**_SETUP[model], "partition": "one-large:share=0.5,workers=11,label_alpha=0.5"},
+            {**_SETUP[model], "partition": "one-large:share=0.5,clients=11,label_alpha=0.5"},
             tuple(Variant(label, {"method": name, "ratio": 0.001}) for name, label in labels.items()),
             targets,
             250,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dagc.comparison.runner import run_all
-from dagc.comparison.tuning import TUNING_SEEDS, question, tune
+from dagc.comparison.tuning import TUNING_SEEDS, candidates_hash, tune
 from dagc.errors import DagcError, InvalidInput
 from dagc.folder import finished, read_settings
 from dagc.report import Panel, Run, find_runs, read_run
@@ -162,7 +162,7 @@ class Laboratory:
         where = {"device": self.device, "data_dir": self.data_dir}
         ways = [[{**fields, **where} for fields in here.candidates(variant)]]
         names, target = list(cell.grid(variant)), goal_of(cell)
-        folder = self.folder / "tuning" / question(ways, TUNED_ON, target)
+        folder = self.folder / "tuning" / candidates_hash(ways, TUNED_ON, target)
         (choice,) = tune(
             *(ways, names, TUNED_ON, target, folder, self.jobs),
             watch=lambda configs: lambda number, done: self.progress(list(configs), number, done),

@@ -243,7 +243,7 @@ RIVALS = (
         _variants((0.0005, 0.001, 0.004), (0.001,), 80, {"server_rate": (0.01, 0.03)}),
         {"learning_rate": (1.0, 2.0, 4.0, 8.0)},
         task="token-lstm@shakespeare",
-        partition="by-client:workers=10",
+        partition="by-client:clients=10",
         local_steps=10,
     ),
     _cell(

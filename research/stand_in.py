@@ -92,4 +92,4 @@ def _replaced(cell: Cell, root: Path) -> Cell:
 
 
 def _how_to_get(name: str, root: Path) -> str:
-    return f"{name} is not in {root}: dagc data get {name} (see docs/reference/data-sets.md)"
+    return f"{name} is not in {root}: python -m research data get {name} (see docs/reference/data-sets.md)"

@@ -31,7 +31,7 @@ STEP_AHEAD = (
         10,
         (0.20, 0.25, 0.30),
         1.0,
-        partition="by-client:workers=10",
+        partition="by-client:clients=10",
     ),
     _cell(
         "lstm-10",
@@ -41,7 +41,7 @@ STEP_AHEAD = (
         4,
         (0.20, 0.25, 0.30),
         1.0,
-        partition="by-client:workers=10",
+        partition="by-client:clients=10",
         local_steps=10,
     ),
 )

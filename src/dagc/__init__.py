@@ -29,7 +29,7 @@ from dagc.errors import (
 )
 from dagc.feedback import ErrorFeedback
 from dagc.policies import Plan
-from dagc.sparse import Sparse, aggregate, aggregate_sparse
+from dagc.sparse import Sparse, aggregate
 from dagc.wire import INDEX_CODECS, VALUE_CODECS, decode, encode, payload_size, quantise, read_header
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ __all__ = [
     "Sparse",
     "TooFewNodes",
     "aggregate",
-    "aggregate_sparse",
     "allocate",
     "decode",
     "encode",

@@ -12,10 +12,8 @@ SMALL = 1 << 19
 """Arrays of fewer bytes come from numpy directly: the system's allocator reuses such memory itself, and faster."""
 LINE = 64
 """The bytes of a cache line. Blocks are aligned to one, since kernels write whole lines."""
-KEEP_BLOCKS = 16
-"""The pool keeps at most this many blocks of similar size."""
-KEEP_BYTES = 1 << 28
-"""The pool keeps at most this many bytes in blocks of similar size, or two blocks if those are larger."""
+KEEP_BLOCKS, KEEP_BYTES = 16, 1 << 28
+"""At most so many blocks of similar size are kept, and so many bytes in them, or two blocks if those are larger."""
 
 
 class _Block(NamedTuple):
@@ -41,34 +39,19 @@ class _Lease:
     def __init__(self, block: _Block, shelf: _Shelf, count: int, dtype: np.dtype[Any]) -> None:
         self._block = block
         self._shelf = shelf
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": (count,),
-            "typestr": dtype.str,
-            "data": (block.start, False),  # False: it may be written to
-        }
+        data = block.start, False  # False: it may be written to
+        self.__array_interface__ = {"version": 3, "shape": (count,), "typestr": dtype.str, "data": data}
 
     def __del__(self) -> None:
-        # This runs anywhere: in any thread, inside the garbage collector, at exit. So: one atomic call, no globals.
+        # This runs in any thread, inside the garbage collector, at exit: one atomic call, no globals.
         self._shelf.append(self._block)
 
 
 class Pool:
     """Arrays whose memory is reused, by any thread, as soon as nobody can see it any more.
 
-    Blocks of 2^(n-1) to 2^n bytes are on one shelf, so a block that fits is at most twice as large as needed. A shelf
-    is bounded; when it is full, the block unused for longest is freed. All operations on a shelf are atomic: threads
-    share the pool without a lock, and no block is ever given to two of them.
-
-    Example:
-        >>> pool = Pool()
-        >>> array = pool.take(300_000, np.dtype(np.float32))
-        >>> address = array.ctypes.data
-        >>> del array
-        >>> pool.take(290_000, np.dtype(np.float32)).ctypes.data == address
-        True
-        >>> pool.release() >= 1_200_000
-        True
+    Blocks of 2^(n-1) to 2^n bytes are on one shelf: a block that fits is at most twice as large as needed. A full shelf
+    frees the block unused for longest. All operations on a shelf are atomic: threads share the pool without a lock.
     """
 
     def __init__(self) -> None:

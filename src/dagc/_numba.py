@@ -7,7 +7,7 @@ from typing import Any
 
 from dagc.errors import InvalidInput
 
-__all__ = ["compiled", "kernel"]
+__all__ = ["compiled", "inlined", "kernel"]
 
 
 @cache
@@ -40,3 +40,13 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
         return numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # no writable folder for the cache: compile in every process
         return numba.njit(nogil=True)(function)
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of a kernel. It becomes part of the caller's code, where a call would count references to its arrays.
+
+    Counting waits for all writes past the cache, which takes longer than a whole block.
+    """
+    import numba
+
+    return numba.njit(inline="always")(function)

@@ -1,27 +1,40 @@
 """Error feedback around any compressor: a client keeps what it does not send, and adds it to its next gradient."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dagc._memory import pool
-from dagc._numba import compiled
-from dagc.compressors import Compressor, Gradient, hard_threshold, random_k, top_k
-from dagc.compressors._vector import flat, refuse_non_finite, tensors
+from dagc.compressors import Compressor, Gradient
+from dagc.compressors._vector import flat, refuse_non_finite, removed, tensors
 from dagc.draws import draw, scramble
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 from dagc.wire import quantise
 from dagc.wire.values import value_codec
 
-__all__ = ["ErrorFeedback"]
+__all__ = ["SMALLEST_CLIP", "ErrorFeedback", "Snapshot", "is_clip"]
 
-FUSED = (top_k, hard_threshold, random_k)
-"""The compressors that have kernels; these refuse gradients that are not finite themselves."""
 FLOAT32 = np.dtype(np.float32)
+SMALLEST_CLIP = 2.0**-126
+"""The smallest normal float32: below it, values cannot be scaled down with any precision."""
+CLIP_ATTEMPTS = 16
+"""How often values are scaled down before nothing is sent. Each value codec needs one or two."""
+
+
+def is_clip(number: float) -> bool:
+    """Whether values can be clipped to this norm: 0, which means no limit, or any norm that is not tiny."""
+    return number == 0 or SMALLEST_CLIP <= number < float("inf")
+
+
+class Snapshot(NamedTuple):
+    """An error feedback's state at one moment. It refers to the residual and does not copy it."""
+
+    residual: torch.Tensor
+    steps: int
 
 
 class ErrorFeedback:
@@ -39,7 +52,6 @@ class ErrorFeedback:
 
     Attributes:
         compressor, values, seed: As given. Each may be assigned between steps; the next step uses the new one.
-        clip: The largest norm of what a step returns; the rest stays in the residual. 0, the default, means no limit.
         size: As given.
         steps: The number of steps so far. Compressors that draw do so from the seed and this number.
 
@@ -64,8 +76,8 @@ class ErrorFeedback:
         self.size = size
         self.values = values
         self.seed = seed
-        self.clip = 0.0
         self.steps = 0
+        self._clip = 0.0
         self._residual = torch.empty(0, device=device)  # says where to `_empty`
         self._residual = self._empty().zero_()
 
@@ -73,8 +85,7 @@ class ErrorFeedback:
     def residual(self) -> torch.Tensor:
         """What was not sent: a float32 vector of `size` entries.
 
-        `step`, `unsend` and `load_state_dict` make a new tensor and do not change the old one. So to undo a step,
-        assign the tensor from before it, and reset `steps`.
+        `step`, `unsend` and `load_state_dict` make a new tensor and do not change the old one.
         """
         return self._residual
 
@@ -83,10 +94,39 @@ class ErrorFeedback:
         if not isinstance(residual, torch.Tensor):
             raise InvalidInput(f"the residual must be a torch tensor, not {type(residual).__name__}")
         if residual.shape != (self.size,) or residual.dtype != torch.float32:
-            raise InvalidInput(
-                f"the residual must be {self.size} float32 numbers, not {residual.dtype} {tuple(residual.shape)}"
-            )
+            kind = f"{residual.dtype} {tuple(residual.shape)}"
+            raise InvalidInput(f"the residual must be {self.size} float32 numbers, not {kind}")
         self._residual = residual
+
+    @property
+    def clip(self) -> float:
+        """The largest norm of what a step returns; the rest stays in the residual. 0, the default, means no limit."""
+        return self._clip
+
+    @clip.setter
+    def clip(self, clip: float) -> None:
+        if not is_clip(clip):
+            raise InvalidInput(f"clip must be 0 (no limit) or a finite norm from {SMALLEST_CLIP:.3g}, not {clip!r:.50}")
+        self._clip = float(clip)
+
+    def snapshot(self) -> Snapshot:
+        """The state now, for `rollback`. It costs nothing, since steps make new tensors."""
+        return Snapshot(self._residual, self.steps)
+
+    def rollback(self, snapshot: Snapshot) -> None:
+        """Undo everything since the snapshot.
+
+        Example:
+            >>> from dagc import top_k
+            >>> feedback = ErrorFeedback(top_k, size=2)
+            >>> before = feedback.snapshot()
+            >>> sparse = feedback.step(torch.tensor([1.0, 2.0]), 1)
+            >>> feedback.rollback(before)
+            >>> feedback.residual, feedback.steps
+            (tensor([0., 0.]), 0)
+        """
+        self.residual = snapshot.residual
+        self.steps = snapshot.steps
 
     def step(self, gradient: Gradient, parameter: Any) -> Sparse:
         """Add a gradient to the residual, and return the entries to send. If the gradient is refused, nothing changes.
@@ -98,7 +138,7 @@ class ErrorFeedback:
         parts = self._parts(gradient)
         out = self._empty()
         sparse = self._select(parts, out, parameter, scramble(self.seed, self.steps))
-        if self.values != "fp32" or self.clip:
+        if self.values != "fp32" or self._clip:
             sent = self._bounded(sparse.values)
             out[self._places(sparse)] = torch.from_numpy(sparse.values - sent).to(out.device)
             sparse = Sparse.trusted(sparse.size, sparse.indices, sent, sparse.seed)
@@ -106,13 +146,22 @@ class ErrorFeedback:
         self.steps += 1
         return sparse
 
+    def total(self, gradient: Gradient) -> torch.Tensor:
+        """Residual + gradient, a new vector. If it is not finite, `NonFiniteGradient` is raised."""
+        out = self._empty()
+        torch.add(self._residual, flat(self._parts(gradient)), out=out)
+        refuse_non_finite(out)
+        return out
+
     def _bounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """The values as sent: scaled down until, as the server will read them, they are within `clip`."""
-        sent = quantise(values, self.values)
-        while self.clip and (norm := float(np.linalg.norm(sent.astype(np.float64)))) > self.clip:
-            values = values * np.float32(0.9999 * self.clip / norm)  # rounding must not exceed it again
+        for _ in range(CLIP_ATTEMPTS):
             sent = quantise(values, self.values)
-        return sent
+            norm = float(np.linalg.norm(sent.astype(np.float64))) if self._clip else 0.0
+            if norm <= self._clip:
+                return sent
+            values = values * np.float32(0.9999 * self._clip / norm)  # rounding must not exceed it again
+        return np.zeros_like(values)
 
     def _empty(self) -> torch.Tensor:
         """A new vector with arbitrary content, on the residual's device."""
@@ -130,29 +179,23 @@ class ErrorFeedback:
     def _select(self, parts: list[torch.Tensor], out: torch.Tensor, parameter: Any, seed: int) -> Sparse:
         """Write residual + gradient to `out`, with zero for what is selected.
 
-        The residual is only read, so it is unchanged, bit for bit, if the sum turns out not to be finite.
+        The residual is only read: it is unchanged, bit for bit, if the sum turns out not to be finite.
         """
-        if self.compressor in FUSED and compiled() and all(vector.is_cpu for vector in (*parts, out)):
-            from dagc.compressors import _select
-
-            total = _select.total(parts, self._residual.contiguous().numpy(), out.numpy())
-            return _select.SELECT[self.compressor](total, parameter, seed)
+        add_and_select = getattr(self.compressor, "add_and_select", None)
+        if add_and_select is not None:
+            sparse: Sparse = add_and_select(parts, parameter, seed, self._residual, out)
+            return sparse
         torch.add(self._residual, flat(parts), out=out)
-        if self.compressor not in FUSED:  # those check for themselves
-            refuse_non_finite(out)
+        refuse_non_finite(out)
         sparse = self.compressor(out, parameter, seed=seed)
         if sparse.size != self.size or len(sparse.values) != len(sparse) or not sparse.ascends:
             raise InvalidInput(
                 f"the compressor selected an entry twice, or one that is not in a vector of {self.size} entries"
             )
-        drawn = None if self.compressor in FUSED else sparse.seed  # the wire would send it instead of the indices
-        if drawn is not None and not np.array_equal(draw(drawn, self.size, len(sparse)), sparse.indices):
+        # The wire would send the seed instead of the indices.
+        if sparse.seed is not None and not np.array_equal(draw(sparse.seed, self.size, len(sparse)), sparse.indices):
             raise InvalidInput("the compressor selected entries that its seed does not draw")
-        if out.is_cpu:
-            out.numpy()[sparse.indices] = 0.0
-        else:
-            out[self._places(sparse)] = 0.0
-        return sparse
+        return removed(sparse, out)
 
     def _places(self, sparse: Sparse) -> torch.Tensor:
         return torch.from_numpy(sparse.indices).to(self._residual.device)
@@ -173,17 +216,13 @@ class ErrorFeedback:
         return {"residual": self._residual.cpu().numpy().copy(), "steps": np.array(self.steps, dtype=np.int64)}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Continue from what `state_dict` returned. If it is refused, nothing changes."""
         if set(state) != {"residual", "steps"}:
             raise InvalidInput(f"the state must hold 'residual' and 'steps', not {sorted(state)}")
-        residual = np.asarray(state["residual"])
-        if residual.shape != (self.size,) or residual.dtype != np.float32:
-            raise InvalidInput(
-                f"the residual must be {self.size} float32 numbers, not {residual.dtype} {residual.shape}"
-            )
-        if not np.isfinite(residual).all():
+        residual, steps = torch.from_numpy(np.array(state["residual"])), np.asarray(state["steps"])
+        if steps.shape != () or steps.dtype.kind not in "iu" or steps < 0:
+            raise InvalidInput(f"the number of steps must be an integer of at least 0, not {state['steps']!r:.50}")
+        if not torch.isfinite(residual).all():
             raise InvalidInput("the residual holds NaN or infinity: the state is damaged")
-        host = pool.take(self.size, FLOAT32)
-        host[:] = residual
-        self._residual = torch.from_numpy(host).to(self._residual.device)
-        self.steps = int(state["steps"])
+        self.residual = residual.to(self._residual.device)
+        self.steps = int(steps)

@@ -75,11 +75,14 @@ def read_bounded(path: Path, most: int, regular: bool = True) -> bytes:
     Raises:
         InvalidInput: It is larger, or not a regular file.
     """
-    if regular and not stat.S_ISREG(path.stat().st_mode):
+    status = path.stat()
+    if regular and not stat.S_ISREG(status.st_mode):
         raise InvalidInput(f"{path} is not a regular file: replace it, or leave its folder out")
-    with path.open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+    content = b""
+    if status.st_size <= most:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    if max(status.st_size, len(content)) > most:
         raise InvalidInput(f"{path} has more than {in_bytes(most)}, which no such file needs")
     return content
 

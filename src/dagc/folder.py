@@ -276,8 +276,10 @@ def read_clients(path: str | Path) -> dict[str, Any]:
         clients: dict[str, Any] = json.loads(read_bounded(Path(path) / "clients.json", MEDIUM))
         sizes, numbers = clients["sizes"], [*clients["sizes"], clients["parameters"]]
         whole = bool(sizes) and clients["parameters"] >= 1 and all(0 <= number < LARGEST for number in numbers)
-        for name in ("names", "labels", "first_parameters"):
-            whole = whole and len(clients.get(name) or sizes) == len(sizes)
+        for name in ("names", "labels", "first_parameters", "classes", "notes"):
+            known = clients.get(name) or []
+            whole = whole and isinstance(known, list)
+            whole = whole and (name in ("classes", "notes") or not known or len(known) == len(sizes))
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidInput(f"{path} is not a complete run: its clients.json cannot be read ({error!r})") from error
     if not whole:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dagc.data.dataset import Dataset
+from dagc.data.fields import Fields
 from dagc.errors import InvalidInput, unknown
 
 __all__ = [
@@ -64,6 +65,9 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
     if not shape or min(shape) < 1:
         raise InvalidInput(f"samples of shape {shape} are empty; give for example (3, 32, 32)")
     kind = MODELS[name]
+    if isinstance(like, Dataset) and isinstance(like.train_x, Fields):
+        inputs = ", ".join(like.train_x.tensors)
+        raise InvalidInput(f"{name} takes one tensor, but {like.name} has {inputs}: pass a model of your own")
     if isinstance(like, Dataset) and kind.tokens != (like.objective == "next-token"):
         able = [other for other, each in MODELS.items() if each.tokens != kind.tokens]
         found = f"the samples of {like.name} are {'not ' if kind.tokens else ''}sequences of tokens"

@@ -1,6 +1,6 @@
 """`Sparse`, the one type that is sent: a few entries of a long vector; and the server's sum of many of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -8,13 +8,16 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from dagc._memory import pool
 from dagc._numba import compiled
 from dagc.errors import InvalidInput
 
-__all__ = ["MAX_SIZE", "Sparse", "aggregate", "aggregate_sparse"]
+__all__ = ["MAX_SIZE", "Sparse", "aggregate", "shares_of"]
 
 MAX_SIZE = 1 << 48
 """The longest vector: far larger than any model, and small enough that sums of positions never overflow."""
+TOGETHER = 1 << 22
+"""Clients are added together as long as they have at most this many entries."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,11 +89,16 @@ class Sparse:
         index = self.indices
         return not len(index) or bool(index[0] >= 0 and index[-1] < self.size and (index[1:] > index[:-1]).all())
 
+    def checked_shape(self) -> Self:
+        """Itself, if it has one value for each index; `InvalidInput` otherwise."""
+        if self.indices.ndim != 1 or self.values.shape != self.indices.shape:
+            shapes = f"{self.indices.shape} indices have {self.values.shape} values"
+            raise InvalidInput(f"{shapes}: give one value per index")
+        return self
+
     def checked(self) -> Self:
         """Itself, if it holds what `trusted` was promised; `InvalidInput` otherwise."""
-        if self.indices.ndim != 1 or self.values.shape != self.indices.shape:
-            raise InvalidInput(f"{self.indices.shape} indices have {self.values.shape} values: give one for each")
-        if not self.ascends:
+        if not self.checked_shape().ascends:
             raise InvalidInput(f"the indices of the entries do not ascend from 0 to {self.size - 1}")
         return self
 
@@ -130,7 +138,7 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
         >>> aggregate([Sparse(3, [0], [1.0]), Sparse(3, [0, 2], [2.0, 4.0])], weights=[300, 100])
         tensor([1.2500, 0.0000, 1.0000])
     """
-    shares = _shares(sparses, weights)
+    shares = shares_of(sparses, weights)
     size = sparses[0].size
     if out is None:
         out = torch.from_numpy(np.empty(size, dtype=np.float32))
@@ -140,69 +148,45 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
     if compiled():
         from dagc import _sum_kernels
 
-        clients, _held = _addresses(sparses)
-        wrong = _sum_kernels.add_up(clients, shares, total)
-        if wrong >= 0:
-            raise InvalidInput(f"the indices of client {wrong} do not ascend from 0 to {size - 1}")
+        for first, last in _groups(sparses):
+            starts, indices, values = _joined(sparses[first:last])
+            wrong = _sum_kernels.add_up(starts, indices, values, shares[first:last], total, first == 0)
+            if wrong >= 0:
+                raise InvalidInput(f"the indices of client {first + wrong} do not ascend from 0 to {size - 1}")
         return out
-    _refuse_wrong(sparses)
     total[:] = 0
-    for sparse, share in zip(sparses, shares, strict=True):
+    for number, (sparse, share) in enumerate(zip(sparses, shares, strict=True)):
+        if not sparse.checked_shape().ascends:
+            raise InvalidInput(f"the indices of client {number} do not ascend from 0 to {size - 1}")
         total[sparse.indices] += share * sparse.values
     return out
 
 
-def aggregate_sparse(sparses: Sequence[Sparse], weights: ArrayLike) -> Sparse:
-    """The same sum as `aggregate`, bit for bit, as a `Sparse` of all entries that any client sent."""
-    shares = _shares(sparses, weights)
-    if compiled():
-        from dagc import _sum_kernels
-
-        clients, _held = _addresses(sparses)
-        most = min(sparses[0].size, sum(map(len, sparses)))
-        indices, values = np.empty(most + 1, dtype=np.int64), np.empty(most + 1, dtype=np.float32)
-        found = _sum_kernels.add_up_sparse(clients, shares, sparses[0].size, indices, values)
-        if found < 0:
-            _refuse_wrong(sparses)
-        return Sparse.trusted(sparses[0].size, indices[:found], values[:found])
-    _refuse_wrong(sparses)
-    indices = np.unique(np.concatenate([sparse.indices for sparse in sparses]))
-    values = np.zeros(len(indices), dtype=np.float32)
-    for sparse, share in zip(sparses, shares, strict=True):
-        values[np.searchsorted(indices, sparse.indices)] += share * sparse.values
-    return Sparse.trusted(sparses[0].size, indices, values)
-
-
-def _refuse_wrong(sparses: Sequence[Sparse]) -> None:
-    """Refuse entries that came through `Sparse.trusted` and should not have."""
+def _groups(sparses: Sequence[Sparse]) -> Iterator[tuple[int, int]]:
+    """Ranges of consecutive clients that are added together: one client, or several of few entries."""
+    first = entries = 0
     for number, sparse in enumerate(sparses):
-        if len(sparse.values) != len(sparse):
-            raise InvalidInput(
-                f"client {number} has {len(sparse)} indices and {len(sparse.values)} values: give one value per index"
-            )
-        if not sparse.ascends:
-            raise InvalidInput(f"the indices of client {number} do not ascend from 0 to {sparse.size - 1}")
+        entries += len(sparse)
+        if entries > TOGETHER and number > first:
+            yield first, number
+            first, entries = number, len(sparse)
+    yield first, len(sparses)
 
 
-def _addresses(sparses: Sequence[Sparse]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
-    """A row (address of indices, address of values, length) for each, and the arrays to keep alive meanwhile."""
-    held: list[NDArray[Any]] = []
-    rows = []
-    for sparse in sparses:
-        indices = np.ascontiguousarray(sparse.indices, dtype=np.int64)
-        values = np.ascontiguousarray(sparse.values, dtype=np.float32)
-        if indices.ndim != 1 or values.shape != indices.shape:
-            raise InvalidInput(f"indices have shape {indices.shape}, values {values.shape}: give one value per index")
-        held += indices, values
-        rows.append((_address(indices), _address(values), len(indices)))
-    return np.array(rows, dtype=np.int64).reshape(-1, 3), held
+def _joined(sparses: Sequence[Sparse]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Where each client's entries begin, and the last ones end; and all indices and values."""
+    starts = np.cumsum([0, *(len(sparse.checked_shape()) for sparse in sparses)])
+    if len(sparses) == 1:
+        indices, values = sparses[0].indices, sparses[0].values
+        return starts, np.ascontiguousarray(indices, np.int64), np.ascontiguousarray(values, np.float32)
+    indices, values = pool.take(int(starts[-1]), np.dtype(np.int64)), pool.take(int(starts[-1]), np.dtype(np.float32))
+    np.concatenate([sparse.indices for sparse in sparses], out=indices)
+    np.concatenate([sparse.values for sparse in sparses], out=values)
+    return starts, indices, values
 
 
-def _address(array: NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])  # array.ctypes.data is the same, but slow
-
-
-def _shares(sparses: Sequence[Sparse], weights: ArrayLike) -> NDArray[np.float32]:
+def shares_of(sparses: Sequence[Any], weights: ArrayLike) -> NDArray[np.float32]:
+    """Each client's weight over the sum of weights, checked; all must have vectors of one size."""
     weight = np.asarray(weights, dtype=np.float64)
     if not len(sparses):
         raise InvalidInput("nothing to aggregate: give at least one client's entries")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dagc.allocation import ALLOCATORS, Allocator, allocate, entries, most_entries
-from dagc.compressors import Compressor, random_k
+from dagc.compressors import Compressor, Parameter, random_k
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.feedback import ErrorFeedback
 from dagc.policies import POLICIES, Method, Plan, Report, Situation
@@ -126,14 +126,29 @@ def _check_thresholds(weights: np.ndarray[Any, np.dtype[np.float64]], where: str
     assert np.all(thresholds > 0), f"{where}: a threshold is not positive"
 
 
-def check_compressor(compressor: Compressor, parameters: Callable[[torch.Tensor], list[Any]], name: str = "it") -> None:
+PARAMETERS: dict[Parameter, Callable[[torch.Tensor], list[Any]]] = {
+    "entries": lambda vector: [0, 1, len(vector) // 10, len(vector)],
+    "threshold": lambda vector: [0, 1, 0.0, float(vector.abs().median()), float(vector.abs().max()), float("inf")],
+    "none": lambda vector: [None],
+}
+"""What to try on a vector, by what a compressor's parameter is."""
+
+
+def check_compressor(
+    compressor: Compressor, parameters: Callable[[torch.Tensor], list[Any]] | None = None, name: str = "it"
+) -> None:
     """Check a compressor: values unchanged, indices in order, input untouched, nothing lost with error feedback.
 
     Args:
         compressor: What to check.
-        parameters: For a vector, the parameters to try.
+        parameters: For a vector, the parameters to try, if not what the compressor's `parameter` suggests.
         name: What to call it in errors.
     """
+    kind = getattr(compressor, "parameter", None)
+    assert kind in PARAMETERS, (
+        f"{name} does not say what its parameter is: decorate it with dagc.compressors.compressor"
+    )
+    parameters = parameters or PARAMETERS[kind]
     for kind, vector in vectors().items():
         for parameter in parameters(vector):
             where = f"{name} with {parameter} on {kind!r}"

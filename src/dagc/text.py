@@ -26,7 +26,7 @@ Units = Sequence[tuple[float, str]]
 BYTE_UNITS: Units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 TIME_UNITS: Units = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 """Units from the largest to the smallest; the page's script uses the same tables."""
-SMALL_COUNTS = ("no", *"one two three four five six seven eight nine ten eleven twelve".split())
+SMALL_COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,16 @@ def brief(number: float) -> str:
     return f"{number:.1f}" if number < 100 else f"{number:,.0f}"
 
 
-def count(number: int, noun: str) -> str:
-    """A number of things, small ones as words.
+def count(number: float, noun: str, words: bool = False) -> str:
+    """A number of things; on request, small numbers as words.
 
     Example:
-        >>> count(1, "client"), count(10, "client"), count(1500, "client")
-        ('one client', 'ten clients', '1,500 clients')
+        >>> count(1, "round"), count(1234.5, "round"), count(10, "client", words=True)
+        ('1 round', '1,234 rounds', 'ten clients')
     """
-    word = SMALL_COUNTS[number] if number < len(SMALL_COUNTS) else f"{number:,}"
-    return f"{word} {noun}{'' if number == 1 else 's'}"
+    figures = f"{number:,.0f}"
+    plural = "" if figures == "1" else "s"
+    return f"{SMALL_COUNTS[int(figures)] if words and number < len(SMALL_COUNTS) - 0.5 else figures} {noun}{plural}"
 
 
 def capital(text: str) -> str:

@@ -152,7 +152,6 @@ def test_help_lists_every_codec_and_kind_of_frames_in_a_line(command):
         (["run", "mlp@digits", "--ratio", "much"], "'much' is not a valid float"),
         (["run", "own@digits", "--ratio", "0.1"], "pass your own model in Python, dagc.train(config, model=…)"),
         (["data", "get", "digit"], "did you mean 'digits'"),
-        (["reproduce", "tabel3"], "did you mean 'table3'"),
         (["report", "no/such/folder"], "there is no folder"),
     ],
 )
@@ -199,7 +198,7 @@ def test_ctrl_c_at_start_up_and_a_closed_pipe_are_quiet():
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "here\n"
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=600)
     assert (process.returncode, said) == (130, "")
     command = f"{sys.executable} -m dagc run --help | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

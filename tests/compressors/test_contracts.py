@@ -3,17 +3,11 @@
 import pytest
 import torch
 
-from dagc import ALLOCATORS, COMPRESSORS, INDEX_CODECS, VALUE_CODECS, Allocator, Compressor, Sparse, per_tensor
+from dagc import ALLOCATORS, COMPRESSORS, INDEX_CODECS, VALUE_CODECS, Allocator, Sparse, per_tensor
 from dagc.allocation import power
+from dagc.compressors import compressor
 from dagc.policies import POLICIES, Accordion, Allocated, Method
 from dagc.testing import check_allocator, check_compressor, check_index_codec, check_policy, check_value_codec
-
-PARAMETERS = {
-    "none": lambda vector: [None],
-    "top-k": lambda vector: [0, 1, len(vector) // 10, len(vector)],
-    "random-k": lambda vector: [0, 1, len(vector) // 10, len(vector)],
-    "hard-threshold": lambda vector: [0.0, float(vector.abs().median()), float(vector.abs().max()), float("inf")],
-}
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
@@ -23,16 +17,17 @@ def test_allocator(name):
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_compressor(name):
-    check_compressor(COMPRESSORS[name], PARAMETERS[name], name)
+    check_compressor(COMPRESSORS[name], name=name)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_compressor_per_tensor(name):
+    @compressor(COMPRESSORS[name].parameter)
     def select(vector, parameter, *, seed=0):
         sizes = [len(vector)] if len(vector) < 4 else [1, len(vector) // 2, len(vector) - 1 - len(vector) // 2]
         return per_tensor(COMPRESSORS[name], sizes)(vector, parameter, seed=seed)
 
-    check_compressor(select, PARAMETERS[name], f"{name} per tensor")
+    check_compressor(select, name=f"{name} per tensor")
 
 
 @pytest.mark.parametrize("name", INDEX_CODECS)
@@ -80,9 +75,13 @@ class TestTheSuiteCatches:
         ],
     )
     def test_a_broken_compressor(self, broken, complaint):
-        compressor: Compressor = lambda vector, parameter, *, seed=0: broken(vector, parameter, seed)  # noqa: E731
+        declared = compressor("entries")(lambda vector, parameter, *, seed=0: broken(vector, parameter, seed))
         with pytest.raises(AssertionError, match=complaint):
-            check_compressor(compressor, lambda vector: [min(3, len(vector))])
+            check_compressor(declared, lambda vector: [min(3, len(vector))])
+
+    def test_a_compressor_that_does_not_say_what_its_parameter_is(self):
+        with pytest.raises(AssertionError, match="does not say what its parameter is"):
+            check_compressor(lambda vector, parameter, *, seed=0: COMPRESSORS["top-k"](vector, parameter))
 
     def test_a_codec_that_is_no_projection(self):
         fp16 = VALUE_CODECS["fp16"]

@@ -1,4 +1,4 @@
-"""Mini-batches: pure functions of seed, worker and round."""
+"""Mini-batches: pure functions of seed, client and round."""
 
 import threading
 
@@ -33,16 +33,16 @@ def test_each_sample_is_used_once_per_epoch() -> None:
 def test_a_batch_depends_on_seed_worker_and_round_only(augment: bool) -> None:
     data, split = _toy(augment=augment), _split(50, 50)
     straight = Batches(data, split, 8, seed=3)
-    expected = {(worker, round): straight.batch(worker, round) for round in range(30) for worker in range(2)}
+    expected = {(client, round): straight.batch(client, round) for round in range(30) for client in range(2)}
     other = Batches(data, split, 8, seed=3)
-    for worker, round in sorted(expected, key=lambda pair: hash((pair, "any order"))):
-        x, y = other.batch(worker, round)
-        assert torch.equal(x, expected[worker, round][0])
-        assert torch.equal(y, expected[worker, round][1])
+    for client, round in sorted(expected, key=lambda pair: hash((pair, "any order"))):
+        x, y = other.batch(client, round)
+        assert torch.equal(x, expected[client, round][0])
+        assert torch.equal(y, expected[client, round][1])
     assert torch.equal(other.batch(np.int64(1), np.int64(2))[0], expected[1, 2][0])  # type: ignore[arg-type]
-    for (x, y), worker in zip(straight.together([1, 0], 7), (1, 0), strict=True):
-        assert torch.equal(x, expected[worker, 7][0])
-        assert torch.equal(y, expected[worker, 7][1])
+    for (x, y), client in zip(straight.together([1, 0], 7), (1, 0), strict=True):
+        assert torch.equal(x, expected[client, 7][0])
+        assert torch.equal(y, expected[client, 7][1])
     resumed = Batches(data, split, 8, seed=3).batch(1, 29)
     assert torch.equal(resumed[0], expected[1, 29][0])
     assert not torch.equal(Batches(data, split, 8, seed=4).batch(1, 29)[0], resumed[0])
@@ -53,14 +53,14 @@ def test_the_order_is_pinned() -> None:
     assert Batches(_toy(), _split(100), 8, seed=1).indices(0, 0).tolist() == [24, 8, 63, 61, 95, 82, 27, 12]
 
 
-def test_workers_are_shuffled_differently() -> None:
+def test_clients_are_shuffled_differently() -> None:
     data = _toy()
     same = Partition((np.arange(100), np.arange(100)))
     batches = Batches(data, same, 100 - 1)
     assert batches.indices(0, 0).tolist() != batches.indices(1, 0).tolist()
 
 
-def test_small_workers_give_all_they_have() -> None:
+def test_small_clients_give_all_they_have() -> None:
     batches = Batches(_toy(), _split(1, 8, 91), batch_size=8)
     assert batches.indices(0, 5).tolist() == [0]
     assert batches.indices(1, 5).tolist() == list(range(1, 9))
@@ -69,7 +69,7 @@ def test_small_workers_give_all_they_have() -> None:
 
 def test_labels_and_normalisation_belong_to_the_samples() -> None:
     digits = load("digits")
-    batches = Batches(digits, iid(digits.train_y.numpy(), workers=3), 32)
+    batches = Batches(digits, iid(digits.train_y.numpy(), clients=3), 32)
     chosen = torch.from_numpy(batches.indices(2, 9))
     x, y = batches.batch(2, 9)
     assert torch.equal(y, digits.train_y[chosen])
@@ -93,20 +93,20 @@ def test_a_float_data_set_is_not_changed_by_its_batches() -> None:
 
 def test_threads_do_not_matter() -> None:
     data, split = _toy(), _split(*[10] * 10)
-    alone = [Batches(data, split, 4).batch(worker, 7)[0] for worker in range(10)]
+    alone = [Batches(data, split, 4).batch(client, 7)[0] for client in range(10)]
     shared = Batches(data, split, 4)
     results: dict[int, torch.Tensor] = {}
 
-    def work(worker: int) -> None:
+    def work(client: int) -> None:
         for round in range(8):
-            results[worker] = shared.batch(worker, round)[0]
+            results[client] = shared.batch(client, round)[0]
 
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(10)]
+    threads = [threading.Thread(target=work, args=(client,)) for client in range(10)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(torch.equal(alone[worker], results[worker]) for worker in range(10))
+    assert all(torch.equal(alone[client], results[client]) for client in range(10))
 
 
 def test_crops_and_flips_are_windows_of_the_padded_image() -> None:
@@ -137,9 +137,9 @@ def test_crops_and_flips_are_windows_of_the_padded_image() -> None:
 def test_what_makes_no_batch_is_refused() -> None:
     with pytest.raises(InvalidInput, match="batch_size is 0"):
         Batches(_toy(), _split(100), 0)
-    with pytest.raises(InvalidInput, match="worker 0 sample 199, but toy has 100"):
+    with pytest.raises(InvalidInput, match="client 0 sample 199, but toy has 100"):
         Batches(_toy(), _split(200), 8)
     batches = Batches(_toy(), _split(50, 50), 8)
-    for worker, round in ((2, 0), (-1, 0), (0, -1)):
+    for client, round in ((2, 0), (-1, 0), (0, -1)):
         with pytest.raises(InvalidInput, match="no batch"):
-            batches.batch(worker, round)
+            batches.batch(client, round)

@@ -6,6 +6,7 @@ import re
 import tarfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dagc.cli import app
-from dagc.data import CATALOGUE, catalogue, get, load
+from dagc.data import CATALOGUE, get, load
 from dagc.data.download import Source, fetch, fetch_all, unpack
 from dagc.errors import DataError, InvalidInput
 from tests.data.files import write_cifar10, write_fashion
@@ -215,7 +216,7 @@ def test_get_takes_cifar10_from_a_mirror(server: Server, tmp_path: Path, monkeyp
     source = Source(
         entry.sources[0].url, f"sha256:{hashlib.sha256(raw).hexdigest()}", entry.sources[0].into, entry.sources[0].inner
     )
-    monkeypatch.setitem(catalogue.CATALOGUE, "cifar-10", catalogue.replace(entry, sources=(source,)))
+    monkeypatch.setitem(CATALOGUE, "cifar-10", replace(entry, sources=(source,)))
     assert get("cifar-10", root, mirror=f"{server.url}/mirror/")
     assert len(load("cifar-10", root)) == 50
     asked = len(server.requests)

@@ -26,39 +26,39 @@ def _disjoint(split: Partition, samples: int) -> None:
 @settings(deadline=None, max_examples=150)
 @given(
     pools=st.lists(st.integers(0, 300), min_size=1, max_size=12).filter(lambda pools: sum(pools) > 0),
-    workers=st.integers(1, 40),
+    clients=st.integers(1, 40),
     ratio=st.one_of(st.integers(1, 60), st.floats(1, 60)),
     alpha=st.sampled_from([1e-3, 0.1, 0.5, 5.0, float("inf")]),
     seed=st.integers(0, 2**32),
 )
 def test_skewed_meets_its_sizes_or_says_why_not(
-    pools: list[int], workers: int, ratio: float, alpha: float, seed: int
+    pools: list[int], clients: int, ratio: float, alpha: float, seed: int
 ) -> None:
     labels = np.repeat(np.arange(len(pools)), pools)
     try:
-        split = skewed(labels, workers=workers, skew_ratio=ratio, label_alpha=alpha, seed=seed)
+        split = skewed(labels, clients=clients, skew_ratio=ratio, label_alpha=alpha, seed=seed)
     except InvalidInput:
-        rough = workers * ((1 + ratio) / 2 + ratio)  # more than any series of these workers needs
-        assert len(labels) < rough or (workers == 1 and ratio != 1)
+        rough = clients * ((1 + ratio) / 2 + ratio)  # more than any series of these clients needs
+        assert len(labels) < rough or (clients == 1 and ratio != 1)
         return
     _disjoint(split, len(labels))
     assert (np.diff(split.sizes) <= 0).all()
-    assert split.sizes[0] == round(ratio * split.sizes[-1]) or workers == 1
+    assert split.sizes[0] == round(ratio * split.sizes[-1]) or clients == 1
     assert (split.label_counts(labels, len(pools)).sum(axis=0) <= pools).all()
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    samples=st.integers(1000, 100_000), workers=st.integers(3, 50), ratio=st.integers(1, 100), seed=st.integers(0, 99)
+    samples=st.integers(1000, 100_000), clients=st.integers(3, 50), ratio=st.integers(1, 100), seed=st.integers(0, 99)
 )
-def test_skewed_sizes_use_the_data_and_keep_the_ratio(samples: int, workers: int, ratio: int, seed: int) -> None:
-    assume(samples > 8 * workers * (ratio + 1) / 2)
-    sizes = skewed_sizes(samples, workers, ratio, np.random.default_rng(seed))
+def test_skewed_sizes_use_the_data_and_keep_the_ratio(samples: int, clients: int, ratio: int, seed: int) -> None:
+    assume(samples > 8 * clients * (ratio + 1) / 2)
+    sizes = skewed_sizes(samples, clients, ratio, np.random.default_rng(seed))
     assert sizes[0] == ratio * sizes[-1]
     if ratio > 1:
-        assert sizes.sum() == samples if workers >= 8 else sizes.sum() > 0.9 * samples
+        assert sizes.sum() == samples if clients >= 8 else sizes.sum() > 0.9 * samples
     else:
-        assert samples - sizes.sum() < workers
+        assert samples - sizes.sum() < clients
 
 
 def test_sizes_are_an_arithmetic_series_on_average_and_differ_by_seed() -> None:
@@ -68,31 +68,31 @@ def test_sizes_are_an_arithmetic_series_on_average_and_differ_by_seed() -> None:
     assert (relative[:, 1:-1].std(axis=0) > 0.02).all()
 
 
-@pytest.mark.parametrize(("workers", "ratio"), [(10, 10), (10, 100), (10, 1000), (5, 100), (200, 100), (1000, 100)])
-def test_the_settings_of_the_paper(workers: int, ratio: int) -> None:
-    split = skewed(FASHION_LABELS, workers=workers, skew_ratio=ratio)
-    assert split.workers == workers
+@pytest.mark.parametrize(("clients", "ratio"), [(10, 10), (10, 100), (10, 1000), (5, 100), (200, 100), (1000, 100)])
+def test_the_settings_of_the_paper(clients: int, ratio: int) -> None:
+    split = skewed(FASHION_LABELS, clients=clients, skew_ratio=ratio)
+    assert len(split) == clients
     assert split.skew_ratio == ratio
     _disjoint(split, len(FASHION_LABELS))
-    if workers <= 200:
+    if clients <= 200:
         assert split.sizes.sum() == 60_000
-        mean_steps = np.diff(split.sizes[:: max(1, workers // 5)])
+        mean_steps = np.diff(split.sizes[:: max(1, clients // 5)])
         assert (mean_steps < 0).all()
 
 
-def test_a_thousand_workers_with_ratio_a_thousand_when_the_data_allow() -> None:
+def test_a_thousand_clients_with_ratio_a_thousand_when_the_data_allow() -> None:
     labels = np.arange(600_000) % 10
-    split = skewed(labels, workers=1000, skew_ratio=1000)
-    assert (split.skew_ratio, split.sizes.min(), split.workers) == (1000, 1, 1000)
+    split = skewed(labels, clients=1000, skew_ratio=1000)
+    assert (split.skew_ratio, split.sizes.min(), len(split)) == (1000, 1, 1000)
     with pytest.raises(
-        InvalidInput, match=r"need 5\d\d,\d\d\d samples.* there are 60,000; lower workers or skew_ratio"
+        InvalidInput, match=r"need 5\d\d,\d\d\d samples.* there are 60,000; lower clients or skew_ratio"
     ):
-        skewed(FASHION_LABELS, workers=1000, skew_ratio=1000)
+        skewed(FASHION_LABELS, clients=1000, skew_ratio=1000)
 
 
 def test_label_mixes_are_as_uneven_as_alpha_says() -> None:
     def unevenness(alpha: float) -> float:
-        split = skewed(FASHION_LABELS, workers=20, skew_ratio=10, label_alpha=alpha)
+        split = skewed(FASHION_LABELS, clients=20, skew_ratio=10, label_alpha=alpha)
         mix = split.label_counts(FASHION_LABELS, 10) / split.sizes[:, None]
         return float(((mix - 0.1) ** 2).sum(axis=1).mean())
 
@@ -131,16 +131,16 @@ def test_a_negative_seed_is_refused() -> None:
 
 
 def test_one_large_is_figure_2() -> None:
-    split = one_large(FASHION_LABELS, share=0.5, workers=11)
+    split = one_large(FASHION_LABELS, share=0.5, clients=11)
     assert split.sizes.tolist() == [30_000] + [3_000] * 10
     _disjoint(split, 60_000)
-    for bad in ({"share": 0.0}, {"share": 1.0}, {"share": float("nan")}, {"workers": 1}, {"share": 0.99999}):
+    for bad in ({"share": 0.0}, {"share": 1.0}, {"share": float("nan")}, {"clients": 1}, {"share": 0.99999}):
         with pytest.raises(InvalidInput, match="share"):
             one_large(FASHION_LABELS, **bad)
 
 
 def test_iid_is_even() -> None:
-    split = iid(FASHION_LABELS, workers=7)
+    split = iid(FASHION_LABELS, clients=7)
     assert split.sizes.max() - split.sizes.min() <= 1
     assert split.sizes.sum() == 60_000
     mix = split.label_counts(FASHION_LABELS, 10) / split.sizes[:, None]
@@ -168,30 +168,30 @@ def test_by_client_keeps_names_and_filters() -> None:
     split = by_client(owner, names=["a", "b", "c", "d"])
     assert split.names == ("d", "b", "a")
     assert [indices.tolist() for indices in split.indices] == [[0, 3, 4], [1, 2], [5]]
-    assert by_client(owner, workers=2).names == ("3", "1")
+    assert by_client(owner, clients=2).names == ("3", "1")
     with pytest.raises(InvalidInput, match="no clients"):
         by_client(None)
     with pytest.raises(InvalidInput, match="0 of 3 clients have 9"):
         by_client(owner, min_size=9)
     with pytest.raises(InvalidInput, match="3 of 3 clients have 1"):
-        by_client(owner, workers=4)
-    with pytest.raises(InvalidInput, match="workers is -1"):
-        by_client(owner, workers=-1)
+        by_client(owner, clients=4)
+    with pytest.raises(InvalidInput, match="clients is -1"):
+        by_client(owner, clients=-1)
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"workers": 0}, "workers is 0"),
-        ({"workers": 101}, "101 workers cannot each have one of 100"),
-        ({"workers": 1}, "with one worker"),
+        ({"clients": 0}, "clients is 0"),
+        ({"clients": 101}, "101 clients cannot each have one of 100"),
+        ({"clients": 1}, "with one client"),
         ({"skew_ratio": 0.9}, "skew_ratio is 0.9"),
         ({"skew_ratio": float("nan")}, "skew_ratio is nan"),
         ({"skew_ratio": float("inf")}, "skew_ratio is inf"),
-        ({"skew_ratio": 50}, "lower workers or skew_ratio"),
-        ({"workers": 2, "label_alpha": 0}, "label_alpha is 0"),
-        ({"workers": 2, "label_alpha": -1}, "label_alpha is -1"),
-        ({"workers": 2, "label_alpha": float("nan")}, "label_alpha is nan"),
+        ({"skew_ratio": 50}, "lower clients or skew_ratio"),
+        ({"clients": 2, "label_alpha": 0}, "label_alpha is 0"),
+        ({"clients": 2, "label_alpha": -1}, "label_alpha is -1"),
+        ({"clients": 2, "label_alpha": float("nan")}, "label_alpha is nan"),
     ],
 )
 def test_infeasible_requests_are_refused_with_the_reason(options: dict[str, float], reason: str) -> None:
@@ -202,15 +202,15 @@ def test_infeasible_requests_are_refused_with_the_reason(options: dict[str, floa
 @pytest.mark.parametrize("labels", [[], [[0, 1]], [0.5, 1.0], [-1, 0], ["a", "b"]])
 def test_labels_must_be_whole_numbers(labels: list[object]) -> None:
     with pytest.raises(InvalidInput, match="labels"):
-        iid(labels, workers=1)  # type: ignore[arg-type]
+        iid(labels, clients=1)  # type: ignore[arg-type]
 
 
 def test_partitions_as_text(tmp_path: Path) -> None:
     digits = load("digits")
-    split = make_partition("skewed:workers=5, skew_ratio=20,label_alpha=inf", digits, seed=3)
-    assert (split.workers, split.skew_ratio) == (5, 20)
-    assert make_partition("one_large:share=0.4,workers=3", digits).sizes[0] == round(0.4 * len(digits))
-    assert make_partition("iid", digits).workers == 10
+    split = make_partition("skewed:clients=5, skew_ratio=20,label_alpha=inf", digits, seed=3)
+    assert (len(split), split.skew_ratio) == (5, 20)
+    assert make_partition("one_large:share=0.4,clients=3", digits).sizes[0] == round(0.4 * len(digits))
+    assert len(make_partition("iid", digits)) == 10
     assert make_partition("from-sizes:sizes=300/200/10,label_alpha=0.5", digits).sizes.tolist() == [300, 200, 10]
     (tmp_path / "sizes.txt").write_text("30\n20\n10\n")
     assert make_partition(f"from-sizes:sizes={tmp_path / 'sizes.txt'}", digits).sizes.tolist() == [30, 20, 10]
@@ -223,11 +223,11 @@ def test_partitions_as_text(tmp_path: Path) -> None:
     [
         ("", "there is no partition '': choose one of skewed, one-large"),
         ("random", "there is no partition 'random': choose one of skewed"),
-        ("skewed:worker=3", "'worker=3' is not an option; write option=value with workers, skew_ratio, label_alpha"),
+        ("skewed:client=3", "'client=3' is not an option; write option=value with clients, skew_ratio, label_alpha"),
         ("skewed:10", "'10' is not an option"),
         ("skewed:seed=1", "'seed=1' is not an option"),
-        ("skewed:workers=ten", "workers is 'ten'; it must be a whole number"),
-        ("skewed:workers=3,workers=4", "workers is given twice"),
+        ("skewed:clients=ten", "clients is 'ten'; it must be a whole number"),
+        ("skewed:clients=3,clients=4", "clients is given twice"),
         ("skewed:label_alpha=x", "label_alpha is 'x'; it must be a number"),
         ("from-sizes", "has no sizes"),
         ("from-sizes:sizes=no-such-file", "neither numbers"),

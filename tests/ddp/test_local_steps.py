@@ -84,14 +84,14 @@ def sgd(model):
 
 def counting(local):
     """The sum of all that the client's half was offered; it grows with every upload."""
-    offered = torch.zeros(local.client.size, dtype=torch.float64)
-    upload = local.client.upload
+    offered = torch.zeros(local.uplink.size, dtype=torch.float64)
+    upload = local.uplink.upload
 
     def counted(moved, order):
         offered.add_(torch.cat([part.flatten() for part in moved]))
         return upload(moved, order)
 
-    local.client.upload = counted
+    local.uplink.upload = counted
     return offered
 
 
@@ -107,8 +107,8 @@ def as_engine(config, options):
     model = build(config.model, data, seed=config.seed)
     plan, examples = config.plan(), int(partition.sizes[rank])
     local = LocalSteps(
-        model, examples=examples, steps=config.local_steps, rounds=config.rounds, **options,
-        **{**plan.settings(), "seed": plan.seed},
+        model, plan=plan.replaced(first_model="sent"), examples=examples, steps=config.local_steps,
+        rounds=config.rounds, **options,
     )  # fmt: skip
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     models, payload = [], 0
@@ -122,7 +122,7 @@ def as_engine(config, options):
             assert plan.step_ahead or torch.equal(weights(model), local.shared)
             models.append(local.shared.clone())
             payload += exchanged.payload
-    return models, local.client.feedback.residual, payload
+    return models, local.uplink.feedback.residual, payload
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def as_engine(config, options):
         (4, {"method": "accordion", "ratio": 0.01}, {}),
         (4, {"method": "random-k", "ratio": 0.05, "values": "bf16"}, {}),
         (4, {"method": "dagc-a", "threshold": 0.01, "values": "fp16"}, {}),
-        (4, {"method": "dagc", "down": "lossless", "step_ahead": 0.0}, {"momentum": 0.9}),
-        (4, {"method": "dagc", "down": "lossless"}, {}),
+        (4, {"method": "dagc", "down": "lossless", "first_model": "drawn"}, {"momentum": 0.9}),
+        (4, {"method": "thrifty", "down": "lossless", "first_model": "drawn"}, {}),
         (4, {"ratio": 0.01, "step_ahead": 1.0, "clip": 0.5}, {"outer_rate": 0.5, "momentum": 0.5}),
         (2, {"method": "none"}, {"momentum": 0.9}),
     ],
@@ -150,7 +150,7 @@ def test_after_every_exchange_replicas_and_the_local_engine_are_bit_identical(tw
     outer = {"momentum": options["momentum"], "nesterov": True} if options else {}
     rate = options.get("outer_rate", 1.0)
     config = Config(
-        task="mlp@digits", workers=world, skew_ratio=10, rounds=12, local_steps=4, learning_rate=0.1, seed=3,
+        task="mlp@digits", clients=world, skew_ratio=10, rounds=12, local_steps=4, learning_rate=0.1, seed=3,
         optimizer_options=outer, server_rate=rate, threads=1, **{"method": "dagc-r", **settings},
     )  # fmt: skip
     answers = good({2: two, 4: four}[world].run(as_engine, config, options))
@@ -162,7 +162,7 @@ def test_after_every_exchange_replicas_and_the_local_engine_are_bit_identical(tw
     assert not torch.equal(engine.vector, start)
     assert sum(payload for _, _, payload in answers) == done.bytes_up > 0
     for (_, residual, _), name in zip(answers, engine.names, strict=True):
-        assert torch.equal(residual, engine.clients[name].feedback.residual)
+        assert torch.equal(residual, engine.uplinks[name].feedback.residual)
 
 
 # What is exchanged
@@ -192,7 +192,7 @@ def with_patterns():
     for step in range(6):
         one_step(model, sgd(model), step)
         local.step()
-    return first, model.state_dict(), local.client.size
+    return first, model.state_dict(), local.uplink.size
 
 
 def test_local_heads_frozen_layers_and_buffers_stay_on_their_rank(two):
@@ -217,8 +217,8 @@ def in_half(dtype, values):
     for _ in range(3):
         local.step()
     still = torch.equal(offered, before)
-    dtypes = (model[0].weight.dtype, local.client.feedback.residual.dtype, local.shared.dtype)
-    return weights(model), start - local.shared.double(), offered, local.client.feedback.residual, still, dtypes
+    dtypes = (model[0].weight.dtype, local.uplink.feedback.residual.dtype, local.shared.dtype)
+    return weights(model), start - local.shared.double(), offered, local.uplink.feedback.residual, still, dtypes
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -263,11 +263,11 @@ def test_the_outer_optimiser_is_plain_or_nesterov(two, rate, momentum):
 def without_data(examples):
     model = small()
     local = around(model, examples=examples[dist.get_rank()])
-    residual = local.client.feedback.residual
+    residual = local.uplink.feedback.residual
     for step in range(3):
         one_step(model, sgd(model), step)
         exchanged = local.step()
-    return weights(model), exchanged.entries, torch.equal(local.client.feedback.residual, residual)
+    return weights(model), exchanged.entries, torch.equal(local.uplink.feedback.residual, residual)
 
 
 def test_a_rank_without_data_takes_part_without_a_say(two):
@@ -340,7 +340,7 @@ def overlapping(settings):
             vectors.append(local.shared.clone())
     ahead = weights(model)
     local.finish()
-    return vectors, ahead, weights(model), offered, local.client.feedback.residual, start, losses
+    return vectors, ahead, weights(model), offered, local.uplink.feedback.residual, start, losses
 
 
 @pytest.mark.parametrize("settings", [{}, {"values": "two-bit", "momentum": 0.5}])
@@ -411,17 +411,17 @@ def saving(folder, settings, rounds, die=None):
         at = {name: state["dagc"][name] for name in ("round", "rank", "world_size")}
         if at == {"round": local.round, "rank": rank, "world_size": dist.get_world_size()}:
             optimiser.load_state_dict(state["optimiser"])
-    begun = local.client.feedback.residual.clone(), local.shared.clone()
+    begun = local.uplink.feedback.residual.clone(), local.shared.clone()
     step, losses = 3 * local.round, []
     while local.round < rounds:
         if die is not None and step == 3 * die and rank == 1:
-            local.client.upload = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+            local.uplink.upload = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
         losses.append(one_step(model, optimiser, step))
         step += 1
         if local.step() is not None:
             path = Path(folder) / f"{local.round:03d}-{rank}-of-{dist.get_world_size()}.pt"
             torch.save({"optimiser": optimiser.state_dict(), "dagc": local.state_dict()}, path)
-    end = weights(model), local.client.feedback.residual, local.shared.clone()
+    end = weights(model), local.uplink.feedback.residual, local.shared.clone()
     return {"begun": begun, "end": end, "losses": losses, "missing": local.missing, "downloaded": local.downloaded}
 
 
@@ -483,11 +483,11 @@ def test_killed_and_resumed_with_fewer_and_then_more_ranks_the_books_balance(fou
     assert len(states) == 4
 
     fewer = good(two.run(saving, tmp_path, settings, 16))
-    kept = books([state["arrays"]["residual"] for state in states], EXAMPLES)
+    kept = books([state["uplink"]["residual"] for state in states], EXAMPLES)
     assert torch.allclose(books([one["begun"][0] for one in fewer], EXAMPLES[:2]), kept, rtol=1e-5, atol=1e-7)
     assert kept.any()
     for one in fewer:
-        assert torch.equal(one["begun"][1], states[0]["arrays"]["shared"])
+        assert torch.equal(one["begun"][1], states[0]["shared"])
         assert (one["missing"], one["downloaded"]) == ([], False)
     assert alike([one["end"][2] for one in fewer])
 
@@ -506,7 +506,7 @@ def each_its_own(folder, world, settings, allow_missing):
     paths = sorted(Path(folder).glob(f"*-{rank}-of-{world}.pt"))
     states = [torch.load(path, weights_only=True)["dagc"] for path in paths]
     local = around(small(1), resume=states, allow_missing=allow_missing, **settings)
-    return local.downloaded, local.missing, local.round, local.shared.clone(), local.client.feedback.residual
+    return local.downloaded, local.missing, local.round, local.shared.clone(), local.uplink.feedback.residual
 
 
 def test_a_late_rank_downloads_the_model_and_a_lost_one_is_named(two, four, tmp_path):
@@ -536,24 +536,25 @@ def test_the_newest_round_that_is_complete_is_resumed(two, tmp_path):
 def wrong_states(folder):
     rank = dist.get_rank()
     state = torch.load(f"{folder}/002-{rank}-of-2.pt", weights_only=True)["dagc"]
-    arrays = state["arrays"]
-    pending = {"pending.indices": torch.tensor([9, 3]), "pending.values": torch.ones(2)}
+    uplink = state["uplink"]
+    pending = {"indices": torch.tensor([9, 3]), "values": torch.ones(2)}
     mistakes = {
-        "has version 2, this is 1: update dagc": {"version": 2},
+        "has version 2, this is 1: use the version of dagc": {"version": 2},
         "not the state of a dagc.ddp.LocalSteps: it holds": {"more": 1},
         "use the model and settings of it": {"about": {**state["about"], "ratio": 0.5}},
-        "its residual is not 785 float32 numbers": {"arrays": {**arrays, "residual": arrays["residual"][1:]}},
-        "its shared holds NaN": {"arrays": {**arrays, "shared": arrays["shared"] * torch.nan}},
+        "its residual is not 785 float32 numbers": {"uplink": {**uplink, "residual": uplink["residual"][1:]}},
+        "its shared holds NaN": {"shared": state["shared"] * torch.nan},
         "are not numbers": {"round": -1},
-        "it has no arrays or no examples": {"arrays": None},
-        "do not fit": {"rank": 2},
-        "the state is damaged": {"server": {}},
-        "state is damaged: this is not a client's": {"client": {}},
-        "this is not a client's state: TypeError": {"client": 5},
-        "its due or seconds is no time": {"seconds": float("nan")},
-        "a state is damaged: its due": {"due": 0},
-        "state is damaged: indices must ascend": {"arrays": {**arrays, **pending}},
-        "state is damaged: 'str' object": {"arrays": {**arrays, "pending.indices": "x"}},
+        "it has no examples or no start": {"start": None},
+        "start or examples are not numbers": {"start": [1, -1, 1]},
+        "its ranks and examples do not fit": {"rank": 2},
+        "a state is damaged": {"server": {}},
+        "its residual is not": {"uplink": {}},
+        "its residual is not 785": {"uplink": 5},
+        "due or seconds is invalid": {"seconds": float("nan")},
+        "a state is damaged: due": {"due": 0},
+        "a state is damaged: .*indices must ascend": {"uplink": {**uplink, "pending": pending}},
+        "a state is damaged: .*string indices": {"uplink": {**uplink, "pending": "x"}},
     }
     for wrong in (0, 1):
         for words, change in mistakes.items():
@@ -565,7 +566,7 @@ def wrong_states(folder):
     with pytest.raises(InvalidInput, match=r"not the state of a dagc.ddp.LocalSteps$"):
         around(small(), resume=[{"residual": 1}])
     if rank == 0:
-        state = {**state, "arrays": {**arrays, "shared": arrays["shared"] + 1}}
+        state = {**state, "shared": state["shared"] + 1}
     with pytest.raises(DagcError, match="ranks 0 and 1 have different shared models after 2 exchanges"):
         around(small(), resume=[state])
     local = around(small(), resume=[])
@@ -593,7 +594,7 @@ def spoilt(overlap, step_ahead):
             begun = weights(model)
         one_step(model, sgd(model), step)
         if step == 4:
-            before, residual = local.shared.clone(), local.client.feedback.residual.clone()
+            before, residual = local.shared.clone(), local.uplink.feedback.residual.clone()
             if dist.get_rank() == 1:
                 model[0].weight.data[0, 0] = torch.nan
         try:
@@ -602,7 +603,7 @@ def spoilt(overlap, step_ahead):
             messages.append(str(error))
             same = torch.equal(weights(model), begun if step_ahead else local.shared)
             if not overlap:
-                same &= torch.equal(local.shared, before) & torch.equal(local.client.feedback.residual, residual)
+                same &= torch.equal(local.shared, before) & torch.equal(local.uplink.feedback.residual, residual)
     local.finish()
     return messages, same, weights(model), local.round
 
@@ -674,12 +675,15 @@ def making(cases):
         (({"local": ["*"]},) * 2, "there is nothing to exchange"),
         (({"down": 100},) * 2, "DDP has no server that sends a model down"),
         (({"first_model": "drawn"},) * 2, "DDP sends the first model itself"),
-        (({"caps": {"7": 0.1}},) * 2, "there is no rank for the cap of '7'"),
+        (({"caps": {"7": 0.1}},) * 2, "caps: there is no rank '7'"),
         (({"ratio": None, "rate": "1 MB/training"},) * 2, "a rate per training needs rounds"),
-        (({}, {"examples": -1}), "examples of rank 1 is not a number"),
+        (({}, {"examples": -1}), "rank 1: examples is -1: it must be an integer, 0 or more"),
+        (({}, {"steps": 0}), "rank 1: steps is 0: it must be an integer of at least 1"),
+        (({}, {"timeout": -1}), "rank 1: timeout is -1: it must be a number of seconds above 0"),
+        (({}, {"local": ["head.*"]}), "rank 1: local: no trainable parameter is called 'head.*'"),
         (({"examples": 0},) * 2, "examples is 0 on all ranks"),
-        (({}, {"steps": 4}), "ranks 0 and 1 differ in their models or arguments"),
-        (({}, {"overlap": True}), "ranks 0 and 1 differ in their models or arguments"),
+        (({}, {"steps": 4}), "ranks 0 and 1 differ in steps; this rank has {'steps': "),
+        (({}, {"overlap": True}), "ranks 0 and 1 differ in overlap"),
     ],
 )
 def test_wrong_arguments_are_refused_on_all_ranks(two, cases, words):
@@ -763,4 +767,4 @@ def test_torchrun_restarts_a_killed_rank_and_the_training_goes_on(tmp_path):
         assert f"rank {rank} begins after 5 exchanges" in done.stdout
         assert f"rank {rank} ends after 8 exchanges" in done.stdout
     final = [torch.load(tmp_path / f"8-{rank}.pt", weights_only=True) for rank in range(3)]
-    assert alike([state["arrays"]["shared"] for state in final])
+    assert alike([state["shared"] for state in final])

@@ -88,7 +88,7 @@ def states(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def digits():
     data = load("digits")
-    partition = make_partition(f"skewed:workers={WORKERS},skew_ratio=10,label_alpha=0.5", data, 3)
+    partition = make_partition(f"skewed:clients={WORKERS},skew_ratio=10,label_alpha=0.5", data, 3)
     return data, partition, Batches(data, partition, 32, 3)
 
 
@@ -217,7 +217,8 @@ def as_engine(settings, fields):
     model = DDP(build(config.model, data, seed=config.seed), bucket_cap_mb=0.01)
     plan = config.plan()
     examples = int(partition.sizes[rank])
-    hook = dagc.ddp.register(model, examples=examples, rounds=config.rounds, **{**plan.settings(), "seed": plan.seed})
+    plan = plan.replaced(first_model="sent")
+    hook = dagc.ddp.register(model, plan=plan, examples=examples, rounds=config.rounds)
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
     for step in range(config.rounds):
@@ -227,7 +228,7 @@ def as_engine(settings, fields):
         optimiser.step()
         sent += hook.last.payload
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-    return weights, hook.client.feedback.residual, sent
+    return weights, hook.uplink.feedback.residual, sent
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ def as_engine(settings, fields):
 )
 def test_ddp_and_the_local_engine_are_bit_identical(two, settings):
     settings = {**settings, **({"caps": {"0": 0.01}} if settings.get("caps") else {})}
-    fields = {"task": "logistic@digits", "workers": 2, "skew_ratio": 10, "rounds": 15, "seed": 3}
+    fields = {"task": "logistic@digits", "clients": 2, "skew_ratio": 10, "rounds": 15, "seed": 3, "first_model": "drawn"}
     compare(two.run(as_engine, settings, fields), {"step_ahead": 0.0, **settings}, fields)  # also if it is the method's
 
 
@@ -267,8 +268,8 @@ def with_local_steps(settings, fields):
     batches = Batches(data, partition, config.batch_size, config.seed)
     model = build(config.model, data, seed=config.seed)
     plan, examples = config.plan(), int(partition.sizes[rank])
-    plain = {**plan.settings(), "seed": plan.seed}
-    local = dagc.ddp.LocalSteps(model, examples=examples, steps=config.local_steps, rounds=config.rounds, **plain)
+    plan = plan.replaced(first_model="sent")
+    local = dagc.ddp.LocalSteps(model, plan=plan, examples=examples, steps=config.local_steps, rounds=config.rounds)
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
     for step in range(config.rounds * config.local_steps):
@@ -278,13 +279,13 @@ def with_local_steps(settings, fields):
         optimiser.step()
         exchanged = local.step()
         sent += 0 if exchanged is None else exchanged.payload
-    return local.shared, local.client.feedback.residual, sent
+    return local.shared, local.uplink.feedback.residual, sent
 
 
 @pytest.mark.parametrize("settings", list(plans()))
 def test_local_steps_on_ddp_and_the_local_engine_are_bit_identical(two, settings):
     settings = {**settings, **({"caps": {"0": 0.01}} if settings.get("caps") else {})}
-    fields = {"task": "logistic@digits", "workers": 2, "skew_ratio": 10, "rounds": 9, "local_steps": 2, "seed": 3}
+    fields = {"task": "logistic@digits", "clients": 2, "skew_ratio": 10, "rounds": 9, "local_steps": 2, "seed": 3}
     compare(two.run(with_local_steps, settings, fields), settings, fields)
 
 

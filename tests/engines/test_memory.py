@@ -267,7 +267,10 @@ def test_memory_of_ended_threads_is_released_too(kernels, monkeypatch):
     dagc._numba.compiled.cache_clear()
     try:
         vector = torch.randn(5_000_000)  # in the end, nothing but buffers for work is left
-        threads = [threading.Thread(target=hard_threshold, args=(vector, 2.0)) for _ in range(3)]
+        threads = [
+            threading.Thread(target=lambda: ErrorFeedback(hard_threshold, len(vector)).step(vector, 2.0))
+            for _ in range(3)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

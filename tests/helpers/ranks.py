@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-PATIENCE = 120
+PATIENCE = 600
 """Seconds after which a rank that does not answer fails the test."""
 
 

@@ -33,7 +33,7 @@ def test_the_core_needs_numpy_torch_and_numba_alone():
     assert needed == ["numpy", "torch", "numba"]
     done = without_extras("""
 import torch
-import dagc, dagc.checkpoint, dagc.files, dagc.folder, dagc.policies, dagc.state, research.theory
+import dagc, dagc.checkpoint, dagc.files, dagc.folder, dagc.policies, dagc.state, dagc.protocol
 feedback = dagc.ErrorFeedback(dagc.top_k, 1000)
 sparse = feedback.step(torch.randn(1000), 10)
 assert len(dagc.decode(dagc.encode(sparse, round=1), size=1000, round=1)) == 10

@@ -52,6 +52,12 @@ def built(kind, source, into):
     return found
 
 
+def test_the_package_holds_neither_the_experiments_nor_the_tests():
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    assert found == {"where": ["src"]}
+    assert {Path(name).parts[1] for name in tracked() if name.startswith("src/")} == {"dagc", "dagc_command.py"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_wheel_works_in_an_empty_environment(tmp_path):
@@ -124,6 +130,4 @@ OPTIONS = [
     "no:cacheprovider",
     "-o",
     "doctest_optionflags=NORMALIZE_WHITESPACE ELLIPSIS",
-    "--ignore-glob=*/chaos/*",
-    "--ignore-glob=*/nvflare/*",  # NVFlare is not installed here
 ]

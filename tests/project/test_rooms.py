@@ -7,9 +7,9 @@ import dagc
 
 ROOMS = [
     "text", "errors", "settings", "draws", "files", "state", "checkpoint", "folder",
-    "sparse", "wire", "allocation", "compressors", "feedback", "policies", "protocol", "testing",
-    "ddp", "flower", "nvflare",
-    "network", "data", "models", "plugins", "training", "report", "comparison", "planning", "cli",
+    "sparse", "wire", "updates", "allocation", "compressors", "feedback", "policies", "protocol", "testing",
+    "ddp", "flower",
+    "network", "data", "models", "plugins", "training", "report", "comparison", "estimate", "cli",
 ]  # fmt: skip
 
 

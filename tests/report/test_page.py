@@ -6,10 +6,9 @@ import shutil
 
 import pytest
 
-from dagc import Plan
 from dagc.folder import to_toml
-from dagc.planning import Fleet, forecast, plan_page
 from dagc.report import Panel, Series, read_run, write_report
+from dagc.text import in_bytes
 from dagc.training import Config, train
 
 BROWSER, DRIVER = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")
@@ -46,7 +45,8 @@ def report(tmp_path_factory):
 
     dense = series("dense", "none")
     ours, theirs = series("ours", "dagc-r", ratio=0.02), series("theirs <b>", "top-k", ratio=0.02)
-    first = Panel("by ratio", (ours, theirs, dense), (0.5, 0.6), paper="hope for the best")
+    wide = "by ratio, with a title that is wider than a phone"
+    first = Panel(wide, (ours, theirs, dense), (0.5, 0.6), paper="hope for the best")
     second = Panel("by threshold", (series("level", "dagc-a", threshold=0.01), dense))
     third = Panel("by Flower", (Series("far away", (flower(folder / "flower"),)),))
     return write_report([first, second, third], folder / "report", "A page", "dagc report", figures=False)
@@ -132,7 +132,6 @@ def test_it_draws_everything(page):
     ]
     assert len(find(page, "#plot polygon")) == 3  # the seeds as bands
     assert len(find(page, "#shares circle")) == 20  # ten clients, two methods; dense has no ratio
-    assert len(find(page, "#traffic circle")) == 6  # up and down
     assert len(find(page, "#labels rect")) > 10
     assert text(page, "#said") == "The paper: hope for the best."
     assert len(find(page, "table tbody tr")) == 6 + 3
@@ -180,6 +179,48 @@ def test_a_narrow_range_has_ticks(page, width):
     page.execute_script("const s = document.getElementById('panel'); s.value = 2; s.dispatchEvent(new Event('change'))")
     ticks = [element.text for element in find(page, "#plot svg > text") if element.text.endswith("B")]
     assert len(ticks) >= 2
+
+
+def test_who_may_send_has_a_legend_and_no_marker_hides_another(page):
+    assert [key.text for key in find(page, "#shares-legend > span")] == ["ours", "theirs <b>"]
+    assert len(find(page, "#shares-legend line")) == 2
+    rings = find(page, "#shares circle")
+    assert {ring.get_attribute("fill") for ring in rings} == {"transparent"}
+    assert {ring.get_attribute("r") for ring in rings[:10]}.isdisjoint(ring.get_attribute("r") for ring in rings[10:])
+
+
+@pytest.mark.parametrize("axis", ["bytes_total", "bytes_up", "rounds", "seconds"])
+def test_no_line_leaves_the_chart(page, axis):
+    find(page, f"input[value={axis}] + span")[0].click()
+    clip = find(page, "#clip rect")[0]
+    left, top, wide, high = (float(clip.get_attribute(name)) for name in ("x", "y", "width", "height"))
+    for line in find(page, "#plot polyline, #plot polygon"):
+        for point in line.get_attribute("points").replace(",", " ").split()[::2]:
+            assert left <= float(point) <= left + wide
+        for point in line.get_attribute("points").replace(",", " ").split()[1::2]:
+            assert top <= float(point) <= top + high
+
+
+def test_the_script_writes_bytes_as_python_does(page):
+    amounts = [0, 1, 999, 1000, 1500, 9_996, 31_415, 999_600, 5_101_000, 2.5e9, 3e12]
+    words = page.execute_script("return arguments[0].map((amount) => inUnits(amount, 'bytes'))", amounts)
+    assert words == [in_bytes(amount, short=True) for amount in amounts]
+
+
+def test_a_wide_table_scrolls_on_a_phone_and_keeps_the_methods_in_sight(page):
+    size(page, 380)
+    page.refresh()
+    wait_until_drawn(page)
+    wide = "const s = document.querySelector('.scroll'); return [s.scrollWidth, s.clientWidth, innerWidth]"
+    inside, outside, screen = page.execute_script(wide)
+    assert inside > outside < screen
+    name = "return document.querySelectorAll('.scroll tbody tr')[1].firstChild.getBoundingClientRect().left"
+    before = page.execute_script(name)
+    page.execute_script("document.querySelector('.scroll').scrollLeft = 1000")
+    assert page.execute_script("return document.querySelector('.scroll').scrollLeft") == inside - outside
+    assert page.execute_script(name) == before
+    last = "return [...document.querySelectorAll('.scroll td')].at(-1).getBoundingClientRect().right"
+    assert page.execute_script(last) <= screen
 
 
 def test_methods_and_settings_switch(page):
@@ -289,110 +330,3 @@ def test_dark_mode_is_dark_and_readable(page):
     dark_back, dark_ink = colours()
     assert light_back - light_ink > 400
     assert dark_ink - dark_back > 400
-
-
-WAYS = [
-    ("dagc", Plan(method="dagc"), 400),
-    ("dagc-r", Plan(method="dagc-r", ratio=0.001), 200),
-    ("top-k, raw", Plan(method="top-k", ratio=0.001, frames="raw"), 200),
-    ("stc <b>", Plan(method="stc", ratio=0.001, first_model="drawn"), 200),
-    ("none", Plan(method="none"), 200),
-]
-
-
-@pytest.fixture(scope="module")
-def plan_file(tmp_path_factory):
-    """A plan with all kinds of budgets and downlinks."""
-    path = tmp_path_factory.mktemp("plan") / "plan.html"
-    fleet = Fleet(236_000, {str(i): 1.0 for i in range(30)}, participation=0.5, up=2e6, down=1e7, compute_seconds=0.3)
-    path.write_text(plan_page(WAYS, fleet, price=5e-9), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def plan(browser, plan_file):
-    """The plan's page, just opened on a desktop."""
-    size(browser, 1200)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
-    browser.get(plan_file.as_uri())
-    yield browser
-    assert browser.get_log("browser") == []
-
-
-def slide(page, **values):
-    """Move sliders to these values."""
-    script = """
-    const sliders = JSON.parse(document.getElementById("data").textContent).sliders;
-    for (const [id, value] of Object.entries(arguments[0])) {
-      const place = sliders.find((one) => one.id === id).stops.indexOf(value);
-      if (place < 0) throw new Error(`${id} does not stop at ${value}`);
-      const input = document.getElementById(id);
-      input.value = place;
-      input.dispatchEvent(new Event("input"));
-    }"""
-    page.execute_script(script, values)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"parameters": 2000, "clients": 5, "participation": 1},
-        {"parameters": 5_000_000, "up": 1e8, "down": 1e6, "compute": 0},
-        {"clients": 200, "participation": 0.05, "rounds": 1000},
-        {"ratio": 0.02, "bytes": 2000, "price": 10},
-        {"parameters": 20_000, "ratio": 0.05, "bytes": 50, "clients": 1, "participation": 1},
-    ],
-    ids=str,
-)
-def test_the_plans_arithmetic_is_that_of_python(plan, values):
-    slide(plan, **values)
-    start = {"parameters": 236_000, "clients": 30, "participation": 0.5, "up": 2e6, "down": 1e7, "compute": 0.3}
-    at = {**start, "ratio": 0.001, "bytes": None, "rounds": 400, "price": 5, **values}
-    everybody = {str(i): 1.0 for i in range(at["clients"])}
-    fleet = Fleet(at["parameters"], everybody, at["participation"], at["up"], at["down"], at["compute"])
-    for (label, given, rounds), found in zip(WAYS, plan.execute_script("return planned()"), strict=True):
-        settings = given.settings()
-        if "ratio" in settings:
-            settings["ratio"] = at["ratio"]
-        elif given.method == "dagc":
-            settings["bytes"] = at["bytes"]
-        expected = forecast(Plan(**settings), fleet, at["rounds"] * rounds // WAYS[0][2])
-        assert found["rounds"] == expected.rounds
-        assert found["up"] == pytest.approx(expected.bytes_up, rel=0.03), label
-        assert found["down"] == pytest.approx(expected.bytes_down, rel=0.05), label
-        assert found["seconds"] == pytest.approx(expected.seconds, rel=0.1), label
-        assert found["cost"] == pytest.approx(found["total"] * at["price"] / 1e9)
-
-
-def test_the_plan_shows_what_it_computes(plan):
-    from selenium.webdriver.common.keys import Keys
-
-    rows = [[cell.text for cell in find(row, "th, td")] for row in find(plan, "#rows tr")]
-    assert [row[0] for row in rows] == [label for label, _, _ in WAYS]
-    assert text(plan, "#bytes-value") == "243, chosen"
-    assert text(plan, "#parameters-value") == "236 thousand"
-    assert text(plan, "#summary").startswith("dagc: ")
-    plan.execute_script("document.getElementById('parameters').focus()")
-    keys(plan, Keys.ARROW_RIGHT)
-    assert text(plan, "#parameters-value") == "500 thousand"
-    assert find(plan, "#parameters")[0].get_attribute("aria-valuetext") == "500 thousand"
-    assert [cell.text for cell in find(plan, "#rows tr:last-child td")] != rows[-1][1:]
-    slide(plan, price=0)
-    assert not find(plan, "#h-cost")[0].is_displayed()
-    slide(plan, compute=1000, up=1e9, down=1e9)
-    assert "Not worth it for time: 16.7 min a round instead of 16.7 min." in text(plan, "#summary")
-    slide(plan, compute=0, up=10_000, down=10_000)
-    assert " Worth it for time: " in text(plan, "#summary")
-
-
-@pytest.mark.parametrize("width", [360, 1200])
-def test_the_plan_fits_the_screen_and_prints(plan, width):
-    size(plan, width)
-    plan.refresh()
-    assert plan.execute_script("return document.documentElement.scrollWidth") <= width
-    assert len(find(plan, "#sliders input")) == 10
-    assert find(plan, "#sliders input")[0].is_displayed()
-    plan.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    assert not find(plan, "#sliders input")[0].is_displayed()
-    assert find(plan, "#parameters-value")[0].is_displayed()

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from dagc.cli import app
 from dagc.errors import InvalidInput
-from dagc.folder import to_toml
+from dagc.folder import BEST, FINAL, SCORE, to_toml
 from dagc.report import (
     Panel,
     Run,
@@ -31,10 +31,12 @@ from dagc.report import (
     sentence,
     write_report,
 )
+from dagc.report.charts import charts
 from dagc.report.figures import write_figures
-from dagc.report.numbers import curve, difference, final, in_bytes, reached, targets
+from dagc.report.numbers import curve, difference, final, reached, targets
 from dagc.report.page import page, run_command
 from dagc.report.tables import csv_table, curves_csv, latex_table, markdown_table
+from dagc.text import in_bytes
 from dagc.training import Config, train
 
 
@@ -68,7 +70,7 @@ def with_settings(settings, accuracies, step, entries, clients=None):
     rows = [
         {
             "round": n,
-            "accuracy": accuracy,
+            SCORE: accuracy,
             "bytes_up": step * n,
             "bytes_down": 2 * step * n,
             "seconds": n / 10,
@@ -85,8 +87,8 @@ def with_settings(settings, accuracies, step, entries, clients=None):
     }
     result = {
         "rounds": len(rows),
-        "final_accuracy": accuracies[-1],
-        "best_accuracy": max(accuracies),
+        FINAL: accuracies[-1],
+        BEST: max(accuracies),
         "bytes_up": rows[-1]["bytes_up"],
         "bytes_down": rows[-1]["bytes_down"],
         "seconds": rows[-1]["seconds"],
@@ -161,7 +163,7 @@ def test_budgets_and_options_are_ways_to_solve_one_problem():
         "none",
     ]
     assert [len(series.runs) for series in panel.series] == [1, 2, *[1] * 9]
-    assert panel.title == "logistic@digits, 2 clients, skew ratio 100, 1 rounds"
+    assert panel.title == "logistic@digits, 2 clients, skew ratio 100, 1 round"
 
 
 def test_a_run_of_flower_is_shown_with_what_is_known_about_it():
@@ -175,8 +177,8 @@ def test_a_run_of_flower_is_shown_with_what_is_known_about_it():
     assert "engine = &quot;flower&quot;" in text
     data = data_of(text)["panels"][0]
     assert data["names"] == ["harbour", "<buoy>"]
-    assert (data["labels"], data["classes"], data["seed"]) == (None, None, None)
-    assert data["shares"] == [{"label": "dagc-r", "kind": "ratio", "values": []}]
+    assert (data["labels"], data["classes"], data["seed"]) == (None, [], None)
+    assert data["series"][0]["shares"] == {"kind": "ratio", "values": []}
 
 
 def test_runs_of_flower_with_the_same_model_and_clients_are_compared():
@@ -234,39 +236,38 @@ def test_a_curve_has_only_what_all_seeds_have():
 
 
 def test_the_sentence():
-    assert sentence([Panel("p", (Series("one", (made([0.5]),)),))]).startswith("one ends at 50.00 % after 1 rounds")
+    alone = sentence([Panel("p", (Series("one", (made([0.5]),)),))])
+    assert alone == "one ends at 50.00 % after 1 round (one seed), with 300 B in total, 100 B up and 200 B down."
     dense = Series("dense", (made([0.9, 0.9], method="none", step=10_000),))
     slow = Series("slow", (made([0.1, 0.9]),))
     quick = Series("quick", (made([0.9, 0.9]),))
-    said = sentence([Panel("p", (quick, slow, dense), (0.9,))])
-    assert "quick reaches 90 % with 300 B in total (100 B up, 200 B down)" in said
-    assert said.endswith(", 2.0 times fewer bytes than slow and 100 times fewer bytes than dense.")
-    assert "about as many bytes as same" in sentence([Panel("p", (quick, Series("same", (made([0.9]),))), (0.9,))])
     nobody = sentence([Panel("p", (quick, slow), (0.99,))])
-    assert nobody == "quick ends highest, at 90.00 %; nobody reached 99 % with every seed."
+    assert nobody == "quick ends highest, at 90.0 %; no method reached 99 % with every seed."
     half = Series("half", (made([0.9], seed=0), made([0.1], seed=1)))
-    alone = sentence([Panel("p", (quick, half), (0.9,))])
-    assert alone == "quick ends highest, at 90.00 %; only quick reached 90 % with every seed."
+    single = sentence([Panel("p", (quick, half), (0.9,))])
+    assert single == "quick ends highest, at 90.0 %; only quick reached 90 % with every seed."
     free = sentence([Panel("p", (Series("free", (made([0.9], step=0),)), slow), (0.9,))])
-    assert free == "free reaches 90 % with 0 B in total (0 B up, 0 B down)."
+    assert free.startswith("To reach 90 % accuracy, two clients exchanged 0 B with free instead of 600 B with slow, ")
+    assert "To reach 90 % accuracy, two clients" in sentence([Panel("p", (quick, slow, dense), (0.9,))])
     several = sentence([two_series(), two_series(paper=80.0)])
     assert "good ends above bad & worse_1 in 2 of 2 settings, by +30.00 points" in several
     assert "in the paper: 1 of 1" in several
 
 
-def test_the_sentence_counts_both_ways_and_names_the_best_rival():
-    """The fewest bytes up are not the fewest bytes."""
-    dense = Series("none", (made([0.9], method="none", step=1000),))
+def test_the_sentence_says_bytes_both_ways_rounds_and_accuracy_for_both():
+    """The fewest bytes up are not the fewest bytes; uncompressed and the best other method are compared."""
+    dense = Series("none", (made([0.8, 0.95], method="none", step=1000),))
     thrifty = Series("thrifty", (made([0.1, 0.1, 0.9], step=50),))  # 450 B, 150 up
-    priced = Series("priced", (made([0.1, 0.9], step=70),))  # 420 B, 140 up
+    priced = Series("priced", (made([0.1, 0.9], step=70, method="stc"),))  # 420 B, 140 up
     plain, worst = Series("plain", (made([0.9]),)), Series("worst", (made([0.9], step=500),))  # 300 B and 1.5 kB
-    said = sentence([Panel("p", (worst, priced, thrifty, plain, dense), (0.9,))])
-    assert said == (
-        "plain reaches 90 % with 300 B in total (100 B up, 200 B down), 1.4 times fewer bytes than priced "
-        "and 10.0 times fewer bytes than no compression."
+    words = sentence([Panel("p", (worst, priced, thrifty, plain, dense), (0.9,))])
+    assert words == (
+        "To reach 90 % accuracy, two clients exchanged 300 B with plain instead of 6.00 kB uncompressed, "
+        "in 1 round instead of 2. Final accuracy: 90.0 % compared with 95.0 %. "
+        "The best other method, priced, needed 420 B, in 2 rounds."
     )
     first = sentence([Panel("p", (worst, Series("none", (made([0.9], method="none"),))), (0.9,))])
-    assert first.startswith("no compression reaches 90 % with 300 B in total")
+    assert "exchanged 300 B uncompressed instead of 1.50 kB with worst" in first
 
 
 def test_the_sentence_says_what_is_within_the_spread():
@@ -274,9 +275,8 @@ def test_the_sentence_says_what_is_within_the_spread():
     shaky = Series("shaky", (made([0.9], seed=0, step=90), made([0.9], seed=1, step=190)))  # 270 and 570 B
     steady = Series("steady", (made([0.9], seed=0, step=140), made([0.9], seed=1, step=150)))  # 420 and 450 B
     within = sentence([Panel("p", (ours, shaky), (0.9,))])
-    assert within.endswith(", 1.4 times fewer bytes than shaky (within the spread between seeds).")
-    clear = sentence([Panel("p", (ours, steady), (0.9,))])
-    assert clear.endswith(", 1.4 times fewer bytes than steady.")
+    assert "instead of 420 B with shaky (a difference within the spread between seeds), in" in within
+    assert "spread" not in sentence([Panel("p", (ours, steady), (0.9,))])
     alone = sentence([Panel("p", (Series("ours", ours.runs[:1]), Series("steady", steady.runs[:1])), (0.9,))])
     assert "spread" not in alone  # one seed has none
 
@@ -285,10 +285,8 @@ def test_the_best_rival_is_another_method():
     ours = Series("dagc-r, ratio 1 %", (made([0.9], method="dagc-r"),))  # 300 B
     ours_again = Series("dagc-r, ratio 2 %", (made([0.9], method="dagc-r", ratio=0.02, step=110),))  # 330 B
     rival = Series("stc", (made([0.9], method="stc", step=200),))  # 600 B
-    said = sentence([Panel("p", (ours, ours_again, rival), (0.9,))])
-    assert said.endswith(", 2.0 times fewer bytes than stc.")
-    alone = sentence([Panel("p", (ours, ours_again), (0.9,))])
-    assert alone.endswith(", 1.1 times fewer bytes than dagc-r, ratio 2 %.")
+    assert "instead of 600 B with stc, in" in sentence([Panel("p", (ours, ours_again, rival), (0.9,))])
+    assert "instead of 330 B with dagc-r, ratio 2 %, in" in sentence([Panel("p", (ours, ours_again), (0.9,))])
 
 
 def test_several_runs_of_one_seed_count_once():
@@ -345,8 +343,8 @@ def test_the_csv_table_reads_back():
     assert float(lines[1]["paper_percent"]) == 85
     assert lines[3]["bytes_up_to_target"] == ""
     assert float(lines[0]["part_sent"]) == pytest.approx(10 / 2 / 1000)
-    curves = list(csv.DictReader(io.StringIO(curves_csv([two_series()]))))
-    assert [float(line["accuracy"]) for line in curves[:2]] == pytest.approx([0.6, 0.85])
+    curves = list(csv.DictReader(io.StringIO(curves_csv(charts([two_series()])))))
+    assert [float(line[SCORE]) for line in curves[:2]] == pytest.approx([0.6, 0.85])
     counted = [[float(curves[1][f"bytes_{name}"]) for name in ("up", "down", "total")], float(curves[1]["seconds"])]
     assert counted == [[200, 400, 600], 0.2]
 
@@ -365,11 +363,10 @@ def test_the_markdown_table_has_a_row_for_each_series():
     lines = markdown_table([two_series(), two_series()]).splitlines()
     assert len(lines) == 2 + 4
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
-    assert lines[0].endswith("| Up | Down | Total to 50 % | Total to 70 % |")
-    assert lines[2].startswith("| a problem | good | 85.00 ± 7.07 % | 85.00 % |")
-    assert lines[3].startswith("|  | bad & worse_1 |")
-    assert lines[2].endswith("| 200 B | 400 B | 300 B | 450 B |")
-    assert lines[3].endswith("| 200 B | 400 B | 450 B | 0 of 2 |")
+    assert lines[0].startswith("| Setting | Method | Total to 50 % | Total to 70 % | Accuracy |")
+    assert lines[2].startswith("| a problem | good | 300 B (1 round) | 450 B (2 rounds) | 85.00 ± 7.07 % | 85.00 % |")
+    assert lines[3].startswith("|  | bad &amp; worse\\_1 | 450 B (2 rounds, ×1.5) | 0 of 2 seeds |")
+    assert lines[2].endswith("| 200 B | 400 B |")
 
 
 def test_the_page_is_whole_and_cannot_be_broken_by_names(runs):
@@ -392,23 +389,28 @@ def test_the_page_is_whole_and_cannot_be_broken_by_names(runs):
 def test_the_report_says_which_runs_stopped_early():
     half, whole = made([0.5, 0.6], rounds=300, seed=1), made([0.5, 0.6], seed=0)
     panel = Panel("p", (Series("ours", (whole, half)),), notes=("a note",))
-    assert notes([panel]) == ["ours, seed 1: stopped after round 2 of 300", "a note"]
+    assert notes([panel]) == [
+        "ours, seed 1: stopped after round 2 of 300",
+        "the first model is counted whenever a client downloads it",
+        "a note",
+    ]
     assert "<li>ours, seed 1: stopped after round 2 of 300</li>" in page([panel], "t", "c")
     alone = Panel("p", (Series("ours", (half,)),))
     assert sentence([alone]).startswith("ours is at 60.00 % after 2 of 300 rounds")
 
 
-def test_a_first_download_that_weighs_is_mentioned(runs, tmp_path):
-    (panel,) = panels_of(map(read_run, find_runs([runs])), (0.1,))
+def test_whether_the_first_model_is_counted_is_always_noted(runs):
+    (panel,) = panels_of(map(read_run, find_runs([runs])))
     first = panel.series[0].runs[0].first_download
     with (runs / "dagc-r-0" / "metrics.jsonl").open() as file:
         assert first == json.loads(file.readline())["down"] > 10 * 4 * 650  # ten clients, 650 entries and a header
-    assert notes([panel]) == [f"the first download, {in_bytes(first)} for all clients, is counted"]  # once for all
-    long = replace(panel.series[0].runs[0], rows=made([0.1] * 1000, step=first).rows)
-    assert notes([Panel("p", (Series("long", (long,)),), (0.1,))])  # more than a tenth of 0.1, which is at once
-    late = replace(long, rows=long.rows[20:])
-    assert notes([Panel("p", (Series("late", (late,)),), (0.1,))]) == []
-    assert notes([Panel("p", (Series("never", (long,)),), (0.9,))]) == []
+    assert notes([panel]) == [f"the first model, {in_bytes(first)} for all clients, is counted"]  # once for all
+    drawn = Series("drawn", (made([0.5], first_model="drawn"),))
+    assert notes([Panel("p", (drawn,))]) == [
+        "the first model is not counted: each client draws it from the seed and downloads nothing"
+    ]
+    some = Series("some", (made([0.5], participation=0.5),))
+    assert [note.partition(" the first")[0] for note in notes([Panel("p", (drawn, some))])] == ["drawn:", "some:"]
 
 
 @pytest.mark.parametrize("fields", [{"first_model": "drawn"}, {"participation": 0.5}, {"failures": 0.9}])
@@ -427,14 +429,14 @@ def test_an_accuracy_that_is_not_a_number_is_a_dash():
     assert curve(broken)["rounds"] == [1]
     assert curve(nothing)["mean"] == []
     rows = markdown_table([panel]).splitlines()
-    assert rows[2].startswith("| broken | – |")
-    assert rows[3].startswith("| nothing | – |")
-    assert [line["accuracy"] for line in csv.DictReader(io.StringIO(csv_table([panel])))] == ["", "", "0.8"]
+    assert rows[2].startswith("| broken | 0 of 2 seeds | – |")
+    assert rows[3].startswith("| nothing | 0 of 1 seeds | – |")
+    assert [line[FINAL] for line in csv.DictReader(io.StringIO(csv_table([panel])))] == ["", "", "0.8"]
     assert len(data_of(page([panel, panel], "t", "c"))["panels"]) == 2
-    assert sentence([panel]) == "good ends highest, at 80.00 %; only good reached 80 % with every seed."
+    assert sentence([panel]) == "good ends highest, at 80.0 %; only good reached 80 % with every seed."
     assert "no series has" in sentence([Panel("p", (nothing, nothing))]).lower()
     found = comparison(panel)["methods"]
-    assert [row["final_accuracy"] for row in found] == [None, None, 0.8]
+    assert [row[FINAL] for row in found] == [None, None, 0.8]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
@@ -442,9 +444,9 @@ def test_the_numbers_for_machines():
     found = comparison(two_series())
     assert (found["task"], found["rounds"], found["target"]) == ("logistic@digits", 2, 0.5)
     good, bad = found["methods"]
-    assert good["final_accuracy"] == pytest.approx(0.85)
+    assert good[FINAL] == pytest.approx(0.85)
     assert good["to_target"] == {
-        "accuracy": 0.5,
+        SCORE: 0.5,
         "reached": 2,
         "rounds": 1,
         "bytes_up": 100,
@@ -489,7 +491,7 @@ def test_everything_is_written(runs, tmp_path):
 
 def test_without_matplotlib_there_are_no_figures_and_no_error(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert write_figures([two_series()], tmp_path) == []
+    assert write_figures(charts([two_series()]), tmp_path) == []
     assert not list(tmp_path.iterdir())
 
 
@@ -498,7 +500,7 @@ def test_the_command(runs, tmp_path):
         app, ["report", str(runs), "--output", str(tmp_path / "r"), "--targets", "0.5", "--no-figures"]
     )
     assert result.exit_code == 0, result.output
-    assert "reaches 50 %" in result.output
+    assert "To reach 50 % accuracy, ten clients exchanged" in result.output
     assert {path.name for path in (tmp_path / "r").iterdir()} == {
         "report.html",
         "table.csv",

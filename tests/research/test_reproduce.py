@@ -146,7 +146,13 @@ def test_missing_data_is_named_with_the_way_to_get_it(tmp_path, monkeypatch):
     with pytest.raises(MissingData) as caught:
         with_data([*EXPERIMENTS["fig2"], *EXPERIMENTS["fig4"]], False, str(tmp_path))
     message = str(caught.value)
-    for words in ("dagc data get fashion-mnist", "dagc data get flickr-mammal", "--stand-in", "--cells", str(tmp_path)):
+    for words in (
+        "research data get fashion-mnist",
+        "research data get flickr-mammal",
+        "--stand-in",
+        "--cells",
+        str(tmp_path),
+    ):
         assert words in message
     with pytest.raises(MissingData, match=r"stand-in audiomnist-by-speaker\.npz is not in .*docs/how-to/own-data\.md"):
         with_data(EXPERIMENTS["fig2"][1:], True, str(tmp_path))

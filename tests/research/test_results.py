@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import dagc
+from dagc.cli.plan import MORE_ROUNDS
 from dagc.comparison.tuning import best_of
 from dagc.errors import InvalidInput, MissingData
-from dagc.planning import MORE_ROUNDS
 from dagc.report import Panel, Run, Series, read_run
-from dagc.report.numbers import final, in_bytes, reached
-from dagc.report.words import brief
+from dagc.report.numbers import final, reached
+from dagc.text import brief, in_bytes
 from research import EXPERIMENTS, STAND_INS, Cell, Laboratory, Record, Store, Tuned, Variant, stand_in, tables
 from research.kinds import KINDS
 from research.measured import Measured
@@ -146,7 +146,7 @@ def test_a_later_version_with_another_setting_knows_a_record_again(made, monkeyp
 
 
 def test_a_stand_in_is_recorded_and_only_taken_if_it_may_be(tmp_path, monkeypatch):
-    cell = replace(small(), fields={"task": "logistic@speech-commands", "rounds": 3, "partition": "iid:workers=3"})
+    cell = replace(small(), fields={"task": "logistic@speech-commands", "rounds": 3, "partition": "iid:clients=3"})
     used = replace(STAND_INS["speech-commands"], data="digits")
     monkeypatch.setitem(STAND_INS, "speech-commands", used)
     monkeypatch.setattr(stand_in, "at_hand", lambda name, root: name == "digits")
@@ -567,4 +567,4 @@ def test_a_plan_knows_how_many_more_rounds_dagc_has_taken():
             for goal in cell.targets:
                 ours, dense = (reached(series[name], goal).rounds for name in ("dagc", "FedAvg"))
                 found += [ours.mean / dense.mean] if ours and dense else []
-    assert round(max(found)) == MORE_ROUNDS[1]
+    assert round(max(found)) == MORE_ROUNDS

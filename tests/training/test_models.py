@@ -91,7 +91,7 @@ def losses(name: str, data_name: str, rate: float, batch: int, steps: int = 200)
     except MissingData as error:
         pytest.skip(f"real data is not here: {error}")
     model = build(name, data, seed=0)
-    batches = Batches(data, iid(data.train_y.numpy(), workers=1), batch)
+    batches = Batches(data, iid(data.train_y.numpy(), clients=1), batch)
     optimiser = torch.optim.SGD(model.parameters(), lr=rate)
     losses = []
     for round in range(steps):

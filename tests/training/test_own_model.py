@@ -12,9 +12,9 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import dagc
 from dagc import Config, InvalidInput, models
-from dagc.data import Partition, as_dataset, load
+from dagc.data import Partition, load
 from dagc.training import Federation, iterate, train
-from dagc.training.given import as_given
+from dagc.training.custom import customize
 from dagc.training.objective import goal_of
 
 RANDOM = torch.Generator().manual_seed(3)
@@ -67,7 +67,7 @@ MODELS = {
     "tied": Tied,
 }
 DATA = {"large": (X[:180], LABELS[:180]), "middle": (X[180:220], LABELS[180:220]), "small": (X[220:], LABELS[220:])}
-IID = {"partition": "iid:workers=3"}
+IID = {"partition": "iid:clients=3"}
 SEQUENCES = {"ann": TOKENS[:90], "bob": TOKENS[90:]}
 
 
@@ -81,7 +81,7 @@ def config(**fields):
 
 
 def federation(settings, model=None, data=None, test=None, partition=None, loss=None, metric=None):
-    return Federation(*as_given(settings, model, data, test, partition, loss, metric))
+    return Federation(*customize(settings, model, data, test, partition, loss, metric))
 
 
 def data_for(name):
@@ -183,10 +183,10 @@ class Pairs(TorchDataset):
     ],
 )
 def test_data_by_client_in_any_form_is_the_same(data):
-    found = as_dataset(data)
+    found = load(data)
     assert found.clients == ("a", "b")
     assert (found.objective, found.classes, found.outputs) == ("classification", ("0", "1"), 2)
-    usual = as_dataset([(X[:200], LABELS[:200]), (X[200:], LABELS[200:])])
+    usual = load([(X[:200], LABELS[:200]), (X[200:], LABELS[200:])])
     assert usual.clients == ("0", "1")
     for name in ("train_x", "train_y", "test_x", "test_y", "client"):
         assert torch.equal(getattr(found, name), getattr(usual, name)), name
@@ -205,16 +205,16 @@ def test_data_in_one_piece_is_split_as_the_configuration_or_the_partition_says()
         assert here.names == ("ann", "bob")
         assert here.partition.sizes.tolist() == [100, 3]
         assert (here.config.task, here.config.partition) == ("own@own", "own")
-    with pytest.raises(InvalidInput, match="gives worker 0 sample 500"):
+    with pytest.raises(InvalidInput, match="gives client 0 sample 500"):
         train(config(), model=nn.Linear(6, 2), data=(X, LABELS), partition={"ann": [500]})
 
 
 def test_a_test_set_of_its_own_is_used_whole():
-    data = as_dataset((X[:200], LABELS[:200]), (X[200:], LABELS[200:]))
+    data = load((X[:200], LABELS[:200]), test=(X[200:], LABELS[200:]))
     assert (len(data), len(data.test_y), data.notes) == (200, 40, ())
-    assert as_dataset(data) is data
+    assert load(data) is data
     with pytest.raises(InvalidInput, match="leave test out"):
-        as_dataset(data, (X, LABELS))
+        load(data, test=(X, LABELS))
 
 
 def test_numbers_are_learnt_and_scored_by_r_squared():
@@ -228,7 +228,7 @@ def test_numbers_are_learnt_and_scored_by_r_squared():
     assert result.metric == "R²"
     both = torch.stack([NUMBERS, X[:, 0]], dim=1)
     assert train(config(ratio=1.0, **IID), model=nn.Linear(6, 2), data=(X, both)).rounds[-1].score > 0.3
-    whole = as_dataset((X, LABELS), numbers=True)
+    whole = load((X, LABELS), objective="regression")
     assert whole.objective == "regression"
     ours = train(Config(task="mlp@own", method="none", rounds=3, objective="regression", **IID), data=(X, LABELS))
     assert ours.model(X).shape == (len(X), 1)
@@ -239,7 +239,7 @@ def test_next_tokens_are_learnt_and_padding_does_not_count():
     assert result.score > 0.9
     x, y = TOKENS[:, :-1], TOKENS[:, 1:].clone()
     y[:, 4:] = -100
-    padded = as_dataset((x, y))
+    padded = load((x, y))
     goal = goal_of(padded)
     scores = nn.functional.one_hot(TOKENS[:, 1:], 5).float()
     assert goal.count(y) == 4 * len(y)
@@ -284,7 +284,8 @@ def test_a_loss_and_a_metric_of_ones_own():
         ({"data": None, "test": (X, LABELS), "model": nn.Linear(6, 2)}, "test is given without data"),
         ({"data": X}, "has only samples, torch.float32"),
         ({"data": (X, LABELS[:7])}, r"x of shape \(240, 6\) and y of shape \(7,\)"),
-        ({"data": (X, np.array(["a"] * 240))}, "holds <U1: give numbers; labels are 0, 1, 2"),
+        ({"data": (X, np.array(["a"] * 240))}, "all labels are a; two classes or more are needed"),
+        ({"data": (np.array([["a"]] * 240), LABELS)}, "holds <U1: give numbers as samples"),
         ({"data": {"ann": (X, LABELS), "bob": (X[:, :3], LABELS)}}, r"client 'bob' has torch.float32 of shape \(3,\)"),
         ({"data": {"ann": (X[:0], LABELS[:0])}}, "client 'ann' has no samples"),
         ({"data": {}}, "data has no clients"),
@@ -310,7 +311,7 @@ def test_a_task_is_not_contradicted():
         Federation(config(task="own@digits"))
     with pytest.raises(InvalidInput, match="leave one out"):
         train(config(partition="iid"), model=nn.Linear(6, 2), data=(X, LABELS), partition={"a": [1]})
-    with pytest.raises(InvalidInput, match="objective is 'next-token', but the data is for classification"):
+    with pytest.raises(InvalidInput, match="own is for classification, not for next-token"):
         train(config(objective="next-token"), model=nn.Linear(6, 2), data=(X, LABELS))
     flat = nn.Sequential(nn.Flatten(), model)
     assert federation(config(), flat).config.task == "own@digits"

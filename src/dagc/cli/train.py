@@ -25,8 +25,8 @@ from dagc.comparison import (
     SWEPT,
     TUNING_SEEDS,
     Choice,
+    candidates_hash,
     comparison_fields,
-    question,
     run_all,
     split_methods,
     stopping,
@@ -45,9 +45,9 @@ from dagc.training import (
     Round,
     TensorBoard,
     ToTarget,
+    iterate,
     read_metrics,
     summary,
-    train,
 )
 
 __all__ = ["compare", "resume", "run"]
@@ -217,7 +217,7 @@ def _compare(asked: Asked, output: Path | None, jobs: int | None, as_json: bool)
     jobs = jobs or os.cpu_count() or 1
     own = range(TUNING_SEEDS, TUNING_SEEDS + asked.tune_seeds)
     configs = [Config(**{**way[0], "seed": seed}) for way in ways for seed in range(seeds)]
-    key = _key(configs, question(ways, own, target) if grid else "")
+    key = _key(configs, candidates_hash(ways, own, target) if grid else "")
     folder = output or Path("runs") / f"compare-{_slug(settings['task'])}-{key}"
     _claim(folder, key, asked)
     try:
@@ -327,7 +327,7 @@ def _train(
     callbacks += [TensorBoard(folder / "tensorboard", target)] if tensorboard else []
     callbacks += [CsvLog(folder / "log.csv", target)] if csv else []
     accuracy, measured = "", 0
-    training = train(config, folder, callbacks)
+    training = iterate(config, folder, callbacks)
     metric = training.federation.goal.metric
     name = "" if log.is_terminal and log.width < NARROW else f"{metric} "
     for note in training.federation.notes:

@@ -10,7 +10,7 @@ from dagc.errors import InvalidInput, unknown
 from dagc.policies import POLICIES
 from dagc.training import SOLUTION, Config
 
-__all__ = ["SWEPT", "comparison_configs", "comparison_fields", "split_methods"]
+__all__ = ["SWEPT", "comparison_fields", "split_methods"]
 
 COUNTED = ("ratio", "bytes", "rate")
 """Budgets of methods that count entries; they take precedence over a threshold."""
@@ -28,30 +28,6 @@ SHARED = ("overhead", "down", "caps", "exponent", "options", "values", "frames")
 """Shared settings that only some methods take."""
 
 
-def comparison_configs(settings: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> list[Config]:
-    """A configuration for every line of a comparison and every seed.
-
-    Args:
-        settings: Fields of `Config`, as for `comparison_fields`.
-        methods: Names of methods, or variants `NAME:key=value,key=value`.
-        seeds: The seeds, the same for all.
-
-    Raises:
-        InvalidInput: A method gets no budget, or a setting fits none of the methods.
-
-    Example:
-        >>> settings = {"task": "mlp@digits", "ratio": 0.01, "threshold": 0.05, "overhead": 0.125}
-        >>> for config in comparison_configs(settings, ["dagc-r", "top-k:frames=raw", "dagc-a", "none"], [0]):
-        ...     print(config.method, config.ratio, config.threshold, config.overhead, config.frames)
-        dagc-r 0.01 None 0.125 plain
-        top-k 0.01 None 0.125 raw
-        dagc-a None 0.05 None plain
-        none None None None plain
-    """
-    ways = comparison_fields(settings, methods)
-    return [Config(**{**fields, "seed": seed}) for (fields,) in ways for seed in seeds]
-
-
 def comparison_fields(
     settings: Mapping[str, Any], methods: Sequence[str], tune: Mapping[str, Sequence[Any]] | None = None
 ) -> list[list[dict[str, Any]]]:
@@ -66,8 +42,20 @@ def comparison_fields(
         settings: Fields of `Config`; those in `SWEPT` may be lists.
         methods: Names of methods, or variants `NAME:key=value,key=value`, whose settings override the shared ones.
         tune: The values to choose from, by setting; a variant that gives such a setting itself keeps it.
+
+    Raises:
+        InvalidInput: A method gets no budget, or a setting fits none of the methods.
+
+    Example:
+        >>> settings = {"task": "mlp@digits", "ratio": 0.01, "threshold": 0.05, "overhead": 0.125}
+        >>> for (fields,) in comparison_fields(settings, ["dagc-r", "top-k:values=int8", "dagc-a", "none"]):
+        ...     print(fields["method"], {name: fields[name] for name in fields if name not in ("task", "method")})
+        dagc-r {'ratio': 0.01, 'overhead': 0.125}
+        top-k {'ratio': 0.01, 'overhead': 0.125, 'values': 'int8'}
+        dagc-a {'threshold': 0.05}
+        none {}
     """
-    named = [_read(text) for text in methods]
+    variants = [_read(text) for text in methods]
     for text in methods:
         if list(methods).count(text) > 1:
             raise InvalidInput(f"method {text!r} is named twice: name each once")
@@ -76,39 +64,39 @@ def comparison_fields(
             raise unknown("tunable setting", name, SWEPT)
     shared = {name: value for name, value in settings.items() if value is not None}
     first = _points(shared)[0]
-    _taken(SHARED, first, methods, named)
+    _check_taken(SHARED, first, methods, variants)
     ways: dict[str, tuple[str, list[dict[str, Any]]]] = {}
-    for text, each in zip(methods, named, strict=True):
+    for text, variant in zip(methods, variants, strict=True):
         for point in _points(shared):
             candidates: dict[str, dict[str, Any]] = {}
             for choice in _points(tune or {}):
-                fields = _with({**point, **choice}, *each)
+                fields = _with({**point, **choice}, *variant)
                 candidates.setdefault(Config(**fields).key(), fields)
             other, _ = ways.setdefault(" ".join(candidates), (text, list(candidates.values())))
             if other != text:
                 raise InvalidInput(f"{text!r} is the same as {other!r}: leave one of them out")
-    _taken(BUDGETS, first, methods, named)
+    _check_taken(BUDGETS, first, methods, variants)
     budgets = [name for name in BUDGETS if name in first]
-    for text, each in zip(methods, named, strict=True):
-        if budgets and POLICIES[each[0]].budgets and not set(BUDGETS) & _with(first, *each).keys():
+    for text, variant in zip(methods, variants, strict=True):
+        if budgets and POLICIES[variant[0]].budgets and not set(BUDGETS) & _with(first, *variant).keys():
             raise InvalidInput(
                 f"{text!r} does not take {' or '.join(budgets)}: leave it out, or give it a budget of its own, "
-                f"such as {each[0]}:{POLICIES[each[0]].budgets[0]}=…"
+                f"such as {variant[0]}:{POLICIES[variant[0]].budgets[0]}=…"
             )
     return [candidates for _, candidates in ways.values()]
 
 
-def _taken(
+def _check_taken(
     names: Sequence[str],
     settings: Mapping[str, Any],
     methods: Sequence[str],
-    named: Sequence[tuple[str, dict[str, Any]]],
+    variants: Sequence[tuple[str, dict[str, Any]]],
 ) -> None:
     """Refuse what no method takes."""
     for name in names:
         for part in _parts(settings, name):
             usual = part == Config.default(name)  # as in a run's config.toml
-            if not usual and not any(part in _parts(_with(settings, *each), name) for each in named):
+            if not usual and not any(part in _parts(_with(settings, *variant), name) for variant in variants):
                 raise InvalidInput(f"none of the methods {', '.join(methods)} takes {name} {part}: leave it out")
 
 
@@ -119,13 +107,13 @@ def split_methods(text: str) -> list[str]:
         >>> split_methods("dagc-r,top-k:frames=raw,values=int8,none")
         ['dagc-r', 'top-k:frames=raw,values=int8', 'none']
     """
-    found: list[str] = []
+    methods: list[str] = []
     for part in re.split(r",(?![^{]*})", text):  # not within JSON
-        if "=" in part and ":" not in part.partition("=")[0] and found and ":" in found[-1]:
-            found[-1] += f",{part.strip()}"
+        if "=" in part and ":" not in part.partition("=")[0] and methods and ":" in methods[-1]:
+            methods[-1] += f",{part.strip()}"
         else:
-            found.append(part.strip())
-    return found
+            methods.append(part.strip())
+    return methods
 
 
 def _read(text: str) -> tuple[str, dict[str, Any]]:
@@ -133,7 +121,7 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     method, colon, rest = text.partition(":")
     if method not in POLICIES:
         raise unknown("method", method, POLICIES)
-    given: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for part in re.split(r",(?![^{]*})", rest) if colon else ():
         key, equals, value = part.partition("=")
         name = key.strip().replace("-", "_")
@@ -141,45 +129,45 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
             raise InvalidInput(f"{text!r}: {part!r} is not key=value: write e.g. {method}:frames=raw")
         if name not in VARIED:
             raise unknown("setting of a variant", name, VARIED)
-        given[name] = value.strip()
+        overrides[name] = value.strip()
         if name in NAMED:
             try:
-                given[name] = json.loads(value)
+                overrides[name] = json.loads(value)
             except (ValueError, RecursionError):
                 raise InvalidInput(f'{text!r}: {name} is {value!r:.100}: write JSON, e.g. {{"a": 1}}') from None
-    return method, given
+    return method, overrides
 
 
-def _with(settings: Mapping[str, Any], method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _with(settings: Mapping[str, Any], method: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A method's fields: those of the shared settings that it takes, overridden by its own."""
     replaced: set[str] = set()
     for alike in (BUDGETS, STEPS):
-        replaced |= set(alike) if given.keys() & set(alike) else set()
-    if str(given.get("local_steps")) == "1":
+        replaced |= set(alike) if overrides.keys() & set(alike) else set()
+    if str(overrides.get("local_steps")) == "1":
         replaced |= set(OWN_STEPS)
     left = {name: value for name, value in settings.items() if name not in replaced}
-    return {**_own({**left, **given}, method), **given, "method": method}
+    return {**_taken_by({**left, **overrides}, method), **overrides, "method": method}
 
 
-def _own(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
+def _taken_by(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
     """The settings that a method takes."""
     kind = POLICIES[method]
-    given = {name: value for name, value in settings.items() if value is not None}
-    counted = [name for name in COUNTED if name in given and name in kind.budgets]
+    known = {name: value for name, value in settings.items() if value is not None}
+    counted = [name for name in COUNTED if name in known and name in kind.budgets]
     budgets = counted or [name for name in ("threshold",) if name in kind.budgets]
     takes = {
         **{name: name in budgets for name in BUDGETS},
         "overhead": kind.waits and bool(counted),
-        "down": bool(kind.budgets) and (given.get("down") != "same" or bool(counted)),
+        "down": bool(kind.budgets) and (known.get("down") != "same" or bool(counted)),
         "caps": bool(counted),
         "exponent": method == "power",
     }
     if kind.fixed:
-        takes |= {name: given.get(name) == value for name, value in kind.defaults.items()}
-    own = {name: value for name, value in given.items() if takes.get(name, True)}
-    if "options" in own:
-        own["options"] = {name: value for name, value in own["options"].items() if name in kind.options}
-    return own
+        takes |= {name: known.get(name) == value for name, value in kind.defaults.items()}
+    taken = {name: value for name, value in known.items() if takes.get(name, True)}
+    if "options" in taken:
+        taken["options"] = {name: value for name, value in taken["options"].items() if name in kind.options}
+    return taken
 
 
 def _parts(settings: Mapping[str, Any], name: str) -> list[Any]:

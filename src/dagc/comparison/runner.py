@@ -76,7 +76,8 @@ def run_all(
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     plugins = [plugin.where for plugin in load_plugins()]
-    pool = ProcessPoolExecutor(min(jobs, len(configs)), context, initializer=_begin, initargs=(stop, plugins))
+    workers = min(jobs, len(configs))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(stop, plugins))
     try:
         tasks: dict[Future[bool], int] = {}
         with _no_interrupts():

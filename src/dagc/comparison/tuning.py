@@ -16,7 +16,7 @@ from dagc.report.numbers import final, reached
 from dagc.report.runs import TUNING
 from dagc.training import Config
 
-__all__ = ["TUNING_SEEDS", "Choice", "best_of", "question", "tune"]
+__all__ = ["TUNING_SEEDS", "Choice", "best_of", "candidates_hash", "tune"]
 
 TUNING_SEEDS = 1000
 """The first seed for tuning; comparisons use 0, 1, 2, …"""
@@ -42,12 +42,12 @@ class Choice:
     @property
     def at_the_edge(self) -> list[str]:
         """The settings for which the smallest or largest value tried was best: values beyond may be better still."""
-        found = []
+        names = []
         for name, value in self.chosen.items():
-            numbers = [one[name] for one in self.tried if isinstance(one.get(name), int | float)]
+            numbers = [candidate[name] for candidate in self.tried if isinstance(candidate.get(name), int | float)]
             if len(set(numbers)) > 1 and value in (min(numbers), max(numbers)):
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
 
 def tune(
@@ -80,7 +80,7 @@ def tune(
         known: What is known of a candidate from before, as in `Choice.tried`; None if it is to be run.
         begin: As for `run_all`.
     """
-    asked = question(ways, seeds, target)
+    asked = candidates_hash(ways, seeds, target)
     before = _read(folder / "tuning.json", asked)
     if before is not None:
         return before
@@ -92,25 +92,28 @@ def tune(
         paths = run_all(
             configs, folder / TUNING, jobs, watch(configs), lambda run, error: failed.add(run), until=until, begin=begin
         )
-    found, at = [], 0
+    choices, position = [], 0
     for way in ways:
         tried = []
         for fields in way if len(way) > 1 else ():
             config = Config(**{**fields, "seed": seeds[0]})
             scores = known(fields)
             if scores is None:
-                own = range(at, at + len(seeds))
-                at += len(seeds)
-                diverged = failed.intersection(own)
-                scores = NOTHING if diverged else _scores([paths[number] for number in own], target)
+                numbers = range(position, position + len(seeds))
+                position += len(seeds)
+                diverged = failed.intersection(numbers)
+                scores = NOTHING if diverged else _scores([paths[number] for number in numbers], target)
             measured = {name: scores[name] for name in NOTHING}
             tried.append({**{name: getattr(config, name) for name in names}, **measured})
-        found.append(best_of(tried, names))
-    _write(folder / "tuning.json", {"question": asked, "seeds": list(seeds), "ways": [asdict(one) for one in found]})
-    return found
+        choices.append(best_of(tried, names))
+    _write(
+        folder / "tuning.json",
+        {"candidates": asked, "seeds": list(seeds), "ways": [asdict(choice) for choice in choices]},
+    )
+    return choices
 
 
-def question(ways: Sequence[Sequence[Mapping[str, Any]]], seeds: Sequence[int], target: float | None) -> str:
+def candidates_hash(ways: Sequence[Sequence[Mapping[str, Any]]], seeds: Sequence[int], target: float | None) -> str:
     """A short hash of these candidates, seeds and target."""
     keys = [[Config(**fields).key() for fields in way] for way in ways]
     return hashlib.sha256(json.dumps([keys, list(seeds), target]).encode()).hexdigest()[:12]
@@ -119,27 +122,27 @@ def question(ways: Sequence[Sequence[Mapping[str, Any]]], seeds: Sequence[int], 
 def _scores(paths: Sequence[Path], target: float | None) -> dict[str, float | None]:
     series = Series("", tuple(map(read_run, paths)))
     accuracy = final(series).mean
-    there = None if target is None else reached(series, target)
+    goal = None if target is None else reached(series, target)
     return {
-        "bytes_total": None if there is None or there.bytes_total is None else there.bytes_total.mean,
-        "reached": 0 if there is None else there.seeds,
+        "bytes_total": None if goal is None or goal.bytes_total is None else goal.bytes_total.mean,
+        "reached": 0 if goal is None else goal.seeds,
         "accuracy": accuracy if math.isfinite(accuracy) else None,
     }
 
 
 def best_of(tried: list[dict[str, Any]], names: Sequence[str]) -> Choice:
     """Choose one of the candidates that were tried, as `tune` describes."""
-    there = [one for one in tried if one["bytes_total"] is not None]
-    by = "bytes_total" if there else "accuracy"
+    successful = [each for each in tried if each["bytes_total"] is not None]
+    by = "bytes_total" if successful else "accuracy"
     if not tried:
         return Choice({}, by, [])
-    measured = there or [one for one in tried if one["accuracy"] is not None]
+    measured = successful or [each for each in tried if each["accuracy"] is not None]
     if not measured:
         raise InvalidInput(f"every candidate of {', '.join(names)} diverged: try smaller learning rates")
-    if there:
-        best = min(there, key=lambda one: (one["bytes_total"], -(one["accuracy"] or 0.0)))
+    if successful:
+        best = min(successful, key=lambda each: (each["bytes_total"], -(each["accuracy"] or 0.0)))
     else:
-        best = max(measured, key=lambda one: (one["reached"], one["accuracy"]))
+        best = max(measured, key=lambda each: (each["reached"], each["accuracy"]))
     return Choice({name: best[name] for name in names}, by, tried)
 
 
@@ -147,9 +150,9 @@ def _read(path: Path, asked: str) -> list[Choice] | None:
     """What was chosen before; None if nothing was, or for other candidates, seeds or target."""
     try:
         stored = json.loads(path.read_bytes())
-        if stored["question"] != asked:
+        if stored["candidates"] != asked:
             return None
-        return [best_of(one["tried"], list(one["chosen"])) for one in stored["ways"]]  # by the rule of today
+        return [best_of(way["tried"], list(way["chosen"])) for way in stored["ways"]]  # by the rule of today
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

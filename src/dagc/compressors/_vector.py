@@ -1,35 +1,30 @@
-"""What all compressors share: input checks, and a search for large entries without kernels."""
+"""What all compressors share: input checks, a search for large entries on any device, and where to sample a vector."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dagc._memory import pool
+from dagc._numba import compiled
 from dagc.errors import InvalidInput, NonFiniteGradient
 from dagc.sparse import Sparse
 
-__all__ = ["Gradient", "beyond", "checked_count", "checked_threshold", "flat", "picked", "refuse_non_finite", "tensors"]
+__all__ = ["GROUP", "INFINITE", "MAGNITUDE", "Gradient"]
 
 Gradient = torch.Tensor | Sequence[torch.Tensor]
 """One tensor of any shape, or the tensors of a model in order: the vector is their entries in row-major order."""
 
-
 MAGNITUDE = np.int32(0x7FFFFFFF)
-"""All bits of a float32 but its sign."""
-INFINITE = np.int32(0x7F800000)
-"""The lowest of these bits that is not a finite number."""
-NORMAL = np.int32(0x00800000)
-"""The lowest of these bits that is a normal number."""
-PIECE = 1 << 20
-"""How many entries are searched together."""
-EIGHT = 8
-"""The booleans in a 64-bit word."""
-USUAL = np.uint64(0x0101010101010101)
-"""Eight times true."""
-WORD = USUAL.dtype
+"""All bits of a float32 but its sign: these keys sort like magnitudes, with infinity and NaN above all numbers."""
+INFINITE = 0x7F800000
+"""The lowest key that is not a finite number."""
+PIECE = 1 << 19
+"""How many entries are searched together in CPU memory: their keys stay in the cache."""
+GROUP = 8
+"""Neighbors that are sampled together: they are mostly in one cache line."""
 
 
 def tensors(gradient: Gradient) -> list[torch.Tensor]:
@@ -57,6 +52,25 @@ def flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
 
 
+def added(parts: Sequence[torch.Tensor], residual: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+    """The vector to select from: the parts alone, or `out`, which becomes residual + parts."""
+    return flat(parts) if residual is None else torch.add(residual, flat(parts), out=out)
+
+
+def removed(sparse: Sparse, out: torch.Tensor | None) -> Sparse:
+    """The same entries, set to zero in `out`."""
+    if out is not None and out.is_cpu:
+        out.numpy()[sparse.indices] = 0.0
+    elif out is not None:
+        out[torch.from_numpy(sparse.indices).to(out.device)] = 0.0
+    return sparse
+
+
+def has_kernels(parts: Sequence[torch.Tensor], residual: torch.Tensor | None) -> bool:
+    """Whether the compiled kernels can add and select."""
+    return compiled() and all(part.is_cpu for part in parts) and (residual is None or residual.is_cpu)
+
+
 def refuse_non_finite(vector: torch.Tensor) -> None:
     """Raise `NonFiniteGradient` if there is a NaN or an infinity, naming the first one."""
     if not len(vector) or torch.isfinite(torch.stack(torch.aminmax(vector))).all():
@@ -79,42 +93,61 @@ def checked_count(count: int | np.integer[Any], size: int) -> int:
     return int(count)
 
 
-def checked_threshold(threshold: float) -> torch.Tensor:
-    """The threshold as a float32, so that one between two float32 values means the same everywhere."""
+def threshold_key(threshold: float) -> int:
+    """The least key that reaches the threshold, but never that of zero. It is rounded to float32, everywhere alike."""
     if not threshold >= 0:
         raise InvalidInput(f"a threshold must be at least 0, not {threshold}")
-    return torch.tensor(threshold, dtype=torch.float32)
+    return max(1, int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32)))
 
 
-def beyond(vector: NDArray[np.float32], least: np.int32) -> NDArray[np.int64]:
-    """The indices, ascending, of numbers whose bits without the sign are at least `least`.
+def keys_of(vector: torch.Tensor) -> torch.Tensor:
+    """The bits without the sign. Comparing them is exact even on a processor that flushes tiny numbers to zero."""
+    return vector.view(torch.int32) & int(MAGNITUDE)
 
-    These bits sort like magnitudes, with NaN above all numbers. numpy is several times faster than torch here. Results
-    are scanned eight booleans at a time, and only words with an unusual one are examined further.
-    """
-    if not len(vector):
-        return np.zeros(0, dtype=np.int64)
-    upper, found = least.view(np.float32), []
-    most = -(-min(len(vector), PIECE) // EIGHT)
-    answers = pool.take(2 * most, WORD).reshape(2, most)
-    with np.errstate(invalid="ignore"):
-        for start in range(0, len(vector), PIECE):
-            here = vector[start : start + PIECE]
-            words = -(-len(here) // EIGHT)
-            above, below = answers[:, :words]
-            above[-1] = below[-1] = USUAL  # the last word may have fewer than eight
-            np.greater(here, -upper, out=above.view(np.bool_)[: len(here)])
-            np.less(here, upper, out=below.view(np.bool_)[: len(here)])
-            above &= below
-            odd = np.not_equal(above, USUAL, out=below.view(np.bool_)[:words]).nonzero()[0]
-            within = np.logical_not(above.take(odd).view(np.bool_)).nonzero()[0]
-            found.append((EIGHT * odd + start).take(within >> 3) + (within & 7))
-    places = found[0] if len(found) == 1 else np.concatenate(found)
-    if least < NORMAL:  # the processor may be set to flush such numbers to zero
-        places = places[vector[places].view(np.int32) & MAGNITUDE >= least]
-    return places
+
+def reaching(vector: torch.Tensor, least: int | torch.Tensor) -> Sparse:
+    """The entries, on the host, whose keys are at least `least`. Refuses a vector that is not finite everywhere."""
+    if vector.is_cpu:
+        pieces = [(keys_of(piece) >= least).numpy().nonzero()[0] for piece in torch.split(vector, PIECE)]
+        places = np.concatenate([piece + PIECE * i for i, piece in enumerate(pieces)])
+        sparse = Sparse.trusted(len(vector), places, vector.numpy().take(places))
+    else:
+        sparse = picked(vector, (keys_of(vector) >= least).nonzero()[:, 0])
+    if not np.isfinite(sparse.values).all():  # no key is above theirs: they are among the entries
+        refuse_non_finite(vector)
+    return sparse
 
 
 def picked(vector: torch.Tensor, indices: torch.Tensor, seed: int | None = None) -> Sparse:
-    """These entries of the vector, on the host."""
-    return Sparse.trusted(len(vector), indices.cpu().numpy(), vector[indices].cpu().numpy(), seed)
+    """These entries of the vector, brought to the host in one transfer."""
+    if vector.is_cpu:
+        return Sparse.trusted(len(vector), indices.numpy(), vector[indices].numpy(), seed)
+    both = torch.stack((indices, vector[indices].view(torch.int32).to(torch.int64))).cpu().numpy()
+    return Sparse.trusted(len(vector), both[0], both[1].astype(np.int32).view(np.float32), seed)
+
+
+def places_to_sample(size: int, count: int) -> NDArray[np.int64]:
+    """Where to look at `GROUP` neighbors each, ascending. Nowhere if it would be more than a quarter of the vector.
+
+    The number of places balances the time to look at them and the time to put surplus entries back, as measured.
+    """
+    entries = max(256, int(4 * size**0.5), int((size * (count / size) ** 0.5) ** (2 / 3)))
+    return _strata(size, entries // GROUP if 4 * entries <= size else 0)
+
+
+@lru_cache(maxsize=4)
+def _strata(size: int, number: int) -> NDArray[np.int64]:
+    """A place in each of as many equal parts. Cached: computing them takes as long as adding 170,000 entries."""
+    strata = np.arange(number)
+    return ((strata + strata * 0.6180339887498949 % 1) * (size / max(1, number))).astype(np.int64).clip(max=size - 1)
+
+
+def sampled_rank(size: int, count: int, sampled: int) -> int:
+    """The rank in a sample of the key that `count` of the whole most likely reach; 0 if it has no such rank.
+
+    Three standard deviations beyond the expected rank, with half as much variance again, since neighbors are
+    correlated. The key is too high in about one call in a thousand.
+    """
+    expected = sampled * count / size
+    rank = int(expected + 3 * (1.5 * expected * (1 - count / size)) ** 0.5 + 3)
+    return rank if rank < sampled else 0

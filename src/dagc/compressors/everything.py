@@ -5,11 +5,13 @@ from typing import Any
 import torch
 
 from dagc.compressors._vector import Gradient, flat, picked, refuse_non_finite, tensors
+from dagc.compressors.contract import compressor
 from dagc.sparse import Sparse
 
 __all__ = ["everything"]
 
 
+@compressor("none")
 def everything(vector: Gradient, parameter: Any = None, *, seed: int = 0) -> Sparse:
     """All entries, including zeros; the parameter is ignored.
 

@@ -1,24 +1,21 @@
 """Per tensor: a compressor applied to each tensor of a model, instead of to the whole model as one vector."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from dagc.allocation import apportion
 from dagc.compressors._vector import Gradient, checked_count, flat, tensors
-from dagc.compressors.hard_threshold import hard_threshold
+from dagc.compressors.contract import Compressor, compressor
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
-
-if TYPE_CHECKING:
-    from dagc.compressors import Compressor
 
 __all__ = ["per_tensor"]
 
 
-def per_tensor(compressor: "Compressor", sizes: Sequence[int]) -> "Compressor":
+def per_tensor(within: Compressor, sizes: Sequence[int]) -> Compressor:
     """Wrap a compressor so that it selects within each of consecutive tensors of these sizes.
 
     A number of entries is divided in proportion to the sizes, by largest remainder, with one for each tensor at least:
@@ -34,21 +31,22 @@ def per_tensor(compressor: "Compressor", sizes: Sequence[int]) -> "Compressor":
         raise InvalidInput(f"sizes must list the size of each tensor, each at least 1, not {sizes!r:.200}")
     total = sum(sizes)
 
+    @compressor(within.parameter)
     def select(vector: Gradient, parameter: Any, *, seed: int = 0) -> Sparse:
         values = flat(tensors(vector))
         if len(values) != total:
             raise InvalidInput(f"the vector has {len(values)} entries, the tensors have {total}")
-        if isinstance(parameter, int | np.integer) and compressor is not hard_threshold:
+        if within.parameter == "entries":
             count = checked_count(parameter, total)
             if count < len(sizes):
-                return compressor(values, count, seed=seed)
+                return within(values, count, seed=seed)
             most = np.asarray(sizes, dtype=np.int64)
             parameters = list(apportion(most.astype(np.float64), count, most, least=1))
         else:
             parameters = [parameter] * len(sizes)
         parts = [
-            compressor(part, own, seed=seed + i)
-            for i, (part, own) in enumerate(zip(torch.split(values, list(sizes)), parameters, strict=True))
+            within(part, share, seed=seed + i)
+            for i, (part, share) in enumerate(zip(torch.split(values, list(sizes)), parameters, strict=True))
         ]
         starts = np.cumsum([0, *sizes[:-1]])
         indices = np.concatenate([part.indices + start for part, start in zip(parts, starts, strict=True)])

@@ -1,35 +1,39 @@
-"""Top-k: the k entries of largest magnitude."""
+"""Top-k: the k entries of largest magnitude.
 
-from functools import lru_cache
+`largest` is the definition, in numpy. On a CPU with numba, `_fast` finds the same in one pass. Anywhere else, torch
+narrows the vector to candidates above a sampled threshold, and `largest` selects among those.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dagc._numba import compiled
-from dagc.compressors._vector import (
-    EIGHT,
-    INFINITE,
-    MAGNITUDE,
-    Gradient,
-    beyond,
-    checked_count,
-    flat,
-    picked,
-    refuse_non_finite,
-    tensors,
-)
+from dagc.compressors import _vector as vectors
+from dagc.compressors._vector import GROUP, INFINITE, MAGNITUDE, Gradient
+from dagc.compressors.contract import compressor
 from dagc.sparse import Sparse
 
-__all__ = ["top_k"]
-
-SAMPLE_FROM = 100_000
-"""Without kernels, from this many entries on, the threshold is first guessed from a sample."""
-
-Keys = NDArray[np.int32]
-"""The bits of float32 numbers without their signs, which sort like magnitudes."""
+__all__ = ["largest", "top_k"]
 
 
+def _select(
+    parts: Sequence[torch.Tensor],
+    parameter: int,
+    seed: int = 0,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> Sparse:
+    count = vectors.checked_count(parameter, sum(part.numel() for part in parts))
+    if vectors.has_kernels(parts, residual):
+        from dagc.compressors import _fast
+
+        return _fast.top_k(parts, count, residual, out)
+    return vectors.removed(_narrowed(vectors.added(parts, residual, out), count), out)
+
+
+@compressor("entries", add_and_select=_select)
 def top_k(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
     """The `parameter` entries of largest magnitude. Ties go to the first; zeros are never selected.
 
@@ -37,80 +41,35 @@ def top_k(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
         >>> top_k(torch.tensor([0.1, -3.0, 0.0, 3.0, 2.0]), 2)
         Sparse(size=5, indices=array([1, 3]), values=array([-3.,  3.], dtype=float32), seed=None)
     """
-    parts = tensors(vector)
-    if not all(part.is_cpu for part in parts):
-        values = flat(parts)
-        count = checked_count(parameter, len(values))
-        refuse_non_finite(values)
-        return picked(values, _largest_on_device(values.abs(), count))
-    if compiled():
-        from dagc.compressors import _select
-
-        return _select.SELECT[top_k](_select.total(parts), parameter, seed)
-    array = flat(parts).numpy()
-    count = checked_count(parameter, len(array))
-    chosen = _sampled(array, count) if len(array) >= SAMPLE_FROM else None
-    if chosen is None:
-        refuse_non_finite(torch.from_numpy(array))
-        chosen = _largest(array.view(np.int32) & MAGNITUDE, count)
-    return Sparse.trusted(len(array), chosen, array.take(chosen))
+    return _select(vectors.tensors(vector), parameter)
 
 
-def _largest(keys: Keys, count: int) -> NDArray[np.int64]:
-    """The indices of the largest, ascending: the definition of top-k, and the reference for everything faster."""
-    if count == 0:
-        return np.zeros(0, dtype=np.int64)
-    ordered = keys.copy()
-    ordered.partition(len(keys) - count)
-    smallest = max(1, int(ordered[-count]))
-    chosen = (keys >= smallest).nonzero()[0]
-    if len(chosen) > count:
-        equal = np.flatnonzero(keys.take(chosen) == smallest)
-        chosen = np.delete(chosen, equal[count - len(chosen) :])
-    return chosen
+def largest(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """The positions of the largest, ascending: the definition of Top-k, and the reference for everything faster."""
+    keys = values.view(np.int32) & MAGNITUDE
+    smallest = np.partition(keys, -count)[-count] if 0 < count <= len(keys) else 0
+    chosen = (keys >= max(1, smallest)).nonzero()[0]
+    equal = np.flatnonzero(keys.take(chosen) == smallest)
+    surplus = len(chosen) - count
+    return np.delete(chosen, equal[len(equal) - surplus :]) if count and surplus > 0 else chosen[:count]
 
 
-def _largest_on_device(magnitude: torch.Tensor, count: int) -> torch.Tensor:
-    """The same in torch, for vectors that are not in CPU memory."""
-    if count == 0:
-        return magnitude.new_zeros(0, dtype=torch.int64)
-    smallest = torch.topk(magnitude, count, sorted=False).values.min()
-    chosen = magnitude > smallest
-    if smallest > 0:
-        equal = (magnitude == smallest).nonzero()[:, 0]
-        chosen[equal[: count - int(chosen.sum())]] = True
-    return chosen.nonzero()[:, 0]
+def _narrowed(vector: torch.Tensor, count: int) -> Sparse:
+    """Top-k on any device. The host waits for it twice: for the number of candidates, and for the candidates."""
+    candidates = vectors.reaching(vector, _guess(vector, count))
+    if len(candidates) < count:  # the guess was too high, or the others are zero
+        candidates = vectors.reaching(vector, 1)
+    chosen = largest(candidates.values, count)
+    return Sparse.trusted(len(vector), candidates.indices.take(chosen), candidates.values.take(chosen))
 
 
-@lru_cache(maxsize=4)
-def _strata(size: int, s: int) -> NDArray[np.int64]:
-    """A place in each of s equal parts. Cached: computing them takes as long as adding 170,000 entries."""
-    strata = np.arange(s)
-    return np.minimum(((strata + strata * 0.6180339887498949 % 1) * (size / s)).astype(np.int64), size - 1)
-
-
-def _sampled(vector: NDArray[np.float32], count: int) -> NDArray[np.int64] | None:
-    """The same by a guess: most entries are below a threshold estimated from a sample, and need no sorting.
-
-    The sample is eight neighbours, which share a cache line, from each of many strata. The threshold is the sample's
-    rank three standard deviations beyond the expected one (with half as much variance again, since neighbours are
-    correlated). It is too high in about one call in a thousand; then, and if anything is not finite, this is None.
-    """
-    size = len(vector)
-    share = count / size
-    strata = max(256, int(8 * size**0.5), int(2 * (size * share**0.5) ** (2 / 3))) // EIGHT
-    expected = EIGHT * strata * share
-    rank = int(expected + 3 * (1.5 * expected * (1 - share)) ** 0.5 + 3)
-    if count == 0 or 2 * rank > EIGHT * strata:
-        return None
-    eights = vector[: size // EIGHT * EIGHT].reshape(-1, EIGHT)
-    sample = eights.take(_strata(len(eights), strata), axis=0).ravel().view(np.int32) & MAGNITUDE
-    sample.partition(len(sample) - rank)
-    guess = sample[-rank]
-    if guess == 0:
-        return None
-    candidates = beyond(vector, guess)
-    keys = vector.take(candidates).view(np.int32) & MAGNITUDE
-    if len(candidates) < count or keys.max() >= INFINITE:
-        return None
-    return candidates.take(_largest(keys, count))
+def _guess(vector: torch.Tensor, count: int) -> int | torch.Tensor:
+    """A key that about `count` others reach, and most likely no fewer. It stays on the device."""
+    places = vectors.places_to_sample(len(vector), count)
+    rank = vectors.sampled_rank(len(vector), count, GROUP * len(places))
+    if not count or not rank:
+        return 1 if count else INFINITE
+    groups = vector[: len(vector) // GROUP * GROUP].view(-1, GROUP)
+    rows = torch.from_numpy(places // GROUP).to(vector.device).clamp(max=len(groups) - 1)
+    keys = vectors.keys_of(groups.index_select(0, rows).view(-1))
+    return torch.topk(keys, rank, sorted=False).values.amin().clamp(min=1)

@@ -1,11 +1,11 @@
-"""Data sets in their official formats, the user's own data, and how they are split over workers."""
+"""Data sets in their official formats, the user's own data, and how they are split over clients."""
 
 from dagc.data.batches import Batches
-from dagc.data.catalogue import CATALOGUE, Entry, get, load
+from dagc.data.catalogue import CATALOGUE, get
 from dagc.data.dataset import Dataset, Objective
-from dagc.data.folder import data_folder
-from dagc.data.given import as_dataset
-from dagc.data.own import read_csv, read_npz
+from dagc.data.entry import Entry, data_folder
+from dagc.data.fields import Fields
+from dagc.data.loading import load
 from dagc.data.partition import Partition, by_client, from_sizes, iid, one_large, skewed
 from dagc.data.spec import PARTITIONS, make_partition
 
@@ -15,9 +15,9 @@ __all__ = [
     "Batches",
     "Dataset",
     "Entry",
+    "Fields",
     "Objective",
     "Partition",
-    "as_dataset",
     "by_client",
     "data_folder",
     "from_sizes",
@@ -26,7 +26,5 @@ __all__ = [
     "load",
     "make_partition",
     "one_large",
-    "read_csv",
-    "read_npz",
     "skewed",
 ]

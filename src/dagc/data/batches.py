@@ -1,4 +1,4 @@
-"""The mini-batches of a worker: a pure function of seed, worker and round, so a resumed run sees the same samples."""
+"""The mini-batches of a client: a pure function of seed, client and round, so a resumed run sees the same samples."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dagc.data.dataset import Dataset
+from dagc.data.fields import Inputs, split
 from dagc.data.partition import Partition
 from dagc.draws import scramble, splitmix64
 from dagc.errors import InvalidInput
@@ -18,24 +19,24 @@ _PADDING = 4
 
 
 class Batches:
-    """Every worker's mini-batches, by round.
+    """Every client's mini-batches, by round.
 
-    A worker shuffles its samples again for each epoch and lays the epochs end to end; round t takes positions t·b to
+    A client shuffles its samples again for each epoch and lays the epochs end to end; round t takes positions t·b to
     t·b + b − 1 of that line. So each sample is used once per epoch, and a batch that crosses the end of an epoch is
-    still full. A worker with no more than b samples uses all of them in every round. The shuffle is a counter hashed
-    (SplitMix64) with seed, worker and epoch: there is no generator state to save, and threads do not matter.
+    still full. A client with no more than b samples uses all of them in every round. The shuffle is a counter hashed
+    (SplitMix64) with seed, client and epoch: there is no generator state to save, and threads do not matter.
 
     Args:
         dataset: Where the samples are.
-        partition: Which of them each worker has.
+        partition: Which of them each client has.
         batch_size: Samples per batch.
         seed: Determines the batches.
 
     Example:
         >>> from dagc.data import load, make_partition
         >>> digits = load("digits")
-        >>> batches = Batches(digits, make_partition("iid:workers=4", digits), batch_size=32)
-        >>> x, y = batches.batch(worker=0, round=7)
+        >>> batches = Batches(digits, make_partition("iid:clients=4", digits), batch_size=32)
+        >>> x, y = batches.batch(client=0, round=7)
         >>> x.shape, x.dtype, y.shape
         (torch.Size([32, 1, 8, 8]), torch.float32, torch.Size([32]))
     """
@@ -43,10 +44,10 @@ class Batches:
     def __init__(self, dataset: Dataset, partition: Partition, batch_size: int = 32, seed: int = 0) -> None:
         if batch_size < 1:
             raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
-        for worker, indices in enumerate(partition.indices):
+        for client, indices in enumerate(partition.indices):
             if len(indices) and not (indices.min() >= 0 and indices.max() < len(dataset)):
                 raise InvalidInput(
-                    f"the partition gives worker {worker} sample {indices.max()}, but {dataset.name} has "
+                    f"the partition gives client {client} sample {indices.max()}, but {dataset.name} has "
                     f"{len(dataset)} training samples; make the partition from this data set"
                 )
         if dataset.augment and len(dataset.shape) != 3:
@@ -57,43 +58,43 @@ class Batches:
         self.seed = seed
         self._epochs: dict[int, tuple[int, NDArray[np.int64]]] = {}
 
-    def indices(self, worker: int, round: int) -> NDArray[np.int64]:
-        """Which training samples worker `worker` uses in round `round`."""
-        if round < 0 or not 0 <= worker < len(self.partition.indices):
-            workers = len(self.partition.indices)
-            raise InvalidInput(f"there is no batch for worker {worker} of {workers} in round {round}")
-        mine = self.partition.indices[worker]
+    def indices(self, client: int, round: int) -> NDArray[np.int64]:
+        """Which training samples client `client` uses in round `round`."""
+        if round < 0 or not 0 <= client < len(self.partition.indices):
+            clients = len(self.partition.indices)
+            raise InvalidInput(f"there is no batch for client {client} of {clients} in round {round}")
+        mine = self.partition.indices[client]
         if len(mine) <= self.batch_size:
             return mine
         epoch, start = divmod(round * self.batch_size, len(mine))
-        taken = self._shuffled(worker, epoch)[start : start + self.batch_size]
+        taken = self._shuffled(client, epoch)[start : start + self.batch_size]
         if len(taken) < self.batch_size:
-            taken = np.concatenate([taken, self._shuffled(worker, epoch + 1)[: self.batch_size - len(taken)]])
+            taken = np.concatenate([taken, self._shuffled(client, epoch + 1)[: self.batch_size - len(taken)]])
         return taken
 
-    def batch(self, worker: int, round: int) -> tuple[Tensor, Tensor]:
-        """The normalised samples and the labels of worker `worker` in round `round`."""
-        return self.together([worker], round)[0]
+    def batch(self, client: int, round: int) -> tuple[Inputs, Tensor]:
+        """The normalised samples and the labels of client `client` in round `round`."""
+        return self.together([client], round)[0]
 
-    def together(self, workers: Sequence[int], round: int) -> list[tuple[Tensor, Tensor]]:
-        """The same for several workers at once: for small batches, fetching is mostly overhead."""
-        chosen = [self.indices(worker, round) for worker in workers]
+    def together(self, clients: Sequence[int], round: int) -> list[tuple[Inputs, Tensor]]:
+        """The same for several clients at once: for small batches, fetching is mostly overhead."""
+        chosen = [self.indices(client, round) for client in clients]
         counts = [len(indices) for indices in chosen]
         every = torch.from_numpy(chosen[0] if len(chosen) == 1 else np.concatenate(chosen))
         x, y = self.dataset.train_x.index_select(0, every), self.dataset.train_y.index_select(0, every)
-        if self.dataset.augment:
-            keys = [_hash(self.seed, worker, round, 1) for worker in workers]
+        if self.dataset.augment and isinstance(x, Tensor):
+            keys = [_hash(self.seed, client, round, 1) for client in clients]
             x = torch.cat([crop_and_flip(part, key) for part, key in zip(torch.split(x, counts), keys, strict=True)])
-        return list(zip(torch.split(self.dataset.normalise(x), counts), torch.split(y, counts), strict=True))
+        return list(zip(split(self.dataset.normalise(x), counts), torch.split(y, counts), strict=True))
 
-    def _shuffled(self, worker: int, epoch: int) -> NDArray[np.int64]:
-        """The worker's samples in the order of this epoch. The last order is cached, since rounds go forward."""
-        kept = self._epochs.get(worker)
+    def _shuffled(self, client: int, epoch: int) -> NDArray[np.int64]:
+        """The client's samples in the order of this epoch. The last order is cached, since rounds go forward."""
+        kept = self._epochs.get(client)
         if kept is None or kept[0] != epoch:
-            mine = self.partition.indices[worker]
-            order = np.argsort(splitmix64(_hash(self.seed, worker, epoch, 0), len(mine)), kind="stable")
+            mine = self.partition.indices[client]
+            order = np.argsort(splitmix64(_hash(self.seed, client, epoch, 0), len(mine)), kind="stable")
             kept = (epoch, mine[order])
-            self._epochs[worker] = kept
+            self._epochs[client] = kept
         return kept[1]
 
 

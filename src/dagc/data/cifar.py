@@ -1,6 +1,5 @@
 """CIFAR-10 and CIFAR-100 from the official binary version: records of label bytes and 3,072 bytes of pixels."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,38 +7,16 @@ import torch
 from numpy.typing import NDArray
 
 from dagc.data.dataset import Dataset, statistics
+from dagc.data.download import Source
+from dagc.data.entry import Entry
 from dagc.errors import DataError
 
-__all__ = ["locate", "read"]
+__all__ = ["ENTRIES"]
 
 _PIXELS = 3 * 32 * 32
 
 
-def _folder(root: Path, name: str, marker: str) -> Path | None:
-    return root / name if (root / name / marker).is_file() else None
-
-
-locate = {
-    "cifar-10": partial(_folder, name="cifar-10-batches-bin", marker="test_batch.bin"),
-    "cifar-100": partial(_folder, name="cifar-100-binary", marker="test.bin"),
-}
-
-
-def _read_10(folder: Path, root: Path) -> Dataset:
-    train = [folder / f"data_batch_{part}.bin" for part in range(1, 6)]
-    return _read("cifar-10", train, folder / "test_batch.bin", folder / "batches.meta.txt", 10)
-
-
-def _read_100(folder: Path, root: Path) -> Dataset:
-    return _read(
-        "cifar-100", [folder / "train.bin"], folder / "test.bin", folder / "fine_label_names.txt", 100, label_bytes=2
-    )
-
-
-read = {"cifar-10": _read_10, "cifar-100": _read_100}
-
-
-def _read(name: str, train: list[Path], test: Path, names: Path, classes: int, label_bytes: int = 1) -> Dataset:
+def _read(name: str, train: list[Path], test: Path, names: Path, classes: int, label_bytes: int) -> Dataset:
     record = label_bytes + _PIXELS
     bytes_ = sum(path.stat().st_size for path in train if path.is_file())  # `_records` reports a missing one
     train_x = np.empty((bytes_ // record, 3, 32, 32), dtype=np.uint8)
@@ -91,3 +68,26 @@ def _class_names(path: Path, classes: int) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError):
         names = ()
     return names if len(names) == classes else tuple(str(label) for label in range(classes))
+
+
+def _entry(name: str, size: str, md5: str, folder: str, files: tuple[list[str], str, str], label_bytes: int) -> Entry:
+    train, test, names = files
+    classes = int(name.removeprefix("cifar-"))
+    url = f"https://www.cs.toronto.edu/~kriz/{name}-binary.tar.gz"  # its page publishes the checksums
+
+    def locate(root: Path) -> Path | None:
+        return root / folder if (root / folder / test).is_file() else None
+
+    def read(place: Path, root: Path) -> Dataset:
+        return _read(name, [place / part for part in train], place / test, place / names, classes, label_bytes)
+
+    about, licence = "60,000 photos, 32×32×3", "cite Krizhevsky 2009"
+    return Entry(name, about, classes, size, licence, (Source(url, f"md5:{md5}", folder, folder),), locate, read)
+
+
+_PARTS_10 = ([f"data_batch_{part}.bin" for part in range(1, 6)], "test_batch.bin", "batches.meta.txt")
+_PARTS_100 = (["train.bin"], "test.bin", "fine_label_names.txt")
+ENTRIES = (
+    _entry("cifar-10", "162 MB", "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin", _PARTS_10, 1),
+    _entry("cifar-100", "161 MB", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary", _PARTS_100, 2),
+)

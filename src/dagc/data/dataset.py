@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dagc.data.fields import Fields, Inputs, tensors_of
 from dagc.errors import InvalidInput
 
 __all__ = ["IGNORED", "Dataset", "Objective", "hold_out", "statistics"]
@@ -16,7 +17,7 @@ __all__ = ["IGNORED", "Dataset", "Objective", "hold_out", "statistics"]
 Objective = Literal["classification", "regression", "next-token"]
 """What is learned: a label, numbers, or the next token at every place of a sequence."""
 IGNORED = -100
-"""A next token that does not count, such as padding; torch's losses ignore it, too."""
+"""A next token that does not count, such as padding; torch's losses ignore it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +29,8 @@ class Dataset:
 
     Attributes:
         name: The name passed to `load`.
-        train_x: Training samples, first axis the sample; uint8 or float32, or int64 for tokens.
+        train_x: Training samples, first axis the sample; uint8 or float32, or int64 for tokens; or several named
+            tensors.
         train_y: What to predict: labels (int64, 0 … classes − 1), numbers (float32, one or several per sample), or the
             next tokens (int64, of the shape of the samples; -100 is ignored).
         test_x: Test samples.
@@ -49,9 +51,9 @@ class Dataset:
     """
 
     name: str
-    train_x: Tensor
+    train_x: Inputs
     train_y: Tensor
-    test_x: Tensor
+    test_x: Inputs
     test_y: Tensor
     classes: tuple[str, ...]
     client: Tensor | None = None
@@ -64,31 +66,33 @@ class Dataset:
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             self._check(part, x, y)
-        if self.train_x.shape[1:] != self.test_x.shape[1:]:
-            shapes = f"{tuple(self.train_x.shape[1:])} and {tuple(self.test_x.shape[1:])}"
+        train, test = (
+            {key: tuple(x.shape[1:]) for key, x in tensors_of(x).items()} for x in (self.train_x, self.test_x)
+        )
+        if train != test:
+            shapes = f"{train.get('', train)} and {test.get('', test)}"
             raise InvalidInput(f"{self.name}: training and test samples have different shapes, {shapes}")
         if self.client is not None and self.client.shape != (len(self.train_y),):
             counts = f"{len(self.client)} client entries for {len(self.train_y)} training samples"
             raise InvalidInput(f"{self.name}: {counts}; give one per sample")
 
-    def _check(self, part: str, x: Tensor, y: Tensor) -> None:
-        if x.dtype not in (torch.uint8, torch.float32, torch.int64):
-            raise InvalidInput(f"{self.name}: {part} samples are {x.dtype}; use uint8 or float32, or int64 for tokens")
+    def _check(self, part: str, x: Inputs, y: Tensor) -> None:
+        for each in tensors_of(x).values():
+            if each.dtype not in (torch.uint8, torch.float32, torch.int64):
+                raise InvalidInput(
+                    f"{self.name}: {part} samples are {each.dtype}; use uint8 or float32, or int64 for tokens"
+                )
         if y.dtype not in (torch.int64, torch.float32):
             raise InvalidInput(f"{self.name}: {part} labels are {y.dtype}; use int64, or float32 for numbers")
-        if x.ndim < 2 or y.ndim < 1 or len(x) != len(y):
-            raise InvalidInput(
-                f"{self.name}: {part} samples have shape {tuple(x.shape)} and labels {tuple(y.shape)}; "
-                "the first axis must be the sample in both, with equal lengths"
-            )
+        shapes = f"{part} samples have shape {tuple(x.shape)} and labels {tuple(y.shape)}"
+        if len(x.shape) < 2 or y.ndim < 1 or len(x) != len(y):
+            raise InvalidInput(f"{self.name}: {shapes}; the first axis must be the sample in both, with equal lengths")
         if len(x) == 0:
             raise InvalidInput(f"{self.name}: there are no {part} samples")
-        if y.ndim > 1 and y.dtype == torch.int64 and y.shape != x.shape:
-            raise InvalidInput(
-                f"{self.name}: {part} samples have shape {tuple(x.shape)} and labels {tuple(y.shape)}; give one label "
-                "per sample, or a next token for every token"
-            )
-        for what, values in (("sample", x), ("label of sample", y)):
+        same = any(y.shape == each.shape for each in tensors_of(x).values())
+        if y.ndim > 1 and y.dtype == torch.int64 and not same:
+            raise InvalidInput(f"{self.name}: {shapes}; give one label per sample, or a next token for every token")
+        for what, values in (*(("sample", each) for each in tensors_of(x).values()), ("label of sample", y)):
             if values.dtype == torch.float32 and not bool(torch.isfinite(values).all()):
                 row = int((~torch.isfinite(values.reshape(len(values), -1))).any(1).nonzero()[0])
                 raise InvalidInput(f"{self.name}: {part} {what} {row} holds NaN or infinity; clean the data first")
@@ -129,15 +133,15 @@ class Dataset:
         """The names of `labels`; none if samples have no label."""
         return self.classes if self.objective == "classification" else ()
 
-    def normalise(self, x: Tensor) -> Tensor:
-        """Samples as the model takes them: float32, centred and scaled; tokens are not changed."""
-        if x.dtype == torch.int64:
+    def normalise(self, x: Inputs) -> Inputs:
+        """Samples as the model takes them: float32, centered and scaled; tokens and named tensors are not changed."""
+        if isinstance(x, Fields) or x.dtype == torch.int64:
             return x
         if self.mean is None or self.std is None:
             return x.to(torch.float32)
         return (x.to(torch.float32, copy=True)).sub_(self.mean).div_(self.std)
 
-    def test_batches(self, size: int = 1000) -> Iterator[tuple[Tensor, Tensor]]:
+    def test_batches(self, size: int = 1000) -> Iterator[tuple[Inputs, Tensor]]:
         """The whole test set in order, normalised, `size` samples at a time."""
         if size < 1:
             raise InvalidInput(f"size is {size}; a test batch holds at least one sample")

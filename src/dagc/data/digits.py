@@ -6,18 +6,19 @@ import numpy as np
 import torch
 
 from dagc.data.dataset import Dataset, hold_out, statistics
+from dagc.data.entry import Entry
 
-__all__ = ["locate", "read"]
+__all__ = ["ENTRY"]
 
 
-def locate(root: Path) -> Path | None:
+def _locate(root: Path) -> Path | None:
     """The folder of scikit-learn, whatever the data folder is."""
     import sklearn  # takes a second to import, and only this set needs it
 
     return Path(sklearn.__file__).parent / "datasets"
 
 
-def read(folder: Path, root: Path) -> Dataset:
+def _read(folder: Path, root: Path) -> Dataset:
     """Load the set, 8 × 8 pixels of 0 … 16; a fifth of each digit is held out as test set."""
     from sklearn.datasets import load_digits
 
@@ -29,3 +30,6 @@ def read(folder: Path, root: Path) -> Dataset:
     labels = torch.from_numpy(y)
     names = tuple(str(digit) for digit in range(10))
     return Dataset("digits", x[train], labels[train], x[test], labels[test], names, mean=mean, std=std)
+
+
+ENTRY = Entry("digits", "1,797 handwritten digits, 8×8", 10, "bundled", "CC BY 4.0", (), _locate, _read)

@@ -1,7 +1,9 @@
 """Download files: with progress, resumed if interrupted, and verified before they are used."""
 
+import gzip
 import hashlib
 import http.client
+import io
 import re
 import shutil
 import tarfile
@@ -13,13 +15,15 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, cast
 
-from dagc.data.archives import refuse_bomb
+from dagc.data.limits import refuse_bomb
 from dagc.errors import DataError
 
 __all__ = ["Source", "fetch", "fetch_all", "unpack"]
 
 _CHUNK = 1 << 18
+_LONGEST_READ = 1 << 20
 _TIMEOUT = 60.0  # seconds without a byte
 Report = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all where known
 
@@ -174,7 +178,7 @@ def unpack(archive: Path, target: Path, inner: str = "") -> None:
     except OSError as error:
         raise DataError(f"{target} cannot be written ({error})") from None
     try:
-        with tarfile.open(archive) as tar:
+        with _plain(archive) as plain, tarfile.open(fileobj=_ShortReads(plain), mode="r:") as tar:
             unpacked = 0
             for member in tar:
                 _refuse_escape(archive, member)
@@ -196,6 +200,31 @@ def unpack(archive: Path, target: Path, inner: str = "") -> None:
         raise DataError(f"{archive} cannot be unpacked ({error}); delete it and get it again") from None
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
+
+
+def _plain(archive: Path) -> IO[bytes]:
+    """The archive without its gzip compression, if it has any."""
+    with archive.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(archive)) if packed else archive.open("rb")
+
+
+class _ShortReads(io.RawIOBase):
+    """A file of which no more than a mebibyte is read at once: a header may announce any size for a name."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _LONGEST_READ:
+            raise tarfile.ReadError(f"a header of {size:,} bytes is longer than {_LONGEST_READ:,}")
+        return self.file.read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.file.tell()
 
 
 def _refuse_escape(archive: Path, member: tarfile.TarInfo) -> None:

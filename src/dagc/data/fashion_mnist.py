@@ -7,17 +7,25 @@ import torch
 from numpy.typing import NDArray
 
 from dagc.data.dataset import Dataset
+from dagc.data.download import Source
+from dagc.data.entry import Entry
 from dagc.data.idx import read_idx
 from dagc.errors import DataError
 
-__all__ = ["FILES", "locate", "read"]
+__all__ = ["DEBIAN", "ENTRY"]
 
-FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+FILES = {  # their checksums, as published in the README of their repository
+    "train-images-idx3-ubyte": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte": "md5:25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte": "md5:bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+}
+URL = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
 CLASSES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # the package dataset-fashion-mnist
 
 
-def locate(root: Path) -> Path | None:
+def _locate(root: Path) -> Path | None:
     """The folder with the four files: in the data folder, or where Debian's package installs them."""
     for folder in (root / "FashionMNIST" / "raw", root / "fashion-mnist", DEBIAN):
         if any(_file(folder, name) for name in FILES):
@@ -25,10 +33,10 @@ def locate(root: Path) -> Path | None:
     return None
 
 
-def read(folder: Path, root: Path) -> Dataset:
+def _read(folder: Path, root: Path) -> Dataset:
     """Load the set; `root` is not used."""
-    train_x, train_y = _half(folder, *FILES[:2])
-    test_x, test_y = _half(folder, *FILES[2:])
+    train_x, train_y = _half(folder, *list(FILES)[:2])
+    test_x, test_y = _half(folder, *list(FILES)[2:])
     x = torch.from_numpy(train_x).unsqueeze(1)
     return Dataset(
         "fashion-mnist",
@@ -62,3 +70,7 @@ def _half(folder: Path, images: str, labels: str) -> tuple[NDArray[np.uint8], ND
     if y.max() >= len(CLASSES):
         raise DataError(f"{folder / labels} holds the label {y.max()}; there are 0 … 9")
     return x, y
+
+
+_SOURCES = tuple(Source(f"{URL}/{name}.gz", checksum, "FashionMNIST/raw") for name, checksum in FILES.items())
+ENTRY = Entry("fashion-mnist", "70,000 clothes, 28×28", 10, "30 MB", "MIT", _SOURCES, _locate, _read)

@@ -1,4 +1,4 @@
-"""Give samples to workers of known sizes so that each worker has its own mix of labels, and no sample twice."""
+"""Give samples to clients of known sizes so that each client has its own mix of labels, and no sample twice."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,12 +27,12 @@ def as_labels(labels: ArrayLike) -> Ints:
 
 
 def fill(labels: Ints, sizes: Ints, alpha: float | None, rng: np.random.Generator) -> tuple[Ints, ...]:
-    """Draw the samples of workers with the given sizes (their sum at most the number of samples).
+    """Draw the samples of clients with the given sizes (their sum at most the number of samples).
 
-    Each worker draws the label proportions it would like from Dirichlet(α). Rows (workers) and columns (labels) of the
+    Each client draws the label proportions it would like from Dirichlet(α). Rows (clients) and columns (labels) of the
     table sizes × proportions are then scaled in turn until the rows add up to the sizes and no column needs more
-    samples than the label has. The table is rounded down, and what a worker still lacks comes from the labels it lacks
-    most among those with samples left, so sizes are met exactly. If all samples are used, the mixes of large workers
+    samples than the label has. The table is rounded down, and what a client still lacks comes from the labels it lacks
+    most among those with samples left, so sizes are met exactly. If all samples are used, the mixes of large clients
     are necessarily close to that of the whole set. Without α the samples are drawn at random.
 
     Example:
@@ -53,7 +53,7 @@ def fill(labels: Ints, sizes: Ints, alpha: float | None, rng: np.random.Generato
     table = _whole(_fit(wish, sizes, pools), sizes, pools)
     by_label = np.split(np.argsort(labels, kind="stable"), np.cumsum(pools)[:-1])
     columns = [np.split(rng.permutation(pool), np.cumsum(table[:, label]))[:-1] for label, pool in enumerate(by_label)]
-    return tuple(np.sort(np.concatenate([column[worker] for column in columns])) for worker in range(len(sizes)))
+    return tuple(np.sort(np.concatenate([column[client] for column in columns])) for client in range(len(sizes)))
 
 
 def _fit(wish: NDArray[np.float64], sizes: Ints, pools: Ints) -> NDArray[np.float64]:
@@ -72,21 +72,21 @@ def _whole(table: NDArray[np.float64], sizes: Ints, pools: Ints) -> Ints:
     """The fitted table in whole samples: rows exactly the sizes, columns at most the pools."""
     whole: Ints = np.floor(table * np.minimum(1.0, sizes / table.sum(axis=1))[:, None]).astype(np.int64)
     over = np.maximum(whole.sum(axis=0) - pools, 0)
-    for label in np.flatnonzero(over).tolist():  # rounding noise only: take it from the workers with most of that label
-        for worker in np.argsort(-whole[:, label], kind="stable").tolist():
-            taken = min(over[label], whole[worker, label])
-            whole[worker, label] -= taken
+    for label in np.flatnonzero(over).tolist():  # rounding noise only: take it from the clients with most of that label
+        for client in np.argsort(-whole[:, label], kind="stable").tolist():
+            taken = min(over[label], whole[client, label])
+            whole[client, label] -= taken
             over[label] -= taken
     left = pools - whole.sum(axis=0)
-    for worker in np.argsort(sizes, kind="stable").tolist():  # small ones first: a sample matters most to them
-        lacking = int(sizes[worker] - whole[worker].sum())
+    for client in np.argsort(sizes, kind="stable").tolist():  # small ones first: a sample matters most to them
+        lacking = int(sizes[client] - whole[client].sum())
         while lacking:
-            missed = np.where(left > 0, table[worker] - whole[worker], -np.inf)
+            missed = np.where(left > 0, table[client] - whole[client], -np.inf)
             label = int(missed.argmax())
             second = np.partition(missed, -2)[-2] if len(missed) > 1 else -np.inf
             gap = missed[label] - second if np.isfinite(second) else lacking
             taken = max(1, min(lacking, int(left[label]), int(gap)))
-            whole[worker, label] += taken
+            whole[client, label] += taken
             left[label] -= taken
             lacking -= taken
     return whole

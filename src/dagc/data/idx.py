@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dagc.data.archives import most_unpacked, refuse_bomb
+from dagc.data.limits import most_unpacked, refuse_bomb
 from dagc.errors import DataError
 
 __all__ = ["read_idx"]

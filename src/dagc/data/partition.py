@@ -1,4 +1,4 @@
-"""How training samples are split over workers: the paper's skewed split, one large worker, natural clients and more."""
+"""How training samples are split over clients: the paper's skewed split, one large client, natural clients and more."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ _STRETCH = 1.25  # the inner terms may be scaled by this much to use the last sa
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which training samples each worker has; no sample is in two places.
+    """Which training samples each client has; no sample is in two places.
 
     Attributes:
-        indices: For each worker, the positions of its samples in the training set.
-        names: The workers' names, if they have any.
+        indices: For each client, the positions of its samples in the training set.
+        names: The clients' names, if they have any.
 
     Example:
-        >>> split = iid([0, 1, 0, 1, 0, 1, 0], workers=3)
-        >>> split.sizes.tolist(), split.workers, split.skew_ratio
+        >>> split = iid([0, 1, 0, 1, 0, 1, 0], clients=3)
+        >>> split.sizes.tolist(), len(split), split.skew_ratio
         ([3, 2, 2], 3, 1.5)
     """
 
@@ -36,100 +36,99 @@ class Partition:
 
     def __post_init__(self) -> None:
         if not self.indices or min(len(indices) for indices in self.indices) < 1:
-            raise InvalidInput("a partition needs at least one worker, and every worker at least one sample")
+            raise InvalidInput("a partition needs at least one client, and every client at least one sample")
 
-    @property
-    def workers(self) -> int:
-        """The number of workers."""
+    def __len__(self) -> int:
+        """The number of clients."""
         return len(self.indices)
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """The number of samples of each worker."""
+        """The number of samples of each client."""
         return np.array([len(indices) for indices in self.indices], dtype=np.int64)
 
     @cached_property
     def weights(self) -> NDArray[np.float64]:
-        """Each worker's share of all samples in use, p_i; they sum to 1."""
+        """Each client's share of all samples in use, p_i; they sum to 1."""
         shares: NDArray[np.float64] = self.sizes / self.sizes.sum()
         return shares
 
     @property
     def skew_ratio(self) -> float:
-        """Largest over smallest worker."""
+        """Largest over smallest client."""
         return float(self.sizes.max() / self.sizes.min())
 
     def label_counts(self, labels: ArrayLike, classes: int) -> NDArray[np.int64]:
-        """How many samples of each class (column) each worker (row) has."""
+        """How many samples of each class (column) each client (row) has."""
         known = np.asarray(labels)
         return np.stack([np.bincount(known[indices], minlength=classes) for indices in self.indices])
 
 
 def skewed(
-    labels: ArrayLike, *, workers: int = 10, skew_ratio: float = 10.0, label_alpha: float = 0.5, seed: int = 0
+    labels: ArrayLike, *, clients: int = 10, skew_ratio: float = 10.0, label_alpha: float = 0.5, seed: int = 0
 ) -> Partition:
-    """The paper's artificial split: sizes fall from SR to 1, labels per worker are drawn from a Dirichlet distribution.
+    """The paper's artificial split: sizes fall from SR to 1, labels per client are drawn from a Dirichlet distribution.
 
     Args:
         labels: The label of each training sample.
-        workers: The number of workers n.
-        skew_ratio: Largest over smallest worker, SR.
-        label_alpha: The Dirichlet concentration α of the labels of a worker; `inf` gives all workers the same mix.
+        clients: The number of clients n.
+        skew_ratio: Largest over smallest client, SR.
+        label_alpha: The Dirichlet concentration α of the labels of a client; `inf` gives all clients the same mix.
         seed: Determines the sizes, the label mixes and the samples.
 
     Returns:
-        Workers from the largest to the smallest. Sizes and label mixes depend on how many samples each label has, not
+        Clients from the largest to the smallest. Sizes and label mixes depend on how many samples each label has, not
         on the order of the samples.
 
     Raises:
-        InvalidInput: If the data are too few for the smallest worker to have one sample.
+        InvalidInput: If the data are too few for the smallest client to have one sample.
 
     Example:
-        >>> split = skewed([0, 1] * 500, workers=5, skew_ratio=10)
+        >>> split = skewed([0, 1] * 500, clients=5, skew_ratio=10)
         >>> split.skew_ratio, int(split.sizes.sum())
         (10.0, 1000)
     """
     known = as_labels(labels)
     rng = _generator(seed, 1)
-    sizes = skewed_sizes(len(known), workers, skew_ratio, rng)
+    sizes = skewed_sizes(len(known), clients, skew_ratio, rng)
     return Partition(fill(known, sizes, label_alpha, rng))
 
 
 def one_large(
-    labels: ArrayLike, *, share: float = 0.5, workers: int = 11, label_alpha: float = 0.5, seed: int = 0
+    labels: ArrayLike, *, share: float = 0.5, clients: int = 11, label_alpha: float = 0.5, seed: int = 0
 ) -> Partition:
-    """The split of the paper's motivation: one worker with `share` of all samples, the rest equal.
+    """The split of the paper's motivation: one client with `share` of all samples, the rest equal.
 
     Example:
-        >>> one_large([0, 1] * 55, share=0.5, workers=11).sizes.tolist()
+        >>> one_large([0, 1] * 55, share=0.5, clients=11).sizes.tolist()
         [55, 6, 6, 6, 6, 6, 5, 5, 5, 5, 5]
     """
     known = as_labels(labels)
-    _check_workers(workers, len(known))
-    if workers < 2 or not 0 < share < 1:
+    _check_clients(clients, len(known))
+    if clients < 2 or not 0 < share < 1:
         raise InvalidInput(
-            f"share is {share} with {workers} workers; use a share between 0 and 1 and two workers or more"
+            f"share is {share} with {clients} clients; use a share between 0 and 1 and two clients or more"
         )
     large = round(share * len(known))
-    if large < 1 or len(known) - large < workers - 1:
+    if large < 1 or len(known) - large < clients - 1:
         raise InvalidInput(
-            f"with share {share} of {len(known)} samples the large worker gets {large} and the other "
-            f"{workers - 1} share {len(known) - large}; lower the share or the number of workers"
+            f"with share {share} of {len(known)} samples the large client gets {large} and the other "
+            f"{clients - 1} share {len(known) - large}; lower the share or the number of clients"
         )
-    sizes = np.concatenate([[large], _even(len(known) - large, workers - 1)])
+    sizes = np.concatenate([[large], _even(len(known) - large, clients - 1)])
     return Partition(fill(known, sizes, label_alpha, _generator(seed, 2)))
 
 
-def iid(labels: ArrayLike, *, workers: int = 10, seed: int = 0) -> Partition:
-    """Equal workers (± 1 sample) with the same mix of labels, drawn at random.
+def iid(labels: ArrayLike, *, clients: int = 10, seed: int = 0) -> Partition:
+    """Equal clients (± 1 sample) with the same mix of labels, drawn at random.
 
     Example:
-        >>> iid([0, 1] * 50, workers=4).sizes.tolist()
+        >>> iid([0, 1] * 50, clients=4).sizes.tolist()
         [25, 25, 25, 25]
     """
     known = as_labels(labels)
-    _check_workers(workers, len(known))
-    sizes = _even(len(known), workers)
+    _check_clients(clients, len(known))
+    sizes = _even(len(known), clients)
     return Partition(fill(known, sizes, None, _generator(seed, 3)))
 
 
@@ -141,12 +140,12 @@ def from_sizes(
     label_alpha: float | None = None,
     seed: int = 0,
 ) -> Partition:
-    """Workers of given sizes, for example those of a real federation.
+    """Clients of given sizes, for example those of a real federation.
 
     Args:
         labels: The label of each training sample.
-        sizes: Samples per worker, in the workers' order.
-        scale: Use the sizes as proportions and spread all samples (each worker keeps at least one).
+        sizes: Samples per client, in the clients' order.
+        scale: Use the sizes as proportions and spread all samples (each client keeps at least one).
         label_alpha: Dirichlet concentration of the labels; without it, samples are drawn at random.
         seed: Determines the samples.
 
@@ -159,8 +158,8 @@ def from_sizes(
     known = as_labels(labels)
     wanted = np.asarray(sizes)
     if wanted.ndim != 1 or not len(wanted) or not np.issubdtype(wanted.dtype, np.integer) or wanted.min() < 1:
-        raise InvalidInput(f"sizes are {sizes!r:.80}; give one positive whole number per worker")
-    _check_workers(len(wanted), len(known))
+        raise InvalidInput(f"sizes are {sizes!r:.80}; give one positive whole number per client")
+    _check_clients(len(wanted), len(known))
     if scale:
         wanted = _scaled(wanted, len(known))
     elif wanted.sum() > len(known):
@@ -172,15 +171,15 @@ def from_sizes(
 
 
 def by_client(
-    client: ArrayLike | None, *, names: Sequence[str] = (), min_size: int = 1, workers: int | None = None
+    client: ArrayLike | None, *, names: Sequence[str] = (), min_size: int = 1, clients: int | None = None
 ) -> Partition:
-    """The natural split: each owner of data is a worker, the largest first.
+    """The natural split: each owner of data is a client, the largest first.
 
     Args:
         client: The owner of each training sample, 0, 1, …
         names: The names of the owners.
         min_size: Leave out owners with fewer samples.
-        workers: Keep only this many of the largest.
+        clients: Keep only this many of the largest.
 
     Example:
         >>> split = by_client([0, 1, 1, 1, 2, 2], names=["Ann", "Bob", "Cleo"], min_size=2)
@@ -189,46 +188,46 @@ def by_client(
     """
     if client is None:
         raise InvalidInput("this data set has no clients; use skewed, one-large, iid or from-sizes instead")
-    if workers is not None and workers < 1:
-        raise InvalidInput(f"workers is {workers}; it must be at least 1")
+    if clients is not None and clients < 1:
+        raise InvalidInput(f"clients is {clients}; it must be at least 1")
     owner = as_labels(client)
     counts = np.bincount(owner)
     order = np.argsort(-counts, kind="stable")
-    kept = [int(c) for c in order if counts[c] >= max(1, min_size)][:workers]
-    if not kept or (workers is not None and len(kept) < workers):
-        wanted = f"{workers} " if workers is not None else ""
+    kept = [int(c) for c in order if counts[c] >= max(1, min_size)][:clients]
+    if not kept or (clients is not None and len(kept) < clients):
+        wanted = f"{clients} " if clients is not None else ""
         raise InvalidInput(
             f"{len(kept)} of {np.count_nonzero(counts)} clients have {min_size} samples or more; "
-            f"{wanted or 'some '}are needed: lower min_size or workers"
+            f"{wanted or 'some '}are needed: lower min_size or clients"
         )
     grouped = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
     chosen = tuple(names[c] for c in kept) if names else tuple(str(c) for c in kept)
     return Partition(tuple(grouped[c].astype(np.int64) for c in kept), chosen)
 
 
-def skewed_sizes(samples: int, workers: int, skew_ratio: float, rng: np.random.Generator) -> Ints:
+def skewed_sizes(samples: int, clients: int, skew_ratio: float, rng: np.random.Generator) -> Ints:
     """The sizes of `skewed`: descending, first / last = SR exactly (to the nearest sample where SR is not whole).
 
     The steps from SR down to 1 are half the equal steps of an arithmetic series and half a Dirichlet(0.5) draw, so the
-    inner terms are perturbed and still descend. The smallest worker gets a whole number u of samples and the largest
+    inner terms are perturbed and still descend. The smallest client gets a whole number u of samples and the largest
     SR·u; the inner terms are scaled, by a quarter at most, so that all samples are used.
     """
-    _check_workers(workers, samples)
+    _check_clients(clients, samples)
     if not 1 <= skew_ratio <= _MOST_SKEWED:
-        raise InvalidInput(f"skew_ratio is {skew_ratio}; largest over smallest worker is a number from 1 to 1e15")
-    if workers == 1:
+        raise InvalidInput(f"skew_ratio is {skew_ratio}; largest over smallest client is a number from 1 to 1e15")
+    if clients == 1:
         if skew_ratio != 1:
-            raise InvalidInput(f"skew_ratio is {skew_ratio} with one worker; use skew_ratio=1 or more workers")
+            raise InvalidInput(f"skew_ratio is {skew_ratio} with one client; use skew_ratio=1 or more clients")
         return np.array([samples], dtype=np.int64)
-    noise = rng.dirichlet(np.full(workers - 1, 0.5))
-    steps = (skew_ratio - 1) * (_EVEN / (workers - 1) + (1 - _EVEN) * noise)
+    noise = rng.dirichlet(np.full(clients - 1, 0.5))
+    steps = (skew_ratio - 1) * (_EVEN / (clients - 1) + (1 - _EVEN) * noise)
     series = skew_ratio - np.concatenate([[0.0], np.cumsum(steps)])
     series[-1] = 1.0
     unit = samples / series.sum()
     if unit < 1:
         raise InvalidInput(
-            f"{workers} workers with skew ratio {skew_ratio:g} need {int(np.ceil(series.sum())):,} samples, for the "
-            f"smallest to have one, but there are {samples:,}; lower workers or skew_ratio"
+            f"{clients} clients with skew ratio {skew_ratio:g} need {int(np.ceil(series.sum())):,} samples, for the "
+            f"smallest to have one, but there are {samples:,}; lower clients or skew_ratio"
         )
     units = [int(unit), int(unit) + 1]
     stretches = [_stretch(series, whole, samples) for whole in units]
@@ -273,11 +272,11 @@ def _generator(seed: int, stream: int) -> np.random.Generator:
     return np.random.default_rng([seed, stream])
 
 
-def _check_workers(workers: int, samples: int) -> None:
-    if workers < 1:
-        raise InvalidInput(f"workers is {workers}; it must be at least 1")
-    if workers > samples:
-        raise InvalidInput(f"{workers:,} workers cannot each have one of {samples:,} samples; lower workers")
+def _check_clients(clients: int, samples: int) -> None:
+    if clients < 1:
+        raise InvalidInput(f"clients is {clients}; it must be at least 1")
+    if clients > samples:
+        raise InvalidInput(f"{clients:,} clients cannot each have one of {samples:,} samples; lower clients")
 
 
 def _even(total: int, parts: int) -> Ints:
@@ -285,7 +284,7 @@ def _even(total: int, parts: int) -> Ints:
 
 
 def _scaled(sizes: Ints, total: int) -> Ints:
-    """The sizes as proportions of `total`; a worker that would get nothing gets one of the largest worker's samples."""
+    """The sizes as proportions of `total`; a client that would get nothing gets one of the largest client's samples."""
     scaled = _proportional(sizes, total)
     while not scaled.all():
         scaled[scaled.argmin()] += 1

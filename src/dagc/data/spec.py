@@ -1,4 +1,4 @@
-"""Partitions as short texts, for configuration files and the command line: `skewed:workers=10,skew_ratio=100`."""
+"""Partitions as short texts, for configuration files and the command line: `skewed:clients=10,skew_ratio=100`."""
 
 import inspect
 from collections.abc import Callable
@@ -23,13 +23,13 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 def make_partition(spec: str, dataset: Dataset, seed: int = 0) -> Partition:
     """Split a data set as specified by a text: `name` or `name:option=value,option=value`.
 
-    The options are the arguments of the function of that name: `skewed:workers=10,skew_ratio=100,label_alpha=0.5`,
-    `one-large:share=0.5,workers=11,label_alpha=0.5`, `iid:workers=10`, `by-client:min_size=20,workers=15`,
+    The options are the arguments of the function of that name: `skewed:clients=10,skew_ratio=100,label_alpha=0.5`,
+    `one-large:share=0.5,clients=11,label_alpha=0.5`, `iid:clients=10`, `by-client:min_size=20,clients=15`,
     `from-sizes:sizes=12413/3954/3363,scale=true`; sizes may also be a text file with one number per line.
 
     Example:
         >>> from dagc.data import load
-        >>> make_partition("skewed:workers=5,skew_ratio=10", load("digits")).skew_ratio
+        >>> make_partition("skewed:clients=5,skew_ratio=10", load("digits")).skew_ratio
         10.0
     """
     name, _, rest = spec.strip().partition(":")

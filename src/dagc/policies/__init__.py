@@ -8,6 +8,7 @@ from dagc.policies.everything import Everything
 from dagc.policies.plan import ClientPlan, Plan
 from dagc.policies.policy import POLICIES, Method, Policy, Report, Situation
 from dagc.policies.rate import Account, Rate, make_rate
+from dagc.policies.shares import Shares
 
 __all__ = [
     "POLICIES",
@@ -21,6 +22,7 @@ __all__ = [
     "Policy",
     "Rate",
     "Report",
+    "Shares",
     "Situation",
     "absolute",
     "make_rate",
@@ -64,10 +66,24 @@ POLICIES |= {
     "hard-threshold": absolute("uniform", "the same threshold for every client"),
     "dagc": Method(
         ("ratio", "bytes", "rate"),
+        Shares,
+        about="as accurate as without compression: bytes by data, spent on whatever carries most, both ways",
+        defaults={"down": "same", "first_bits": 8},
+        encodes=True,
+    ),
+    "thrifty": Method(
+        ("ratio", "bytes", "rate"),
         _power,
         waits=True,
-        about="everything that saves bytes: entries by data, signs, coded frames, waiting, both ways",
-        defaults={"values": "auto", "frames": "auto", "overhead": 0.125, "down": "same", "step_ahead": 0.5},
+        about="the fewest bytes to a first useful model: signs by data, coded frames, waiting, step-ahead, both ways",
+        defaults={
+            "values": "auto",
+            "frames": "auto",
+            "overhead": 0.125,
+            "down": "same",
+            "step_ahead": 0.5,
+            "first_bits": 8,
+        },
     ),
     "dagc-r": relative("dagc-r", "entries by data: Algorithm 2 of the paper"),
     "dagc-a": absolute("dagc-a", "thresholds by data: Algorithm 3 of the paper"),

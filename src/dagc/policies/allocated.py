@@ -146,7 +146,7 @@ def worth_a_frame(plan: Plan, size: int) -> int:
     """The fewest entries that keep overhead below `plan.overhead` of the frame; at most 1,024.
 
     Example:
-        >>> worth_a_frame(Plan(bytes=13, values="sign", frames="compact", overhead=0.125), 7850)
+        >>> worth_a_frame(Plan(method="power", bytes=13, values="sign", frames="compact", overhead=0.125), 7850)
         37
     """
     assert plan.overhead is not None

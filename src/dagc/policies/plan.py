@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from dagc.allocation import most_entries
 from dagc.errors import InvalidInput, unknown
+from dagc.feedback import SMALLEST_CLIP
 from dagc.policies.policy import POLICIES, Method, Policy
 from dagc.policies.rate import MOST_BYTES, Account, make_rate
 from dagc.settings import Settings, setting
@@ -14,7 +15,7 @@ from dagc.wire import VALUE_CODECS
 from dagc.wire.coder import MOST_SIZE
 from dagc.wire.indices import RAW_SIZE
 
-__all__ = ["FRAMES", "ClientPlan", "Plan", "usual_bytes"]
+__all__ = ["FRAMES", "ClientPlan", "Plan", "level_bytes", "usual_bytes"]
 
 FRAMES = ("plain", "compact", "coded", "auto", "raw")
 CODED_BELOW = 1 << 18
@@ -30,13 +31,26 @@ EXAMPLES = {"ratio": "ratio 0.001", "threshold": "threshold 0.05"}
 
 
 def usual_bytes(size: int) -> float:
-    """The default budget in bytes: half the square root of the model's size, at least 8.
+    """The default budget of methods that count entries: half the square root of the model's size, at least 8.
 
     Example:
         >>> usual_bytes(7850), usual_bytes(236_000)
         (44.0, 243.0)
     """
     return max(8.0, float(round(0.5 * math.sqrt(size))))
+
+
+def level_bytes(size: int) -> float:
+    """The default budget of `dagc`: as accurate as training without compression, at its number of rounds.
+
+    That is 24 times the square root of the model's size, but never more than a tenth of a byte per entry, and at least
+    64 bytes. `docs/studies/level.md` has what was measured.
+
+    Example:
+        >>> level_bytes(7850), level_bytes(236_000)
+        (785.0, 11659.0)
+    """
+    return max(64.0, float(round(min(24 * math.sqrt(size), size / 10))))
 
 
 def _rate(text: Any) -> str:
@@ -94,7 +108,9 @@ class Plan(ClientPlan):
     """
 
     method: str = setting("dagc", "how each client's compression is chosen", "text", registry=lambda: POLICIES)
-    ratio: float | None = setting(None, "budget: the mean ratio of entries sent", above=0, most=1)
+    ratio: float | None = setting(
+        None, "budget: the mean ratio of entries sent; for dagc, of the bytes of an uncompressed model", above=0, most=1
+    )
     threshold: float | None = setting(
         None,
         "budget: the mean threshold, in the units of what is compressed",
@@ -139,10 +155,18 @@ class Plan(ClientPlan):
     first_model: str = setting(
         "sent", "initial model: sent to all clients, or drawn by each from the seed", "text", words=("sent", "drawn")
     )
+    first_bits: int | None = setting(
+        None,
+        "round the first model to so many bits per entry, and start from that: 8 lose nothing, nor do 4 of a random "
+        "one; exact if not given",
+        "integer",
+        least=2,
+        most=8,
+    )
     options: Mapping[str, float] = setting({}, "further options of the method", "numbers", example='{"interval": 5}')
     clip: float | None = setting(
-        None, "the largest norm of what a client sends in a round; the rest stays for later", above=0,
-        note="a number above 0 and finite",
+        None, "the largest norm of what a client sends in a round; the rest stays for later", least=SMALLEST_CLIP,
+        note=f"a number of at least {SMALLEST_CLIP:.3g} and finite",
     )  # fmt: skip
     norm_bound: float | None = setting(
         None, "reject uploads this many times larger than the median of recent ones", above=1,
@@ -193,8 +217,14 @@ class Plan(ClientPlan):
                 if not spec.options:
                     raise InvalidInput(f"method {self.method!r} takes no options, but {name!r} is given: leave it out")
                 raise unknown(f"option of {self.method}", name, spec.options)
-        if self.exponent is not None and self.method != "power":
-            raise InvalidInput(f"exponent belongs to the method 'power', not to {self.method!r}: leave it out")
+        if self.exponent is not None and self.method not in ("power", "dagc"):
+            raise InvalidInput(f"exponent belongs to the methods power and dagc, not to {self.method!r}: leave it out")
+        for name in ("values", "frames", "per_tensor") if spec.encodes else ():
+            if getattr(self, name) != self.default(name):
+                raise InvalidInput(
+                    f"{name} is {getattr(self, name)!r}, but with method {self.method!r} the encoder chooses what a "
+                    "frame holds: leave it out, or choose a method that sends entries, such as thrifty or dagc-r"
+                )
         if self.overhead and (not spec.waits or self.threshold is not None):
             raise InvalidInput(f"clients of method {self.method!r} cannot wait: leave overhead out")
         if self.caps and (self.threshold is not None or not spec.budgets):
@@ -207,8 +237,8 @@ class Plan(ClientPlan):
         """The settings that differ from their defaults, and from the method's own, as plain values.
 
         Example:
-            >>> Plan(ratio=0.01, values="sign").changed()
-            {'method': 'dagc', 'ratio': 0.01, 'values': 'sign'}
+            >>> Plan(method="dagc-r", ratio=0.01, values="sign").changed()
+            {'method': 'dagc-r', 'ratio': 0.01, 'values': 'sign'}
         """
         defaults = self.method_spec.defaults
         return {
@@ -221,7 +251,7 @@ class Plan(ClientPlan):
         """The same plan for a model of that many entries, with every "auto" and default resolved.
 
         Example:
-            >>> Plan(bytes=64, values="auto").for_size(7850).values
+            >>> Plan(method="thrifty", bytes=64).for_size(7850).values
             'sign'
         """
         for name, cap in self.caps.items():
@@ -237,7 +267,9 @@ class Plan(ClientPlan):
         if self.frames == "auto":
             resolved["frames"] = "coded" if size <= CODED_BELOW else "compact"
         if "bytes" in self.method_spec.budgets and not self.budgets_set:
-            resolved["bytes"] = usual_bytes(size)
+            resolved["bytes"] = level_bytes(size) if self.method_spec.encodes else usual_bytes(size)
+        if self.method_spec.encodes and self.ratio is not None:
+            resolved |= {"bytes": max(1.0, 4 * size * self.ratio), "ratio": None}
         if self.values == "auto":
             resolved["values"] = self._values_for(size, resolved.get("bytes", self.bytes))
         return self.replaced(**resolved) if resolved else self
@@ -276,7 +308,8 @@ class Plan(ClientPlan):
             return None
         same = self.down == "same"
         return type(self)(
-            method="top-k",
+            method=self.method if self.method_spec.encodes else "top-k",
+            down=None if not self.method_spec.encodes else "lossless",
             ratio=self.ratio if same else None,
             bytes=self.bytes if same else float(self.down or 0),
             rate=self.rate if same else None,

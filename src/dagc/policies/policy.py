@@ -74,6 +74,7 @@ class Method(NamedTuple):
         about: One line that describes it, for `--help`.
         defaults: The method's own default settings.
         fixed: Whether these defaults define the method: settings shared by a whole comparison do not change them.
+        encodes: Whether the encoder chooses what a frame holds, within bytes; entries and their codecs are not set.
     """
 
     budgets: tuple[str, ...]
@@ -83,6 +84,7 @@ class Method(NamedTuple):
     about: str = ""
     defaults: Mapping[str, Any] = MappingProxyType({})
     fixed: bool = False
+    encodes: bool = False
 
 
 POLICIES: dict[str, Method] = {}

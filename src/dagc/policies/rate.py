@@ -11,6 +11,9 @@ __all__ = ["MOST_BYTES", "Account", "Rate", "finite", "make_rate"]
 
 MOST_BYTES = 1 << 48
 """The largest budget in bytes: far above any real one, and small enough that sums of budgets stay exact."""
+SAVED_ROUNDS, SAVED_BYTES = 16, 1024
+"""What is not spent is saved for later, up to this many rounds' worth, or this many bytes if those are more. Without a
+bound, one order could spend what many rounds have left."""
 _UNITS = {"": 1, "B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9}
 
 
@@ -54,8 +57,8 @@ class Account:
     """What has been earned and spent of a budget in bytes. It never goes below 0.
 
     Every client that takes part in a round earns its share. `Account.balance` is what all clients together may spend
-    in a round. The most that an order may cost is spent when it is given, since an upload that never arrives may still
-    have been sent. What an upload did not use is refunded.
+    in a round; it is bounded. The most that an order may cost is spent when it is given: an upload that never arrives
+    may still have been sent. What an upload did not use is refunded.
 
     Args:
         bytes: Per client and round, if given.
@@ -82,7 +85,8 @@ class Account:
     def earn(self, clients: float, seconds: float = 0.0) -> None:
         """Start a round with this number of clients, this many seconds after the start of the training."""
         if self.bytes is not None:
-            self._by_round += self.bytes * clients
+            earned = self.bytes * clients
+            self._by_round = min(self._by_round + earned, max(SAVED_ROUNDS * earned, SAVED_BYTES))
         if self.rate is not None:
             each = self._part() if self.rate.per == "training" else (seconds - self._seconds) / 3600
             self._by_rate += self.rate.bytes * each * clients

@@ -5,7 +5,7 @@ from typing import Any
 
 from dagc.policies import Plan, Report, Situation
 from dagc.policies.rate import finite
-from dagc.protocol.messages import Order, Upload
+from dagc.protocol.messages import BEST, Order, Upload
 from dagc.protocol.roster import Member
 from dagc.state import all_or_nothing, load_part, sequence, whole
 from dagc.wire import payload_size
@@ -50,15 +50,17 @@ class Budget:
     def reserve(self, orders: Sequence[Order]) -> None:
         """Spend the most that answers to these orders can take: one that never arrives may still have been sent."""
         if self.account is not None:
-            self.account.spend(sum(map(self.most_bytes, orders)))
+            self.account.spend(sum(self.most_bytes(order) for order in orders if not order.visit))
 
     def refund(self, order: Order, length: int) -> None:
         """Return what an answer of this many bytes did not use."""
-        if self.account is not None:
+        if self.account is not None and not order.visit:
             self.account.spend(length - self.most_bytes(order))
 
     def most_bytes(self, order: Order) -> int:
         """The most bytes that an answer to this order can take; 0 if there is no limit."""
+        if order.compressor == BEST:
+            return int(order.amount)
         if not order.most_entries:
             return 0
         return int(payload_size(self.size, order.most_entries, self.plan.values, frames=self.plan.frames)[0])

@@ -18,6 +18,7 @@ from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
 from dagc.state import BLOCK, all_or_nothing, flag, load_part, sequence, whole
 from dagc.state import checksum as rows_checksum
+from dagc.updates import encode_dense, encode_update
 from dagc.wire import Memory, encode, is_coded, quantise
 from dagc.wire.coder import Shapes
 from dagc.wire.frame import read_varint, varint
@@ -26,6 +27,8 @@ __all__ = ["Downlink", "broadcasts", "checksum", "sizes_of"]
 
 KEPT = 4
 """How many downloads are cached for clients with the same version; each may be as large as the model."""
+ROUNDED = 2
+"""A visitor's model is off by at most so many times what the last round moved; with 4, training ends a little lower."""
 SERVER = "server"
 ROW = BLOCK // 4
 """Entries in a row of the table that `checksum` sums up."""
@@ -45,12 +48,12 @@ class Downlink:
     """The model that the clients have, and the downloads that bring each of them up to date.
 
     The server's model is x, the clients' is y: they train on y, and y is evaluated and served. A round moves x. Then
-    the server broadcasts the largest entries of x - y, as many as its budget allows, and y moves by exactly what was
-    sent; the rest stays in x - y for later. That is error feedback, as on a client. Without a budget everything is
-    sent, and y is x.
+    the server broadcasts what carries most of x - y within its budget, and y moves by exactly what was sent; the rest
+    stays in x - y for later. That is error feedback, as on a client. Without a budget everything is sent, and y is x.
 
-    A client that was away gets the cheapest of three: the broadcasts it missed, the values of y that have changed
-    since, or all of y. The log of broadcasts is never larger than the model, so memory does not grow with clients.
+    A client that was away gets the cheapest of: the broadcasts it missed, the values of y that have changed since, all
+    of y, or the first model and all broadcasts. The log of broadcasts is never larger than the model, so memory does
+    not grow with clients.
 
     Args:
         plan: The server's own plan, `Plan.downward`; None to send everything.
@@ -58,6 +61,7 @@ class Downlink:
         shapes: The shapes of the model's tensors, for plans that select per tensor and for coded frames.
         rounds: How many rounds the training has, for a rate per training.
         indices: The index codec of downloads that are not broadcasts, `Plan.indices`.
+        first_bits: The training starts from the initial model rounded to so many bits per entry; None not to round it.
 
     Attributes:
         version: How often y has changed.
@@ -83,20 +87,26 @@ class Downlink:
         shapes: Shapes | None = None,
         rounds: int | None = None,
         indices: str | None = None,
+        first_bits: int | None = None,
     ) -> None:
-        """Start with version 0."""
         self.plan, self.indices = plan, indices
         self.version = 0
+        self._shapes = [len(model)] if shapes is None else shapes
+        self._first = b""  # the first model's frame, if it was rounded
         self.model = model.copy()
-        self.target = self.model if plan is None else model.copy()
+        if first_bits is not None:
+            self._first, rounded = encode_dense(model, self._shapes, first_bits)
+            self.model = rounded.dense().numpy()
+        self.target = self.model if plan is None else self.model.copy()
         self.changed = np.zeros(len(model), dtype=np.int32)
         self._turns = 0.0  # unused rounds of a budget in entries
         self._log: deque[bytes] = deque()
         self._log_bytes = 0
         self._checksum: int | None = None
+        self._visit: Download | None = None
+        self._moved = 0.0  # how far the last broadcast moved the model
         self._kept: OrderedDict[int, Download] = OrderedDict()
         self.account: Account | None = None
-        self._shapes = [len(model)] if shapes is None else shapes
         self._memory: Memory | None = None
         self._restart = False  # whether a member with this version has skipped broadcasts
         if plan is not None:
@@ -124,17 +134,53 @@ class Downlink:
             return
         if model is not None:
             self.target[:] = model
-        entries = self._allowed(round, share, seconds)
-        if not entries:
+        amount = self._allowed(round, share, seconds)
+        if not amount:
             return
-        sparse = self._select(torch.from_numpy(self.target - self.model), entries)
+        difference = torch.from_numpy(self.target - self.model)
+        if self.plan.method_spec.encodes:
+            self._broadcast_best(difference, amount)
+        else:
+            self._broadcast_entries(difference, amount)
+
+    def jump(self, model: NDArray[np.float32] | None) -> None:
+        """Finish a round whose clients all visit: they get the model itself, rounded, so that nothing is broadcast."""
+        if model is None:
+            return
+        self._moved = float(np.linalg.norm((model - self.model).astype(np.float64)))
+        self.target[:] = model
+        self._log.clear()
+        self._log_bytes = 0
+        self._set(np.arange(len(model)), model)
+
+    def _broadcast_best(self, difference: torch.Tensor, amount: int) -> None:
+        """Broadcast what carries most of the difference within this many bytes."""
+        frame, update = encode_update(difference, self._shapes, amount, round=(self.version + 1) % STAMPS)
+        if not frame:
+            return
+        self._remember(frame)
+        model = torch.from_numpy(self.model)
+        self.version += 1
+        update.add_to(model)
+        self._moved = update.norm()
+        for start, length in update.spans():
+            self.changed[start : start + length] = self.version
+        self.changed[update.alone()[0]] = self.version
+        self._forget()
+
+    def _forget(self) -> None:
+        """The model has changed: nothing computed from it is valid any more."""
+        self._checksum, self._visit = None, None
+        self._kept.clear()
+
+    def _broadcast_entries(self, difference: torch.Tensor, entries: int) -> None:
+        """Broadcast the largest entries of the difference."""
+        assert self.plan is not None
+        sparse = self._select(difference, entries)
         if not len(sparse):
             return
         sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, self.plan.values))
-        frame = self._encode(sparse, self.plan)
-        if self.account is not None:
-            self.account.spend(len(frame) + len(varint(len(frame))))  # several are sent together, each with its length
-        self._remember(frame)
+        self._remember(self._encode(sparse, self.plan))
         self._set(sparse.indices, self.model[sparse.indices] + sparse.values)
 
     def _encode(self, sparse: Sparse, plan: Plan) -> bytes:
@@ -154,18 +200,31 @@ class Downlink:
         if version not in self._kept:
             if self._checksum is None:
                 self._checksum = checksum(self.model)
-            self._kept[version] = Download(version, self.version, self._checksum, *self._cheapest(version))
+            since, steps, frame = self._cheapest(version)
+            self._kept[version] = Download(since, self.version, self._checksum, steps, frame)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(version)
         return self._kept[version]
+
+    def visit(self) -> Download:
+        """The model for a client that comes rarely: rounded so that it is off by no more than two usual updates."""
+        if self._visit is None:
+            bits = next((bits for bits in range(3, 8) if self._rounding_error(bits) <= ROUNDED * self._moved), 8)
+            frame, update = encode_dense(self.model, self._shapes, bits)
+            self._visit = Download(-1, -1, checksum(update.dense().numpy()), 0, frame)
+        return self._visit
+
+    def _rounding_error(self, bits: int) -> float:
+        rounded = encode_dense(self.model, self._shapes, bits)[1].dense().numpy()
+        return float(np.linalg.norm((self.model - rounded).astype(np.float64)))
 
     def note_download(self, download: Download) -> None:
         """Note that a client with this download reads the next broadcasts. If it skipped some, coding starts again."""
         self._restart |= download.since != download.version and not download.steps
 
     def _allowed(self, round: int, share: float, seconds: float) -> int:
-        """How many entries the server may send now, as the only client of its own plan."""
+        """How many entries or bytes the server may send now, as the only client of its own plan."""
         allowance = None
         if self.account is not None:
             self.account.earn(share, seconds)
@@ -175,41 +234,53 @@ class Downlink:
             if self._turns < 1 - 1e-9:
                 return 0
             self._turns -= 1
-        (entries,) = self._policy.decide(Situation(round, [SERVER], {SERVER: 1.0}, (), allowance))
-        return int(entries)
+        (amount,) = self._policy.decide(Situation(round, [SERVER], {SERVER: 1.0}, (), allowance))
+        return int(amount)
 
     def _set(self, indices: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        self._kept.clear()
         if not len(indices):
             return
         self.version += 1
-        self._checksum = None
+        self._forget()
         self.model[indices] = values
         self.changed[indices] = self.version
 
     def _remember(self, frame: bytes) -> None:
-        """Log a broadcast for clients that are away. The log is never larger than the model."""
+        """Log and pay for a broadcast. The log, for clients that are away, is never larger than the model."""
+        if self.account is not None:
+            self.account.spend(len(frame) + len(varint(len(frame))))  # several are sent together, each with its length
+        self._keep(frame)
+
+    def _keep(self, frame: bytes) -> None:
         self._log.append(frame)
         self._log_bytes += len(frame)
         while self._log_bytes > self.model.nbytes:
             self._log_bytes -= len(self._log.popleft())
 
-    def _cheapest(self, version: int) -> tuple[int, bytes]:
-        """The number of steps and the frame."""
+    def _cheapest(self, version: int) -> tuple[int, int, bytes]:
+        """The version it builds on, the number of steps, and the frame."""
         missed = self.version - version
         if not missed:
-            return 0, b""
-        steps = None
+            return version, 0, b""
+        ways: list[tuple[int, int, bytes]] = []
         if version >= 0 and missed <= len(self._log):
-            frames = [self._log[place] for place in range(len(self._log) - missed, len(self._log))]
-            steps = frames[0] if missed == 1 else b"".join(varint(len(frame)) + frame for frame in frames)
+            ways.append((version, missed, self._steps(missed)))
+        if self._first and self.version <= len(self._log):
+            ways.append((-1, self.version, _with_length(self._first) + self._steps(self.version, always=True)))
+            if not self.version:
+                ways[-1] = (-1, 0, self._first)
         indices = np.flatnonzero(self.changed > version)
-        if steps is not None and len(steps) <= 4 * len(indices):
-            return missed, steps
-        values = self._values(indices)
-        if len(indices) < len(self.model) and len(values) > self.model.nbytes:
-            values = min(values, self._values(np.arange(len(self.model))), key=len)
-        return (missed, steps) if steps is not None and len(steps) <= len(values) else (0, values)
+        if not ways or len(ways[0][2]) > 4 * len(indices):
+            values = self._values(indices)
+            if len(indices) < len(self.model) and len(values) > self.model.nbytes:
+                values = min(values, self._values(np.arange(len(self.model))), key=len)
+            ways.append((version, 0, values))
+        return min(ways, key=lambda way: len(way[2]))
+
+    def _steps(self, count: int, always: bool = False) -> bytes:
+        """The last broadcasts; several have their lengths before them."""
+        frames = [self._log[place] for place in range(len(self._log) - count, len(self._log))]
+        return frames[0] if count == 1 and not always else b"".join(map(_with_length, frames))
 
     def _values(self, indices: NDArray[np.int64]) -> bytes:
         sparse = Sparse.trusted(len(self.model), indices, self.model[indices])
@@ -219,12 +290,14 @@ class Downlink:
     def state_dict(self) -> dict[str, Any]:
         """The whole state."""
         state: dict[str, Any] = {"version": self.version, "model": self.model, "changed": self.changed}
+        state["first"] = np.frombuffer(self._first, dtype=np.uint8)
         if self.plan is not None:
             state |= {
                 "target": self.target,
                 "log": np.frombuffer(b"".join(self._log), dtype=np.uint8),
                 "log_lengths": [len(frame) for frame in self._log],
                 "turns": self._turns,
+                "moved": self._moved,
                 "policy": self._policy.state_dict(),
                 "account": None if self.account is None else self.account.state_dict(),
                 "memory": None if self._memory is None else self._memory.state_dict(),
@@ -241,8 +314,8 @@ class Downlink:
                     raise ValueError(f"its {name} is {array.dtype} {array.shape}, not {expected.shape}")
             self.version = whole(state["version"], below=1 << 31)
             self.model, self.changed = state["model"].copy(), state["changed"].copy()
-            self._checksum = None
-            self._kept.clear()
+            self._first = state["first"].tobytes()
+            self._forget()
             self.target = self.model
             if self.plan is not None:
                 self._load_budgeted(state)
@@ -250,13 +323,14 @@ class Downlink:
     def _load_budgeted(self, state: Mapping[str, Any]) -> None:
         """The part of the state that only a downlink with a budget has."""
         self.target, self._turns = state["target"].copy(), finite(state["turns"])
+        self._moved = finite(state["moved"])
         log, self._log = state["log"], deque()
         lengths = [whole(length) for length in sequence(state["log_lengths"])]
         if log.dtype != np.uint8 or log.shape != (sum(lengths),):
             raise ValueError(f"its log is {log.dtype} {log.shape}, not {sum(lengths)} bytes")
         self._log_bytes, at = 0, 0
         for length in lengths:
-            self._remember(log[at : at + length].tobytes())
+            self._keep(log[at : at + length].tobytes())
             at += length
         self._policy.load_state_dict(state["policy"])
         load_part(self.account, state["account"])
@@ -273,8 +347,7 @@ class Downlink:
     def rollback(self, snapshot: dict[str, Any]) -> None:
         """Undo a `load_state_dict` that failed."""
         self.version, self.model, self.changed = snapshot["version"], snapshot["model"], snapshot["changed"]
-        self._checksum = None
-        self._kept.clear()
+        self._forget()
         if self.plan is None:
             self.target = self.model
         else:
@@ -282,18 +355,27 @@ class Downlink:
 
 
 def broadcasts(download: Download) -> Iterator[tuple[int, memoryview]]:
-    """The broadcasts in a download, oldest first: the stamp and the frame of each."""
+    """The broadcasts in a download, oldest first: the stamp and the frame of each.
+
+    A download with steps that builds on nothing begins with the first model, whose stamp is 0.
+    """
+    first = download.since < 0
+    count = download.steps + first
     rest = memoryview(download.frame)
-    for step in range(download.steps):
+    for step in range(count):
         frame = rest
-        if download.steps > 1:
+        if count > 1:
             length, at = read_varint(rest, 0, 0)
             frame, rest = rest[at : at + length], rest[at + length :]
             if len(frame) < length:
-                raise MalformedPayload(f"broadcast {step + 1} of {download.steps} is truncated")
-        yield (download.since + step + 1) % STAMPS, frame
-    if download.steps > 1 and len(rest):
+                raise MalformedPayload(f"broadcast {step + 1} of {count} is truncated")
+        yield (step if first else download.since + step + 1) % STAMPS, frame
+    if count > 1 and len(rest):
         raise MalformedPayload(f"{len(rest)} bytes follow the last broadcast")
+
+
+def _with_length(frame: bytes) -> bytes:
+    return varint(len(frame)) + frame
 
 
 def sizes_of(shapes: Shapes) -> list[int]:

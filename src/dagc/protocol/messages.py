@@ -3,14 +3,19 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
+from dagc.compressors import COMPRESSORS
 from dagc.errors import MalformedPayload, shown
+from dagc.feedback import is_clip
 from dagc.sparse import MAX_SIZE, Sparse
 from dagc.state import is_count
+from dagc.updates import Update
 
-__all__ = ["BUFFERS", "MOST_ROUNDS", "STAMPS", "Download", "Order", "Upload"]
+__all__ = ["BEST", "BUFFERS", "MOST_ROUNDS", "STAMPS", "Download", "Order", "Upload"]
 
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
 """Names of buffers. A running variance sent in parts would turn negative, and the loss NaN."""
+BEST = "best"
+"""Instead of a compressor's name: the encoder chooses what carries most, and the amount is a number of bytes."""
 STAMPS = 1 << 21
 """Frames carry the round modulo this, so that their length is bounded however long the training."""
 MOST = 2.0**100
@@ -24,9 +29,9 @@ class Order(NamedTuple):
 
     Attributes:
         round: From 1.
-        amount: How much to send, in the compressor's unit: entries, a threshold, or None for everything. With 0
-            entries the client sends nothing and keeps everything for later.
-        compressor: How to select: a name in `dagc.COMPRESSORS`.
+        amount: How much to send, in the compressor's unit: entries, a threshold, bytes, or None for everything. With 0
+            entries or bytes the client sends nothing and keeps everything for later.
+        compressor: How to select: a name in `dagc.COMPRESSORS`, or `BEST`.
         number: The client's number in the roster; with the plan's seed, it decides everything random.
         accepted: The round of this client's last upload that the server accepted; 0 if there is none.
         norm: Whether to report the norm of the gradient.
@@ -34,6 +39,8 @@ class Order(NamedTuple):
         clocks: For coded frames, whether the memory has clocks.
         counted: For coded frames, how many the server has counted. A client that has counted another number starts
             with an empty memory.
+        visit: Whether the client comes so rarely that it gets a rounded model and sends most of its change at once,
+            keeping nothing for later.
     """
 
     round: int
@@ -45,6 +52,7 @@ class Order(NamedTuple):
     clip: float = 0.0
     clocks: bool = False
     counted: int = 0
+    visit: bool = False
 
     def checked(self) -> Self:
         """Itself; `MalformedPayload` if it cannot be one: a server may have made it up.
@@ -58,9 +66,10 @@ class Order(NamedTuple):
             "number": lambda number: is_count(number) and number < 1 << 48,
             "accepted": lambda round: is_count(round) and round < MOST_ROUNDS,
             "norm": lambda norm: isinstance(norm, bool),
-            "clip": lambda clip: _is_real(clip) and 0 <= clip < MOST,
+            "clip": lambda clip: _is_real(clip) and clip < MOST and is_clip(clip),
             "clocks": lambda clocks: isinstance(clocks, bool),
             "counted": lambda count: is_count(count) and count < 1 << 63,
+            "visit": lambda visit: isinstance(visit, bool),
         }
         for name, is_valid in valid.items():
             if not is_valid(getattr(self, name)):
@@ -70,12 +79,13 @@ class Order(NamedTuple):
     @property
     def most_entries(self) -> int | None:
         """The most entries that may be sent; None if there is no limit."""
-        return self.amount if isinstance(self.amount, int) else None
+        counts = self.compressor in COMPRESSORS and COMPRESSORS[self.compressor].parameter == "entries"
+        return int(self.amount) if counts else None
 
     @property
     def silent(self) -> bool:
         """Whether the client sends nothing."""
-        return self.most_entries == 0
+        return self.amount == 0 and self.amount is not None
 
     @property
     def stamp(self) -> int:
@@ -88,7 +98,7 @@ class Download(NamedTuple):
 
     Attributes:
         since: The version the client must have or, if values are sent, that or any later one; -1 if it needs none.
-        version: The version the client has afterwards.
+        version: The version the client has afterwards; -1 if it has a rounded model, for a visit.
         checksum: The checksum of that model, to detect a client whose model is not the one the server expects.
         steps: How many broadcasts the frame holds, each a change to add; 0 if it holds values to set.
         frame: The bytes; empty if nothing is new.
@@ -106,13 +116,13 @@ class Upload(NamedTuple):
 
     Attributes:
         client: The client's name; empty on the client itself.
-        update: The entries.
+        update: What was sent.
         frame: The same, encoded; empty if the order was to send nothing.
         norm: The norm of the gradient, if the order asked for it.
     """
 
     client: str
-    update: Sparse
+    update: Sparse | Update
     frame: bytes
     norm: float | None = None
 

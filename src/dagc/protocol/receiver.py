@@ -9,9 +9,10 @@ from dagc.errors import MalformedPayload, OutsideBound
 from dagc.policies import Plan
 from dagc.policies.rate import finite
 from dagc.protocol.memories import Memories
-from dagc.protocol.messages import Order, Upload
+from dagc.protocol.messages import BEST, Order, Upload
 from dagc.sparse import Sparse
 from dagc.state import all_or_nothing, load_part, sequence
+from dagc.updates import Update, decode_update
 from dagc.wire import VALUE_CODECS, decode, is_coded, payload_size, read_header
 from dagc.wire.coder import Shapes
 
@@ -36,7 +37,7 @@ class Receiver:
     """
 
     def __init__(self, plan: Plan, size: int, shapes: Shapes) -> None:
-        self.plan, self.size = plan, size
+        self.plan, self.size, self.shapes = plan, size, shapes
         self.memories = Memories(shapes, plan.values) if plan.frames == "coded" else None
         self._norms: list[float] = []  # of recent uploads, including those that were too large
         self._round_norms: dict[str, float] = {}
@@ -53,6 +54,9 @@ class Receiver:
         """
         if norm is not None and not 0 <= norm <= LARGEST * self.size:
             raise MalformedPayload(f"the norm of its gradient is {norm}")
+        if order.compressor == BEST:
+            update = decode_update(frame, self.shapes, max_bytes=order.amount, round=order.stamp)
+            return Upload(name, update, bytes(frame), norm)
         sparse = self._decode(name, order, frame)
         largest = float(np.abs(sparse.values).max(initial=0.0))
         if largest > LARGEST:
@@ -73,7 +77,8 @@ class Receiver:
         bound = self.plan.norm_bound
         if (bound is None and not clip) or not len(upload.update):
             return
-        norm = float(np.linalg.norm(upload.update.values.astype(np.float64)))
+        update = upload.update
+        norm = update.norm() if isinstance(update, Update) else float(np.linalg.norm(update.values.astype(np.float64)))
         if clip and norm > clip:
             raise OutsideBound(f"its upload has norm {norm:.6g}, more than clip = {clip:g}")
         if bound is None:

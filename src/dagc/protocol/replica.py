@@ -11,8 +11,8 @@ from dagc._memory import pool
 from dagc.errors import MalformedPayload, OutOfSync
 from dagc.protocol.downlink import broadcasts, checksum, sizes_of
 from dagc.protocol.messages import Download
-from dagc.sparse import Sparse
 from dagc.state import all_or_nothing, whole
+from dagc.updates import decode_update, is_update
 from dagc.wire import Memory, decode, has_signs, is_coded
 from dagc.wire.coder import Shapes
 
@@ -56,6 +56,8 @@ class Replica:
             OutOfSync: If the download does not build on this client's model. It needs the full model.
             MalformedPayload: If the download is damaged.
         """
+        if download.version == -1:
+            return self._receive_rounded(download)
         if download.since < -1 or download.version < 0 or download.steps < 0:
             raise MalformedPayload(
                 f"{download.steps} steps cannot lead from version {download.since} to {download.version}"
@@ -70,22 +72,40 @@ class Replica:
         memory, self.memory = self.memory, None  # if this fails halfway, the full model is next
         if download.steps:
             known = self.version - download.since  # a lost order may have delivered some already
+            if download.since < 0:
+                known, memory = 0, None
+                model.zero_()
             for stamp, frame in islice(broadcasts(download), known, None):
                 if is_coded(frame):
                     memory = memory or Memory(self.shapes, signs=has_signs(frame))
-                sparse = self._decode_broadcast(frame, stamp, memory)
-                model.numpy()[sparse.indices] += sparse.values
+                self._add_broadcast(model, frame, stamp, memory)
         elif download.frame:
-            sparse = decode(download.frame, size=self.size)
-            model.numpy()[sparse.indices] = sparse.values
+            if is_update(download.frame):
+                decode_update(download.frame, self.shapes).add_to(model.zero_())
+            else:
+                sparse = decode(download.frame, size=self.size)
+                model.numpy()[sparse.indices] = sparse.values
             memory = None
         if checksum(model.numpy()) != download.checksum:
             raise OutOfSync("the model differs from the server's after the download")
         self.model, self.version, self.memory = model, download.version, memory
         return model
 
-    def _decode_broadcast(self, frame: memoryview, stamp: int, memory: Memory | None) -> Sparse:
-        """Decode a broadcast, and count it as the server does."""
+    def _receive_rounded(self, download: Download) -> torch.Tensor:
+        """Take a rounded model, for a visit; no later download builds on it."""
+        if download.since != -1 or download.steps:
+            raise MalformedPayload(f"a rounded model cannot build on version {download.since}")
+        model = decode_update(download.frame, self.shapes).dense()
+        if checksum(model.numpy()) != download.checksum:
+            raise OutOfSync("the model differs from the server's after the download")
+        self.model, self.version, self.memory = model, -1, None
+        return model
+
+    def _add_broadcast(self, model: torch.Tensor, frame: memoryview, stamp: int, memory: Memory | None) -> None:
+        """Add a broadcast to the model, and count it as the server does."""
+        if is_update(frame):
+            decode_update(frame, self.shapes, round=stamp).add_to(model)
+            return
         try:
             sparse = decode(frame, size=self.size, round=stamp, memory=memory)
         except MalformedPayload as error:
@@ -94,7 +114,7 @@ class Replica:
             raise OutOfSync(f"broadcast {stamp} does not fit this client's memory: {error}") from error
         if memory is not None and (is_coded(frame) or memory.frames):
             memory.learn(sparse)
-        return sparse
+        model.numpy()[sparse.indices] += sparse.values
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state."""

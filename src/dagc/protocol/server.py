@@ -14,11 +14,17 @@ from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.protocol.receiver import Receiver
 from dagc.protocol.roster import Member, Roster
-from dagc.sparse import aggregate
+from dagc.protocol.total import aggregate_updates
 from dagc.state import all_or_nothing, whole
 from dagc.wire.coder import Shapes
 
 __all__ = ["ModelServer", "Server"]
+
+
+VISIT_AFTER = 8
+"""A client that was away for more rounds than this visits: catching up exactly would cost more than it is worth."""
+VISIT_PART, VISIT_LEAST = 2, 64
+"""The most bytes of a visitor's upload: half a byte per entry, and a few."""
 
 
 class Server:
@@ -69,8 +75,11 @@ class Server:
             clip: A bound on the norm of this round's uploads, in addition to the plan's.
         """
         members = self.roster.present(present)
-        holding = [member.name for member in members if member.examples > 0]
-        amounts = self.budget.amounts(self.round, holding, self.members, seconds)
+        holding = [member for member in members if member.examples > 0]
+        visitors = {member.name for member in holding if self._is_visit(member)}
+        staying = [member.name for member in holding if member.name not in visitors]
+        amounts = self.budget.amounts(self.round, staying, self.members, seconds)
+        amounts |= dict.fromkeys(visitors, self.size // VISIT_PART + VISIT_LEAST)
         memories, policy = self.receiver.memories, self.budget.policy
         counted = {} if memories is None else memories.counted([member.name for member in members])
         clip = float(min((bound for bound in (self.plan.clip, clip) if bound is not None), default=0.0))
@@ -87,6 +96,7 @@ class Server:
                 clip=clip,
                 clocks=clocks,
                 counted=frames,
+                visit=member.name in visitors,
             )
         self.receiver.begin()
         self.roster.visit(members, self.round + 1)
@@ -106,19 +116,26 @@ class Server:
         upload = self.receiver.read(name, order, frame, norm)
         del self._orders[name]
         self.budget.refund(order, len(frame))
-        self._answered(name)
+        self._answered(name, order)
         self.receiver.check_norm(upload, order.clip)
         return upload
 
-    def _answered(self, name: str) -> None:
+    def _is_visit(self, member: Member) -> bool:
+        """Whether a member comes so rarely that exact copies of the model do not pay; for subclasses."""
+        return False
+
+    def _answered(self, name: str, order: Order) -> None:
         """A member has answered its order; for subclasses."""
 
-    def total(self, uploads: Sequence[Upload]) -> torch.Tensor:
-        """Σ p_i · upload_i, always added up in the order of the roster."""
+    def total(self, uploads: Sequence[Upload], device: Any = "cpu") -> torch.Tensor:
+        """Σ p_i · upload_i, always added up in the order of the roster; the same bits on any device."""
         ordered = sorted(uploads, key=lambda upload: self.members[upload.client].number)
         weights = [self.members[upload.client].examples for upload in ordered]
-        out = torch.from_numpy(pool.take(self.size, np.dtype(np.float32)))
-        return aggregate([upload.update for upload in ordered], weights, out=out)
+        if torch.device(device).type == "cpu":
+            out = torch.from_numpy(pool.take(self.size, np.dtype(np.float32)))
+        else:
+            out = torch.empty(self.size, dtype=torch.float32, device=device)
+        return aggregate_updates([upload.update for upload in ordered], weights, out)
 
     def close(self, uploads: Sequence[Upload]) -> None:
         """End the round: these uploads were accepted."""
@@ -200,13 +217,18 @@ class ModelServer(Server):
     ) -> None:
         super().__init__(plan, len(model), rounds, shapes)
         vector = model.detach().cpu().numpy()
-        self.downlink = Downlink(self.plan.downward(), vector, shapes, rounds, self.plan.indices)
+        bits = self.plan.first_bits if self.plan.first_model == "sent" else None
+        self.downlink = Downlink(self.plan.downward(), vector, shapes, rounds, self.plan.indices, bits)
         self._seconds = 0.0
+        self._visited = False  # whether all clients of this round visit: none of them downloads broadcasts
+        self._free = not plan.budgets_set  # nobody has said what a visit may cost
 
     def orders(self, present: Iterable[str], seconds: float = 0.0, clip: float | None = None) -> dict[str, Order]:
         """As `Server.orders`."""
         self._seconds = seconds
-        return super().orders(present, seconds, clip)
+        orders = super().orders(present, seconds, clip)
+        self._visited = bool(orders) and all(order.visit for order in orders.values())
+        return orders
 
     @property
     def model(self) -> torch.Tensor:
@@ -220,6 +242,9 @@ class ModelServer(Server):
 
     def download(self, name: str) -> Download:
         """What brings a member up to date."""
+        order = self._orders.get(name)
+        if order is not None and order.visit:
+            return self.downlink.visit()
         download = self.downlink.since(self.members[name].model_version)
         self.downlink.note_download(download)
         return download
@@ -243,8 +268,17 @@ class ModelServer(Server):
         if download is not None:
             self.downlink.note_download(download)
 
-    def _answered(self, name: str) -> None:
-        self.arrived(name)
+    def _is_visit(self, member: Member) -> bool:
+        if not self.plan.method_spec.encodes or self.plan.lossless or not self._free:
+            return False
+        away = self.round + 1 - member.last_round if member.last_round else 0
+        return max(away, self.roster.gap) > VISIT_AFTER
+
+    def _answered(self, name: str, order: Order) -> None:
+        if order.visit:
+            self.out_of_sync(name)
+        else:
+            self.arrived(name)
 
     def out_of_sync(self, name: str) -> None:
         """Note that a member's model is not the expected one: it is sent the full model next time."""
@@ -257,7 +291,10 @@ class ModelServer(Server):
         """
         vector = None if model is None else _checked(model.detach().cpu().numpy(), self.size, self.round + 1)
         self.close(uploads)
-        self.downlink.advance(vector, self.round, self.plan.down_share(1 / self.roster.gap), self._seconds)
+        if self._visited:
+            self.downlink.jump(vector)
+        else:
+            self.downlink.advance(vector, self.round, self.plan.down_share(1 / self.roster.gap), self._seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """As `Server.state_dict`."""

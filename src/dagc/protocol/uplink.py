@@ -16,9 +16,10 @@ from dagc.feedback import ErrorFeedback
 from dagc.policies import ClientPlan
 from dagc.policies.rate import finite
 from dagc.protocol.downlink import sizes_of
-from dagc.protocol.messages import Order, Upload
+from dagc.protocol.messages import BEST, STAMPS, Order, Upload
 from dagc.sparse import Sparse
 from dagc.state import all_or_nothing, flag, whole
+from dagc.updates import Update, decode_update, encode_update
 from dagc.wire import Memory, encode, is_coded
 from dagc.wire.coder import Shapes
 
@@ -26,6 +27,10 @@ __all__ = ["Uplink"]
 
 PIECE = 1 << 14
 """Entries per partial sum of a norm: few enough for float32, and as float64 they fit into a core's own cache."""
+VISIT_SHARE = 0.9
+"""The share of the energy that a visitor sends: all but a third of the length of its change."""
+CLIPPED = 4
+"""How often a frame is scaled to be within the bound of its norm, before nothing is sent."""
 TINY, HUGE = 1e-28, 1e30
 """Between them, a sum of squares in float32 is far from both ends of its range."""
 
@@ -46,11 +51,11 @@ class Uplink:
         last_update_norm: The norm of the last change passed to `upload`, if the plan trains ahead.
         pending: The last upload, until the server has said whether it was accepted.
         memory: What both sides remember of this client's coded uploads; None before the first.
-        excluded: Parts of the vector from which nothing is sent in the next upload.
+        excluded: Parts of the vector, ascending, from which nothing is sent in the next upload.
 
     Example:
         >>> from dagc.policies import Plan
-        >>> uplink = Uplink(Plan(ratio=0.5, values="fp32", frames="plain").for_clients(), [6])
+        >>> uplink = Uplink(Plan().for_clients(), [6])
         >>> order = Order(round=1, amount=2)
         >>> uplink.upload(torch.tensor([1.0, 5.0, 2.0, -3.0, 0.0, 0.5]), order).update.indices
         array([1, 3])
@@ -67,9 +72,10 @@ class Uplink:
         self.feedback = ErrorFeedback(COMPRESSORS["top-k"], self.size, values=plan.values, device=device)
         self.sent_round = 0
         self.last_update_norm = 0.0
-        self.pending: Sparse | None = None
+        self.pending: Sparse | Update | None = None
         self.memory: Memory | None = None
         self.excluded: Sequence[slice] = ()
+        self._frame = b""  # of a pending update
         self._counts = False  # whether the memory counts the pending upload if it is accepted
 
     def start(self, model: torch.Tensor, unit: float = 1.0) -> torch.Tensor:
@@ -93,10 +99,12 @@ class Uplink:
 
         The upload is pending until `settle`. If the gradient is refused, nothing changes.
         """
+        parts = [change] if isinstance(change, torch.Tensor) else list(change)
+        if order.compressor == BEST:
+            return self._upload_best(parts, order)
         feedback = self.feedback
         feedback.compressor, feedback.seed = self._compressor(order), scramble(self.plan.seed, order.number)
         feedback.clip = order.clip
-        parts = [change] if isinstance(change, torch.Tensor) else list(change)
         update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
         update = feedback.step(parts, 0 if order.silent else order.amount)
         frame = b"" if order.silent else self._encode(update, order)
@@ -104,11 +112,44 @@ class Uplink:
         self.sent_round, self.pending, self._counts = order.round, update, self._is_counted(frame, order)
         return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
 
+    def _upload_best(self, parts: list[torch.Tensor], order: Order) -> Upload:
+        """The frame that carries most of change + residual within the order's bytes."""
+        feedback = self.feedback
+        update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
+        if order.visit:
+            return self._upload_visit(parts, order)
+        left = feedback.total(parts)
+        visible = left
+        if self.excluded:
+            visible = left.clone()
+            for part in self.excluded:
+                visible[part] = 0.0
+        frame, update = encode_within(visible, self.shapes, order.amount, order.stamp, order.clip)
+        update.subtract_from(left)
+        feedback.residual, feedback.steps = left, feedback.steps + 1
+        self.last_update_norm = update_norm
+        self.sent_round, self.pending, self._frame, self._counts = order.round, update, frame, False
+        return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
+
+    def _upload_visit(self, parts: list[torch.Tensor], order: Order) -> Upload:
+        """Most of the change in one frame. The client is not expected back soon, so that nothing is kept."""
+        feedback = self.feedback
+        change = feedback.total(parts) - feedback.residual
+        frame, update = encode_within(change, self.shapes, order.amount, order.stamp, order.clip, VISIT_SHARE)
+        feedback.residual, feedback.steps = torch.zeros_like(change), feedback.steps + 1
+        self.sent_round, self.pending, self._counts = order.round, None, False
+        return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
+
     def settle(self, accepted_round: int) -> None:
         """Forget the pending upload if the server accepted it or a later one; otherwise keep its entries for later."""
         if self.pending is not None and self.sent_round > accepted_round:
-            self.feedback.unsend(self.pending)
-        elif self.pending is not None and self._counts and self.memory is not None:
+            if isinstance(self.pending, Update):
+                residual = self.feedback.residual.clone()
+                self.pending.add_to(residual)
+                self.feedback.residual = residual
+            else:
+                self.feedback.unsend(self.pending)
+        elif self.pending is not None and self._counts and self.memory is not None and isinstance(self.pending, Sparse):
             self.memory.learn(self.pending)
         self.pending = None
 
@@ -150,7 +191,10 @@ class Uplink:
             "pending": None,
             "memory": None,
         }
-        if self.pending is not None:
+        if isinstance(self.pending, Update):
+            frame = np.frombuffer(self._frame, dtype=np.uint8)
+            state["pending"] = {"frame": frame, "stamp": self.sent_round % STAMPS}
+        elif self.pending is not None:
             state["pending"] = {"indices": self.pending.indices, "values": self.pending.values}
         if self.memory is not None:
             state["memory"] = self.memory.state_dict()
@@ -166,7 +210,12 @@ class Uplink:
             if self.last_update_norm < 0:
                 raise ValueError(f"the last update has norm {self.last_update_norm}")
             pending, memory = state["pending"], state["memory"]
-            self.pending = None if pending is None else _entries(self.size, **pending)
+            self.pending = None
+            if pending is not None and "frame" in pending:
+                self._frame = pending["frame"].tobytes()
+                self.pending = decode_update(self._frame, self.shapes, round=whole(pending["stamp"]))
+            elif pending is not None:
+                self.pending = _entries(self.size, **pending)
             self.memory = None if memory is None else Memory.restored(self.shapes, memory)
             if pending is not None and self._counts and self.memory is None:
                 raise ValueError("it has a pending coded upload, but the memory is missing")
@@ -180,6 +229,27 @@ class Uplink:
         """Undo everything since `snapshot`."""
         feedback, self.sent_round, self.last_update_norm, self.pending, self.memory, self._counts = snapshot
         self.feedback.residual, self.feedback.steps = feedback
+
+
+def encode_within(
+    vector: torch.Tensor,
+    shapes: Shapes,
+    max_bytes: int,
+    round: int,
+    clip: float = 0.0,
+    share: float | None = None,
+) -> tuple[bytes, Update]:
+    """The frame that carries most of a vector within some bytes, or as short as it carries a share of the energy.
+
+    If `clip` is above 0, no norm is larger.
+    """
+    frame, update = encode_update(vector, shapes, max_bytes, share=share, round=round)
+    for _ in range(CLIPPED):
+        if not clip or update.norm() <= clip:
+            return frame, update
+        vector = vector * (0.999 * clip / update.norm())
+        frame, update = encode_update(vector, shapes, max_bytes, share=share, round=round)
+    return (frame, update) if update.norm() <= clip else (b"", Update.empty(update.size))
 
 
 def _entries(size: int, indices: Any, values: Any) -> Sparse:
@@ -198,7 +268,8 @@ def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:
         for part in excluded:
             included[part] = False
         sparse = compressor(torch.where(included, vector, 0.0), parameter, seed=seed)
-        keep = included.cpu().numpy()[sparse.indices]
+        bounds = np.array([[part.start, part.stop] for part in excluded]).reshape(-1)
+        keep = np.searchsorted(bounds, sparse.indices, side="right") % 2 == 0  # between two parts, not within one
         if keep.all():
             return sparse
         return Sparse.trusted(sparse.size, sparse.indices[keep], sparse.values[keep])
@@ -209,11 +280,10 @@ def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:
 def vector_norm(parts: Iterable[torch.Tensor]) -> float:
     """The norm of all parts together; in CPU memory the same on any number of threads."""
     total = 0.0
+    parts = [part.detach() for part in parts]
+    if parts and not parts[0].is_cpu:
+        return float(torch.linalg.vector_norm(_norms(parts).double()))
     for part in parts:
-        part = part.detach()
-        if not part.is_cpu:
-            total += float(torch.linalg.vector_norm(part.float())) ** 2
-            continue
         numbers = part.float() if part.dtype == torch.bfloat16 else part  # numpy has no bfloat16
         total += _squares(numbers.numpy().reshape(-1))
     return math.sqrt(total)
@@ -231,4 +301,9 @@ def _squares(numbers: NDArray[Any]) -> float:
 
 
 def _reported_norm(parts: Sequence[torch.Tensor]) -> float:
-    return float(torch.nn.utils.get_total_norm([part.float() for part in parts]))
+    return float(torch.linalg.vector_norm(_norms(parts)))
+
+
+def _norms(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The norm of each part, in float32 without a copy in it."""
+    return torch.stack([torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts])

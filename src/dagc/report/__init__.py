@@ -7,6 +7,7 @@ from dagc.errors import InvalidInput
 from dagc.files import failure, write_atomically
 from dagc.report.charts import charts
 from dagc.report.figures import write_figures
+from dagc.report.notebook import history_html
 from dagc.report.page import page
 from dagc.report.panels import Panel, Series, panels_of
 from dagc.report.runs import Run, find_runs, read_run, read_runs
@@ -19,6 +20,7 @@ __all__ = [
     "Series",
     "comparison",
     "find_runs",
+    "history_html",
     "notes",
     "panels_of",
     "read_run",

@@ -54,7 +54,7 @@ def _draw(axes: Any, panel: Chart, axis: str) -> None:
             continue
         color, dashes = COLORS[place % len(COLORS)], ("-", "--", ":")[place // len(COLORS) % 3]
         mean, low, high = ([100 * y for y in line.points[name]] for name in ("mean", "low", "high"))
-        axes.plot(across, mean, dashes, color=color, label=line.label, lw=1.4)
+        axes.plot(across, mean, dashes, color=color, label=fill(line.label, 40), lw=1.4)
         axes.fill_between(across, low, high, color=color, alpha=0.15, lw=0)
     if axis.startswith("bytes"):
         from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

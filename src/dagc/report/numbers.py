@@ -10,7 +10,6 @@ from dagc.folder import BEST, FINAL, SCORE
 from dagc.report.panels import Panel, Series
 from dagc.report.runs import Run
 from dagc.text import Spread
-from dagc.text import in_bytes as in_bytes
 
 __all__ = [
     "BYTES",
@@ -69,7 +68,7 @@ def spread(numbers: Sequence[float]) -> Spread:
 
 def final(series: Series, name: str = FINAL) -> Spread:
     """A number from the runs' results; `bytes_total` is up and down together."""
-    return spread([({**run.result, **_bytes(run.result)})[name] for run in series.runs])
+    return spread([(_bytes(run.result) if name in BYTES else run.result)[name] for run in series.runs])
 
 
 def targets(panel: Panel) -> tuple[float, ...]:

@@ -201,7 +201,7 @@ const drawShares = () => {
     key(html($("shares-legend"), "span"), label);
     polyline(svg, own.map(([weight, value]) => [x(weight), y(value)]), label, { "stroke-width": 1.5 });
     for (const [weight, value, name] of own) { // rings of different sizes do not hide each other
-      const ring = make(svg, "circle", { cx: x(weight), cy: y(value), r: 3 + 2.5 * (place % 4), fill: "transparent", stroke: color(label), "stroke-width": 1.8 });
+      const ring = make(svg, "circle", { cx: x(weight), cy: y(value), r: 3 + 2 * place, fill: "transparent", stroke: color(label), "stroke-width": 1.8 });
       make(ring, "title", {}, `${label}: client ${name}, ${part(weight)} of the data, ${kind} ${kind === "ratio" ? part(value) : digits(value)}`);
     }
   });

@@ -112,8 +112,9 @@ def run_command(settings: Mapping[str, Any]) -> str:
 def _data(panel: Panel, chart: Chart) -> dict[str, Any]:
     """What the page's script draws."""
     run = panel.series[0].runs[0]
-    sizes, labels = run.clients["sizes"], run.clients.get("labels")
-    names, classes = run.clients.get("names") or range(len(sizes)), run.clients.get("classes")
+    sizes, labels, classes = (run.clients.get(name) or [] for name in ("sizes", "labels", "classes"))
+    counted = classes and labels and all(isinstance(row, list) and len(row) <= len(classes) for row in labels)
+    names = run.clients.get("names") or range(len(sizes))
     lines = [
         {
             "label": line.label,
@@ -131,8 +132,8 @@ def _data(panel: Panel, chart: Chart) -> dict[str, Any]:
         "names": [printable(name) for name in names],
         "sizes": sizes,
         "weights": [size / (sum(sizes) or 1) for size in sizes],
-        "labels": labels,
-        "classes": classes and [printable(name) for name in classes],
+        "labels": labels if counted else None,
+        "classes": [printable(name) for name in classes],
         "series": lines,
     }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from dagc.policies import POLICIES
 from dagc.report.runs import Run
+from dagc.text import count
 from dagc.training import OWN, SOLUTION, Config
 
 __all__ = ["Panel", "Series", "in_words", "metric_of", "panels_of"]
@@ -14,6 +15,13 @@ BUDGETS = ("ratio", "bytes", "threshold", "rate")
 TUNED = ("learning_rate", "server_rate", "schedule", "server_schedule", "rounds", "threshold_units")
 USUAL = {name: Config.default(name) for name in SOLUTION if name not in ("method", *TUNED)}
 """What settings are if nobody gives them, but for those that each method may have its own of."""
+NUMBERS = {
+    "ratio": lambda value: f"ratio {100 * value:g} %",
+    "bytes": lambda value: f"{value:,g} bytes per client and round",
+    "down": lambda value: f"{value:,g} bytes down per client and round",
+    "rounds": lambda value: count(value, "round"),
+}
+"""Settings that are numbers with a unit."""
 NEITHER = {"seed", "threads", "data_dir", "device", "evaluate_every", "checkpoint_every"}
 
 
@@ -77,21 +85,26 @@ def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]
         solution = {name: run.settings.get(name) for name in (*SOLUTION, "task")}
         problems.setdefault(_problem(run), {}).setdefault(repr(solution), []).append(run)
     firsts = [next(iter(groups.values()))[0] for groups in problems.values()]
-    panels = []
-    for groups, first in zip(problems.values(), firsts, strict=True):
-        ordered = sorted(groups.values(), key=lambda group: _rank(group[0].settings["method"]))
-        solutions = [group[0].settings for group in ordered]
-        series, notes = [], []
-        for group in ordered:
-            label = _label(group[0].settings, solutions)
-            once = _once(group)
-            if len(once) < len(group):
-                notes.append(f"{label}: {len(group)} runs of {len(once)} seeds; each seed counts once")
-            series.append(Series(label, tuple(once)))
-        notes += [note for one in series for run in one.runs for note in run.clients.get("notes", ())]
-        shown = tuple(dict.fromkeys(notes))
-        panels.append(Panel(_title(first, solutions, firsts), tuple(series), tuple(targets), notes=shown))
-    return panels
+    return [
+        _panel(sorted(groups.values(), key=lambda group: _rank(group[0].settings["method"])), firsts, targets)
+        for groups in problems.values()
+    ]
+
+
+def _panel(groups: Sequence[Sequence[Run]], firsts: Sequence[Run], targets: Sequence[float]) -> Panel:
+    """The panel of one problem, from the runs of each of its series and a run of every problem."""
+    solutions = [group[0].settings for group in groups]
+    series, notes = [], []
+    for group in groups:
+        label = _label(group[0].settings, solutions)
+        once = _once(group)
+        if len(once) < len(group):
+            notes.append(f"{label}: {len(group)} runs of {len(once)} seeds; each seed counts once")
+        series.append(Series(label, tuple(once)))
+    notes += [note for each in series for run in each.runs for note in run.clients.get("notes") or ()]
+    first = next(run for run in firsts if any(run in group for group in groups))
+    title = _title(first, solutions, firsts)
+    return Panel(title, tuple(series), tuple(targets), notes=tuple(dict.fromkeys(map(str, notes))))
 
 
 def _once(group: Sequence[Run]) -> list[Run]:
@@ -146,11 +159,11 @@ def _title(run: Run, solutions: Sequence[dict[str, Any]], others: Sequence[Run])
     named = settings.get("partition") not in (None, OWN, "by-client")
     split = settings["partition"] if named else f"{len(run.clients['sizes'])} clients"
     if "skew_ratio" in settings and "partition" not in settings:
-        split += f", skew ratio {settings['skew_ratio']:g}"
+        split += f", skew ratio {_short(settings['skew_ratio'])}"
     words = [*dict.fromkeys(each["task"] for each in solutions), split]
     lengths = {each["rounds"] for each in solutions}
     if len(lengths) == 1:
-        words.append(f"{lengths.pop():,} rounds")
+        words.append(count(lengths.pop(), "round"))
     known = {*SOLUTION, *NEITHER, "task", "engine", "workers", "skew_ratio", "partition"}
     for name, value in settings.items():
         if name not in known and any(other.settings.get(name) != value for other in others):
@@ -166,23 +179,16 @@ def in_words(name: str, value: Any) -> str:
         ('ratio 0.1 %', 'raw frames', 'step ahead 0.5')
     """
     plain = name.replace("_", " ")
-    if name == "ratio":
-        return f"ratio {100 * value:g} %"
-    if name == "bytes":
-        return f"{value:,g} bytes per client and round"
-    if name == "down" and not isinstance(value, str):
-        return f"{value:,g} bytes down per client and round"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and name in NUMBERS:
+        return NUMBERS[name](value)
     if name in ("rate", "task"):
         return str(value)
     if name == "frames":
         return f"{value} frames"
-    if name == "rounds":
-        return f"{value:,} rounds"
-    if value is True:
-        return plain
     if isinstance(value, dict):
         return f"{plain} {', '.join(f'{key} {_short(each)}' for key, each in value.items())}"
-    return f"{plain} {_short(value)}"
+    return plain if value is True else f"{plain} {_short(value)}"
 
 
 def _short(value: Any) -> str:

@@ -11,7 +11,7 @@ from dagc.folder import BEST, FINAL, SCORE
 from dagc.report.charts import Chart
 from dagc.report.numbers import BYTES, Reached, final, part_sent, reached, targets
 from dagc.report.panels import Panel, Series, metric_of
-from dagc.text import Spread, brief, capital, in_bytes, percent, to_markdown, to_tex
+from dagc.text import Spread, brief, capital, count, in_bytes, percent, to_markdown, to_tex
 
 __all__ = ["Cell", "Table", "comparison", "csv_table", "curves_csv", "latex_table", "markdown_table", "table_of"]
 
@@ -92,9 +92,8 @@ def _goals(goals: Sequence[Reached]) -> list[Cell]:
         if goal.bytes_total is None or goal.rounds is None:
             cells.append(Cell(f"{goal.seeds} of {goal.of} seeds"))
             continue
-        rounds = f"{goal.rounds.mean:,.0f}"
-        note = f"{rounds} round{'' if rounds == '1' else 's'}"
-        if fewest and goal.bytes_total.mean > fewest:
+        note = count(goal.rounds.mean, "round")
+        if fewest and goal.bytes_total.mean > 1.05 * fewest:
             note += f", ×{brief(goal.bytes_total.mean / fewest)}"
         cells.append(Cell(in_bytes(goal.bytes_total.mean), note, goal.bytes_total.mean == fewest))
     return cells
@@ -130,14 +129,10 @@ def comparison(panel: Panel) -> dict[str, Any]:
     settings, target = panel.series[0].runs[0].settings, targets(panel)[0]
     methods = []
     for series in panel.series:
-        row: dict[str, Any] = {"method": series.runs[0].settings["method"], "label": series.label}
-        row["seeds"] = len(series.runs)
-        for name in (FINAL, BEST, *BYTES, "seconds"):
-            row[name], row[f"{name}_sd"] = _pair(final(series, name))
         goal = reached(series, target)
         means = {name: _pair(getattr(goal, name))[0] for name in AMOUNTS}
-        row["to_target"] = {SCORE: goal.score, "reached": goal.seeds, **means}
-        methods.append(row)
+        row = {"method": series.runs[0].settings["method"], "label": series.label, "seeds": len(series.runs)}
+        methods.append(row | _numbers(series) | {"to_target": {SCORE: goal.score, "reached": goal.seeds, **means}})
     lengths = {series.runs[0].settings["rounds"] for series in panel.series}
     rounds = lengths.pop() if len(lengths) == 1 else None
     return {"task": settings["task"], "rounds": rounds, "target": target, "methods": methods}
@@ -145,19 +140,25 @@ def comparison(panel: Panel) -> dict[str, Any]:
 
 def csv_table(panels: Sequence[Panel]) -> str:
     """The rows as CSV; a line for each series and target, so that every panel may have its own targets."""
-    names = ["panel", "series", "seeds", "unfinished", "rounds", "paper_percent", "part_sent"]
-    names += [f"{name}{ending}" for name in (SCORE, "best", *BYTES, "seconds") for ending in ("", "_sd")]
-    names += ["target", "seeds_there"]
-    names += [f"{name}_to_target{ending}" for name in AMOUNTS for ending in ("", "_sd")]
-    lines: list[list[Any]] = [names]
-    for panel, series in ((panel, series) for panel in panels for series in panel.series):
-        rounds = min(run.result["rounds"] for run in series.runs)
-        row = [panel.title, series.label, len(series.runs), series.unfinished, rounds, series.paper, part_sent(series)]
-        row += [number for name in (FINAL, BEST, *BYTES, "seconds") for number in _pair(final(series, name))]
+    rows: list[dict[str, Any]] = []
+    for panel, series in ((each, series) for each in panels for series in each.series):
+        row = {"panel": panel.title, "series": series.label, "seeds": len(series.runs), "unfinished": series.unfinished}
+        row |= {"rounds": min(run.result["rounds"] for run in series.runs), "paper_percent": series.paper}
+        row |= {"part_sent": part_sent(series), **_numbers(series)}
         for goal in (reached(series, target) for target in targets(panel)):
-            amounts = [number for name in AMOUNTS for number in _pair(getattr(goal, name))]
-            lines.append([*row, goal.score, goal.seeds, *amounts])
-    return _csv(lines)
+            amounts = {}
+            for name in AMOUNTS:
+                amounts[f"{name}_to_target"], amounts[f"{name}_to_target_sd"] = _pair(getattr(goal, name))
+            rows.append({**row, "target": goal.score, "seeds_there": goal.seeds, **amounts})
+    return _csv([list(rows[0]), *(list(row.values()) for row in rows)])
+
+
+def _numbers(series: Series) -> dict[str, Any]:
+    """The results of a series at its end: means, and standard deviations between the seeds."""
+    numbers = {}
+    for name in (FINAL, BEST, *BYTES, "seconds"):
+        numbers[name], numbers[f"{name}_sd"] = _pair(final(series, name))
+    return numbers
 
 
 def curves_csv(panels: Sequence[Chart]) -> str:

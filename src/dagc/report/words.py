@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from dagc.report.numbers import BYTES, difference, final, reached, targets
 from dagc.report.panels import Panel, Series
-from dagc.text import Spread, count, in_bytes, percent
-from dagc.text import brief as brief
+from dagc.text import count, in_bytes, percent
 
 __all__ = ["notes", "sentence"]
 
@@ -58,7 +57,7 @@ def _alone(series: Series) -> str:
         rounds = f"{run.result['rounds']:,} of {run.settings['rounds']:,} rounds"
     return (
         f"{series.label} {'ends' if run.finished else 'is'} at {percent(final(series))} after {rounds} "
-        f"({count(len(series.runs), 'seed')}), with {total} in total, {up} up and {down} down."
+        f"({count(len(series.runs), 'seed', words=True)}), with {total} in total, {up} up and {down} down."
     )
 
 
@@ -80,17 +79,17 @@ def _by_bytes(panel: Panel) -> str:
     methods = [series for series in rest if _method(series) not in ("none", _method(best))]
     plain = [series for series in rest if _method(series) == "none"]
     rival, *others = (plain + methods[:1]) or rest
-    clients = count(len(best.runs[0].clients["sizes"]), "client")
-    rounds = [getattr(reached(each, target).rounds, "mean", math.nan) for each in (best, rival)]
+    clients = count(len(best.runs[0].clients["sizes"]), "client", words=True)
+    rounds = [_rounds(each, target) for each in (best, rival)]
     unclear = _unclear(rival, best, target)
     words = (
-        f"To reach {goal} {panel.metric}, {clients} exchanged {in_bytes(totals[best])} {_with(best)} instead of "
-        f"{in_bytes(totals[rival])} {_with(rival)}{unclear}, in {rounds[0]:,.0f} rounds instead of {rounds[1]:,.0f}. "
-        f"Final {panel.metric}: {percent(final(best), 1)} compared with {percent(final(rival), 1)}."
+        f"To reach {goal} {panel.metric}, {clients} exchanged {in_bytes(totals[best])} {_with(best, rival)} instead of "
+        f"{in_bytes(totals[rival])} {_with(rival, best)}{unclear}, in {count(rounds[0], 'round')} instead of "
+        f"{rounds[1]:,.0f}. Final {panel.metric}: {percent(final(best), 1)} compared with {percent(final(rival), 1)}."
     )
     for other in [each for each in others if each is not rival][:1]:
         words += f" The best other method, {other.label}, needed {in_bytes(totals[other])}"
-        words += f"{_unclear(other, best, target)}, in {reached(other, target).rounds.mean:,.0f} rounds."
+        words += f"{_unclear(other, best, target)}, in {count(_rounds(other, target), 'round')}."
     return words
 
 
@@ -108,8 +107,13 @@ def _method(series: Series) -> str:
     return str(series.runs[0].settings["method"])
 
 
-def _with(series: Series) -> str:
-    return "uncompressed" if series.label == "none" else f"with {series.label}"
+def _rounds(series: Series, target: float) -> float:
+    rounds = reached(series, target).rounds
+    return math.nan if rounds is None else rounds.mean
+
+
+def _with(series: Series, other: Series) -> str:
+    return "uncompressed" if _method(series) == "none" != _method(other) else f"with {series.label}"
 
 
 def _unclear(series: Series, best: Series, target: float) -> str:
@@ -125,7 +129,7 @@ def _over_panels(panels: Sequence[Panel]) -> str:
         runs = sum(len(series.runs) for panel in panels for series in panel.series)
         return f"{len(panels)} settings, {runs} runs: choose a setting below."
     first, second = pairs[0]
-    gaps = [gap for gap in (difference(*pair) for pair in pairs) if math.isfinite(gap.mean)]
+    gaps = [gap for gap in (difference(each, other) for each, other in pairs) if math.isfinite(gap.mean)]
     if not gaps:
         return f"In none of {len(pairs)} settings do both have a valid score."
     ahead = sum(gap.mean > 0 for gap in gaps)

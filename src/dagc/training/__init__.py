@@ -13,9 +13,10 @@ from dagc.errors import InvalidInput
 from dagc.folder import read_metrics, summary
 from dagc.training.callbacks import CsvLog, TensorBoard, ToTarget
 from dagc.training.config import OWN, SOLUTION, Config
+from dagc.training.custom import customize
 from dagc.training.federation import Federation, Round
 from dagc.training.folder import RunFolder
-from dagc.training.given import as_given
+from dagc.training.gradients import separate
 from dagc.training.objective import Loss, Metric
 from dagc.training.result import Result
 
@@ -72,7 +73,7 @@ def train(
             training stops early if one returns True.
         model: Any `nn.Module`. A copy of it is trained, starting from its weights.
         data: `(x, y)` as tensors or arrays, a torch data set, sequences of tokens, or a mapping from clients' names to
-            any of those; see `dagc.data.as_dataset`.
+            any of those; see `dagc.data.load`.
         test: The same for testing. If not given, a fifth of the data is held out.
         partition: The positions of the training samples by client, if neither data nor configuration say.
         loss: `(what the model returns, y) -> the mean loss of a batch`; by default cross entropy, or the squared error.
@@ -100,7 +101,7 @@ def train(
     rounds = list(training)
     if output is not None:
         rounds = [Round(**{"loss": None, **row}) for row in read_metrics(output)]  # what is None is not written
-    return Result(training.model, rounds, training.federation.goal.metric)
+    return Result(separate(training.model), rounds, training.federation.goal.metric)
 
 
 def iterate(
@@ -129,8 +130,8 @@ def iterate(
     """
     if config is not None and settings:
         raise InvalidInput(f"config is given, and so is {next(iter(settings))}: put it into the Config")
-    config, given = as_given(config or Config(**settings), model, data, test, partition, loss, metric)
-    return Training(Federation(config, given), output, callbacks)
+    config, custom = customize(config or Config(**settings), model, data, test, partition, loss, metric)
+    return Training(Federation(config, custom), output, callbacks)
 
 
 class Training(Iterator[Round]):

@@ -115,6 +115,8 @@ class Config(Plan):
         "text",
         words=OBJECTIVES,
     )
+    label: str | None = setting(None, "column of your data to predict; label if not given", "text")
+    client: str | None = setting(None, "column of your data with the owner of each row; client if not given", "text")
     data_dir: str | None = setting(None, "data folder; DAGC_DATA or the user's cache if not given", "text")
     augment: bool = setting(False, "crop and flip images", "switch")
     rounds: int = setting(1000, "number of rounds", "integer", least=1)
@@ -166,7 +168,7 @@ class Config(Plan):
     @property
     def partition_spec(self) -> str:
         """How the data is split, as `dagc.data.make_partition` takes it."""
-        skewed = f"skewed:workers={self.clients},skew_ratio={self.skew_ratio},label_alpha={self.label_alpha}"
+        skewed = f"skewed:clients={self.clients},skew_ratio={self.skew_ratio},label_alpha={self.label_alpha}"
         return self.partition or skewed
 
     @property

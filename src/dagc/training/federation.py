@@ -15,13 +15,14 @@ from dagc import data, models
 from dagc.draws import scramble
 from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
+from dagc.policies import Plan
 from dagc.policies.rate import finite
-from dagc.protocol import ModelServer, Order, Server, Uplink, Upload
+from dagc.protocol import ModelServer, Order, Replica, Server, Uplink, Upload
 from dagc.state import all_or_nothing, whole
 from dagc.training.config import Config, is_own
-from dagc.training.given import Given, not_given, split_by_client
+from dagc.training.custom import Custom, fit_to_data, not_passed
 from dagc.training.gradients import Computed, Gradients, OwnSteps, Traits, sharing, try_out
-from dagc.training.objective import Goal, goal_of
+from dagc.training.objective import Goal, forward, goal_of
 from dagc.training.optimizer import ServerOptimizer, as_one_vector
 from dagc.training.parallel import Parallel, one_thread, return_memory
 from dagc.training.schedule import rate_at
@@ -29,6 +30,8 @@ from dagc.training.schedule import rate_at
 __all__ = ["Federation", "Round"]
 
 log = getLogger("dagc.training")
+RANDOM_BITS = 4
+"""Bits per entry of a random first model: training from it ends where it ends from the exact one."""
 TESTED = 50
 """Test samples per batch."""
 
@@ -79,33 +82,34 @@ class Federation:
         round: How many rounds are done.
     """
 
-    def __init__(self, config: Config, given: Given | None = None) -> None:
+    def __init__(self, config: Config, custom: Custom | None = None) -> None:
         """Load the data, split it, build the model. Everything that cannot work is refused here.
 
         Args:
             config: What to train.
-            given: What replaces the parts named by the configuration.
+            custom: What replaces the parts named by the configuration.
         """
-        given = given or Given()
-        for what, name, there in (("model", config.model, given.model), ("data", config.data, given.data)):
+        custom = custom or Custom()
+        for what, name, there in (("model", config.model, custom.model), ("data", config.data, custom.data)):
             if is_own(name) and there is None:
-                raise not_given(config, what)
-        self.given = given
-        self.data = self._load_data(config, given)
-        self.config, notes = (config, ()) if given.partition is not None else split_by_client(config, self.data)
+                raise not_passed(config, what)
+        self.custom = custom
+        self.data = self._load_data(config, custom)
+        self.config, notes = (config, ()) if custom.partition is not None else fit_to_data(config, self.data)
         self.notes = (*self.data.notes, *notes)
         config = self.config
-        self.partition = given.partition or data.make_partition(config.partition_spec, self.data, config.seed)
-        self.names = self.partition.names or tuple(map(str, range(self.partition.workers)))
-        self.goal: Goal = goal_of(self.data, given.loss, given.metric)
-        self.model = self._make_model(config, given)
+        self.partition = custom.partition or data.make_partition(config.partition_spec, self.data, config.seed)
+        self.names = self.partition.names or tuple(map(str, range(len(self.partition))))
+        self.goal: Goal = goal_of(self.data, custom.loss, custom.metric)
+        self.model = self._make_model(config, custom)
         self.vector = as_one_vector(self.model)
         self._tested = sharing(self.model).eval()
-        self.optimizer = ServerOptimizer(self.vector.clone(), config.optimizer, **config.optimizer_options)
         for name in config.caps:
             if name not in self.names:
                 raise unknown("client for the cap of", name, self.names)
-        self.server = ModelServer(config.plan(), self.vector, config.rounds, self._shapes)
+        self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes)
+        self.vector.copy_(self.server.model)  # the first model may have been rounded
+        self.optimizer = ServerOptimizer(self.server.target.clone(), config.optimizer, **config.optimizer_options)
         self.first_orders()
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
@@ -118,32 +122,42 @@ class Federation:
         for i in range(len(self.names)):  # a trace may lack some clients
             self.network.rate(i, "up", 0)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
+        self._rounded: dict[int, torch.Tensor] = {}  # the models of this round's visitors, by client
         self._parallel = Parallel(1 if traits.draws else config.threads)  # torch has one generator for all threads
         return_memory()  # what loading left behind
 
     @staticmethod
-    def _load_data(config: Config, given: Given) -> data.Dataset:
-        if given.data is None:
-            return data.load(config.data, config.data_dir, config.augment, config.objective)
-        return replace(given.data, augment=True) if config.augment else given.data
+    def _load_data(config: Config, custom: Custom) -> data.Dataset:
+        if custom.data is None:
+            columns: Any = {"label": config.label, "client": config.client}
+            return data.load(config.data, config.data_dir, config.augment, config.objective, **columns)
+        return replace(custom.data, augment=True) if config.augment else custom.data
 
-    def _make_model(self, config: Config, given: Given) -> nn.Module:
+    def _make_model(self, config: Config, custom: Custom) -> nn.Module:
         """The federation's own model: built, or copied from the one given."""
-        if given.model is None:
+        if custom.model is None:
             return models.build(config.model, self.data, seed=config.seed).to(config.device)
         try:
-            return copy.deepcopy(given.model).to(config.device).train()
+            return copy.deepcopy(custom.model).to(config.device).train()
         except (RuntimeError, TypeError) as error:
             raise InvalidInput(f"the model cannot be copied: {error}") from error
 
+    def _plan(self) -> Plan:
+        """The configuration's plan; a model that was built here is random, so that fewer bits are enough for it."""
+        plan = self.config.plan()
+        default = self.config.method_spec.defaults.get("first_bits")
+        fewer = self.custom.model is None and default is not None and plan.first_bits == default
+        return plan.replaced(first_bits=RANDOM_BITS) if fewer else plan
+
     def _traits(self, batches: data.Batches) -> Traits:
         """The model's side effects. A model passed in Python is tried with the smallest client's batch."""
-        given = (self.given.model, self.given.data, self.given.loss)
-        ours = not any(each is not None for each in given) and models.MODELS[self.config.model].initialise is not None
+        passed = (self.custom.model, self.custom.data, self.custom.loss)
+        ours = not any(each is not None for each in passed) and models.MODELS[self.config.model].initialise is not None
         if ours:
             return Traits()
         smallest = int(self.partition.sizes.argmin())
-        x, y = (part.to(self.config.device) for part in batches.batch(smallest, 0))
+        x, y = batches.batch(smallest, 0)
+        x, y = x.to(self.config.device), y.to(self.config.device)
         try:
             return try_out(self.model, self.goal.loss, x, y)
         except Exception as error:  # whatever somebody's own model or loss may raise
@@ -168,7 +182,7 @@ class Federation:
 
     def first_orders(self) -> list[Any]:
         """The parameter that each client would get if all took part in the first round."""
-        server = Server(self.config.plan(), self.size, self.config.rounds)
+        server = Server(self._plan(), self.size, self.config.rounds)
         for name, examples in zip(self.names, self.partition.sizes, strict=True):
             server.join(name, int(examples))
         return [order.amount for order in server.orders(self.names).values()]
@@ -188,7 +202,9 @@ class Federation:
         if self.server.budget.account is not None:
             self.seconds += self.server.budget.account.wait(len(asked), self.seconds)
         orders = self.server.orders([self.names[i] for i in asked], self.seconds)
-        down = [len(self.server.download(self.names[i]).frame) + self._buffer_bytes for i in answering]
+        downloads = {i: self.server.download(self.names[i]) for i in answering}
+        down = [len(downloads[i].frame) + self._buffer_bytes for i in answering]
+        self._rounded = {i: Replica(self._shapes).receive(each) for i, each in downloads.items() if each.version < 0}
         with one_thread():
             uploads, computed, took = self._work(t, [(i, orders[self.names[i]]) for i in answering])
 
@@ -250,7 +266,7 @@ class Federation:
             x = self.data.normalise(self.data.test_x[start : start + TESTED]).to(self.config.device)
             y = self.data.test_y[start : start + TESTED].to(self.config.device)
             with torch.no_grad():
-                output = self._tested(x)
+                output = forward(self._tested, x, y)
                 return self.goal.score(output, y), self.goal.total(output, y), self.goal.count(y)
 
         with one_thread():
@@ -284,8 +300,12 @@ class Federation:
 
         def work(some: list[tuple[int, Order]]) -> list[tuple[Upload, Computed, float]]:
             began = time.perf_counter()
-            starts = [self._uplink(self.names[i]).start(self.vector, server_rate) for i, _ in some]
-            ahead = starts if self.server.plan.step_ahead else None
+            models = [self._rounded.get(i, self.vector) for i, _ in some]
+            starts = [
+                self._uplink(self.names[i]).start(model, server_rate)
+                for (i, _), model in zip(some, models, strict=True)
+            ]
+            ahead = starts if self.server.plan.step_ahead or self._rounded else None
             computed = self.gradients(round, [i for i, _ in some], rate, ahead)
             uploads = [self._upload(i, order, one.change) for (i, order), one in zip(some, computed, strict=True)]
             took = (time.perf_counter() - began) / len(some)

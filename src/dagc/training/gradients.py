@@ -13,11 +13,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
 from dagc.data import Batches
+from dagc.data.fields import Inputs
 from dagc.draws import scramble
 from dagc.errors import InvalidInput
-from dagc.training.objective import Loss
+from dagc.training.objective import Loss, classification_loss, forward, has_scores, scores_of
 
-__all__ = ["Computed", "Gradients", "OwnSteps", "Traits", "sharing", "try_out"]
+__all__ = ["Computed", "Gradients", "OwnSteps", "Traits", "separate", "sharing", "try_out"]
 
 TOGETHER = 1 << 18
 """Clients are grouped while their gradients together have no more entries than this."""
@@ -105,7 +106,7 @@ class Gradients:
         model: nn.Module,
         batches: Batches,
         own: OwnSteps | None = None,
-        loss: Loss = cross_entropy,
+        loss: Loss = classification_loss,
         traits: Traits = PLAIN,
     ) -> None:
         self.model = model
@@ -118,6 +119,7 @@ class Gradients:
         together = 1 if self._alone else max(1, min(MOST, TOGETHER // size))
         self._lanes = [model, *(sharing(model) for _ in range(together - 1))]
         self._parameters = [_trainable(lane) for lane in self._lanes]
+        self._agreed = _shapes(model)
 
     @property
     def together(self) -> int:
@@ -149,19 +151,25 @@ class Gradients:
         counts = np.array([len(y) for _, y in batches])
         each = len(self._parameters[0])
         inputs = [parameter for lane in self._parameters[: len(clients)] for parameter in lane]
-        outputs = [lane(x) for lane, (x, _) in zip(self._lanes, batches, strict=False)]
-        if self.loss is cross_entropy:  # computed together: for small models, calls dominate
-            losses = cross_entropy(torch.cat(outputs), torch.cat([y for _, y in batches]), reduction="none")
-            shares = torch.from_numpy(np.repeat(1 / counts, counts)).to(
-                losses
-            )  # a client's loss is the mean of its own
-            found = torch.autograd.grad(losses, inputs, shares)
+        outputs = [forward(lane, x, y) for lane, (x, y) in zip(self._lanes, batches, strict=False)]
+        if self.loss is classification_loss and has_scores(outputs[0]):  # together: for small models, calls dominate
+            scores = torch.cat([scores_of(output) for output in outputs])
+            losses = cross_entropy(scores, torch.cat([y for _, y in batches]), reduction="none")
+            shares = torch.from_numpy(np.repeat(1 / counts, counts)).to(losses)  # a client's loss is a mean
+            gradients = torch.autograd.grad(losses, inputs, shares, materialize_grads=True)
             means = np.add.reduceat(losses.detach().cpu().numpy(), np.cumsum(counts) - counts) / counts
         else:
-            own = [self.loss(output, y) for output, (_, y) in zip(outputs, batches, strict=True)]
-            found = torch.autograd.grad(own, inputs, materialize_grads=True)
-            means = np.array([float(one.detach()) for one in own])
-        return [Computed(mean, list(found[i * each : (i + 1) * each]), []) for i, mean in enumerate(means.tolist())]
+            every = [self.loss(output, y) for output, (_, y) in zip(outputs, batches, strict=True)]
+            gradients = torch.autograd.grad(every, inputs, materialize_grads=True)
+            means = np.array([float(loss.detach()) for loss in every])
+        self._check_shapes(self.model)
+        return [Computed(mean, list(gradients[i * each : (i + 1) * each]), []) for i, mean in enumerate(means.tolist())]
+
+    def _check_shapes(self, model: nn.Module) -> None:
+        """Refuse a model that is no longer the one that all clients agreed on."""
+        shapes = _shapes(model)
+        if shapes != self._agreed:
+            raise InvalidInput(_change(self._agreed, shapes))
 
     def _at(self, start: Tensor | None) -> tuple[nn.Module, list[nn.Parameter]]:
         """A separate model for one client; other clients use the shared one at the same time."""
@@ -176,8 +184,9 @@ class Gradients:
         model, parameters = self._at(start)
         ((x, y),) = self._batches(round, [client])
         with self._drawing(round, client):
-            loss = self.loss(model(x), y)
+            loss = self.loss(forward(model, x, y), y)
         change = list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+        self._check_shapes(model)
         return Computed(float(loss.detach()), change, self._changed(model))
 
     def _difference(self, round: int, client: int, rate: float, own: OwnSteps, start: Tensor | None) -> Computed:
@@ -189,7 +198,8 @@ class Gradients:
         with self._drawing(round, client):
             for step in range(count):
                 ((x, y),) = self._batches(round * count + step, [client])
-                loss = self.loss(model(x), y)
+                loss = self.loss(forward(model, x, y), y)
+                self._check_shapes(model)
                 losses.append(float(loss.detach()))
                 steps = list(torch.autograd.grad(loss, parameters, materialize_grads=True))
                 if own.weight_decay:
@@ -217,7 +227,7 @@ class Gradients:
             torch.manual_seed(scramble(scramble(scramble(self.batches.seed, round), client), DROPOUT))
             yield
 
-    def _batches(self, number: int, clients: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    def _batches(self, number: int, clients: Sequence[int]) -> list[tuple[Inputs, Tensor]]:
         found = self.batches.together(clients, number)
         device = self._parameters[0][0].device
         return found if device.type == "cpu" else [(x.to(device), y.to(device)) for x, y in found]
@@ -225,6 +235,21 @@ class Gradients:
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """The shapes of what is trained, by name."""
+    return {name: parameter.shape for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _change(before: dict[str, torch.Size], after: dict[str, torch.Size]) -> str:
+    """How a model changed, in words."""
+    name = next(name for name in {**before, **after} if before.get(name) != after.get(name))
+    shapes = [f"shape {tuple(found[name])}" if name in found else "none" for found in (before, after)]
+    return (
+        f"the model changed while training: its parameter {name!r} had {shapes[0]} and has {shapes[1]}; all clients "
+        "and rounds need the same parameters, so create them in its constructor"
+    )
 
 
 def sharing(model: nn.Module) -> nn.Module:
@@ -235,7 +260,15 @@ def sharing(model: nn.Module) -> nn.Module:
     return twin
 
 
-def try_out(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Traits:
+def separate(model: nn.Module) -> nn.Module:
+    """A copy, of the same class, in which no two tensors share memory: what `save_pretrained` can write."""
+    twin = copy.deepcopy(model)
+    for parameter in twin.parameters():
+        parameter.data = parameter.data.clone()
+    return twin
+
+
+def try_out(model: nn.Module, loss: Loss, x: Inputs, y: Tensor) -> Traits:
     """Train a copy of the model for one step, to see whether that works and which side effects it has.
 
     Raises:
@@ -243,13 +276,16 @@ def try_out(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Traits:
     """
     twin = copy.deepcopy(model)
     before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
-    with _forked(x.device):
-        state = _generator_state(x.device)
-        value = loss(twin(x), y)
-        draws = not torch.equal(_generator_state(x.device), state)
+    with _forked(y.device):
+        state = _generator_state(y.device)
+        value = loss(forward(twin, x, y), y)
+        draws = not torch.equal(_generator_state(y.device), state)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
         kind = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise InvalidInput(f"the loss of a batch must be one number that depends on the model, not {kind}")
+    shapes, agreed = _shapes(twin), _shapes(model)
+    if shapes != agreed:
+        raise InvalidInput(_change(agreed, shapes))
     gradient = torch.autograd.grad(value, _trainable(twin), materialize_grads=True)
     if any(part.layout != torch.strided for part in gradient):
         raise InvalidInput("an embedding has sparse gradients: make it with sparse=False")

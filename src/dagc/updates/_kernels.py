@@ -1,0 +1,280 @@
+"""The inner loops of an update's frame: adaptive binary decisions, factors, and entries with levels.
+
+Integers only, so every machine computes the same. Each function writes or reads, by its mode, so that both are one
+description. `docs/reference/wire-updates.md` has every step.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from dagc._numba import compiled, kernel
+
+__all__ = ["MOST_FACTOR", "MOST_LEVEL", "ODDS", "READ", "SURE", "WRITE", "entries", "factor", "finish", "number", "raw"]
+
+READ, WRITE = 0, 1
+TOP, BYTE, WORD = 0xFF000000, 0xFF, 0xFFFFFFFF
+EVEN = 32768
+NUMBER = 0
+"""Where the contexts of small numbers start: four kinds, 16 each."""
+SIGN = NUMBER + 64
+FACTOR_SIGN = SIGN + 9
+FACTOR = FACTOR_SIGN + 3
+"""Eighteen spreads, three kinds of neighbors before, three beside, twelve magnitudes."""
+MAGNITUDES = 12
+SPREADS = 18
+PLAIN = 10
+"""From this spread on, every second one has one more low bit that is sent as it is."""
+GAP_UP = FACTOR + SPREADS * 9 * MAGNITUDES
+"""Four densities, eight octaves above the mean gap; then as many below it."""
+GAP_DOWN = GAP_UP + 32
+GAP_TOP = GAP_DOWN + 32
+LEVEL = GAP_TOP + 16
+"""Four magnitudes before, 14 magnitudes."""
+LEVELS = 14
+ODDS = LEVEL + 4 * LEVELS
+"""The number of contexts."""
+SLOWEST = 60
+"""How many decisions a context remembers."""
+PACE = np.array([131072 // (2 * seen + 3) for seen in range(SLOWEST + 1)], dtype=np.int64)
+"""How far a probability moves, in 65,536ths of the difference: 2 / (2 · decisions seen + 3)."""
+MOST_LEVEL, MOST_FACTOR = 32767, 127
+SURE = 2048
+"""No decision is surer than this, in 65,536ths: so that a byte stands for at most 175 decisions."""
+
+build: Any = kernel if compiled() else lambda function: function
+
+
+@build
+def code(mode, data, end, coder, bit, chance):
+    """Write or read one decision: it and the coder afterwards. `chance` is that of a one in 65,536ths.
+
+    Invariant: what was coded so far may continue with any number from coder[0] to coder[1]; coder[2] bytes of `data`
+    are done. A reader has the next four bytes in coder[3]; zeros follow `end`.
+    """
+    low, high, done, following = coder
+    span = high - low
+    middle = low + (span >> 16) * chance + (((span & 0xFFFF) * chance) >> 16)
+    if mode == READ:
+        bit = 1 if following <= middle else 0
+    if bit:
+        high = middle
+    else:
+        low = middle + 1
+    while (low ^ high) & TOP == 0:
+        if mode == WRITE:
+            if done < end:
+                data[done] = high >> 24
+        else:
+            following = (following << 8 & WORD) | (int(data[done + 4]) if done + 4 < end else 0)
+        done += 1
+        low = low << 8 & WORD
+        high = (high << 8 & WORD) | BYTE
+    return bit, (low, high, done, following)
+
+
+@build
+def finish(mode, data, end, coder):
+    """Write or read the fewest bytes after which anything may follow: how many bytes there are then, -1 if wrong."""
+    low, high, done, _ = coder
+    for count in range(5):
+        rest = (1 << 8 * (4 - count)) - 1
+        first = (low + rest) & ~rest
+        if first + rest <= high:
+            for place in range(count):
+                byte = first >> (24 - 8 * place) & BYTE
+                if done < end:
+                    if mode == WRITE:
+                        data[done] = byte
+                    elif data[done] != byte:
+                        return -1
+                done += 1
+            return done
+    return -1
+
+
+@build
+def decide(mode, data, end, coder, odds, context, bit):
+    """Code one decision with an adaptive context: its probability, and how many decisions it has seen."""
+    chance, seen = odds[2 * context], odds[2 * context + 1]
+    bit, coder = code(mode, data, end, coder, bit, min(max(chance, SURE), 65536 - SURE))
+    target = 65535 if bit else 0
+    odds[2 * context] = chance + ((target - chance) * PACE[seen] >> 16)
+    odds[2 * context + 1] = min(seen + 1, SLOWEST)
+    return bit, coder
+
+
+@build
+def width_of(number):
+    """How many bits a number has."""
+    width = 0
+    while number >> width:
+        width += 1
+    return width
+
+
+@build
+def number(mode, data, end, coder, odds, base, value):
+    """Code a number of at least 0: how many bits it has plus one, with contexts; then its bits below the first."""
+    shifted = value + 1
+    width = width_of(shifted) - 1
+    count, bit = 0, 1
+    while bit and count < 40:
+        bit, coder = decide(mode, data, end, coder, odds, base + min(count, 15), 1 if count < width else 0)
+        count += bit
+    low, coder = raw(mode, data, end, coder, count, shifted & ((1 << count) - 1))
+    return (1 << count) + low - 1, coder
+
+
+@build
+def raw(mode, data, end, coder, bits, value):
+    """Code a number of `bits` bits as it is."""
+    read = 0
+    for place in range(bits - 1, -1, -1):
+        bit, coder = code(mode, data, end, coder, value >> place & 1, EVEN)
+        read = 2 * read + bit
+    return read, coder
+
+
+@build
+def tail(mode, data, end, coder, value):
+    """Code a number of at least 0 that is seldom large: how many bits it has beyond two, then its bits."""
+    shifted = value + 4
+    width = width_of(shifted) - 3 if mode == WRITE else 0
+    count, bit = 0, 1
+    while bit and count < 30:
+        bit, coder = code(mode, data, end, coder, 1 if count < width else 0, EVEN)
+        count += bit
+    low, coder = raw(mode, data, end, coder, count + 2, shifted & ((1 << (count + 2)) - 1))
+    return (1 << (count + 2)) + low - 4, coder
+
+
+@build
+def factor(mode, data, end, coder, odds, whole, term, spread, usual):
+    """Code one column of small integers. False if the bytes end too early.
+
+    Args:
+        mode: WRITE or READ.
+        data: The bytes.
+        end: The number of bytes.
+        coder: The state of the range coder.
+        odds: The contexts.
+        whole: All terms of this side of the matrix, one row each; filled in when reading.
+        term: Which row it is.
+        spread: How large these integers are expected to be, in half octaves.
+        usual: Four times the expected magnitude.
+    """
+    last, earlier, sign, largest = 0, 0, 0, 0
+    low = max(0, (spread - PLAIN) // 2)
+    values = whole[term]
+    one, two = whole[max(term - 1, 0)], whole[max(term - 2, 0)]
+    for i in range(len(values)):
+        before = 0
+        if term > 0:
+            before = abs(int(one[i]))
+        if term > 1:
+            before += abs(int(two[i]))
+        recent = 4 * last + 2 * earlier
+        beside = 0 if 4 * recent < 3 * usual else (1 if recent < 2 * usual else 2)
+        base = FACTOR + ((spread * 3 + min(before, 2)) * 3 + beside) * MAGNITUDES
+        value = int(values[i]) if mode == WRITE else 0
+        size = abs(value) >> low
+        count, bit = 0, 1
+        while bit and count < MAGNITUDES:
+            bit, coder = decide(mode, data, end, coder, odds, base + count, 1 if count < size else 0)
+            count += bit
+        if count == MAGNITUDES:
+            more, coder = tail(mode, data, end, coder, size - MAGNITUDES)
+            count += more
+        if low:
+            plain, coder = raw(mode, data, end, coder, low, abs(value) & ((1 << low) - 1))
+            count = (count << low) + plain
+        if count:
+            if count > MOST_FACTOR:
+                return False, coder
+            negative, coder = decide(mode, data, end, coder, odds, FACTOR_SIGN + sign, 1 if value < 0 else 0)
+            sign = 1 + negative
+            value = -count if negative else count
+        if mode == READ:
+            values[i] = value
+        largest = max(largest, count)
+        earlier, last = last, count
+        if mode == READ and coder[2] > end:
+            return False, coder
+    return largest > 0, coder
+
+
+@build
+def entries(mode, data, end, coder, odds, starts, lengths, size, indices, levels):
+    """Code the indices and levels of entries. False if the bytes are invalid.
+
+    Args:
+        mode: WRITE or READ.
+        data: The bytes.
+        end: The number of bytes.
+        coder: The state of the range coder.
+        odds: The contexts.
+        starts: Where each tensor starts; the size of the vector follows.
+        lengths: The length of a row of each tensor.
+        size: The size of the vector.
+        indices: The indices, ascending; filled in when reading.
+        levels: The level of each entry, not 0; filled in when reading.
+    """
+    count = len(indices)
+    position, tensor, row = -1, 0, -1
+    nearness, sooner, magnitude, sign, earlier = 0, 0, 1, 0, 0
+    for j in range(count):
+        room, left = size - 1 - position, count - j
+        usual = width_of(room // left) - 1
+        near = nearness + sooner
+        density = 0 if near < -6 else (1 if near < -3 else (2 if near < 0 else 3))
+        gap = indices[j] - position if mode == WRITE else 1
+        octave = width_of(gap) - 1
+        width = usual
+        above, below = GAP_UP + 8 * density, GAP_DOWN + 8 * density
+        bit = 1
+        if usual:
+            bit, coder = decide(mode, data, end, coder, odds, above, 1 if octave >= usual else 0)
+        if bit:
+            while bit and room >> (width + 1):
+                place = above + min(width - usual + 1, 7)
+                bit, coder = decide(mode, data, end, coder, odds, place, 1 if octave > width else 0)
+                width += bit
+        else:
+            width -= 1
+            while not bit and width:
+                place = below + min(usual - width, 7)
+                bit, coder = decide(mode, data, end, coder, odds, place, 1 if octave == width else 0)
+                width -= 1 - bit
+        read = 1
+        if width:
+            place = GAP_TOP + min(max(width - usual, -8), 7) + 8
+            bit, coder = decide(mode, data, end, coder, odds, place, gap >> (width - 1) & 1)
+            plain, coder = raw(mode, data, end, coder, width - 1, gap & ((1 << (width - 1)) - 1))
+            read = ((2 + bit) << (width - 1)) + plain
+        if read > room - left + 1 or (mode == READ and coder[2] > end):
+            return False, coder
+        position += read
+        indices[j] = position
+        sooner, nearness = nearness, width - usual
+        while position >= starts[tensor + 1]:
+            tensor += 1
+        here = starts[tensor] + (position - starts[tensor]) // lengths[tensor] * lengths[tensor]
+        if here != row:
+            row, sign, earlier = here, 0, 0
+        level = levels[j] if mode == WRITE else 1
+        size_here = abs(level)
+        base = LEVEL + LEVELS * (min(magnitude, 4) - 1)
+        magnitude, bit = 1, 1
+        while bit and magnitude <= LEVELS:
+            bit, coder = decide(mode, data, end, coder, odds, base + magnitude - 1, 1 if magnitude < size_here else 0)
+            magnitude += bit
+        if magnitude > LEVELS:
+            more, coder = tail(mode, data, end, coder, size_here - LEVELS - 1)
+            magnitude += more
+            if magnitude > MOST_LEVEL:
+                return False, coder
+        negative, coder = decide(mode, data, end, coder, odds, SIGN + 3 * sign + earlier, 1 if level < 0 else 0)
+        earlier, sign = sign, 1 + negative
+        levels[j] = -magnitude if negative else magnitude
+    return True, coder

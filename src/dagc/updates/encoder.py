@@ -1,0 +1,298 @@
+"""From a vector to a frame: what to send as terms and what as entries, at one price of a bit for everything.
+
+    1. For each tensor: a histogram of its magnitudes; for each matrix: its leading singular terms.
+    2. Find the price (energy per bit) at which what pays takes the bytes, or carries the share of the energy.
+    3. Round the factors of the matrices where terms pay more than entries.
+    4. Send the largest entries of what is left, as many as fit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dagc.errors import InvalidInput
+from dagc.sparse import Sparse
+from dagc.updates import frame as frames
+from dagc.updates._kernels import MOST_LEVEL
+from dagc.updates.frame import MIXED, MOST_TERMS, Entries, Shapes, code_entries, code_head, code_terms, size_of
+from dagc.updates.low_rank import one_thread, quantized, subspace
+from dagc.updates.rates import COST, STEP_PER_PRICE, Choice, Rates
+from dagc.updates.stream import Scale, Stream
+from dagc.updates.update import Terms, Update, extents
+from dagc.updates.vectors import BINS, checked, count_magnitudes, largest_entries, normalized
+
+__all__ = ["State", "encode_update"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+LOWEST, HIGHEST = -64, 90
+"""A vector whose largest entry is below 2^-64 is not worth a frame; of a larger one than 2^90, only a part is sent."""
+DEAD = 0.64
+"""Levels are rounded up from this fraction on."""
+REPEATED = 1 << 22
+"""In larger models, factors are rounded only once."""
+FEWEST_BITS, USUAL_BITS, USUAL_TERMS = 1.2, 2.2, 4
+"""What an integer of a factor takes: the bound of how many terms to look for; above four, the usual number."""
+
+
+@dataclass
+class State:
+    """What helps with the next, similar vector.
+
+    Attributes:
+        right: The right singular vectors of each matrix that paid, by its start.
+        cost: What factors took of the bits that Gaussian ones would.
+    """
+
+    cost: float = COST
+    right: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+def encode_update(
+    vector: Any,
+    shapes: Shapes,
+    max_bytes: int | None = None,
+    *,
+    share: float | None = None,
+    state: State | None = None,
+    residual: torch.Tensor | None = None,
+    round: int = 0,
+) -> tuple[bytes, Update]:
+    """Encode as much of the vector's energy as possible within a number of bytes, or a share of it in few bytes.
+
+    Args:
+        vector: The values of all tensors, one after the other.
+        shapes: The shapes of these tensors.
+        max_bytes: The longest frame. If it is too short for anything, the frame is empty.
+        share: The share of the energy that the frame must carry, above 0 and up to 1, unless `max_bytes` forbids it.
+        state: What is kept from vector to vector, to be faster.
+        residual: If given, a float32 CPU vector that becomes what the frame does not carry: vector − update. It may be
+            the vector itself.
+        round: Both sides must know it: the checksum covers it.
+
+    Returns:
+        The frame, and the update that it decodes to.
+
+    Raises:
+        NonFiniteGradient: If the vector has NaN or infinite entries.
+
+    Example:
+        >>> vector = torch.outer(torch.arange(1.0, 9), torch.arange(1.0, 5)).reshape(-1)
+        >>> frame, update = encode_update(vector, [(8, 4)], 40)
+        >>> len(frame) <= 40, update.energy > 0.9 * float(vector.square().sum())
+        (True, True)
+    """
+    size = size_of(shapes)
+    original = checked(vector, size)
+    values, shift = normalized(original)
+    if max_bytes is None and share is None:
+        raise InvalidInput("give max_bytes, the longest frame, or share, the part of the energy to carry")
+    if share is not None and not 0 < share <= 1:
+        raise InvalidInput(f"share must be above 0 and at most 1, not {share}")
+    limit = 8 * size + 64 if max_bytes is None else max_bytes
+    left = None
+    if residual is not None:
+        if residual.shape != (size,) or residual.dtype != torch.float32 or not residual.is_contiguous():
+            raise InvalidInput(f"residual must be a contiguous float32 CPU vector of {size} entries")
+        left = residual.detach().numpy()
+        left = left if shift == 0 else None
+    with one_thread():
+        frame, update, rest = _Job(values, shift, shapes, frames.most_body(limit), share, state).run(left, round)
+    if residual is not None:
+        if rest is not None and left is not None:
+            indices, carried = update.sparse.indices, update.sparse.values
+            rest[indices] -= carried
+        else:
+            residual.copy_(torch.from_numpy(original))
+            update.subtract_from(residual)
+    return frame, update
+
+
+class _Job:
+    """One vector on its way into a frame."""
+
+    def __init__(
+        self, values: Floats, shift: int, shapes: Shapes, room: int, share: float | None, state: State | None
+    ) -> None:
+        self.values, self.shapes, self.room, self.share = values, shapes, room, share
+        self.shift = min(shift, HIGHEST)
+        self.state = State() if state is None else state
+        self.full = 0.9 if self.state.right else 0.96
+        self.parts = extents(shapes)
+
+    def run(self, left: Floats | None, round: int) -> tuple[bytes, Update, Floats | None]:
+        """The frame, the update, and what is left after its terms: in `left` if that is given."""
+        size = len(self.values)
+        nothing = b"", Update.empty(size), None
+        if self.room < 6 or self.shift < LOWEST or not self.values.any():
+            return nothing
+        count, energy = np.empty((len(self.parts), BINS)), np.empty((len(self.parts), BINS))
+        for index, (start, rows, columns) in enumerate(self.parts):
+            count[index], energy[index] = count_magnitudes(self.values[start : start + rows * columns])
+        spectra = [self.spectrum(*part, part_energy, float(energy.sum())) for part, part_energy in zip(self.parts, energy.sum(axis=1), strict=True)]
+        squares = [np.square(sigmas.numpy()) for _, sigmas in spectra]
+        rates = Rates(self.parts, count, energy, squares, self.state.cost)
+        stream, terms, step = self.begin(spectra, rates)
+        if left is None:
+            left = self.values.copy() if terms else self.values
+        elif left is not self.values:
+            left[:] = self.values
+        if terms:
+            Update(size, Sparse(size, [], []), tuple(terms)).subtract_from(torch.from_numpy(left))
+        body, sparse = self.fill(stream, left, terms, step, rates.total)
+        if body is None:
+            return nothing
+        update = Update(size, sparse, tuple(self.shifted(part) for part in terms))
+        return frames.seal(body, self.shapes, round), update, left
+
+    def spectrum(
+        self, start: int, rows: int, columns: int, energy: float, total: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The leading right singular vectors of a matrix that could be worth sending, and their singular values."""
+        afford = self.room * 8 / (rows + columns)
+        usual = afford / USUAL_BITS * min(1.0, 4 * energy / total)
+        rank = min(int(min(afford / FEWEST_BITS, max(USUAL_TERMS, usual))), rows, columns, MOST_TERMS)
+        if rank < 1 or min(rows, columns) < 2 or energy == 0:
+            return torch.zeros(columns, 0), torch.zeros(0, dtype=torch.float64)
+        matrix = torch.from_numpy(self.values[start : start + rows * columns]).view(rows, columns)
+        return subspace(matrix, rank, self.state.right.get(start))
+
+    def begin(
+        self, spectra: Sequence[tuple[torch.Tensor, torch.Tensor]], rates: Rates
+    ) -> tuple[Stream, list[Terms], Scale]:
+        """The stream with the terms that pay. What they really take corrects the expectation."""
+        bits = 8 * (self.room - 8)
+        near: float | None = None
+        for attempt in range(8):
+            choice = rates.choice(bits, self.share, near)
+            near = choice.price
+            terms, step = self.terms(spectra, choice)
+            stream = self.start(terms, step)
+            if not terms:
+                return stream, terms, step
+            real = 8 * stream.used / (choice.bits - choice.entry_bits) * rates.cost
+            planned = stream.used + choice.entry_bits / 8
+            if stream.used + 5 > self.room or (planned > 1.01 * self.room and attempt < 3):
+                rates.cost = self.state.cost = max(real, rates.cost) * 1.02
+                continue
+            short = planned < self.full * self.room
+            if not short or attempt > 1 or self.share is not None or len(self.values) > REPEATED:
+                return stream, terms, step
+            rates.cost = self.state.cost = real
+        return self.start([], step), [], step
+
+    def terms(
+        self, spectra: Sequence[tuple[torch.Tensor, torch.Tensor]], choice: Choice
+    ) -> tuple[list[Terms], Scale]:
+        """The factors of the chosen terms as integers."""
+        step = Scale.near(float(np.sqrt(choice.price * STEP_PER_PRICE)))
+        done = []
+        for (start, rows, columns), (right, sigmas), count in zip(self.parts, spectra, choice.terms, strict=True):
+            if right.shape[1]:
+                self.state.right[start] = right[:, : count + 2]
+            if not count:
+                continue
+            matrix = torch.from_numpy(self.values[start : start + rows * columns]).view(rows, columns)
+            terms = quantized(matrix, start, right[:, :count], sigmas[:count], step)
+            if terms is not None:
+                done.append(terms)
+        return done, step
+
+    def start(self, terms: Sequence[Terms], step: Scale) -> Stream:
+        """A stream with the head and the terms."""
+        stream = Stream(np.zeros(self.room - 1, dtype=np.uint8), writing=True)
+        step = Scale(step + 16 * self.shift)
+        code_head(stream, step, bool(terms))
+        if terms:
+            code_terms(stream, step, self.shapes, [self.shifted(part) for part in terms])
+        return stream
+
+    def shifted(self, terms: Terms) -> Terms:
+        """The terms of the vector as it was before it was normalized."""
+        return replace(terms, exponent=terms.exponent + self.shift)
+
+    def fill(
+        self, stream: Stream, left: Floats, terms: list[Terms], step: Scale, total: float
+    ) -> tuple[bytes | None, Sparse]:
+        """Add as many of the largest entries as fit, or as the share needs."""
+        size, before = len(left), stream.used
+        spare = 8 * (self.room - before)
+        usual = spare / (np.log2(size / max(spare / 10, 1)) + 4.5) if spare < 5 * size else size
+        missing = 0.0
+        if self.share is not None:
+            missing = self.share * total - (total - float(np.square(left, dtype=np.float64).sum()))
+            count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(left))
+            usual = min(usual, count[np.searchsorted(energy[:-1], missing / 0.9)])
+        order = largest_entries(left, min(int(1.6 * usual) + 32, size))
+        wanted = len(order)
+        if self.share is not None:
+            wanted = self.enough(left[order], missing)
+        body, sparse, least = self.attempt(stream, left, order[:0], step, bool(terms))
+        low, high, most = 0, wanted + 1, 0
+        guess = min(wanted, max(1, int(usual)))
+        for _ in range(12):
+            if high - low <= max(1, low // 200):
+                break
+            done, entries, used = self.attempt(stream, left, order[:guess], step, bool(terms))
+            if done is not None:
+                low, least, body, sparse = guess, used, done, entries
+            else:
+                high, most = guess, used
+            if most:  # between two lengths, but not too near to one
+                margin = (high - low) // 4
+                aim = low + (high - low) * (self.room - 1 - least) / (most - least)
+            else:
+                margin, aim = 1, guess * spare / (8 * max(used - before, 1)) * 0.999
+            guess = min(max(int(aim), low + margin, low + 1), high - margin, high - 1)
+            if done is not None and (self.room - 1 - used) * 300 <= self.room:
+                break
+        return body, sparse
+
+    def enough(self, largest: Floats, missing: float) -> int:
+        """How many of these entries carry the missing energy."""
+        low, high = 0, len(largest)
+        while low < high:
+            middle = (low + high) // 2
+            carried = 0.0
+            if middle:
+                step, levels, moved = leveled(largest[:middle], len(self.values))
+                errors = largest[:middle] - frames.values_of(step, levels, moved)
+                carried = float(np.square(largest[:middle]).sum() - np.square(errors).sum())
+            low, high = (low, middle) if carried >= missing else (middle + 1, high)
+        return low
+
+    def attempt(
+        self, stream: Stream, left: Floats, chosen: Ints, step: Scale, has_terms: bool
+    ) -> tuple[bytes | None, Sparse, int]:
+        """The frame's body with these entries, None if it is too long; and how many bytes it takes."""
+        indices = np.sort(chosen)
+        own, levels, moved = leveled(left[indices], len(left)) if len(indices) else (step, indices, [0, 0, 0])
+        stream = stream.copy() if has_terms else self.start([], own)
+        step, shift = step if has_terms else own, 16 * self.shift
+        entries = Entries(indices, levels, own + shift, moved)
+        sparse = code_entries(stream, Scale(step + shift), self.shapes, entries)
+        done = stream.finish()
+        used = stream.total
+        return (None if done is None else bytes((MIXED,)) + done), sparse, used
+
+
+def leveled(values: Floats, size: int) -> tuple[Scale, Ints, list[int]]:
+    """The step, the levels, and what moves them: for these entries of a vector of this size."""
+    sizes = np.abs(values.astype(np.float64))
+    bits = np.log2(size / len(values)) + 4
+    step = Scale.near(float(sizes.min()) * np.sqrt(STEP_PER_PRICE / bits))
+    few = len(values) < frames.OFFSETS_FROM
+    for _ in range(3 if few else 1):
+        whole = np.clip(np.floor(sizes / step.value + (1 - DEAD)), 1, MOST_LEVEL).astype(np.int64)
+        if few:  # without offsets, the step itself is what fits best
+            step = Scale.near(float((sizes * whole).sum() / (whole * whole).sum()))
+    moved = [0, 0, 0]
+    for level in (1, 2, 3) if not few else ():
+        here = whole == level if level < 3 else whole >= 3
+        error = float((sizes[here] / step.value - whole[here]).mean()) if here.any() else 0.0
+        moved[level - 1] = int(np.clip(np.rint(16 * error), -8, 7))
+    return step, np.where(values < 0, -whole, whole), moved

@@ -1,0 +1,258 @@
+"""An update's frame: a byte for its kind, the coded part, a checksum. `docs/reference/wire-updates.md` has every step.
+
+The size of the vector, the shapes of the tensors and the round are known to both sides and are under the checksum.
+"""
+
+import zlib
+from binascii import crc_hqx
+from collections.abc import Sequence
+from functools import lru_cache
+from math import ldexp
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagc.errors import InvalidInput, MalformedPayload
+from dagc.sparse import MAX_SIZE, Sparse
+from dagc.updates import _kernels, dense
+from dagc.updates.stream import COUNT, OTHER, RANK, STEP, Scale, Stream, nearest
+from dagc.updates.update import MOST_SUM, Dense, Terms, Update, extents
+from dagc.wire.frame import _view as view_of
+from dagc.wire.frame import varint
+
+__all__ = ["DENSE", "MIXED", "MOST_TERMS", "Entries", "decode_update", "encode_dense", "is_update", "seal"]
+
+Ints = NDArray[np.int64]
+Shapes = Sequence[int | Sequence[int]]
+MIXED, DENSE = 0xB0, 0xC0
+"""The first byte of a frame: terms and entries, or small integers for all entries (plus their bits)."""
+VERSION = 1
+"""It is not sent but is part of the checksum."""
+SHORT_BELOW = 1024
+"""Frames of this length and more have a checksum of 32 bits, others of 16."""
+MOST_TERMS = 64
+"""Of one matrix."""
+DECISIONS = 180
+"""A byte stands for fewer decisions than this. An integer of a factor takes at least one, an entry three."""
+LARGEST = 2.0**100
+"""No decoded number is larger."""
+OFFSETS = 3
+"""Levels 1, 2 and all higher ones are moved by so many 16ths of a step, −8 to 7."""
+OFFSETS_FROM = 16
+"""Frames with fewer entries have no such offsets."""
+
+
+class Entries(NamedTuple):
+    """Entries before they are coded: indices, levels, their step, and what moves the levels."""
+
+    indices: Ints
+    levels: Ints
+    step: int
+    offsets: Sequence[int]
+
+
+def is_update(frame: bytes | bytearray | memoryview) -> bool:
+    """Whether a frame holds an update of this format. An empty frame is an update that says nothing."""
+    return not len(frame) or frame[0] & 0xF0 in (MIXED, DENSE)
+
+
+def seal(body: bytes, shapes: Shapes, round: int) -> bytes:
+    """The body with its checksum. No frame has 1024 or 1025 bytes."""
+    return body + _checksum(body, shapes, round, len(body) + 2 < SHORT_BELOW)
+
+
+def most_body(max_bytes: int) -> int:
+    """The longest body of a frame of at most `max_bytes` bytes.
+
+    Example:
+        >>> [most_body(total) for total in (10, 1023, 1024, 1026, 2000)]
+        [8, 1021, 1021, 1022, 1996]
+    """
+    return max_bytes - 2 if max_bytes < SHORT_BELOW else max(max_bytes - 4, SHORT_BELOW - 3)
+
+
+def _checksum(body: bytes | memoryview, shapes: Shapes, round: int, short: bool) -> bytes:
+    known = b"".join(map(varint, (VERSION, round, *_layout(_key(shapes)))))
+    if short:
+        return crc_hqx(body, crc_hqx(known, 0xFFFF)).to_bytes(2, "little")
+    return zlib.crc32(body, zlib.crc32(known)).to_bytes(4, "little")
+
+
+def _key(shapes: Shapes) -> tuple[tuple[int, ...], ...]:
+    return tuple((shape,) if isinstance(shape, int) else tuple(shape) for shape in shapes)
+
+
+@lru_cache(maxsize=16)
+def _layout(shapes: tuple[tuple[int, ...], ...]) -> tuple[int, int]:
+    """The size of the vector, and a CRC-32 of rows and columns of its tensors."""
+    parts = extents(shapes)
+    size = sum(rows * columns for _, rows, columns in parts)
+    if not 1 <= size <= MAX_SIZE:
+        raise InvalidInput(f"the shapes have {size} entries; a model has from 1 to 2^48")
+    return size, zlib.crc32(b"".join(varint(side) for part in parts for side in part[1:]))
+
+
+def size_of(shapes: Shapes) -> int:
+    """The entries of all tensors."""
+    return _layout(_key(shapes))[0]
+
+
+def layout(shapes: Shapes) -> tuple[Ints, Ints]:
+    """Where each tensor starts, followed by the size; and the length of its rows."""
+    parts = extents(shapes)
+    starts = [start for start, _, _ in parts]
+    return np.array([*starts, size_of(shapes)]), np.array([columns for _, _, columns in parts])
+
+
+def matrices(shapes: Shapes) -> list[tuple[int, int, int]]:
+    """The tensors that may have terms: start, rows and columns of those with at least two rows and two columns."""
+    return [part for part in extents(shapes) if min(part[1:]) > 1]
+
+
+def spread_of(step: int, scale: int, length: int) -> int:
+    """The spread of a column of factors: twice log₂ of their expected standard deviation, plus 6, from 0 to 17.
+
+    A term of size σ is coded with the scale step²/σ, so that its unit vectors have steps of step/σ.
+    """
+    quarters = QUARTERS[step % 16] - QUARTERS[scale % 16] + 4 * (step // 16 - scale // 16)
+    halves = (quarters - ((length * length).bit_length() - 1) + 13) // 2
+    return min(max(halves, 0), _kernels.SPREADS - 1)
+
+
+QUARTERS = (0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4)
+"""Four times log₂ of a mantissa of 16 to 31 over 16, rounded."""
+
+
+def code_terms(stream: Stream, step: Scale, shapes: Shapes, all_terms: Sequence[Terms] = ()) -> list[Terms]:
+    """Write the terms of all matrices, or read them."""
+    by_start = {terms.start: terms for terms in all_terms}
+    done = []
+    for start, rows, columns in matrices(shapes):
+        terms = by_start.get(start)
+        count = stream.number(RANK, len(terms.scales) if terms else 0)
+        most = DECISIONS * (stream.end + 8) // (rows + columns)
+        if count > min(rows, columns, MOST_TERMS, most if stream.reading else MOST_TERMS):
+            raise MalformedPayload(f"a matrix of {rows} × {columns} has {count} terms: that is too many")
+        if count:
+            done.append(_code_matrix(stream, step, (start, rows, columns), count, terms))
+    return done
+
+
+def _code_matrix(stream: Stream, step: Scale, place: tuple[int, int, int], count: int, terms: Terms | None) -> Terms:
+    start, rows, columns = place
+    if terms is None:
+        left, right = (np.zeros((count, length), dtype=np.int8) for length in (rows, columns))
+        scales = np.zeros(count, dtype=np.int64)
+    else:
+        left, right, scales = terms.left, terms.right, nearest(np.ldexp(terms.scales * 1.0, terms.exponent))
+    last = int(step)
+    for k, scale in enumerate(scales.tolist()):
+        last += stream.signed(STEP, scale - last)
+        if not -126 <= last // 16 <= 100:
+            raise MalformedPayload(f"a scale of 2^{last // 16} is out of range")
+        scales[k] = last
+        stream.factor(left, k, spread_of(step, last, rows))
+        stream.factor(right, k, spread_of(step, last, columns))
+    return assemble(start, left, right, scales) if terms is None else terms
+
+
+def assemble(start: int, left: NDArray[np.int8], right: NDArray[np.int8], scales: Ints) -> Terms:
+    """Terms with one common exponent. `MalformedPayload` if their sum could be inexact or too large."""
+    exponent = int(scales.min()) // 16
+    if int(scales.max()) // 16 - exponent > 30:
+        raise MalformedPayload("the scales of a matrix are too far apart")
+    terms = Terms(start, left, right, common(scales, exponent), exponent)
+    if terms.largest >= MOST_SUM:
+        raise MalformedPayload("the terms of a matrix may add up to more than float32 holds exactly")
+    if np.ldexp(float(terms.largest), exponent) > LARGEST:
+        raise MalformedPayload("the terms of a matrix may add up to more than 2^100")
+    return terms
+
+
+def common(scales: Ints, exponent: int) -> Ints:
+    """The scales over 2^exponent."""
+    return (scales % 16 + 16) << (scales // 16 - exponent)
+
+
+def code_entries(stream: Stream, step: Scale, shapes: Shapes, entries: Entries | None = None) -> Sparse:
+    """Write entries, or read them if none are given."""
+    size = size_of(shapes)
+    count = stream.number(COUNT, len(entries.indices) if entries else 0)
+    if count > size or (entries is None and count > DECISIONS * (stream.end + 8) // 3):
+        raise MalformedPayload(f"the frame claims {count} entries of a vector of {size}")
+    if not count:
+        return Sparse(size, [], [])
+    own = step + stream.signed(OTHER, entries.step - step if entries else 0)
+    offsets = [0] * OFFSETS
+    if count >= OFFSETS_FROM:
+        offsets = [stream.raw(4, 8 + (entries.offsets[i] if entries else 0)) - 8 for i in range(OFFSETS)]
+    indices = entries.indices if entries else np.zeros(count, dtype=np.int64)
+    levels = entries.levels if entries else np.zeros(count, dtype=np.int64)
+    stream.entries(layout(shapes), size, indices, levels)
+    return Sparse.trusted(size, indices, values_of(own, levels, offsets))
+
+
+def values_of(step: int, levels: Ints, offsets: Sequence[int]) -> NDArray[np.float32]:
+    """What levels stand for: exact products of integers and a power of two."""
+    sizes = np.abs(levels)
+    if not -100 <= step // 16 <= 90 or ldexp(float(sizes.max()), step // 16 + 5) > LARGEST:
+        raise MalformedPayload(f"entries with a step of 2^{step // 16} are out of range")
+    whole = 16 * sizes + np.array((0, *offsets))[np.minimum(sizes, OFFSETS)]
+    return np.ldexp((np.sign(levels) * whole * (step % 16 + 16)).astype(np.float32), step // 16 - 4)
+
+
+def decode_update(
+    frame: bytes | bytearray | memoryview, shapes: Shapes, *, max_bytes: int | None = None, round: int = 0
+) -> Update:
+    """Decode a frame. Whatever the bytes are, the only error they can raise is `MalformedPayload`.
+
+    Args:
+        frame: The bytes received.
+        shapes: The shapes of the model's tensors.
+        max_bytes: If given, longer frames are errors.
+        round: The round that the frame must belong to.
+    """
+    view = view_of(frame)
+    size = size_of(shapes)
+    if max_bytes is not None and len(view) > max_bytes:
+        raise MalformedPayload(f"the frame has {len(view)} bytes, more than {max_bytes}")
+    if not len(view):
+        return Update.empty(size)
+    end = len(view) - (2 if len(view) < SHORT_BELOW else 4)
+    if end < 1 or not is_update(view) or SHORT_BELOW <= len(view) < SHORT_BELOW + 2:
+        raise MalformedPayload(f"these {len(view)} bytes are not the frame of an update")
+    if _checksum(view[:end], shapes, round, len(view) < SHORT_BELOW) != view[end:]:
+        raise MalformedPayload("the checksum does not match: damaged in transit, or from another round or model")
+    if view[0] & 0xF0 == DENSE:
+        return Update(size, Sparse(size, [], []), levels=dense.read(view[1:end], view[0] & 15, extents(shapes)))
+    if view[0] != MIXED:
+        raise MalformedPayload(f"the frame has the unknown kind {view[0]:#x}")
+    stream = Stream(np.frombuffer(view[1:end], dtype=np.uint8).copy(), writing=False)
+    step, has_terms = code_head(stream)
+    terms = code_terms(stream, step, shapes) if has_terms else []
+    sparse = code_entries(stream, step, shapes)
+    stream.finish()
+    return Update(size, sparse, tuple(terms))
+
+
+def code_head(stream: Stream, step: Scale = Scale(0), has_terms: bool = False) -> tuple[Scale, bool]:
+    """The step of factors and entries, and whether any matrix has terms."""
+    step = Scale(stream.raw(12, step + 2048) - 2048)
+    return step, bool(stream.raw(1, int(has_terms)))
+
+
+def encode_dense(vector: Any, shapes: Shapes, bits: int, *, round: int = 0) -> tuple[bytes, Update]:
+    """Encode the whole vector with `bits` bits per entry, 2 to 8, and a scale for each row of a tensor.
+
+    Example:
+        >>> frame, update = encode_dense(torch.tensor([1.0, -0.5, 0.25, 0.0]), [4], 4)
+        >>> len(frame), update.dense()
+        (7, tensor([ 1.0000, -0.5703,  0.2852,  0.0000]))
+    """
+    if not 2 <= bits <= 8:
+        raise InvalidInput(f"a dense update has from 2 to 8 bits per entry, not {bits}")
+    size = size_of(shapes)
+    levels: Dense = dense.quantize(vector, extents(shapes), bits)
+    body = bytes((DENSE + bits,)) + dense.write(levels, bits)
+    return seal(body, shapes, round), Update(size, Sparse(size, [], []), levels=levels)

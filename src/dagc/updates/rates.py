@@ -1,0 +1,145 @@
+"""What pays at a price of a bit: how many terms of each matrix, or how many entries of each tensor."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["COST", "DEAD", "STEP_PER_PRICE", "Choice", "Rates", "factor_rates"]
+
+Reals = NDArray[np.float64]
+DEAD = 0.58
+"""Factors are rounded up from this fraction on."""
+STEP_PER_PRICE = 6 / np.log(2)
+"""step² per λ (energy per bit): where a finer uniform quantizer gains as much as its bits are worth."""
+COST = 0.87
+"""What factors take of the bits that Gaussian ones would."""
+DISCOUNT = 0.5
+"""What entries must bring of what terms bring: most of them can be sent after the terms, too."""
+OCTAVES = 48
+"""Half octaves below the largest magnitude that are looked at."""
+
+
+@cache
+def _gaussian() -> tuple[Reals, Reals, Reals]:
+    """By log₂ of standard deviation over step: bits per integer, and the share of the energy that is kept."""
+    x = (np.arange(4001) - 2000) / 250
+    weight = np.exp(-x * x / 2)
+    weight /= weight.sum()
+    logs = np.arange(-4, 6.01, 0.125)
+    bits, kept = [], []
+    for log in logs:
+        scaled = np.abs(x) * 2.0**log
+        levels = np.floor(scaled + 1 - DEAD)
+        levels[scaled < DEAD] = 0
+        mass = np.bincount(levels.astype(int), weight)
+        mass = mass[mass > 0]
+        nonzero = weight[levels > 0].sum()
+        bits.append(-(mass * np.log2(mass)).sum() + nonzero)
+        product, square = (weight * scaled * levels).sum(), (weight * levels * levels).sum()
+        kept.append(product**2 / square / (weight * scaled * scaled).sum() if square else 0.0)
+    return logs, np.array(bits), np.array(kept)
+
+
+def factor_rates(ratios: Reals) -> tuple[Reals, Reals]:
+    """Bits per integer and the share of energy kept, for Gaussian factors of this standard deviation over the step."""
+    logs, bits, kept = _gaussian()
+    at = np.log2(np.maximum(ratios, 1e-9))
+    return np.interp(at, logs, bits), np.interp(at, logs, kept)
+
+
+class Choice(NamedTuple):
+    """What pays at a price: the terms of each tensor, expected bits and energy of all, and the bits of entries."""
+
+    price: float
+    terms: NDArray[np.int64]
+    bits: float
+    energy: float
+    entry_bits: float
+
+
+class Rates:
+    """What every tensor offers.
+
+    Args:
+        extents: Start, rows and columns of each tensor.
+        count: For each tensor, how many entries there are in each half octave.
+        energy: For each tensor, their energy.
+        spectra: For each tensor, the squares of the singular values found; none for vectors.
+    """
+
+    def __init__(
+        self,
+        extents: Sequence[tuple[int, int, int]],
+        count: Reals,
+        energy: Reals,
+        spectra: Sequence[Reals],
+        cost: float = COST,
+    ) -> None:
+        self.total = float(energy.sum())
+        self.cost = cost
+        largest = int(np.flatnonzero(count.any(axis=0))[-1])
+        bins = np.arange(largest, max(largest - OCTAVES, 0), -1)
+        self._edges = (bins.astype(np.uint32) << np.uint32(22)).view(np.float32).astype(np.float64)
+        self._own = count[:, bins]
+        self._count = np.cumsum(self._own, axis=1)
+        self._energy = np.cumsum(energy[:, bins], axis=1)
+        sizes = np.array([rows * columns for _, rows, columns in extents], dtype=np.float64)[:, None]
+        many = np.maximum(self._count, 1)
+        where = np.log2(np.maximum(sizes / many, 1)) + 1.5 * np.maximum(1 - many / sizes, 0)
+        self._place_bits = many * (where + 1.7)
+        self._tensor = np.repeat(np.arange(len(spectra)), [len(each) for each in spectra])
+        self._squares = np.concatenate([np.zeros(0), *spectra])
+        sides = np.array([sides for _, *sides in extents], dtype=np.float64)[self._tensor]
+        self._sides = sides.reshape(-1, 2)
+        self._logs = np.log2(np.maximum(self._squares, 1e-300)) / 2
+
+    def at(self, price: float) -> Choice:
+        """What pays at this energy per bit."""
+        square = price * STEP_PER_PRICE
+        levels = np.cumsum(self._own * np.log2(1 + 0.75 * self._edges / np.sqrt(square)), axis=1)
+        bits = self._place_bits + 1.1 * levels
+        energy = self._energy - self._count * np.minimum(square / 12, self._edges * self._edges)
+        net = energy - price * bits
+        best = net.argmax(axis=1)
+        tensors = np.arange(len(best))
+        worth = np.maximum(net[tensors, best], 0)
+        some = worth > 0
+        left, right = self._sides.T
+        step = np.log2(square) / 2
+        logs, gaussian_bits, gaussian_kept = _gaussian()
+        cost, kept = np.full(len(left), 9.0), self._squares
+        for side in (left, right):
+            at = self._logs - step - np.log2(side) / 2
+            cost = cost + self.cost * side * np.interp(at, logs, gaussian_bits)
+            kept = kept * np.interp(at, logs, gaussian_kept)
+        pays = kept > price * cost
+        sums = (np.bincount(self._tensor, pays * each, minlength=len(best)) for each in (kept, cost))
+        terms_energy, terms_bits = sums
+        better = terms_energy - price * terms_bits > DISCOUNT * worth
+        terms = np.where(better, np.bincount(self._tensor, pays, minlength=len(best)), 0).astype(np.int64)
+        entry_bits = float(bits[tensors, best][some & ~better].sum())
+        entry_energy = float(energy[tensors, best][some & ~better].sum())
+        all_bits = entry_bits + float(terms_bits[better].sum())
+        return Choice(price, terms, all_bits, entry_energy + float(terms_energy[better].sum()), entry_bits)
+
+    def choice(self, bits: float, share: float | None, near: float | None = None) -> Choice:
+        """What pays at the highest price at which it takes all bits, or carries the share of the energy.
+
+        Args:
+            bits: The most bits.
+            share: The share of the energy, if less is enough.
+            near: A price that is near.
+        """
+        middle = np.log2(self.total) - 30 if near is None else np.log2(near)
+        width = 30.0 if near is None else 1.0
+        chosen = self.at(2.0 ** (middle + width))
+        while width > 0.004:
+            width /= 2
+            found = self.at(2.0**middle)
+            enough = found.bits > bits or (share is not None and found.energy >= share * self.total)
+            chosen = chosen if enough else found
+            middle += width if enough else -width
+        return chosen
