@@ -29,13 +29,14 @@ def one_thread() -> Iterator[None]:
         if _users == 0:
             _threads = torch.get_num_threads()
         _users += 1
-        torch.set_num_threads(1)
+        if torch.get_num_threads() != 1:  # setting it takes milliseconds
+            torch.set_num_threads(1)
     try:
         yield
     finally:
         with _lock:
             _users -= 1
-            if _users == 0:
+            if _users == 0 and _threads != 1:
                 torch.set_num_threads(_threads)
 
 
