@@ -22,7 +22,7 @@ from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD, record_of
 from dagc.flower.node import STATE_VARIABLE, read_node, state_path
 from dagc.flower.run import FlowerRun
-from dagc.protocol import Upload
+from dagc.protocol import Order, Upload
 from tests.chaos.faults import Broken, Faults, Killed
 
 __all__ = ["break_flower"]
@@ -234,7 +234,8 @@ def break_flower(faults: Faults, folder: Path) -> None:
         run = strategy._started()
         for name, computed in grid.computed.items():
             node = read_node(folder / "nodes" / RUN / f"{name}.safetensors")
-            node.uplink.settle(run.server.members[name].accepted_round if name in run.server.members else 0)
+            accepted = run.server.members[name].accepted_round if name in run.server.members else 0
+            node.settle(Order(ROUNDS + 1, 0, accepted=accepted))  # as the next order would
             delivered = [one.update.dense().double() for t in taken for one in taken[t] if one.client == name]
             has = sum(delivered, node.uplink.feedback.residual.double())
             error = float((has - computed).abs().max() / computed.abs().max())

@@ -67,7 +67,9 @@ def plans(downlink=False):
             some = {"bytes": 25, "overhead": 0.25} if kind.waits else budget
             ways = {"down": {**some, "down": "same" if kind.waits else 40}, "down bytes": {**budget, "down": 30}}
             if kind.encodes:
-                yield from (pytest.param({"method": method, **way}, id=f"{method} {name}") for name, way in ways.items())
+                yield from (
+                    pytest.param({"method": method, **way}, id=f"{method} {name}") for name, way in ways.items()
+                )
                 continue
             ways["down per tensor"] = {**budget, "down": 30, "per_tensor": True}
             ways["ahead"] = {**some, "down": 40, "step_ahead": 0.5}
@@ -137,7 +139,9 @@ def flower(settings, digits, run):
 
     caps = {f"partition-{name}": cap for name, cap in settings.get("caps", {}).items()}
     inner = Sampled(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-    strategy = DataAware(inner, run=run, strategy_state=[], **{**settings, **({"caps": caps} if caps else {}), "seed": 3})
+    strategy = DataAware(
+        inner, run=run, strategy_state=[], **{**settings, **({"caps": caps} if caps else {}), "seed": 3}
+    )
     first = ArrayRecord(build("logistic", data, seed=3).state_dict())
     result = strategy.start(ComeAndGo(app, WORKERS), first, num_rounds=ROUNDS)
     return torch.cat([torch.from_numpy(array.numpy()).flatten() for array in result.arrays.values()])
@@ -249,7 +253,14 @@ def as_engine(settings, fields):
 )
 def test_ddp_and_the_local_engine_are_bit_identical(two, settings):
     settings = {**settings, **({"caps": {"0": 0.01}} if settings.get("caps") else {})}
-    fields = {"task": "logistic@digits", "clients": 2, "skew_ratio": 10, "rounds": 15, "seed": 3, "first_model": "drawn"}
+    fields = {
+        "task": "logistic@digits",
+        "clients": 2,
+        "skew_ratio": 10,
+        "rounds": 15,
+        "seed": 3,
+        "first_model": "drawn",
+    }
     compare(two.run(as_engine, settings, fields), {"step_ahead": 0.0, **settings}, fields)  # also if it is the method's
 
 
