@@ -317,7 +317,8 @@ def test_a_flower_node_imports_nothing_beside_its_dependencies():
     import subprocess
 
     script = (
-        "import sys, numpy, torch, numba, safetensors, flwr.app, flwr.clientapp, flwr.serverapp, flwr.serverapp.strategy\n"
+        "import sys, numpy, torch, numba, safetensors\n"
+        "import flwr.app, flwr.clientapp, flwr.serverapp, flwr.serverapp.strategy\n"
         "before = {name.partition('.')[0] for name in sys.modules}\n"
         "import dagc.flower\n"
         "new = {name.partition('.')[0] for name in sys.modules} - before - set(sys.stdlib_module_names)\n"
