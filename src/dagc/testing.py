@@ -20,6 +20,7 @@ from dagc.errors import InvalidInput, MalformedPayload
 from dagc.feedback import ErrorFeedback
 from dagc.policies import POLICIES, Method, Plan, Report, Situation
 from dagc.sparse import Sparse
+from dagc.updates import Update
 from dagc.wire import payload_size
 from dagc.wire.indices import IndexCodec
 from dagc.wire.values import ValueCodec
@@ -29,6 +30,7 @@ __all__ = [
     "check_compressor",
     "check_index_codec",
     "check_policy",
+    "check_update",
     "check_value_codec",
     "plans_of",
     "profiles",
@@ -190,6 +192,40 @@ def check_index_codec(codec: IndexCodec, name: str = "the index codec") -> None:
             except MalformedPayload:
                 continue
             raise AssertionError(f"{where}: accepted a byte too many")
+
+
+def check_update(
+    encode: Callable[[torch.Tensor, int], tuple[bytes, Update]],
+    decode: Callable[[bytes], Update],
+    vector: torch.Tensor,
+    name: str = "it",
+) -> None:
+    """Check a form of updates: within the bytes, the same bits on both sides, nothing worse than sending nothing.
+
+    Args:
+        encode: `(vector, max_bytes) -> (frame, update)`.
+        decode: `(frame) -> update`.
+        vector: What to send.
+        name: What to call it in errors.
+    """
+    total = float(vector.double().square().sum())
+    for most in (0, 1, 5, 13, 60, 300, 1023, 1024, 1026, 4000):
+        where = f"{name} within {most} bytes"
+        before = vector.clone()
+        frame, update = encode(vector, most)
+        assert torch.equal(vector, before), f"{where}: changed its input"
+        assert len(frame) <= most, f"{where}: the frame has {len(frame)} bytes"
+        assert encode(vector, most)[0] == frame, f"{where}: the same vector gives two frames"
+        decoded = decode(frame).dense()
+        assert decoded.numpy().tobytes() == update.dense().numpy().tobytes(), f"{where}: decodes to other bits"
+        assert update.size == len(vector), f"{where}: has size {update.size}"
+        error = float((vector.double() - decoded.double()).square().sum())
+        assert error <= total * (1 + 1e-6), f"{where}: what is left is more than the vector"
+        assert np.isclose(update.norm() ** 2, float(decoded.double().square().sum()), rtol=1e-6), f"{where}: wrong norm"
+        twice = decoded.clone()
+        update.add_to(twice, 0.3)
+        expected = decoded + decoded * np.float32(0.3)
+        assert twice.numpy().tobytes() == expected.numpy().tobytes(), f"{where}: adds other bits with a weight"
 
 
 def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Plan]:

@@ -12,7 +12,7 @@ from dagc.protocol import ModelServer
 from dagc.wire import is_coded
 from tests.helpers.states import copied
 from tests.protocol.runs import Client
-from tests.wire.test_coder import state
+from tests.wire.histories import state
 
 SHAPES = [(10, 30), 10]
 SIZE = 310
@@ -79,7 +79,7 @@ class Network:
             self._server(server_fault)
         for name, fault in faults.items():
             if fault in ("old backup", "forgotten"):
-                self._replace(name, self.backups[name][len(self.backups[name]) // 2] if fault == "old backup" else None)
+                self.replace(name, self.backups[name][len(self.backups[name]) // 2] if fault == "old backup" else None)
         for name, frame in self.late.items():  # nobody is expected to send yet
             with pytest.raises(MalformedPayload, match="has no order"):
                 self.server.read(name, frame)
@@ -109,7 +109,7 @@ class Network:
         if fault == "order lost":
             return None
         client, server = self.clients[name], self.server
-        self._download(name, fault)
+        self.download(name, fault)
         assert np.array_equal(client.replica.model.numpy(), server.model.numpy())
         client.uplink.settle(order.accepted)
         self._settled(name, order)
@@ -156,7 +156,7 @@ class Network:
         self.log.append((name, "coded" if is_coded(frame) else "read"))
         return upload
 
-    def _download(self, name, fault):
+    def download(self, name, fault):
         client, server = self.clients[name], self.server
         download = server.download(name)
         attempts = [download]
@@ -199,7 +199,7 @@ class Network:
         else:
             assert self.suspect[name], "memories differ without a reason"
 
-    def _replace(self, name, backup):
+    def replace(self, name, backup):
         self.clients[name] = self._new()
         if backup is not None:
             self.clients[name].load_state_dict(copy.deepcopy(backup))

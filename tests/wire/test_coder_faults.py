@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from dagc import InvalidInput
 from dagc.protocol import Replica, Uplink
 from tests.helpers.states import copied
+from tests.wire.histories import plain, state
 from tests.wire.lossy import CLIENT_FAULTS, NAMES, PLANS, SERVER_FAULTS, SHAPES, Network
-from tests.wire.test_coder import state
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -40,6 +40,11 @@ def test_memories_agree_or_start_again_and_nothing_is_lost_whatever_goes_wrong(p
         network.clients[name].uplink.settle(network.server.members[name].accepted_round)
         if memory is not None and other is not None and memory.frames == other.frames:
             assert state(memory) == state(other)
+
+
+def broadcast(server):
+    """What the server remembers of its broadcasts."""
+    return plain(server.downlink.state_dict()["memory"])
 
 
 def warm(plan="same"):
@@ -130,7 +135,7 @@ def test_a_backup_with_as_many_frames_but_others_is_refused_once():
     network.round({"0": "upload lost"})
     backup = copied(network.clients["0"])
     network.round()
-    network._replace("0", backup)
+    network.replace("0", backup)
     since = len(network.log)
     for _ in range(4):
         network.round()
@@ -172,10 +177,10 @@ def test_a_client_that_is_out_of_sync_gets_the_full_model(fault):
     assert outcomes[0] == "full model"
     assert outcomes.count("full model") == 1
     assert agree(network)
-    memory = network.server.downlink._memory
+    memory = broadcast(network.server)
     for name in NAMES:
-        network._download(name, None)
-        assert state(network.clients[name].replica.memory) == state(memory)
+        network.download(name, None)
+        assert state(network.clients[name].replica.memory) == memory
 
 
 def test_a_client_that_joins_late_hears_what_the_others_hear():
@@ -185,8 +190,8 @@ def test_a_client_that_joins_late_hears_what_the_others_hear():
     for _ in range(3):
         network.round()
     for name in NAMES:
-        network._download(name, None)
-        assert state(network.clients[name].replica.memory) == state(network.server.downlink._memory)
+        network.download(name, None)
+        assert state(network.clients[name].replica.memory) == broadcast(network.server)
     assert agree(network, "2")
 
 
@@ -198,7 +203,7 @@ def test_a_download_for_somebody_who_is_not_known_costs_the_others_nothing():
         for full in (True, False):
             assert torch.equal(onlooker.receive(watched.server.introduction(full)), watched.server.model)
         watched.round()
-    assert alone.server.downlink._memory.frames > 3
+    assert broadcast(alone.server)["frames"] > 3
     assert alone.downloads == watched.downloads
 
 
@@ -214,8 +219,8 @@ def test_who_was_not_known_when_it_downloaded_hears_what_the_others_hear():
         network.round()
     assert "full model" not in network.outcomes("2", since)
     for name in NAMES:
-        network._download(name, None)
-        assert state(network.clients[name].replica.memory) == state(network.server.downlink._memory)
+        network.download(name, None)
+        assert state(network.clients[name].replica.memory) == broadcast(network.server)
 
 
 def test_a_client_that_was_away_for_long_still_agrees():

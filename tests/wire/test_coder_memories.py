@@ -11,8 +11,8 @@ from dagc.protocol import memories as memories_module
 from dagc.wire import Memory
 from tests.helpers.states import copied
 from tests.protocol.runs import Client
+from tests.wire.histories import state
 from tests.wire.lossy import PLANS, SHAPES, SIZE, gradient
-from tests.wire.test_coder import state
 
 
 def visit(server, name, client=None):

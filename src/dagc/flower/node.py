@@ -68,7 +68,7 @@ class Node:
         self.answered, self.examples = 0, -1.0
         self.accepted: dict[str, Any] | None = None
         self.delivered: list[tuple[int, int]] = []
-        self.watch = Watch(len(shapes))
+        self.watch = Watch(setup.layout.sizes)
 
     @property
     def layout(self) -> Layout:

@@ -130,10 +130,17 @@ class DataAware(Strategy):
             if self._keep is not None:
                 self._log_location(self._keep, done, num_rounds)
             left = max(0, num_rounds - done)
+            chosen = {"train_config": train_config, "evaluate_config": evaluate_config, **options}
+            if evaluate_fn is not None:
+                chosen["evaluate_fn"] = self._evaluation(evaluate_fn, done)
             result: Result = type(self.strategy).start(
-                _InnerStrategy(self), grid, run.layout.join(run.model, wide=True), left, timeout, train_config,
-                evaluate_config, None if evaluate_fn is None else self._evaluation(evaluate_fn, done), **options,
-            )  # type: ignore[arg-type]  # fmt: skip
+                _InnerStrategy(self),  # type: ignore[arg-type]
+                grid=grid,
+                initial_arrays=run.layout.join(run.model, wide=True),
+                num_rounds=left,
+                timeout=timeout,
+                **{name: value for name, value in chosen.items() if value is not None},
+            )
             self._close_round()
             if self._keep is not None and run.round and (left or not self._keep.finished):
                 self._keep.finish()

@@ -84,9 +84,7 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
     return torch.where(values < 0, -whole, whole)
 
 
-def quantized(
-    matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: torch.Tensor, step: Scale
-) -> Terms | None:
+def quantized(matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: torch.Tensor, step: Scale) -> Terms | None:
     """Integer factors of the terms with these right vectors.
 
     The right vectors are rounded first. The left ones are the least squares solution with them, rounded; then the

@@ -18,7 +18,7 @@ from dagc._numba import compiled
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 
-__all__ = ["Dense", "Terms", "Update", "extents"]
+__all__ = ["Dense", "Terms", "Update", "extents", "pieces"]
 
 Floats = NDArray[np.float32]
 BLOCK = 1 << 16
@@ -107,14 +107,8 @@ class Dense:
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
         """Where each part starts in the vector, and its entries."""
-        start = row = 0
-        for length, count in self.rows:
-            step = max(1, BLOCK // length)
-            for first in range(0, count, step):
-                many = min(step, count - first)
-                levels = self.levels[start : start + many * length].reshape(many, length)
-                yield start, (levels * self.scales[row : row + many, None]).reshape(-1)
-                start, row = start + many * length, row + many
+        for start, end, shape, rows in pieces(self.rows):
+            yield start, (self.levels[start:end].reshape(shape) * self.scales[rows, None]).reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,12 +247,30 @@ def extents(shapes: Sequence[int | Sequence[int]]) -> list[tuple[int, int, int]]
         >>> extents([(2, 3), 4, (5, 1, 2, 2)])
         [(0, 2, 3), (6, 1, 4), (10, 5, 4)]
     """
-    start, found = 0, []
+    start, parts = 0, []
     for shape in shapes:
         sides = (shape,) if isinstance(shape, int) else tuple(shape)
         size = prod(sides)
         if size:
             rows = sides[0] if len(sides) > 1 and size > sides[0] else 1
-            found.append((start, rows, size // rows))
+            parts.append((start, rows, size // rows))
             start += size
-    return found
+    return parts
+
+
+def pieces(rows: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, tuple[int, int], slice]]:
+    """Parts of a vector that fit into a cache: first and last coordinate, rows and columns, and which rows these are.
+
+    Args:
+        rows: For each tensor, the length and the number of its rows. Only the row of a tensor with one is divided.
+    """
+    start = row = 0
+    for length, count in rows:
+        end = start + length * count
+        step = BLOCK if count == 1 else max(1, BLOCK // length) * length
+        for first in range(start, end, step):
+            last = min(first + step, end)
+            many = 1 if count == 1 else (last - first) // length
+            at = row if count == 1 else row + (first - start) // length
+            yield first, last, (many, (last - first) // many), slice(at, at + many)
+        start, row = end, row + count

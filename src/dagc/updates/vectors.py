@@ -68,11 +68,11 @@ def largest_entries(values: Floats, most: int) -> NDArray[np.int64]:
     if rank < len(sample):
         place = len(sample) - int(rank)
         least = max(np.partition(sample, place)[place], np.uint32(1))
-    found = [
+    parts = [
         first + np.flatnonzero((bits[first : first + PIECE] & MAGNITUDE) >= least)
         for first in range(0, len(bits), PIECE)
     ]
-    indices = np.concatenate(found)
+    indices = np.concatenate(parts)
     sizes = bits[indices] & MAGNITUDE
     if len(indices) > most:
         floor = np.partition(sizes, len(sizes) - most)[len(sizes) - most]
