@@ -60,12 +60,12 @@ def internet(folder):
     module = names["module"]
     local = dagc.ddp.LocalSteps(module, examples=100, steps=1)
     for _ in range(10):
-        names["optimiser"].zero_grad()
+        names["optimizer"].zero_grad()
         module(torch.ones(4, 8)).sum().backward()
-        names["optimiser"].step()
+        names["optimizer"].step()
         exchanged = local.step()
     assert exchanged.round == 10
-    return {**names, "model": module, "local": local, "exchanged": exchanged, "world": 1, "folder": folder}
+    return {**names, "model": module, "local": local, "exchanged": exchanged, "evaluate": id, "world": 1, "folder": folder}
 
 
 def own_data(folder):
