@@ -193,7 +193,7 @@ class Attack:
         receiver.learn(read)
         sent = _copy(connection.sent, connection.shapes)
         if receiver.fingerprint == sent.fingerprint:
-            assert all(np.array_equal(array, sent.arrays()[name]) for name, array in receiver.arrays().items())
+            assert all(np.array_equal(value, sent.state_dict()[name]) for name, value in receiver.state_dict().items())
             return "unchanged"
         for when, upcoming in zip(("noticed", LAST), connection.upcoming, strict=False):
             frame = _frame(upcoming, connection.values, sent, connection.most)
@@ -217,7 +217,7 @@ def _values(sparse: Sparse, values: str) -> bytes:
 
 
 def _copy(memory: Memory, shapes: Shapes) -> Memory:
-    return Memory.restored(shapes, memory.arrays(), memory.numbers())
+    return Memory.restored(shapes, memory.state_dict())
 
 
 def main(frames: int = 1_000_000, seed: int = 0, record: bool = False) -> Counter[str]:

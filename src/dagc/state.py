@@ -25,10 +25,12 @@ from dagc.errors import CheckpointError, InvalidInput, shown
 from dagc.files import failure, write_atomically
 
 __all__ = [
+    "BLOCK",
     "Damaged",
     "NewerVersion",
     "all_or_nothing",
     "checksum",
+    "checksum_of_sums",
     "dump_state",
     "flag",
     "is_count",
@@ -46,6 +48,7 @@ MARK = "$"
 ARRAY = f"{MARK}array"
 """Stands for an array in the JSON; its value is the tensor's name. A state's own keys get a second `MARK`."""
 BLOCK = 1 << 15
+"""Bytes that `checksum` adds up before it computes a CRC."""
 LARGEST_HEADER = 100_000_000
 """The largest header that safetensors itself accepts, in bytes."""
 TYPES = (
@@ -74,7 +77,12 @@ def checksum(array: NDArray[Any]) -> int:
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     end = len(raw) // BLOCK * BLOCK
     sums = raw[:end].view("<u8").reshape(-1, BLOCK // 8).sum(axis=1, dtype="<u8")
-    return zlib.crc32(raw[end:].data, zlib.crc32(sums.data))
+    return checksum_of_sums(sums, raw[end:])
+
+
+def checksum_of_sums(sums: NDArray[Any], rest: NDArray[Any]) -> int:
+    """The checksum of an array, whose sums another device may have computed, and the bytes left over."""
+    return zlib.crc32(rest.data, zlib.crc32(sums.data))
 
 
 def save_state(

@@ -155,7 +155,9 @@ def _up_to_date(
     if setup is not None and (node is None or node.setup.key != setup.key):
         first = None
         if download.since < 0:
-            if 8 * len(payload) < BITS * setup.layout.size:  # otherwise a layout of 40 bytes could fill this node's memory
+            if (
+                8 * len(payload) < BITS * setup.layout.size
+            ):  # otherwise a layout of 40 bytes could fill this node's memory
                 raise MalformedPayload(
                     f"the layout is of {setup.layout.size} entries, but {len(payload)} bytes came with it, not a whole "
                     "model"
@@ -206,9 +208,8 @@ def _train(visit: Visit, start: torch.Tensor) -> Message:
     change = node.layout.split(arrays, start)
     parts: list[torch.Tensor] = node.layout.parts(change.vector)
     whole: list[NDArray[Any]] = change.whole
-    residual = node.layout.parts(node.uplink.feedback.residual)
     upload = node.uplink.upload(parts, order)
-    _warn(node, node.watch.look(parts, residual))
+    _warn(node, node.watch.look(start, change.vector))
     node.answered = order.round
     visit.place.write(node)
     answer = Answer(TRAIN, order.round, node.owner, node.examples, upload.norm)
@@ -221,9 +222,9 @@ def _warn(node: Node, tensors: list[int]) -> None:
     names = [piece.name for piece in node.layout.pieces if not piece.whole]
     if tensors:
         log.warning(
-            "dagc: %s: the app does not seem to train on the model that it is given: what it changes in %s grows from "
-            "round to round, with all that was not sent before. If it keeps these arrays itself, as in context.state, "
-            "take them from the message, or leave them out of the ArrayRecord on both sides",
+            "dagc: %s: the app does not seem to train on the model that it is given: it returns %s as it did before, "
+            "whatever the server sends, and all that was not sent counts again in every round. Take these arrays from "
+            "the message instead of context.state, or leave them out of the ArrayRecord on both sides",
             node.owner, ", ".join(names[number] for number in tensors),
         )  # fmt: skip
 

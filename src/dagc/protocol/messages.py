@@ -127,9 +127,11 @@ class Upload(NamedTuple):
     norm: float | None = None
 
 
-def _is_amount(value: object) -> bool:
+def _is_amount(value: Any) -> bool:
     """Whether it is a number of entries, or a threshold."""
-    return is_count(value) and value < MAX_SIZE if isinstance(value, int) else _is_real(value) and 0 <= value < MOST
+    if isinstance(value, int):
+        return is_count(value) and value < MAX_SIZE
+    return isinstance(value, float) and 0 <= value < MOST
 
 
 def _is_real(value: object) -> bool:

@@ -127,11 +127,14 @@ class Server:
     def _answered(self, name: str, order: Order) -> None:
         """A member has answered its order; for subclasses."""
 
-    def total(self, uploads: Sequence[Upload]) -> torch.Tensor:
-        """Σ p_i · upload_i, always added up in the order of the roster."""
+    def total(self, uploads: Sequence[Upload], device: Any = "cpu") -> torch.Tensor:
+        """Σ p_i · upload_i, always added up in the order of the roster; the same bits on any device."""
         ordered = sorted(uploads, key=lambda upload: self.members[upload.client].number)
         weights = [self.members[upload.client].examples for upload in ordered]
-        out = torch.from_numpy(pool.take(self.size, np.dtype(np.float32)))
+        if torch.device(device).type == "cpu":
+            out = torch.from_numpy(pool.take(self.size, np.dtype(np.float32)))
+        else:
+            out = torch.empty(self.size, dtype=torch.float32, device=device)
         return aggregate_updates([upload.update for upload in ordered], weights, out)
 
     def close(self, uploads: Sequence[Upload]) -> None:

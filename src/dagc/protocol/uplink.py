@@ -51,7 +51,7 @@ class Uplink:
         last_update_norm: The norm of the last change passed to `upload`, if the plan trains ahead.
         pending: The last upload, until the server has said whether it was accepted.
         memory: What both sides remember of this client's coded uploads; None before the first.
-        excluded: Parts of the vector from which nothing is sent in the next upload.
+        excluded: Parts of the vector, ascending, from which nothing is sent in the next upload.
 
     Example:
         >>> from dagc.policies import Plan
@@ -268,7 +268,8 @@ def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:
         for part in excluded:
             included[part] = False
         sparse = compressor(torch.where(included, vector, 0.0), parameter, seed=seed)
-        keep = included.cpu().numpy()[sparse.indices]
+        bounds = np.array([[part.start, part.stop] for part in excluded]).reshape(-1)
+        keep = np.searchsorted(bounds, sparse.indices, side="right") % 2 == 0  # between two parts, not within one
         if keep.all():
             return sparse
         return Sparse.trusted(sparse.size, sparse.indices[keep], sparse.values[keep])
@@ -279,11 +280,10 @@ def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:
 def vector_norm(parts: Iterable[torch.Tensor]) -> float:
     """The norm of all parts together; in CPU memory the same on any number of threads."""
     total = 0.0
+    parts = [part.detach() for part in parts]
+    if parts and not parts[0].is_cpu:
+        return float(torch.linalg.vector_norm(_norms(parts).double()))
     for part in parts:
-        part = part.detach()
-        if not part.is_cpu:
-            total += float(torch.linalg.vector_norm(part.float())) ** 2
-            continue
         numbers = part.float() if part.dtype == torch.bfloat16 else part  # numpy has no bfloat16
         total += _squares(numbers.numpy().reshape(-1))
     return math.sqrt(total)
@@ -301,4 +301,9 @@ def _squares(numbers: NDArray[Any]) -> float:
 
 
 def _reported_norm(parts: Sequence[torch.Tensor]) -> float:
-    return float(torch.nn.utils.get_total_norm([part.float() for part in parts]))
+    return float(torch.linalg.vector_norm(_norms(parts)))
+
+
+def _norms(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The norm of each part, in float32 without a copy in it."""
+    return torch.stack([torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts])

@@ -96,18 +96,8 @@ def train(
         >>> result.score > 0.9, result.metric, result.model.weight.shape
         (True, 'R²', torch.Size([1, 4]))
     """
-    training = iterate(
-        config,
-        output,
-        callbacks,
-        model=model,
-        data=data,
-        test=test,
-        partition=partition,
-        loss=loss,
-        metric=metric,
-        **settings,
-    )
+    own: dict[str, Any] = {"model": model, "data": data, "test": test, "partition": partition}
+    training = iterate(config, output, callbacks, **own, loss=loss, metric=metric, **settings)
     rounds = list(training)
     if output is not None:
         rounds = [Round(**{"loss": None, **row}) for row in read_metrics(output)]  # what is None is not written

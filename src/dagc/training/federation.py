@@ -2,6 +2,7 @@
 
 import copy
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import getLogger
@@ -13,7 +14,7 @@ from torch import nn
 
 from dagc import data, models
 from dagc.draws import scramble
-from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
+from dagc.errors import BudgetWarning, InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
 from dagc.policies import Plan
 from dagc.policies.rate import finite
@@ -30,6 +31,10 @@ from dagc.training.schedule import rate_at
 __all__ = ["Federation", "Round"]
 
 log = getLogger("dagc.training")
+MOMENTUM_RATE = 0.5
+"""The server's rate with momentum, if none is given: the best of what was tried with a momentum of 0.9."""
+STARVED, STARVED_ROUNDS = 0.4, 5
+"""Momentum ruins training if broadcasts carry less than this share of the energy, for more than a few rounds."""
 RANDOM_BITS = 4
 """Bits per entry of a random first model: training from it ends where it ends from the exact one."""
 TESTED = 50
@@ -109,7 +114,9 @@ class Federation:
                 raise unknown("client for the cap of", name, self.names)
         self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes)
         self.vector.copy_(self.server.model)  # the first model may have been rounded
-        self.optimizer = ServerOptimizer(self.server.target.clone(), config.optimizer, **config.optimizer_options)
+        nesterov: dict[str, Any] = {"momentum": config.momentum, "nesterov": True} if config.momentum else {}
+        options = {**nesterov, **config.optimizer_options}
+        self.optimizer = ServerOptimizer(self.server.target.clone(), config.optimizer, **options)
         self.first_orders()
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
@@ -122,6 +129,9 @@ class Federation:
         for i in range(len(self.names)):  # a trace may lack some clients
             self.network.rate(i, "up", 0)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
+        self._starved = 0  # rounds in a row
+        if self.optimizer.has_momentum and not config.budgets_set:
+            self.server.downlink.least_carried = STARVED
         self._rounded: dict[int, torch.Tensor] = {}  # the models of this round's visitors, by client
         self._parallel = Parallel(1 if traits.draws else config.threads)  # torch has one generator for all threads
         return_memory()  # what loading left behind
@@ -220,6 +230,7 @@ class Federation:
         if accepted:
             self.optimizer.step(self.server.total(accepted), self._rates(t)[1])
         self.server.advance(accepted, self.optimizer.vector if accepted else None)
+        self._warn_if_starved()
         self.vector.copy_(self.server.model)
         buffers = {self.names[i]: each.buffers for i, each in zip(answering, computed, strict=True)}
         self._average_buffers({upload.client: buffers[upload.client] for upload in accepted if upload.frame})
@@ -235,6 +246,18 @@ class Federation:
         entries = sum(len(upload.update) for upload in uploads)
         loss = self._loss(answering, [each.loss for each in computed])
         return Round(self.round, loss, len(answering), entries, *counted)
+
+    def _warn_if_starved(self) -> None:
+        """Warn once if the server has momentum, but its broadcasts carry too little of what it moves."""
+        carried = self.server.downlink.carried
+        self._starved = self._starved + 1 if carried is not None and carried < 0.9 * STARVED else 0
+        if self._starved == STARVED_ROUNDS and self.optimizer.has_momentum:
+            warnings.warn(
+                "the server has momentum, but broadcasts carry less than 40 % of what its model has moved, which ruins "
+                "training: raise bytes or down, or train without momentum",
+                BudgetWarning,
+                stacklevel=2,
+            )
 
     def _average_buffers(self, buffers: Mapping[str, list[torch.Tensor]]) -> None:
         """The mean of the clients' buffers, weighted by their data; for counts, the largest.
@@ -256,7 +279,8 @@ class Federation:
         clients = rate_at(config.schedule, config.learning_rate, round, config.rounds)
         if not config.several_steps:
             return clients, clients
-        first = 1.0 if config.server_rate is None else config.server_rate  # a difference includes the learning rate
+        usual = MOMENTUM_RATE if config.momentum else 1.0  # a difference includes the learning rate
+        first = usual if config.server_rate is None else config.server_rate
         return clients, rate_at(config.server_schedule, first, round, config.rounds)
 
     def evaluate(self) -> tuple[float, float]:
@@ -375,7 +399,7 @@ class Federation:
         if state["buffers"].keys() != self.buffers.keys():
             raise ValueError(f"the model's buffers are {', '.join(self.buffers)}")
         for name, buffer in self.buffers.items():
-            values = torch.tensor(state["buffers"][name])
+            values = torch.from_numpy(state["buffers"][name].copy())
             if (values.shape, values.dtype) != (buffer.shape, buffer.dtype):
                 raise ValueError(f"the buffer {name!r} is {values.dtype} {tuple(values.shape)}")
             buffer.copy_(values)

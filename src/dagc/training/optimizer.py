@@ -44,6 +44,13 @@ class ServerOptimizer:
         if name != "SGD" or options:  # plain SGD is one line here; torch's imports its compiler, which takes seconds
             self._optimizer = getattr(torch.optim, name)([self.vector], lr=1.0, **options)
 
+    @property
+    def has_momentum(self) -> bool:
+        """Whether a step goes on from those before."""
+        return self._optimizer is not None and any(
+            self._optimizer.param_groups[0].get(name) for name in ("momentum", "betas")
+        )
+
     def step(self, gradient: torch.Tensor, rate: float) -> None:
         """Take one step of this size."""
         gradient = gradient.to(self.vector.device)

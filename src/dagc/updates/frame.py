@@ -183,14 +183,14 @@ def code_entries(stream: Stream, step: Scale, shapes: Shapes, entries: Entries |
         raise MalformedPayload(f"the frame claims {count} entries of a vector of {size}")
     if not count:
         return Sparse(size, [], [])
-    own = step + stream.signed(OTHER, entries.step - step if entries else 0)
+    entry_step = step + stream.signed(OTHER, entries.step - step if entries else 0)
     offsets = [0] * OFFSETS
     if count >= OFFSETS_FROM:
         offsets = [stream.raw(4, 8 + (entries.offsets[i] if entries else 0)) - 8 for i in range(OFFSETS)]
     indices = entries.indices if entries else np.zeros(count, dtype=np.int64)
     levels = entries.levels if entries else np.zeros(count, dtype=np.int64)
     stream.entries(layout(shapes), size, indices, levels)
-    return Sparse.trusted(size, indices, values_of(own, levels, offsets))
+    return Sparse.trusted(size, indices, values_of(entry_step, levels, offsets))
 
 
 def values_of(step: int, levels: Ints, offsets: Sequence[int]) -> NDArray[np.float32]:
@@ -199,7 +199,7 @@ def values_of(step: int, levels: Ints, offsets: Sequence[int]) -> NDArray[np.flo
     if not -100 <= step // 16 <= 90 or ldexp(float(sizes.max()), step // 16 + 5) > LARGEST:
         raise MalformedPayload(f"entries with a step of 2^{step // 16} are out of range")
     whole = 16 * sizes + np.array((0, *offsets))[np.minimum(sizes, OFFSETS)]
-    return np.ldexp((np.sign(levels) * whole * (step % 16 + 16)).astype(np.float32), step // 16 - 4)
+    return np.asarray(np.ldexp((np.sign(levels) * whole * (step % 16 + 16)).astype(np.float32), step // 16 - 4))
 
 
 def decode_update(
@@ -236,7 +236,7 @@ def decode_update(
     return Update(size, sparse, tuple(terms))
 
 
-def code_head(stream: Stream, step: Scale = Scale(0), has_terms: bool = False) -> tuple[Scale, bool]:
+def code_head(stream: Stream, step: int = 0, has_terms: bool = False) -> tuple[Scale, bool]:
     """The step of factors and entries, and whether any matrix has terms."""
     step = Scale(stream.raw(12, step + 2048) - 2048)
     return step, bool(stream.raw(1, int(has_terms)))
@@ -246,9 +246,9 @@ def encode_dense(vector: Any, shapes: Shapes, bits: int, *, round: int = 0) -> t
     """Encode the whole vector with `bits` bits per entry, 2 to 8, and a scale for each row of a tensor.
 
     Example:
-        >>> frame, update = encode_dense(torch.tensor([1.0, -0.5, 0.25, 0.0]), [4], 4)
+        >>> frame, update = encode_dense(np.array([1.0, -0.5, 0.25, 0.0]), [4], 4)
         >>> len(frame), update.dense()
-        (7, tensor([ 1.0000, -0.5703,  0.2852,  0.0000]))
+        (7, tensor([ 1.0049, -0.4307,  0.2871,  0.0000]))
     """
     if not 2 <= bits <= 8:
         raise InvalidInput(f"a dense update has from 2 to 8 bits per entry, not {bits}")
