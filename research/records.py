@@ -231,7 +231,7 @@ class Store:
         self.folder = folder
         self._lines: dict[Path, list[Record | Tuned]] = {}
         self._known: dict[str, list[Record]] = {}
-        for path in sorted(folder.glob("**/*.jsonl")):
+        for path in sorted(folder.glob("*/**/*.jsonl")):
             self._lines[path] = _read(path)
             for line in self._lines[path]:
                 self._learn(line)
@@ -280,7 +280,10 @@ class Store:
 
     def _learn(self, line: Record | Tuned) -> None:
         if isinstance(line, Record):
-            known = self._known.setdefault(identity(line.settings), [])
+            try:
+                known = self._known.setdefault(identity(line.settings), [])
+            except InvalidInput:  # a setting that this version does not have: no run of this version is the same
+                return
             known[:] = [*(one for one in known if one.stand_in != line.stand_in), line]
 
 
