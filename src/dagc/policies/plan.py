@@ -155,13 +155,14 @@ class Plan(ClientPlan):
     first_model: str = setting(
         "sent", "initial model: sent to all clients, or drawn by each from the seed", "text", words=("sent", "drawn")
     )
-    first_bits: int | None = setting(
+    first_bits: int | str | None = setting(
         None,
         "round the first model to so many bits per entry, and start from that: 8 lose nothing, nor do 4 of a random "
         "one; exact if not given",
         "integer",
         least=2,
         most=8,
+        words=("exact",),
     )
     options: Mapping[str, float] = setting({}, "further options of the method", "numbers", example='{"interval": 5}')
     clip: float | None = setting(
@@ -355,6 +356,11 @@ class Plan(ClientPlan):
     def indices(self) -> str | None:
         """The index codec of lossless downloads; None for the smallest."""
         return "raw" if self.frames == "raw" else None
+
+    @property
+    def rounded_bits(self) -> int | None:
+        """The bits per entry of the first model that clients download; None if they get it exactly, or draw it."""
+        return self.first_bits if isinstance(self.first_bits, int) and self.first_model == "sent" else None
 
     @property
     def in_bytes(self) -> bool:
