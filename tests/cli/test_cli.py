@@ -22,7 +22,7 @@ from dagc.cli import app, main
 from dagc.cli.options import CODECS, FRAME_KINDS
 from dagc.cli.train import _bars
 from dagc.policies import POLICIES
-from dagc.policies.checks import FRAMES
+from dagc.policies.plan import FRAMES
 
 
 def run(*arguments):
@@ -225,7 +225,7 @@ def test_an_unknown_flag_gets_the_nearest_one(command):
 
 
 def test_a_round_in_which_nobody_answers_does_not_end_a_run(tmp_path):
-    arguments = ["run", "logistic@digits", "--ratio", "0.02", "--rounds", "3", "--workers", "2", "--failures", "0.999"]
+    arguments = ["run", "logistic@digits", "--ratio", "0.02", "--rounds", "3", "--clients", "2", "--failures", "0.999"]
     result = run(*arguments, "--output", str(tmp_path / "run"))
     assert result.exit_code == 0
     assert "nobody answered" in result.stderr

@@ -43,7 +43,7 @@ def planned(*arguments):
 )
 def test_a_training_sends_what_was_estimated(settings):
     rounds = 40
-    federation = Federation(Config(task="logistic@digits", rounds=rounds, skew_ratio=20, workers=10, **settings))
+    federation = Federation(Config(task="logistic@digits", rounds=rounds, skew_ratio=20, clients=10, **settings))
     examples = dict(zip(federation.names, map(float, federation.partition.sizes), strict=True))
     links = Links(compute_seconds=settings.get("compute_seconds", 0.0))
     share = settings.get("participation", 1.0)
