@@ -246,7 +246,8 @@ def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Pl
         if kind.budgets and "threshold" not in budget:
             ways.append({"caps": {"client-0": 0.02, "client-7": 0.001}})
             ways += [{**way, "overhead": 0.2} for way in ways if kind.waits]
-        wires: tuple[dict[str, str], ...] = ({}, {"values": "sign", "frames": "compact"}, {"frames": "raw"})
+        entry_wires: tuple[dict[str, str], ...] = ({}, {"values": "sign", "frames": "compact"}, {"frames": "raw"})
+        wires = entry_wires[:1] if kind.encodes else entry_wires
         ways = [{**way, **wire} for wire in wires for way in ways]
         ways += [{**way, "options": options} for way in ways if options]
         ways += [{**way, "exponent": 1.0} for way in ways if method == "power"]

@@ -16,7 +16,7 @@ from tests.protocol.runs import ACTIONS, Run
 SIZE = 400
 DOWN = [
     {"ratio": 0.02, "down": "same"},
-    {"bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.2, "down": "same"},
+    {"method": "thrifty", "bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.2, "down": "same"},
     {"ratio": 0.02, "down": 25, "values": "int8"},
     {"ratio": 0.02, "down": 40, "values": "sign", "per_tensor": True},
     {"rate": "900 B/training", "down": "same"},

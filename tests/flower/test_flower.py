@@ -359,7 +359,13 @@ def test_nodes_that_miss_1_to_50_rounds_are_brought_up_to_date_and_nothing_is_lo
     losing = Losing(grid, 0.0)
     inner = Counting(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
     strategy = DataAware(
-        inner, method="dagc-r", ratio=0.02, values="sign", frames="compact", run="away", down=down,
+        inner,
+        method="dagc-r",
+        ratio=0.02,
+        values="sign",
+        frames="compact",
+        run="away",
+        down=down,
         strategy_state=[],
     )
     start(strategy, grid, 58, evaluate_fn=lambda t, arrays: (t and models.append(flat(arrays))) or None)
@@ -680,7 +686,9 @@ def test_a_name_belongs_to_its_node_while_that_lives(states, tmp_path, caplog):
     start(strategy, grid, 6)
     assert caplog.text.count("node 4 is left out: it says it is name-twin, and so does node 2") == 3
     assert [line["present"] for line in read_metrics(states / "runs" / "twins")] == [2, 1] * 3
-    own, other = (node_files.read_node(tmp_path / f"disk-{n}" / "nodes" / "twins" / "name-twin.safetensors") for n in (2, 4))
+    own, other = (
+        node_files.read_node(tmp_path / f"disk-{n}" / "nodes" / "twins" / "name-twin.safetensors") for n in (2, 4)
+    )
     assert other.uplink.sent_round == 0
     delivered = losing.delivered["name-twin"]
     books_balance_of(own, computed_by(seen, 1), delivered, taken_of(strategy)["name-twin"])

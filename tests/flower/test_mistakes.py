@@ -131,7 +131,7 @@ def test_how_many_nodes_are_needed_can_be_said(states, least, ends):
     grid = LocalGrid(on_nodes(2, without=client_app(mods=())), NODES)
     strategy = DataAware(fed_avg(), ratio=0.02, run="needed", min_nodes=least, patience=2)
     if ends:
-        with pytest.raises(TooFewNodes, match=r"round 2: 3 nodes contribute, fewer than min_nodes = 4, as in the 1 rounds before. node 3: dagc"):
+        with pytest.raises(TooFewNodes, match=r"3 nodes contribute, fewer than min_nodes = 4, .* node 3: dagc"):
             start(strategy, grid, 2)
     else:
         start(strategy, grid, 2)
@@ -207,8 +207,9 @@ def test_a_run_ends_after_three_rounds_in_a_row_that_nobody_contributes_to_and_n
 
 
 def test_a_strategy_of_the_older_api_is_answered_with_what_to_change():
+    words = r"older API: import it from flwr.serverapp.strategy instead.*NumPyClient"
     for wrong in (LegacyFedAvg, LegacyFedAvg()):
-        with pytest.raises(InvalidInput, match=r"older API: import it from flwr.serverapp.strategy instead.*NumPyClient"):
+        with pytest.raises(InvalidInput, match=words):
             DataAware(wrong, ratio=0.02)
 
 

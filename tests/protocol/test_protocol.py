@@ -16,7 +16,7 @@ from tests.protocol.runs import ACTIONS, SIZE, Run, gradient
 
 PLANS = [
     {"ratio": 0.02},
-    {"bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.2},
+    {"method": "thrifty", "bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.2},
     {"method": "random-k", "bytes": 60, "values": "int8"},
     {"method": "dagc-a", "threshold": 1.0, "values": "fp16"},
     {"method": "accordion", "ratio": 0.02, "options": {"interval": 1}},

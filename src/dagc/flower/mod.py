@@ -155,7 +155,9 @@ def _up_to_date(
     if setup is not None and (node is None or node.setup.key != setup.key):
         first = None
         if download.since < 0:
-            if 8 * len(payload) < BITS * setup.layout.size:  # otherwise a layout of 40 bytes could fill this node's memory
+            if (
+                8 * len(payload) < BITS * setup.layout.size
+            ):  # otherwise a layout of 40 bytes could fill this node's memory
                 raise MalformedPayload(
                     f"the layout is of {setup.layout.size} entries, but {len(payload)} bytes came with it, not a whole "
                     "model"

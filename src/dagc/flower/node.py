@@ -97,7 +97,7 @@ class Node:
     def settle(self, order: Order) -> None:
         """Forget the uploads that the server has accepted; what it does not know of goes back into the residual."""
         uplink, last = self.uplink, self.accepted
-        upload = {"sent_round": uplink.sent_round, "pending": uplink.state_dict().get("pending"), "counts": False}
+        round, pending = uplink.sent_round, uplink.state_dict().get("pending")
         entries = 0 if uplink.pending is None else len(uplink.pending)
         uplink.settle(order.accepted)
         if last is not None and last["sent_round"] > order.accepted:
@@ -112,9 +112,9 @@ class Node:
                 order.accepted, len(lost), sum(lost),
             )  # fmt: skip
             del self.delivered[-len(lost) :]
-        if upload["pending"] is not None and upload["sent_round"] <= order.accepted:
-            self.accepted = upload
-            self.delivered = [*self.delivered, (upload["sent_round"], entries)][-STARTS:]
+        if pending is not None and round <= order.accepted:
+            self.accepted = {"sent_round": round, "pending": pending, "counts": False}
+            self.delivered = [*self.delivered, (round, entries)][-STARTS:]
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state."""

@@ -11,12 +11,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from dagc.errors import InvalidInput, TooFewNodes, shown
+from dagc.errors import InvalidInput, TooFewNodes
 from dagc.flower.exchange import LATE, Exchange
+from dagc.flower.inner import InnerStrategy, check_keywords
 from dagc.flower.intake import Received, evaluations, introductions, uploads
 from dagc.flower.layout import AppModel
 from dagc.flower.logs import log
-from dagc.flower.node import FILE_NAME, state_folder
+from dagc.flower.node import state_folder
 from dagc.flower.run import METRIC, FlowerFolder, FlowerRun
 from dagc.flower.strategies import averages, check_kind, check_state, check_votes, clips, compares
 from dagc.folder import SCORE
@@ -31,7 +32,6 @@ UP, DOWN, TOTAL = "dagc-mb-up", "dagc-mb-down", "dagc-mb-total"
 MB = 1_000_000
 CLIP = "clipping_norm"
 """The key under which a strategy tells nodes the bound of what they send."""
-OURS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -60,7 +60,7 @@ class DataAware(Strategy):
 
     Example:
         >>> strategy = DataAware(FedAvg(fraction_train=0.5), ratio=0.01)
-        >>> strategy = DataAware(FedAvg(), bytes=64, values="sign", frames="compact", overhead=0.125)
+        >>> strategy = DataAware(FedAvg(), bytes=2000)
         >>> strategy.min_train_nodes
         2
     """
@@ -81,7 +81,7 @@ class DataAware(Strategy):
     ) -> None:
         """Check everything; the work begins with `start`."""
         check_kind(strategy)
-        _check(run, whole, min_nodes, patience, budget_mb)
+        check_keywords(run, whole, min_nodes, patience, budget_mb)
         self.strategy = strategy
         self.min_nodes, self.patience, self.budget_mb = min_nodes, patience, budget_mb
         if plan is not None and settings:
@@ -134,7 +134,7 @@ class DataAware(Strategy):
             if evaluate_fn is not None:
                 chosen["evaluate_fn"] = self._evaluation(evaluate_fn, done)
             result: Result = type(self.strategy).start(
-                _InnerStrategy(self),  # type: ignore[arg-type]
+                InnerStrategy(self, self.strategy),  # type: ignore[arg-type]
                 grid=grid,
                 initial_arrays=run.layout.join(run.model, wide=True),
                 num_rounds=left,
@@ -386,40 +386,6 @@ class DataAware(Strategy):
         if self._exchange is None:
             raise InvalidInput("the strategy's start() aggregates a round that it has not configured")
         return self._exchange
-
-
-class _InnerStrategy:
-    """The inner strategy as its own `start` sees it, which may be somebody's own: `DataAware` does the rounds.
-
-    It passes for the inner strategy, so that `super().start(…)` works there.
-    """
-
-    def __init__(self, outer: DataAware) -> None:
-        object.__setattr__(self, "_outer", outer)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[Any]:
-        return type(self._outer.strategy)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._outer if name in OURS else self._outer.strategy, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._outer.strategy, name, value)
-
-
-def _check(run: Any, whole: Any, min_nodes: Any, patience: Any, budget_mb: Any) -> None:
-    """Refuse keywords that cannot be meant."""
-    if run and not (isinstance(run, str) and FILE_NAME.fullmatch(run)):
-        raise InvalidInput(f"run is {run!r}: name it with letters, digits, '-', '_' and '.'")
-    if isinstance(whole, str):
-        raise InvalidInput(f"whole is {whole!r}: give a list of names or patterns, [{whole!r}]")
-    if isinstance(min_nodes, bool) or not isinstance(min_nodes, int) or min_nodes < 0:
-        raise InvalidInput(f"min_nodes is {shown(min_nodes)}: it must be a number of nodes, or 0 to never stop")
-    if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-        raise InvalidInput(f"patience is {shown(patience)}: it must be a number of rounds from 1 on")
-    if budget_mb is not None and not (isinstance(budget_mb, int | float) and 0 < budget_mb < float("inf")):
-        raise InvalidInput(f"budget_mb is {shown(budget_mb)}: it must be a number of MB above 0")
 
 
 def _number(metrics: Mapping[str, Any] | None, names: tuple[str, ...]) -> float | None:

@@ -331,6 +331,8 @@ class Downlink:
                     raise ValueError(f"its {name} is {array.dtype} {array.shape}, not {expected.shape}")
             self.version = whole(state["version"], below=1 << 31)
             self.model, self.changed = state["model"].copy(), state["changed"].copy()
+            if state["first"].dtype != np.uint8:
+                raise ValueError(f"its first model is {state['first'].dtype}, not bytes")
             self._first = state["first"].tobytes()
             self._forget()
             self.target = self.model
@@ -364,6 +366,7 @@ class Downlink:
     def rollback(self, snapshot: dict[str, Any]) -> None:
         """Undo a `load_state_dict` that failed."""
         self.version, self.model, self.changed = snapshot["version"], snapshot["model"], snapshot["changed"]
+        self._first = snapshot["first"].tobytes()
         self._forget()
         if self.plan is None:
             self.target = self.model

@@ -23,7 +23,7 @@ from dagc.updates.low_rank import one_thread, quantized, subspace
 from dagc.updates.rates import COST, STEP_PER_PRICE, Choice, Rates
 from dagc.updates.stream import Scale, Stream
 from dagc.updates.update import Terms, Update, extents
-from dagc.updates.vectors import BINS, checked, count_magnitudes, largest_entries, normalized
+from dagc.updates.vectors import BINS, checked, count_magnitudes, energy_of, largest_entries, normalized
 
 __all__ = ["State", "encode_update"]
 
@@ -33,6 +33,8 @@ LOWEST, HIGHEST = -64, 90
 """A vector whose largest entry is below 2^-64 is not worth a frame; of a larger one than 2^90, only a part is sent."""
 DEAD = 0.64
 """Levels are rounded up from this fraction on."""
+CLOSE = 0.6
+"""Entries alone are tried, too, if they are expected to carry this part of what terms carry."""
 REPEATED = 1 << 22
 """In larger models, factors are rounded only once."""
 FEWEST_BITS, USUAL_BITS, USUAL_TERMS = 1.2, 2.2, 4
@@ -147,22 +149,36 @@ class _Job:
         count, energy = np.empty((len(self.parts), BINS)), np.empty((len(self.parts), BINS))
         for index, (start, rows, columns) in enumerate(self.parts):
             count[index], energy[index] = count_magnitudes(self.values[start : start + rows * columns])
-        self.total = float(energy.sum())
+        self.total = float(energy.sum())  # an estimate
+        self.energy = energy_of(self.values) if self.share is not None else 0.0
         spectra = [self.spectrum(*part, each) for part, each in zip(self.parts, energy.sum(axis=1), strict=True)]
         squares = [np.square(sigmas.numpy()) for _, sigmas in spectra]
         rates = Rates(self.parts, count, energy, squares, self.state.cost)
         stream, terms, step = self.begin(spectra, rates)
-        if left is None:
-            left = self.values.copy() if terms else self.values
-        elif left is not self.values:
-            left[:] = self.values
+        alone = self.alone(rates, step) if terms and self.share is None else None
+        rest = self.values
         if terms:
-            Update(size, Sparse(size, [], []), tuple(terms)).subtract_from(torch.from_numpy(left))
-        body, sparse = self.fill(stream, left, terms, step)
+            rest = self.values.copy() if left is None or alone is not None else left
+            if rest is not self.values and rest is left:
+                left[:] = self.values
+            Update(size, Sparse(size, [], []), tuple(terms)).subtract_from(torch.from_numpy(rest))
+        body, sparse = self.fill(stream, rest, terms, step)
+        if alone is not None and alone[2] < energy_of(rest) - carried_by(sparse, rest, self.shift):
+            (body, sparse, _), terms, rest = alone, [], self.values
         if body is None:
             return nothing
+        if left is not None and rest is not left:
+            left[:] = rest
         update = Update(size, sparse, tuple(self.shifted(part) for part in terms))
         return frames.seal(body, self.shapes, round), update, left
+
+    def alone(self, rates: Rates, step: Scale) -> tuple[bytes | None, Sparse, float] | None:
+        """A frame with entries alone and the energy it leaves, if that may be less than with terms."""
+        bits = 8 * max(self.room - 8, 1)
+        if rates.choice(bits, None, None, False).energy < CLOSE * rates.choice(bits, None).energy:
+            return None
+        body, sparse = self.fill(self.start([], step), self.values, [], step)
+        return body, sparse, energy_of(self.values) - carried_by(sparse, self.values, self.shift)
 
     def spectrum(self, start: int, rows: int, columns: int, energy: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The leading right singular vectors of a matrix that could be worth sending, and their singular values."""
@@ -233,7 +249,7 @@ class _Job:
         usual = spare / (np.log2(size / max(spare / 10, 1)) + 4.5) if spare < 5 * size else size
         missing = 0.0
         if self.share is not None:
-            missing = self.share * self.total - (self.total - float(np.square(left, dtype=np.float64).sum()))
+            missing = energy_of(left) - (1 - self.share) * self.energy
             count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(left))
             usual = min(usual, count[np.searchsorted(energy[:-1], missing / 0.9)])
         order = largest_entries(left, min(int(1.6 * usual) + 32, size))
@@ -287,6 +303,13 @@ class _Job:
         done = stream.finish()
         used = stream.total
         return (None if done is None else bytes((MIXED,)) + done), sparse, used
+
+
+def carried_by(sparse: Sparse, values: Floats, shift: int) -> float:
+    """How much less energy is left of these values without the entries, which are 2^shift times as large."""
+    before = values[sparse.indices].astype(np.float64)
+    after = before - np.ldexp(sparse.values.astype(np.float64), -shift)
+    return float(np.square(before).sum() - np.square(after).sum())
 
 
 def leveled(values: Floats, size: int) -> tuple[Scale, Ints, list[int]]:

@@ -199,7 +199,7 @@ def values_of(step: int, levels: Ints, offsets: Sequence[int]) -> NDArray[np.flo
     if not -100 <= step // 16 <= 90 or ldexp(float(sizes.max()), step // 16 + 5) > LARGEST:
         raise MalformedPayload(f"entries with a step of 2^{step // 16} are out of range")
     whole = 16 * sizes + np.array((0, *offsets))[np.minimum(sizes, OFFSETS)]
-    return np.ldexp((np.sign(levels) * whole * (step % 16 + 16)).astype(np.float32), step // 16 - 4)
+    return np.asarray(np.ldexp((np.sign(levels) * whole * (step % 16 + 16)).astype(np.float32), step // 16 - 4))
 
 
 def decode_update(

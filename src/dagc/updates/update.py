@@ -48,12 +48,12 @@ class Terms:
     @property
     def size(self) -> int:
         """Entries of the matrix."""
-        return self.left.shape[1] * self.right.shape[1]
+        return int(self.left.shape[1] * self.right.shape[1])
 
     @property
     def numbers(self) -> int:
         """How many numbers stand for them."""
-        return (self.left.shape[1] + self.right.shape[1] + 1) * len(self.scales)
+        return int(self.left.shape[1] + self.right.shape[1] + 1) * len(self.scales)
 
     @property
     def largest(self) -> int:
@@ -73,7 +73,7 @@ class Terms:
         """The entries of the matrix at these places of the vector."""
         row, column = np.divmod(indices - self.start, self.right.shape[1])
         whole = (self.left.T[row].astype(np.float64) * self.scales * self.right.T[column]).sum(axis=1)
-        return np.ldexp(whole, self.exponent)
+        return np.asarray(np.ldexp(whole, self.exponent))
 
     def floats(self) -> tuple[Floats, Floats, np.float32]:
         """The left factors times the scales, the right ones as rows, and the unit: all exact."""
@@ -188,15 +188,15 @@ class Update:
 
             add_on_device(self, vector, float(np.float32(weight)))
             return
-        target, weight = self._target(vector), np.float32(weight)
+        target, factor = self._target(vector), np.float32(weight)
         if self.terms and compiled():
-            self._add_terms(target, weight)
+            self._add_terms(target, factor)
         else:
             for start, block in self.blocks():
-                block *= weight
+                block *= factor
                 target[start : start + len(block)] += block
         indices, values = self.alone()
-        target[indices] += values * weight
+        target[indices] += values * factor
 
     def _add_terms(self, target: Floats, weight: np.float32) -> None:
         from dagc.updates import _vector_kernels

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dagc._numba import compiled
 from dagc.errors import InvalidInput, NonFiniteGradient
 
-__all__ = ["BINS", "checked", "count_magnitudes", "largest_entries", "normalized"]
+__all__ = ["BINS", "checked", "count_magnitudes", "energy_of", "largest_entries", "normalized"]
 
 Floats = NDArray[np.float32]
 Reals = NDArray[np.float64]
@@ -56,6 +56,14 @@ def count_magnitudes(values: Floats) -> tuple[Reals, Reals]:
         count += np.bincount(places, minlength=BINS)
         energy += np.bincount(places, np.square(some, dtype=np.float64), minlength=BINS)
     return count * stride, energy * stride
+
+
+def energy_of(values: Floats) -> float:
+    """The sum of all squares."""
+    return sum(
+        float(np.square(values[start : start + PIECE], dtype=np.float64).sum())
+        for start in range(0, len(values), PIECE)
+    )
 
 
 def largest_entries(values: Floats, most: int) -> NDArray[np.int64]:
