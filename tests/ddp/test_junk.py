@@ -14,7 +14,14 @@ from dagc import InvalidInput
 def hook(request):
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 10))
-    settings = {"bytes": 40, "overhead": 0.25, "values": "sign", "norm_bound": 5, "frames": request.param}
+    settings = {
+        "method": "thrifty",
+        "bytes": 40,
+        "overhead": 0.25,
+        "values": "sign",
+        "norm_bound": 5,
+        "frames": request.param,
+    }
     hook = dagc.ddp.register(model, examples=50, **settings)
     for _ in range(3):
         model(torch.ones(4, 20)).sum().backward()
@@ -31,8 +38,8 @@ def places(state, before=()):
 
 
 def as_text(state):
-    arrays = {name: array.tolist() for name, array in state["arrays"].items()}
-    return json.dumps({**state, "arrays": arrays}, sort_keys=True)
+    """Everything but the start, which changes with every state that is loaded."""
+    return json.dumps({**state, "start": 0}, sort_keys=True, default=torch.Tensor.tolist)
 
 
 def test_junk_at_any_place_of_a_state_is_refused_or_fits_and_a_refused_one_leaves_no_trace(hook):

@@ -3,17 +3,21 @@
 import hashlib
 import json
 import secrets
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from logging import getLogger
+from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 
 from dagc.ddp.exchange import Exchange, Packet
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, OutsideBound, unknown
-from dagc.protocol import Plan, Server, Upload
+from dagc.protocol import Plan, Server, Uplink, Upload
 
-__all__ = ["agree", "check_examples", "check_packets", "make_plan", "read_all"]
+__all__ = ["agree", "check_examples", "check_packets", "compile_ahead", "make_plan", "read_all"]
 
 log = getLogger("dagc.ddp")
 
@@ -90,6 +94,22 @@ def make_plan(plan: Plan | None, settings: Mapping[str, Any], world: int, local_
         if name not in ranks:
             raise InvalidInput(f"caps: {unknown('rank', name, ranks)}")
     return plan
+
+
+def compile_ahead(plan: Plan, rounds: int | None) -> None:
+    """Compile the kernels that this plan uses, in a round of a small model: the first step does not wait for them."""
+    began, shapes = perf_counter(), [(32, 64)]
+    with suppress(DagcError), warnings.catch_warnings():  # a budget may not fit a small model
+        warnings.simplefilter("ignore")
+        server = Server(plan.replaced(caps={}), 32 * 64, rounds, shapes)
+        uplink = Uplink(server.plan.for_clients(), shapes)
+        server.join("0", 1)
+        upload = uplink.upload(torch.linspace(-1, 1, 32 * 64), server.orders("0")["0"])
+        server.total([server.read("0", upload.frame, upload.norm)])
+    if perf_counter() - began > 1:
+        log.info(
+            "compiled kernels in %.1f s; where the cache can be written, that happens once", perf_counter() - began
+        )
 
 
 def check_packets(packets: Sequence[Packet], what: str = "step") -> None:

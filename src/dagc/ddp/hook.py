@@ -18,7 +18,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from dagc.ddp.agreement import agree, check_examples, check_packets, log, make_plan, read_all
+from dagc.ddp.agreement import agree, check_examples, check_packets, compile_ahead, log, make_plan, read_all
 from dagc.ddp.device import device_of
 from dagc.ddp.exchange import Exchange, Packet, refusal
 from dagc.ddp.resume import warn_without_state
@@ -128,6 +128,7 @@ class Hook:
         self._about = {**plan.as_dict(), "rounds": rounds, "sizes": sizes, "scaler": self._scaler is not None}
         self.server = Server(plan, sum(sizes), rounds, shapes)
         self.uplink = Uplink(self.server.plan.for_clients(), shapes, self._device)
+        compile_ahead(plan, rounds)
 
     def attach(self, model: DistributedDataParallel) -> None:
         """Let DDP call this hook; an error on all ranks if the model of one has a hook already."""

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dagc.ddp.agreement import agree, check_examples, log, make_plan
+from dagc.ddp.agreement import agree, check_examples, compile_ahead, log, make_plan
 from dagc.ddp.device import tensor_checksum
 from dagc.ddp.exchange import Exchange
 from dagc.ddp.replica import Replica
@@ -115,6 +115,7 @@ def _prepare(replica: Replica, plan: Plan, rounds: int | None, exchange: Exchang
     server = Server(plan, sum(replica.sizes), rounds, replica.shapes)
     uplink = Uplink(server.plan.for_clients(), replica.shapes, replica.device)
     about = {**plan.as_dict(), "rounds": rounds, "sizes": replica.sizes}
+    compile_ahead(plan, rounds)
     return Start(replica, uplink, server, about, exchange, [], [])
 
 

@@ -33,7 +33,7 @@ def check_version(state: Any, what: str, version: int, fields: set[str]) -> None
     """Refuse what is not the state of this kind, or is of another version of it."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise InvalidInput(f"this is not the state of a dagc.ddp.{what}")
-    if state["version"] != version:
+    if type(state["version"]) is not int or state["version"] != version:
         raise InvalidInput(
             f"the state has version {state['version']!r:.50}, this is {version}: use the version of dagc that wrote it"
         )
