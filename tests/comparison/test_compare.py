@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from dagc import InvalidInput
 from dagc.cli import app
-from dagc.cli.train import _print_comparison as table
+from dagc.cli.compare import print_comparison as table
 from dagc.comparison import comparison_fields, run_all, split_methods, tune
 from dagc.comparison.tuning import best_of
 from dagc.folder import finished as finished_run
@@ -400,7 +400,7 @@ def test_a_comparison_is_resumed_and_never_overwrites_another(tmp_path, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dagc.cli.train.run_all", stopped)
+        patched.setattr("dagc.cli.compare.run_all", stopped)
         assert run(*small, "--output", folder).exit_code != 0
     assert not (folder / "report.html").exists()
     assert (folder / "compare.json").exists()
