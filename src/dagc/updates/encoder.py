@@ -93,7 +93,7 @@ def encode_update(
         raise InvalidInput("give max_bytes, the longest frame, or share, the part of the energy to carry")
     if share is not None and not 0 < share <= 1:
         raise InvalidInput(f"share must be above 0 and at most 1, not {share}")
-    limit = 8 * size + 64 if max_bytes is None else max_bytes
+    limit = 8 * size + 64 if max_bytes is None else min(max_bytes, 8 * size + 64)
     left = None
     if residual is not None:
         if residual.shape != (size,) or residual.dtype != torch.float32 or not residual.is_contiguous():
