@@ -90,6 +90,10 @@ class Grid(LocalGrid):
         faults, node = self.faults, message.metadata.dst_node_id
         if faults.happens("lost order", 0.07):
             return []
+        about = message.content[RECORD]
+        if about["kind"] == TRAIN and faults.happens("forged order", 0.01):
+            about["round"] = about["order.round"] = 1 << 47
+            return [self._work(message, node)]
         reply = self._work(message, node)
         if faults.happens("doubled order", 0.05):
             again = self._work(message, node)
@@ -114,8 +118,6 @@ class Grid(LocalGrid):
         path = state_path(RUN, self.contexts[node])
         self._wrong_file(message, node, path)
         about = message.content[RECORD]
-        if about["kind"] == TRAIN and faults.happens("forged order", 0.01):
-            about["round"] = about["order.round"] = 1 << 47
         before = _pending(path)
         with faults.disk(0.03), faults.reading(0.03):
             reply = self._answer(message)
