@@ -14,7 +14,6 @@ from dagc.policies import plan as plans
 from dagc.policies.rate import SAVED_BYTES, SAVED_ROUNDS, Account, make_rate
 from dagc.protocol import Download, ModelServer, Order, Replica, Server, Uplink
 from dagc.protocol.messages import BEST, MOST_VERSIONS
-from dagc.state import load_state
 from tests.chaos.faults import Faults
 from tests.helpers.states import check_all_or_nothing, copied, same
 from tests.protocol.runs import Run
