@@ -174,7 +174,7 @@ def _upload(server: Server, name: str, order: Order, count: int, number: int) ->
     if count:
         sparse = Sparse(server.size, draw(seed, server.size, count), _values(seed, count))
         memory = None if server.memories is None else server.memories.of(name, order)
-        frame = encode(sparse, order.values, round=order.stamp, frames=order.frames, memory=memory, most=order.most)
+        frame = encode(sparse, order.values, round=order.stamp, memory=memory, most=order.most)
     return server.read(name, frame, norm=1.0 if order.norm else None)
 
 

@@ -129,7 +129,7 @@ def compare(
     task: Annotated[str | None, typer.Argument(help="MODEL@DATA, e.g. cnn@cifar-10 (default: mlp@digits).")] = None,
     methods: Annotated[
         str, typer.Option(help="Separated by commas; NAME:key=value,… gives a method its own settings.")
-    ] = "dagc,dagc-r,top-k:frames=raw,stc,none",
+    ] = "dagc,dagc-r,top-k,stc,none",
     seeds: Annotated[int, typer.Option(min=1, max=TUNING_SEEDS, help="Number of seeds: 0, 1, 2, …")] = 3,
     tune: Annotated[
         list[str] | None, typer.Option(help="Choose for each method, e.g. learning-rate=0.05,0.1,0.2; repeatable.")

@@ -112,7 +112,7 @@ class LocalSteps:
         >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         >>> model = torch.nn.Linear(100, 10)
         >>> optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> local = dagc.ddp.LocalSteps(model, examples=5000, steps=3, ratio=0.01, values="two-bit", overhead=0)
+        >>> local = dagc.ddp.LocalSteps(model, examples=5000, steps=3, ratio=0.01, values="int8", overhead=0)
         >>> for _ in range(6):
         ...     optimiser.zero_grad()
         ...     model(torch.randn(32, 100)).square().mean().backward()

@@ -94,7 +94,7 @@ class Instruction(_Record):
     parameter: int | float | None = None
     compressor: str = ""
     values: str = "fp32"
-    frames: str = "plain"
+    frames: str = "compact"
     per_tensor: bool = False
     norm: bool = False
     seed: str = "0"

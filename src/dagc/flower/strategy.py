@@ -77,7 +77,7 @@ class DataAware(Strategy):
 
     Example:
         >>> strategy = DataAware(FedAvg(fraction_train=0.5), ratio=0.01)
-        >>> strategy = DataAware(FedAvg(), bytes=64, values="sign", frames="compact", overhead=0.125)
+        >>> strategy = DataAware(FedAvg(), bytes=64, values="sign", overhead=0.125)
     """
 
     def __init__(

@@ -1,10 +1,12 @@
 """The plan: everything that clients and server agree on before training, the same in every engine."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from dagc._numba import compiled
 from dagc.allocation import most_entries
 from dagc.errors import InvalidInput, unknown
 from dagc.feedback import SMALLEST_CLIP
@@ -13,13 +15,16 @@ from dagc.policies.rate import MOST_BYTES, Account, make_rate
 from dagc.settings import Settings, setting
 from dagc.wire import VALUE_CODECS
 from dagc.wire.coder import MOST_SIZE
-from dagc.wire.indices import RAW_SIZE
 
 __all__ = ["FRAMES", "ClientPlan", "Plan", "level_bytes", "usual_bytes"]
 
-FRAMES = ("plain", "compact", "coded", "auto", "raw")
+FRAMES = ("compact", "coded", "auto")
 CODED_BELOW = 1 << 18
 """With "auto", models of up to this many entries use coded frames; `docs/studies/coder.md` explains why."""
+NO_CODER = (
+    "frames are compact, about a third longer: the coder needs numba, which is not installed or switched off; "
+    "to code without it, many times slower, set frames to coded"
+)
 SIGNS_BELOW = 0.1
 """With "auto", signs are sent below this ratio of entries: `docs/studies/beyond.md` measured ratios up to 7 %."""
 SIGNS_BELOW_BYTES = 48
@@ -69,7 +74,7 @@ class ClientPlan(Settings):
         registry=lambda: (*VALUE_CODECS, "auto"),
         noun="value codec",
     )
-    frames: str = setting("plain", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames")
+    frames: str = setting("compact", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames")
     per_tensor: bool = setting(False, "select within each tensor of the model", "switch")
     step_ahead: float = setting(
         0.0,
@@ -95,7 +100,7 @@ class Plan(ClientPlan):
     `docs/reference/settings.md` describes every setting.
 
     Example:
-        >>> Plan(method="dagc-r", bytes=13, values="sign", frames="compact", overhead=0.125).in_bytes
+        >>> Plan(method="dagc-r", bytes=13, values="sign", overhead=0.125).in_bytes
         True
         >>> Plan(method="dagcr", ratio=0.01)
         Traceback (most recent call last):
@@ -259,13 +264,9 @@ class Plan(ClientPlan):
                 raise InvalidInput(f"caps: the cap {cap:g} of {name!r} is below one entry of {size}: raise it")
         if self.frames == "coded" and size > MOST_SIZE:
             raise InvalidInput(f"frames is 'coded', but {size:,} entries are too many for it: choose compact or auto")
-        if self.frames == "raw" and size > RAW_SIZE:
-            raise InvalidInput(
-                f"frames is 'raw', but int32 indices are too small for {size:,} entries: choose compact or auto"
-            )
         resolved: dict[str, Any] = {}
         if self.frames == "auto":
-            resolved["frames"] = "coded" if size <= CODED_BELOW else "compact"
+            resolved["frames"] = self._frames_for(size)
         if "bytes" in self.method_spec.budgets and not self.budgets_set:
             resolved["bytes"] = level_bytes(size) if self.method_spec.encodes else usual_bytes(size)
         if self.method_spec.encodes and self.ratio is not None:
@@ -273,6 +274,14 @@ class Plan(ClientPlan):
         if self.values == "auto":
             resolved["values"] = self._values_for(size, resolved.get("bytes", self.bytes))
         return self.replaced(**resolved) if resolved else self
+
+    def _frames_for(self, size: int) -> str:
+        if size > CODED_BELOW:
+            return "compact"
+        if not compiled():
+            warnings.warn(NO_CODER, stacklevel=4)
+            return "compact"
+        return "coded"
 
     def _values_for(self, size: int, budget: float | None) -> str:
         if self.ratio is None and not self.in_bytes:
@@ -352,9 +361,9 @@ class Plan(ClientPlan):
         return self.rate is not None and make_rate(self.rate).per == "hour"
 
     @property
-    def indices(self) -> str | None:
-        """The index codec of lossless downloads; None for the smallest."""
-        return "raw" if self.frames == "raw" else None
+    def exact_values(self) -> str:
+        """The value codec of lossless downloads: fp32, unless a baseline sends indices as integers."""
+        return self.values if self.values in VALUE_CODECS and VALUE_CODECS[self.values].index_bytes else "fp32"
 
     @property
     def in_bytes(self) -> bool:
