@@ -21,7 +21,7 @@ from dagc.wire.coder import Memory
 from dagc.wire.indices import SEED, largest_section, read_indices, write_indices
 from dagc.wire.values import VALUE_CODECS, ValueCodec, codec_of, quantise, value_codec
 
-__all__ = ["decode", "encode", "has_signs", "is_coded", "payload_size", "read_varint", "varint"]
+__all__ = ["checksum", "decode", "encode", "encode_coded", "has_signs", "is_coded", "payload_size", "read_varint", "varint"]
 
 VERSION = 1
 """It is not sent but is part of the checksum, so it costs no bytes."""
@@ -64,7 +64,7 @@ def encode(
     kind, section = write_indices(sparse, codec.index_bytes)
     head = bytes((kind << 4 | codec.id,)) + varint(len(sparse))
     body = b"".join((head, section, codec.write(sparse.values)))
-    frame = body + _checksum(body, _known(sparse.size, round))
+    frame = body + checksum(body, sparse.size, round)
     coded = None if memory is None else encode_coded(sparse, codec, round, memory, most, len(frame) - 1)
     return coded or frame
 
@@ -82,7 +82,7 @@ def encode_coded(
         return None
     kind = CODED if memory.frames else CODED_FIRST
     body = b"".join((bytes((kind << 4 | codec.id,)), section, rest))
-    frame = body + _checksum(body, _known(sparse.size, round, memory, most, kind))
+    frame = body + checksum(body, sparse.size, round, memory, most)
     return frame if len(frame) <= limit else None
 
 
@@ -143,7 +143,7 @@ def _decode_alone(
     middle = end - codec.size(count)
     if middle < start:
         raise MalformedPayload(f"the frame is truncated: {len(view)} of at least {len(view) + start - middle} bytes")
-    if _checksum(view[:end], _known(size, round)) != view[end:]:
+    if checksum(view[:end], size, round) != view[end:]:
         raise MalformedPayload(
             "the checksum does not match: damaged in transit, or from another round, model or version of dagc"
         )
@@ -162,12 +162,11 @@ def _decode_coded(
         raise MalformedPayload(f"the frame is for a vector of {memory.size} entries, expected {size}")
     if memory.signs != has_signs(view):
         raise MalformedPayload(f"the frame has value codec {view[0] & 15}, which does not fit the reader's memory")
-    kind = view[0] >> 4
-    if _checksum(view[:end], _known(size, round, memory, most, kind)) != view[end:]:
+    if checksum(view[:end], size, round, memory, most) != view[end:]:
         raise MalformedPayload(
             "the checksum does not match: damaged in transit, or coded with another memory of earlier frames"
         )
-    sparse, length = memory.read(view[1:end], most, kind == CODED_FIRST)
+    sparse, length = memory.read(view[1:end], most, view[0] >> 4 == CODED_FIRST)
     section = view[1 + length : end]
     if len(section) != (0 if memory.signs else codec.size(len(sparse))):
         raise MalformedPayload(f"{len(section)} bytes follow the coded entries, not those of {len(sparse)} values")
@@ -182,22 +181,21 @@ def _checked(sparse: Sparse, codec: ValueCodec) -> Sparse:
         raise MalformedPayload(f"the value codec {codec.id} returned bad entries: {error}") from error
 
 
-def _known(
-    size: int, round: int, memory: Memory | None = None, most: int | None = None, kind: int = CODED
+def checksum(
+    body: bytes | memoryview, size: int, round: int = 0, memory: Memory | None = None, most: int | None = None
 ) -> bytes:
-    """What both sides know, under the checksum: a frame of another version, round, model or memory does not match."""
+    """The checksum of a frame: short or long, by the length of the frame with it. No frame has 1024 or 1025 bytes.
+
+    It covers what both sides know, too, so that a frame of another version, round, model or memory does not match.
+    """
     known = [VERSION, round, size]
     if memory is not None:
         expected = 0 if most is None else 1 + most
-        known += [memory.layout, expected, 0 if kind == CODED_FIRST else memory.fingerprint]
-    return b"".join(map(varint, known))
-
-
-def _checksum(body: bytes | memoryview, known: bytes) -> bytes:
-    """Short or long, by the length of the frame with it. No frame has 1024 or 1025 bytes."""
+        known += [memory.layout, expected, 0 if body[0] >> 4 == CODED_FIRST else memory.fingerprint]
+    start = b"".join(map(varint, known))
     if len(body) + SHORT < SHORT_BELOW:
-        return crc_hqx(body, crc_hqx(known, 0xFFFF)).to_bytes(SHORT, "little")
-    return zlib.crc32(body, zlib.crc32(known)).to_bytes(LONG, "little")
+        return crc_hqx(body, crc_hqx(start, 0xFFFF)).to_bytes(SHORT, "little")
+    return zlib.crc32(body, zlib.crc32(start)).to_bytes(LONG, "little")
 
 
 def payload_size(size: int, entries: ArrayLike, values: str = "fp32") -> NDArray[np.int64]:
