@@ -4,6 +4,7 @@ import contextlib
 import copy
 import importlib.util
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import dagc
 from benchmarks.coder_attack import Attack
 from dagc import VALUE_CODECS, InvalidInput, MalformedPayload, Sparse, decode, encode
 from dagc._numba import compiled
-from dagc.wire import Memory, _coder, coder, is_coded
+from dagc.wire import Memory, _coder, _range_coder, coder, is_coded
 from dagc.wire.coder import MOST_ENTRIES
 from dagc.wire.frame import checksum, encode_coded
 from tests.wire.coder_reference import FIRST_WEIGHTS, Entries, ReferenceMemory, Refused
@@ -119,9 +120,11 @@ def without_kernels():
     """The coder as it runs where numba is not installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagc._numba.compiled", lambda: False)
-        spec = importlib.util.spec_from_file_location("plain_coder", _coder.__file__)
-        plain = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(plain)
+        for module in (_range_coder, _coder):  # the second imports the first
+            spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
+            plain = importlib.util.module_from_spec(spec)
+            patch.setitem(sys.modules, module.__name__, plain)
+            spec.loader.exec_module(plain)
         patch.setattr(coder, "_coder", lambda: plain)
         yield
 

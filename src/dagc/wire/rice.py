@@ -48,9 +48,7 @@ def plan(indices: Ints, size: int, blocks: bool) -> Rice:
     """Choose the parameters and compute the exact length."""
     indices = np.ascontiguousarray(indices)
     block, counts, sent = _blocks(len(indices), blocks)
-    ends = np.cumsum(counts) - 1
-    totals = np.diff(indices[ends], prepend=-1) - counts if blocks else size - counts
-    parameters = _best_parameter(totals, counts)
+    parameters = _best_parameter(_totals(indices, counts) if blocks else size - counts, counts)
     if compiled():
         quotients = _kernels().quotients(indices, block, parameters)
     else:
@@ -81,7 +79,7 @@ def read(section: memoryview, size: int, count: int, blocks: bool) -> Ints:
     if not blocks:
         parameters = _best_parameter(size - counts, counts)
     else:
-        parameters = _numbers(_unpacked(data, sent * len(counts)), np.full(len(counts), sent))
+        parameters = _unpacked(data, sent * len(counts)).reshape(-1, sent) @ (1 << np.arange(sent))
         if parameters.max(initial=0) > LARGEST_PARAMETER:
             raise MalformedPayload(f"a Rice parameter is {parameters.max()}, above {LARGEST_PARAMETER}")
     low = sent * len(counts)
@@ -89,8 +87,8 @@ def read(section: memoryview, size: int, count: int, blocks: bool) -> Ints:
     if head + count > 8 * len(section):
         raise MalformedPayload(f"the index section is too short for {count} indices: {len(section)} bytes")
     if compiled():
-        indices, padded = np.empty(count, dtype=np.int64), np.append(data, np.zeros(8, dtype=np.uint8))
-        if _kernels().rice_read(padded, block, parameters, low, head, len(section), size, indices):
+        indices, padded = np.empty(count, dtype=np.int64), b"".join((section, bytes(8)))
+        if _kernels().rice_read(np.frombuffer(padded, dtype=np.uint8), block, parameters, low, head, len(section), size, indices):
             return indices
     return _read(data, np.repeat(parameters, counts), low, head, size)  # which also reports what is wrong
 
@@ -121,8 +119,18 @@ def _kernels() -> Any:
 def _blocks(count: int, blocks: bool) -> tuple[int, Ints, int]:
     """How long a block is, how many indices each has, and in how many bits its parameter is sent."""
     block = BLOCK if blocks else max(1, count)
-    starts = np.arange(0, count, block)
-    return block, np.diff(starts, append=count), PARAMETER_BITS if blocks else 0
+    counts = np.full(-(-count // block), block, dtype=np.int64)
+    counts[-1:] -= -count % block
+    return block, counts, PARAMETER_BITS if blocks else 0
+
+
+def _totals(indices: Ints, counts: Ints) -> Ints:
+    """The sum of the gaps in each block."""
+    lasts = np.append(indices[BLOCK - 1 :: BLOCK], indices[-1:])[: len(counts)]
+    totals = lasts - counts
+    totals[1:] -= lasts[:-1]
+    totals[:1] += 1
+    return totals
 
 
 def _best_parameter(totals: Ints, counts: Ints) -> Ints:
