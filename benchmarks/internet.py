@@ -3,7 +3,7 @@
     make bench-ddp                                          # needs root; this is its second part
     python -m benchmarks.internet --task gpt                # or cnn@cifar-10
     python -m benchmarks.internet --seconds 5 10 --only ours hook      # methods whose names contain one of these
-    python -m benchmarks.internet --only 'ours, 10 %, two bits'        # a whole name is that method alone
+    python -m benchmarks.internet --only 'ours, 10 %, int8'        # a whole name is that method alone
     python -m benchmarks.internet --cost                    # no root, no network: an exchange of 100 M parameters
     python -m benchmarks.internet --record                  # keeps the tables for docs/studies/performance.md
 
@@ -51,15 +51,15 @@ EVERY_STEP = {
     "dagc-r 1 %": "our hook, dagc-r 1 %, in every step",
 }
 DENSE = {"post-local": "PyTorch's PostLocalSGD", "diloco": "dense DiLoCo"}
-TWO_BIT = {"ratio": 0.1, "values": "two-bit"}
+INT8 = {"ratio": 0.1, "values": "int8"}
 OURS: dict[str, dict[str, Any]] = {
     "ours, default": {},
     "ours, 2 %, signs": {"ratio": 0.02},
-    "ours, 2 %, two bits": {"ratio": 0.02, "values": "two-bit"},
-    "ours, 10 %, two bits": TWO_BIT,
-    "ours, 10 %, two bits, momentum 0.5": {**TWO_BIT, "momentum": 0.5},
-    "ours, 10 %, two bits, momentum 0.9, outer rate 0.7": {**TWO_BIT, "outer_rate": 0.7, "momentum": 0.9},
-    "ours, 10 %, two bits, overlap": {**TWO_BIT, "overlap": True},
+    "ours, 2 %, int8": {"ratio": 0.02, "values": "int8"},
+    "ours, 10 %, int8": INT8,
+    "ours, 10 %, int8, momentum 0.5": {**INT8, "momentum": 0.5},
+    "ours, 10 %, int8, momentum 0.9, outer rate 0.7": {**INT8, "outer_rate": 0.7, "momentum": 0.9},
+    "ours, 10 %, int8, overlap": {**INT8, "overlap": True},
 }
 METHODS = {**EVERY_STEP, **DENSE, **{name: name for name in OURS}}
 TASKS = {
@@ -221,7 +221,7 @@ def cost(record: bool, size: int = 100_000_000, tensors: int = 20) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = nn.ParameterList([torch.randn(size // tensors) for _ in range(tensors)])
     before = memory("VmRSS")
-    local = dagc.ddp.LocalSteps(model, examples=1, steps=1, ratio=0.01, values="two-bit")
+    local = dagc.ddp.LocalSteps(model, examples=1, steps=1, ratio=0.01, values="int8")
     found = []
     for _ in range(6):
         for parameter in model:

@@ -83,7 +83,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--task", default="mlp@digits", help="MODEL@DATA, as for the dagc command")
     parser.add_argument("--method", default="dagc-r")
     parser.add_argument("--ratio", type=float, default=0.01, help="mean part of the gradient's entries sent")
-    parser.add_argument("--values", default="fp32", help="fp32, fp16, bf16, int8, two-bit or sign")
+    parser.add_argument("--values", default="fp32", help="fp32, int8 or sign")
     parser.add_argument("--skew-ratio", type=float, default=10, help="largest over smallest share of the data")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--every", type=int, default=50, help="steps between reports and checkpoints")

@@ -203,7 +203,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1500, help="local steps of each rank in all")
     parser.add_argument("--local-steps", type=int, default=30, help="steps between two exchanges")
     parser.add_argument("--ratio", type=float, default=0.1, help="mean part of the model's entries sent")
-    parser.add_argument("--values", default="two-bit", help="fp32, fp16, bf16, int8, two-bit or sign")
+    parser.add_argument("--values", default="int8", help="fp32, int8 or sign")
     parser.add_argument("--overlap", action="store_true", help="train on while an exchange is on its way")
     parser.add_argument("--every", type=int, default=5, help="exchanges between reports and checkpoints")
     parser.add_argument("--batch-size", type=int, default=16)

@@ -102,7 +102,7 @@ class Local:
     plans = (
         *PLANS,
         {"bytes": 40, "values": "sign", "frames": "coded", "step_ahead": 0.5, "clip": 5.0},
-        {"ratio": 0.05, "values": "fp16", "momentum": 0.5, "outer_rate": 0.7},
+        {"ratio": 0.05, "values": "int8", "momentum": 0.5, "outer_rate": 0.7},
     )
 
     def __init__(self, plan: dict[str, Any], saved: bytes = b"") -> None:

@@ -33,12 +33,12 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"ratio": 0.05},
     {"ratio": 0.05, "values": "int8", "down": 60},
     {"bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.25, "down": "same"},
-    {"method": "random-k", "bytes": 60, "values": "fp16"},
+    {"method": "random-k", "bytes": 60, "values": "int8"},
     {"method": "dagc-a", "threshold": 1.0},
     {"method": "accordion", "ratio": 0.05, "options": {"interval": 1}},
     {"bytes": 30, "values": "sign", "frames": "coded", "overhead": 0.25, "down": "same"},
     {"bytes": 30, "values": "sign", "frames": "coded", "down": 60, "step_ahead": 0.5},
-    {"ratio": 0.05, "values": "fp16", "frames": "coded", "down": 60, "clip": 30.0},
+    {"ratio": 0.05, "values": "int8", "frames": "coded", "down": 60, "clip": 30.0},
     {"method": "dagc"},
 )
 

@@ -58,7 +58,7 @@ def internet(folder):
     """A rank that has just exchanged for the tenth time."""
     names = ddp(folder)
     module = names["module"]
-    local = dagc.ddp.LocalSteps(module, examples=100, steps=1, ratio=0.1, values="two-bit")
+    local = dagc.ddp.LocalSteps(module, examples=100, steps=1, ratio=0.1, values="int8")
     for _ in range(10):
         names["optimiser"].zero_grad()
         module(torch.ones(4, 8)).sum().backward()

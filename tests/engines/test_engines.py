@@ -35,10 +35,9 @@ FRAMES = {
     "plain": {"values": "fp32"},
     "compact": {"values": "sign", "frames": "compact"},
     "coded": {"values": "sign", "frames": "coded"},
-    "coded fp16": {"values": "fp16", "frames": "coded"},
-    "raw": {"frames": "raw"},
+    "coded int8": {"values": "int8", "frames": "coded"},
 }
-FEW = ("coded fp16", "raw")
+FEW = ("coded int8",)
 """These are tried with every method, but not with everything else it takes."""
 
 
@@ -160,7 +159,7 @@ BOUNDED = {"ratio": 0.02, "norm_bound": 1.2, "most_examples": 200}
 CLIPPED = {
     "int8": {"ratio": 0.02, "clip": 0.05, "values": "int8"},
     "coded signs": {"ratio": 0.02, "clip": 0.05, "values": "sign", "frames": "coded"},
-    "bytes": {"bytes": 30, "clip": 0.05, "values": "fp16", "frames": "compact", "overhead": 0.25},
+    "bytes": {"bytes": 30, "clip": 0.05, "values": "int8", "frames": "compact", "overhead": 0.25},
 }
 AHEAD = {"ratio": 0.02, "clip": 0.05, "frames": "coded", "step_ahead": 0.5, "down": "same"}
 

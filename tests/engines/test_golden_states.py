@@ -328,7 +328,7 @@ LOCAL_SAVED, LOCAL_ROUNDS = 5, 9
 def local_run(rounds, states=()):
     """The module and its exchange after steps of a quarter of the way, two between exchanges, with momentum."""
     model = Nearer()
-    plan = {"method": "dagc-r", "bytes": 60, "values": "two-bit", "frames": "compact", "overhead": 0.25}
+    plan = {"method": "dagc-r", "bytes": 60, "values": "int8", "frames": "compact", "overhead": 0.25}
     local = dagc.ddp.LocalSteps(model, examples=100, steps=2, momentum=0.5, resume=states, **plan)
     for step in range(2 * local.round, 2 * rounds):
         model.zero_grad()

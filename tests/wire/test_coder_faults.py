@@ -23,7 +23,7 @@ PLANS = {
     "lossless": {"bytes": 30, "values": "sign"},
     "same": {"bytes": 30, "values": "sign", "down": "same"},
     "waiting": {"bytes": 30, "values": "sign", "down": "same", "overhead": 0.25},
-    "fp16": {"ratio": 0.04, "values": "fp16", "down": 40},
+    "exact": {"ratio": 0.04, "values": "int8", "down": 40},
 }
 CLIENT_FAULTS = [
     "absent",
@@ -304,7 +304,7 @@ def agree(network, name="0"):
     return client.memory.frames > 0 and state(client.memory) == state(other)
 
 
-@pytest.mark.parametrize("plan", ["lossless", "same", "fp16"])
+@pytest.mark.parametrize("plan", ["lossless", "same", "exact"])
 @pytest.mark.parametrize(
     "fault",
     [
