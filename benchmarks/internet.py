@@ -240,7 +240,7 @@ def cost(record: bool, size: int = 100_000_000, tensors: int = 20) -> None:
         "internet-cost",
         "An exchange on one rank",
         [*heads, "vectors beside the model, during", "after"],
-        [[f"{size:,} parameters, 1 %, two bits", *seconds, *beside]],
+        [[f"{size:,} parameters, 1 %, int8", *seconds, *beside]],
         record,
         notes,
     )

@@ -27,6 +27,8 @@ def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
         today["values"] = f"int32+{today.get('values', 'fp32')}"
     if frames in ("raw", "plain"):
         today["frames"] = "compact"
+    if today.get("method") == "dagc" and {"values", "frames"} & set(today):
+        today["method"] = "thrifty"  # the method that was the default, and chose among these
     for before, now in NAMES.items():
         if before in today:
             today[now] = today.pop(before)

@@ -1,4 +1,4 @@
-"""What the experiments add to dagc, by the same registries as any plugin: allocators, value codecs, models and data sets."""
+"""What the experiments add to dagc, as plugins do: allocators, value codecs, models and data sets."""
 
 from dagc.allocation import ALLOCATORS, Allocator
 from dagc.data import CATALOGUE

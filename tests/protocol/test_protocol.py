@@ -87,9 +87,7 @@ def test_reporters_that_hold_nothing_any_more_do_not_end_a_run():
 
 
 def test_caps_limit_who_has_them_and_nobody_else():
-    plan = Plan(
-        method="dagc-r", bytes=40, overhead=0.2, values="sign", caps={"0": 1 / SIZE, "1": 0.05}
-    )
+    plan = Plan(method="dagc-r", bytes=40, overhead=0.2, values="sign", caps={"0": 1 / SIZE, "1": 0.05})
     run = Run(plan)
     sent = dict.fromkeys("0123", 0)
     for _ in range(60):

@@ -112,7 +112,7 @@ def int8(section, count):
     blocks = -(-count // 256)
     scales = struct.unpack(f"<{blocks}f", section[: 4 * blocks])
     for place, scale in enumerate(scales):
-        if section[4 * place] or not (scale == 0 or 2.0**-126 <= scale) or scale * 127 > 3.4028234663852886e38:
+        if section[4 * place] or not (scale == 0 or scale >= 2.0**-126) or scale * 127 > 3.4028234663852886e38:
             raise Refused("a scale")
         if scale == 0 and any(section[4 * place : 4 * place + 4]):
             raise Refused("a scale")

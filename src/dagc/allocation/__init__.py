@@ -218,7 +218,7 @@ def apportion_bytes(
     Example:
         >>> counts = apportion_bytes(np.array([3.0, 1.0, 0.0]), 500, np.array([9000, 9000, 9000]), 10_000, "int8")
         >>> counts, payload_size(10_000, counts[:2], "int8").sum()
-        (array([113,  37,   0]), np.int64(500))
+        (array([179,  60,   0]), np.int64(499))
     """
 
     def shared(total: int) -> tuple[NDArray[np.int64], int]:

@@ -74,7 +74,9 @@ class ClientPlan(Settings):
         registry=lambda: (*VALUE_CODECS, "auto"),
         noun="value codec",
     )
-    frames: str = setting("compact", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames")
+    frames: str = setting(
+        "compact", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames"
+    )
     per_tensor: bool = setting(False, "select within each tensor of the model", "switch")
     step_ahead: float = setting(
         0.0,

@@ -21,7 +21,17 @@ from dagc.wire.coder import Memory
 from dagc.wire.indices import SEED, largest_section, read_indices, write_indices
 from dagc.wire.values import VALUE_CODECS, ValueCodec, codec_of, quantise, value_codec
 
-__all__ = ["checksum", "decode", "encode", "encode_coded", "has_signs", "is_coded", "payload_size", "read_varint", "varint"]
+__all__ = [
+    "checksum",
+    "decode",
+    "encode",
+    "encode_coded",
+    "has_signs",
+    "is_coded",
+    "payload_size",
+    "read_varint",
+    "varint",
+]
 
 VERSION = 1
 """It is not sent but is part of the checksum, so it costs no bytes."""
@@ -133,9 +143,7 @@ def decode(
     return sparse if codec in _OURS else _checked(sparse, codec)
 
 
-def _decode_alone(
-    view: memoryview, end: int, size: int, codec: ValueCodec, round: int, most: int | None
-) -> Sparse:
+def _decode_alone(view: memoryview, end: int, size: int, codec: ValueCodec, round: int, most: int | None) -> Sparse:
     count, start = read_varint(view, 1, end)
     limit = size if most is None else min(size, most)
     if count > limit:
@@ -211,7 +219,7 @@ def payload_size(size: int, entries: ArrayLike, values: str = "fp32") -> NDArray
 
     Example:
         >>> payload_size(11_000_000, [11_000, 110], "int8")
-        array([27606,   363])
+        array([27612,   373])
     """
     counts = np.atleast_1d(np.asarray(entries, dtype=np.int64))
     largest = int(counts.max(initial=0))

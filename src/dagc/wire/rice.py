@@ -88,7 +88,9 @@ def read(section: memoryview, size: int, count: int, blocks: bool) -> Ints:
         raise MalformedPayload(f"the index section is too short for {count} indices: {len(section)} bytes")
     if compiled():
         indices, padded = np.empty(count, dtype=np.int64), b"".join((section, bytes(8)))
-        if _kernels().rice_read(np.frombuffer(padded, dtype=np.uint8), block, parameters, low, head, len(section), size, indices):
+        if _kernels().rice_read(
+            np.frombuffer(padded, dtype=np.uint8), block, parameters, low, head, len(section), size, indices
+        ):
             return indices
     return _read(data, np.repeat(parameters, counts), low, head, size)  # which also reports what is wrong
 
