@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp results docs dist lint clean
+.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp gpu-check results docs dist lint clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -43,6 +43,10 @@ bench: $(READY)
 bench-ddp: $(READY)
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.internet
+
+# On a computer with a GPU: correctness, transfers and speed on the device, in ten minutes.
+gpu-check: $(READY)
+	$(BIN)/python -m benchmarks.gpu_check
 
 # The site, in site/: opens from the disk, fetches nothing. Every warning is an error.
 docs: $(READY)

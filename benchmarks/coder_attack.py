@@ -193,8 +193,7 @@ class Attack:
         receiver.learn(read)
         sent = _copy(connection.sent, connection.shapes)
         if receiver.fingerprint == sent.fingerprint:
-            other = sent.state_dict()
-            assert all(np.array_equal(part, other[name]) for name, part in receiver.state_dict().items())
+            assert all(np.array_equal(value, sent.state_dict()[name]) for name, value in receiver.state_dict().items())
             return "unchanged"
         for when, upcoming in zip(("noticed", LAST), connection.upcoming, strict=False):
             frame = _frame(upcoming, connection.values, sent, connection.most)

@@ -183,7 +183,7 @@ def job(lines: "Queue[Any]") -> None:
     model = torch.nn.parallel.DistributedDataParallel(module, bucket_cap_mb=buckets)
     # DDP weighs all ranks alike: there the loss carries the weight, so that all methods have the same gradient.
     hook, weight = install(model, asked["method"], examples, rank, world)
-    optimiser = torch.optim.SGD(model.parameters(), lr=asked["learning_rate"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=asked["learning_rate"])
     done = 0
 
     def steps(count: int) -> float:
@@ -191,11 +191,11 @@ def job(lines: "Queue[Any]") -> None:
         began = time.perf_counter()
         for _ in range(count):
             x, y = batch(done)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             with model.no_sync() if asked["method"] == "alone" else nullcontext():
                 loss: Any = torch.nn.functional.cross_entropy(model(x), y) * weight
                 loss.backward()
-            optimiser.step()
+            optimizer.step()
             done += 1
         return time.perf_counter() - began
 

@@ -51,11 +51,12 @@ EVERY_STEP = {
     "dagc-r 1 %": "our hook, dagc-r 1 %, in every step",
 }
 DENSE = {"post-local": "PyTorch's PostLocalSGD", "diloco": "dense DiLoCo"}
-INT8 = {"ratio": 0.1, "values": "int8"}
+INT8 = {"method": "thrifty", "ratio": 0.1, "values": "int8"}
 OURS: dict[str, dict[str, Any]] = {
     "ours, default": {},
-    "ours, 2 %, signs": {"ratio": 0.02},
-    "ours, 2 %, int8": {"ratio": 0.02, "values": "int8"},
+    "ours, encoded, 2 %": {"ratio": 0.02},
+    "ours, 2 %, signs": {"method": "thrifty", "ratio": 0.02},
+    "ours, 2 %, int8": {**INT8, "ratio": 0.02},
     "ours, 10 %, int8": INT8,
     "ours, 10 %, int8, momentum 0.5": {**INT8, "momentum": 0.5},
     "ours, 10 %, int8, momentum 0.9, outer rate 0.7": {**INT8, "outer_rate": 0.7, "momentum": 0.9},
@@ -87,7 +88,7 @@ class Task:
 
             self.loss = guess
             self.evaluate = lambda: text.evaluate(self.module, 64)
-            self.optimiser: Any = torch.optim.AdamW(self.module.parameters(), lr=1e-3)
+            self.optimizer: Any = torch.optim.AdamW(self.module.parameters(), lr=1e-3)
             return
         data = load("cifar-10")
         partition = make_partition(f"skewed:clients={world},skew_ratio=10", data)
@@ -105,7 +106,7 @@ class Task:
             return right / len(data.test_y)
 
         self.loss, self.evaluate = classify, accuracy
-        self.optimiser = torch.optim.SGD(self.module.parameters(), lr=0.05)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.05)
 
 
 # What a worker does
@@ -114,7 +115,7 @@ class Task:
 def training(method: str, task: Task) -> tuple[Iterator[None], Callable[[], torch.Tensor]]:
     """Steps without end, and the model that all ranks share, as a vector."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    module, optimiser = task.module, task.optimiser
+    module, optimizer = task.module, task.optimizer
     model, weight, after = module, 1.0, lambda: None
 
     def shared() -> torch.Tensor:
@@ -134,22 +135,22 @@ def training(method: str, task: Task) -> tuple[Iterator[None], Callable[[], torc
             if averager.step % STEPS == 1:
                 latest = shared().clone()
 
-        return _steps(task, model, weight, optimiser, after), lambda: latest
+        return _steps(task, model, weight, optimizer, after), lambda: latest
     elif method == "diloco":
         diloco = DiLoCo(module, task.examples[rank] / sum(task.examples))
-        return _steps(task, model, weight, optimiser, diloco.step), lambda: diloco.shared
+        return _steps(task, model, weight, optimizer, diloco.step), lambda: diloco.shared
     else:
         local = dagc.ddp.LocalSteps(module, examples=task.examples[rank], steps=STEPS, **OURS[method])
-        return _steps(task, model, weight, optimiser, local.step), lambda: local.shared
-    return _steps(task, model, weight, optimiser, after), shared
+        return _steps(task, model, weight, optimizer, local.step), lambda: local.shared
+    return _steps(task, model, weight, optimizer, after), shared
 
 
-def _steps(task: Task, model: Any, weight: float, optimiser: Any, after: Callable[[], Any]) -> Iterator[None]:
+def _steps(task: Task, model: Any, weight: float, optimizer: Any, after: Callable[[], Any]) -> Iterator[None]:
     step = 0
     while True:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (task.loss(model, step) * weight).backward()
-        optimiser.step()
+        optimizer.step()
         after()
         step += 1
         yield
@@ -221,7 +222,7 @@ def cost(record: bool, size: int = 100_000_000, tensors: int = 20) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = nn.ParameterList([torch.randn(size // tensors) for _ in range(tensors)])
     before = memory("VmRSS")
-    local = dagc.ddp.LocalSteps(model, examples=1, steps=1, ratio=0.01, values="int8")
+    local = dagc.ddp.LocalSteps(model, examples=1, steps=1, **{**INT8, "ratio": 0.01})
     found = []
     for _ in range(6):
         for parameter in model:

@@ -1,7 +1,7 @@
 """Train over DDP with compressed gradients, every rank on its own, unequal share of real data.
 
     torchrun --nproc-per-node 4 examples/ddp.py
-    torchrun --nproc-per-node 4 examples/ddp.py --task cnn@cifar-10 --ratio 0.001 --values int8
+    torchrun --nproc-per-node 4 examples/ddp.py --task cnn@cifar-10 --method dagc-r --ratio 0.001 --values int8
     torchrun --nproc-per-node 4 examples/ddp.py --checkpoint runs/ddp       # again, to continue where it stopped
 
 The three lines that differ from any other DDP script are marked with dagc.
@@ -31,23 +31,22 @@ def main() -> None:
     partition = make_partition(f"skewed:clients={world},skew_ratio={options.skew_ratio if world > 1 else 1}", data)
     batches = Batches(data, partition, options.batch_size)
     model = DistributedDataParallel(build(name, data))
-    hook = dagc.ddp.register(  # dagc
-        model, examples=int(partition.sizes[rank]), ratio=options.ratio, method=options.method, values=options.values
-    )
-    optimiser = torch.optim.SGD(model.parameters(), lr=options.learning_rate)
+    settings = {"method": options.method, "ratio": options.ratio, "values": options.values}
+    hook = dagc.ddp.register(model, examples=int(partition.sizes[rank]), **settings)  # dagc
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate)
     path = options.checkpoint and options.checkpoint / f"rank-{rank}-of-{world}.pt"
     if path and path.exists():
         state = torch.load(path, weights_only=True)
         model.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
+        optimizer.load_state_dict(state["optimizer"])
         hook.load_state_dict(state["dagc"])  # dagc
 
     sent = 0
     for step in range(hook.steps, options.steps):
         x, y = batches.batch(rank, step)  # epochs end to end: no rank runs out of data
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
-        optimiser.step()
+        optimizer.step()
         assert hook.last is not None
         sent += hook.last.sent
         if (step + 1) % options.every == 0 or step + 1 == options.steps:
@@ -58,7 +57,7 @@ def main() -> None:
                 print(f"step {step + 1}: accuracy {accuracy(model, data):.1%}, rank 0 sent {sent:,} bytes; {took}")
             if path:
                 save(
-                    path, {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "dagc": hook.state_dict()}
+                    path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "dagc": hook.state_dict()}
                 )
     dist.destroy_process_group()
 
@@ -81,9 +80,9 @@ def save(path: Path, state: dict[str, object]) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="mlp@digits", help="MODEL@DATA, as for the dagc command")
-    parser.add_argument("--method", default="dagc-r")
-    parser.add_argument("--ratio", type=float, default=0.01, help="mean part of the gradient's entries sent")
-    parser.add_argument("--values", default="fp32", help="fp32, int8 or sign")
+    parser.add_argument("--method", default="dagc")
+    parser.add_argument("--ratio", type=float, help="part of the gradient that is sent; by its size if not given")
+    parser.add_argument("--values", help="with other methods than dagc: fp32, int8 or sign")
     parser.add_argument("--skew-ratio", type=float, default=10, help="largest over smallest share of the data")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--every", type=int, default=50, help="steps between reports and checkpoints")

@@ -128,7 +128,7 @@ def main() -> None:
     text = Text(options.text, world, options.skew_ratio)
     torch.manual_seed(0)
     model = GPT(len(text.letters))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
     found = states(options.checkpoint)
     local = dagc.ddp.LocalSteps(  # dagc
@@ -139,14 +139,13 @@ def main() -> None:
         timeout=options.timeout,
         resume=[state["dagc"] for state in found],
         ratio=options.ratio,
-        values=options.values,
     )
     step = 0
     for state in found:
         if state["dagc"]["round"] == local.round:
             step = state["step"]
             if (state["dagc"]["rank"], state["dagc"]["world_size"]) == (rank, world):
-                optimiser.load_state_dict(state["optimiser"])
+                optimizer.load_state_dict(state["optimizer"])
     del found
     if rank == 0:
         size = sum(parameter.numel() for parameter in model.parameters())
@@ -156,10 +155,10 @@ def main() -> None:
 
     sent = 0
     while step < options.steps:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = model.loss(text.batch(rank, step, options.batch_size, model.context))
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         step += 1
         exchanged = local.step()  # dagc
         if exchanged is None:
@@ -169,7 +168,7 @@ def main() -> None:
             if rank == 0:
                 print(f"step {step}: loss {text.evaluate(model):.3f}, rank 0 sent {sent:,} bytes", flush=True)
             if options.checkpoint:
-                state = {"step": step, "optimiser": optimiser.state_dict(), "dagc": local.state_dict()}
+                state = {"step": step, "optimizer": optimizer.state_dict(), "dagc": local.state_dict()}
                 save(options.checkpoint, state, rank, world)
     local.finish()  # dagc
     if rank == 0:
@@ -202,8 +201,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--skew-ratio", type=float, default=10, help="longest over shortest piece")
     parser.add_argument("--steps", type=int, default=1500, help="local steps of each rank in all")
     parser.add_argument("--local-steps", type=int, default=30, help="steps between two exchanges")
-    parser.add_argument("--ratio", type=float, default=0.1, help="mean part of the model's entries sent")
-    parser.add_argument("--values", default="int8", help="fp32, int8 or sign")
+    parser.add_argument("--ratio", type=float, help="part of the model's bytes that is sent; by its size if not given")
     parser.add_argument("--overlap", action="store_true", help="train on while an exchange is on its way")
     parser.add_argument("--every", type=int, default=5, help="exchanges between reports and checkpoints")
     parser.add_argument("--batch-size", type=int, default=16)

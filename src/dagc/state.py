@@ -21,10 +21,26 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from dagc.errors import CheckpointError, InvalidInput
+from dagc.errors import CheckpointError, InvalidInput, shown
 from dagc.files import failure, write_atomically
 
-__all__ = ["Damaged", "NewerVersion", "all_or_nothing", "checksum", "is_count", "load_state", "save_state"]
+__all__ = [
+    "BLOCK",
+    "Damaged",
+    "NewerVersion",
+    "all_or_nothing",
+    "checksum",
+    "checksum_of_sums",
+    "dump_state",
+    "flag",
+    "is_count",
+    "load_part",
+    "load_state",
+    "parse_state",
+    "save_state",
+    "sequence",
+    "whole",
+]
 
 META = "dagc"
 """The one entry of the header's metadata."""
@@ -32,6 +48,7 @@ MARK = "$"
 ARRAY = f"{MARK}array"
 """Stands for an array in the JSON; its value is the tensor's name. A state's own keys get a second `MARK`."""
 BLOCK = 1 << 15
+"""Bytes that `checksum` adds up before it computes a CRC."""
 LARGEST_HEADER = 100_000_000
 """The largest header that safetensors itself accepts, in bytes."""
 TYPES = (
@@ -60,7 +77,12 @@ def checksum(array: NDArray[Any]) -> int:
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     end = len(raw) // BLOCK * BLOCK
     sums = raw[:end].view("<u8").reshape(-1, BLOCK // 8).sum(axis=1, dtype="<u8")
-    return zlib.crc32(raw[end:].data, zlib.crc32(sums.data))
+    return checksum_of_sums(sums, raw[end:])
+
+
+def checksum_of_sums(sums: NDArray[Any], rest: NDArray[Any]) -> int:
+    """The checksum of an array, whose sums another device may have computed, and the bytes left over."""
+    return zlib.crc32(rest.data, zlib.crc32(sums.data))
 
 
 def save_state(
@@ -86,19 +108,24 @@ def save_state(
         ...     load_state(path, "example", newest=1)
         {'round': 7, 'client': {'residual': array([1., 1., 1.], dtype=float32)}}
     """
-    arrays: dict[str, NDArray[Any]] = {}
-    tree = _without_arrays(state, (), arrays)
-    try:
-        text = json.dumps({"kind": kind, "version": version, "state": tree})
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} cannot be written, JSON cannot hold its state: {error}") from error
-    about = json.dumps({"content": text, "checksum": _sum(text, arrays)})
-    content = save(arrays, metadata={META: about})
+    content = dump_state(kind, version, state)
     try:
         with write_atomically(Path(path), private) as file:
             file.write(content)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {failure(error)}") from error
+
+
+def dump_state(kind: str, version: int, state: Mapping[str, Any]) -> bytes:
+    """A state as the bytes of such a file."""
+    arrays: dict[str, NDArray[Any]] = {}
+    tree = _without_arrays(state, (), arrays)
+    try:
+        text = json.dumps({"kind": kind, "version": version, "state": tree})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"JSON cannot hold the state of this {kind}: {error}") from error
+    about = json.dumps({"content": text, "checksum": _sum(text, arrays)})
+    return bytes(save(arrays, metadata={META: about}))
 
 
 def load_state(path: str | os.PathLike[str], kind: str, newest: int) -> dict[str, Any]:
@@ -118,16 +145,21 @@ def load_state(path: str | os.PathLike[str], kind: str, newest: int) -> dict[str
         content = Path(path).read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return parse_state(content, kind, newest, str(path))
+
+
+def parse_state(content: bytes, kind: str, newest: int, where: str) -> dict[str, Any]:
+    """Read the bytes of such a file; `where` says in errors what they are. It raises what `load_state` raises."""
     try:
-        found, version, state = _read(content)
+        known, version, state = _read(content)
     except (ValueError, TypeError, KeyError, RecursionError, MemoryError, safetensors.SafetensorError) as error:
-        raise Damaged(f"{path} is damaged: {str(error) or type(error).__name__}") from error
-    if found != kind:
-        raise Damaged(f"{path} holds a state of kind {found!r:.100}, not {kind!r}")
+        raise Damaged(f"{where} is damaged: {str(error) or type(error).__name__}") from error
+    if known != kind:
+        raise Damaged(f"{where} holds a state of kind {known!r:.100}, not {kind!r}")
     if version > newest:
-        raise NewerVersion(f"{path} was written by a newer version of dagc: update dagc to read it")
+        raise NewerVersion(f"{where} was written by a newer version of dagc: update dagc to read it")
     if version < newest:
-        raise CheckpointError(f"{path} was written by an older version of dagc, which this one cannot read")
+        raise CheckpointError(f"{where} was written by an older version of dagc, which this one cannot read")
     return state
 
 
@@ -203,6 +235,35 @@ def all_or_nothing(owner: Any, what: str) -> Iterator[None]:
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
         owner.rollback(before)
         raise InvalidInput(f"the state does not fit {what}: {error!r}") from error
+
+
+def whole(value: Any, least: int = 0, below: int = 1 << 63) -> int:
+    """An integer from a state, in these limits; ValueError if it is anything else."""
+    if type(value) is not int or not least <= value < below:
+        raise ValueError(f"{shown(value, 50)} is not an integer from {least} and below {below}")
+    return value
+
+
+def load_part(part: Any, state: Any) -> None:
+    """Load the state of a part that may be absent: both are None, or neither; ValueError otherwise."""
+    if (part is None) != (state is None):
+        raise ValueError(f"there is {'no' if part is None else 'a'} part for {shown(state, 50)}")
+    if part is not None:
+        part.load_state_dict(state)
+
+
+def sequence(value: Any) -> list[Any]:
+    """A list from a state; ValueError if it is anything else."""
+    if not isinstance(value, list):
+        raise ValueError(f"{shown(value, 50)} is not a list")
+    return value
+
+
+def flag(value: Any) -> bool:
+    """A boolean from a state; ValueError if it is anything else."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{shown(value, 50)} is neither true nor false")
+    return value
 
 
 def is_count(value: object) -> bool:

@@ -20,6 +20,7 @@ from dagc.errors import InvalidInput
 from dagc.feedback import ErrorFeedback
 from dagc.policies import POLICIES, Method, Plan, Report, Situation
 from dagc.sparse import Sparse
+from dagc.updates import Update
 from dagc.wire import payload_size
 from dagc.wire.values import ValueCodec
 
@@ -27,6 +28,7 @@ __all__ = [
     "check_allocator",
     "check_compressor",
     "check_policy",
+    "check_update",
     "check_value_codec",
     "plans_of",
     "profiles",
@@ -164,6 +166,40 @@ def check_compressor(
                 assert torch.equal(sent.dense() + feedback.residual, total), f"{where}: error feedback lost something"
 
 
+def check_update(
+    encode: Callable[[torch.Tensor, int], tuple[bytes, Update]],
+    decode: Callable[[bytes], Update],
+    vector: torch.Tensor,
+    name: str = "it",
+) -> None:
+    """Check a form of updates: within the bytes, the same bits on both sides, nothing worse than sending nothing.
+
+    Args:
+        encode: `(vector, max_bytes) -> (frame, update)`.
+        decode: `(frame) -> update`.
+        vector: What to send.
+        name: What to call it in errors.
+    """
+    total = float(vector.double().square().sum())
+    for most in (0, 1, 5, 13, 60, 300, 1023, 1024, 1026, 4000):
+        where = f"{name} within {most} bytes"
+        before = vector.clone()
+        frame, update = encode(vector, most)
+        assert torch.equal(vector, before), f"{where}: changed its input"
+        assert len(frame) <= most, f"{where}: the frame has {len(frame)} bytes"
+        assert encode(vector, most)[0] == frame, f"{where}: the same vector gives two frames"
+        decoded = decode(frame).dense()
+        assert decoded.numpy().tobytes() == update.dense().numpy().tobytes(), f"{where}: decodes to other bits"
+        assert update.size == len(vector), f"{where}: has size {update.size}"
+        error = float((vector.double() - decoded.double()).square().sum())
+        assert error <= total * (1 + 1e-6), f"{where}: what is left is more than the vector"
+        assert np.isclose(update.norm() ** 2, float(decoded.double().square().sum()), rtol=1e-6), f"{where}: wrong norm"
+        twice = decoded.clone()
+        update.add_to(twice, 0.3)
+        expected = decoded + decoded * np.float32(0.3)
+        assert twice.numpy().tobytes() == expected.numpy().tobytes(), f"{where}: adds other bits with a weight"
+
+
 def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Plan]:
     """Plans for every way to use a method: each budget it takes, with and without every other setting it takes."""
     kind = POLICIES[method]
@@ -182,7 +218,8 @@ def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Pl
         if kind.budgets and "threshold" not in budget:
             ways.append({"caps": {"client-0": 0.02, "client-7": 0.001}})
             ways += [{**way, "overhead": 0.2} for way in ways if kind.waits]
-        wires: tuple[dict[str, str], ...] = ({}, {"values": "sign"})
+        entry_wires: tuple[dict[str, str], ...] = ({}, {"values": "sign"})
+        wires = entry_wires[:1] if kind.encodes else entry_wires
         ways = [{**way, **wire} for wire in wires for way in ways]
         ways += [{**way, "options": options} for way in ways if options]
         ways += [{**way, "exponent": 1.0} for way in ways if method == "power"]

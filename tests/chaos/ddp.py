@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dagc import ddp
 from dagc.ddp.exchange import Packet
-from dagc.ddp.local_steps import _HEAD
+from dagc.ddp.local_steps import HEAD
 from tests.chaos.faults import Broken, Faults, refused
 
 __all__ = ["break_ddp"]
@@ -85,7 +85,7 @@ class Training:
     def result(self) -> list[Tensor]:
         """What a step may change."""
         parameters = [parameter.detach() for parameter in self.model.parameters()]
-        return [*(parameter.clone() for parameter in parameters), self.hook.client.feedback.residual.clone()]
+        return [*(parameter.clone() for parameter in parameters), self.hook.uplink.feedback.residual.clone()]
 
     def meets(self, plan: dict[str, Any], saved: bytes, other: int) -> None:
         """The other rank is at the step of its last checkpoint, and this one goes on."""
@@ -109,7 +109,7 @@ class Local:
         self.model, self.rank = _model(), dist.get_rank()
         states = [torch.load(BytesIO(saved), weights_only=True)] if saved else []
         self.local = ddp.LocalSteps(self.model, examples=EXAMPLES[self.rank], steps=2, resume=states, **plan)
-        self.exchange, self.head = self.local._exchange, _HEAD.size
+        self.exchange, self.head = self.local._exchange, HEAD.size
 
     @property
     def step(self) -> int:
@@ -137,7 +137,7 @@ class Local:
     @property
     def result(self) -> list[Tensor]:
         """What an exchange may change."""
-        return [self.local.shared.clone(), self.local.client.feedback.residual.clone()]
+        return [self.local.shared.clone(), self.local.uplink.feedback.residual.clone()]
 
     def meets(self, plan: dict[str, Any], saved: bytes, other: int) -> None:
         """The other rank has nothing but its last checkpoint, and this one a newer state."""

@@ -1,7 +1,7 @@
 """Faults around Flower's strategy and mod, in this process: messages, nodes, the server and all disks."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from itertools import count
@@ -20,9 +20,9 @@ from dagc.errors import CheckpointError, DagcError, InvalidInput
 from dagc.flower import DataAware, compress
 from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD, record_of
-from dagc.flower.node import STATE_VARIABLE, read, state_path
+from dagc.flower.node import STATE_VARIABLE, read_node, state_path
 from dagc.flower.run import FlowerRun
-from dagc.protocol import Upload
+from dagc.protocol import Order, Upload
 from tests.chaos.faults import Broken, Faults, Killed
 
 __all__ = ["break_flower"]
@@ -30,15 +30,15 @@ __all__ = ["break_flower"]
 SHAPES = {"a": (10, 12), "b": (30,)}
 SIZE, NODES, ROUNDS, RUN = 150, 4, 8, "chaos"
 PLANS: tuple[dict[str, Any], ...] = (
-    {"ratio": 0.05},
-    {"ratio": 0.05, "values": "int8", "down": 60},
-    {"bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.25, "down": "same"},
+    {"method": "thrifty", "ratio": 0.05},
+    {"method": "thrifty", "ratio": 0.05, "values": "int8", "down": 60},
+    {"method": "thrifty", "bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.25, "down": "same"},
     {"method": "random-k", "bytes": 60, "values": "int8"},
     {"method": "dagc-a", "threshold": 1.0},
     {"method": "accordion", "ratio": 0.05, "options": {"interval": 1}},
-    {"bytes": 30, "values": "sign", "frames": "coded", "overhead": 0.25, "down": "same"},
-    {"bytes": 30, "values": "sign", "frames": "coded", "down": 60, "step_ahead": 0.5},
-    {"ratio": 0.05, "values": "int8", "frames": "coded", "down": 60, "clip": 30.0},
+    {"method": "thrifty", "bytes": 30, "values": "sign", "frames": "coded", "overhead": 0.25, "down": "same"},
+    {"method": "thrifty", "bytes": 30, "values": "sign", "frames": "coded", "down": 60, "step_ahead": 0.5},
+    {"method": "thrifty", "ratio": 0.05, "values": "int8", "frames": "coded", "down": 60, "clip": 30.0},
     {"method": "dagc"},
 )
 
@@ -132,9 +132,11 @@ OURS = tuple(f"{kind.__name__}:" for kind in (DagcError, InvalidInput, Checkpoin
 
 
 def _pending(path: Path) -> tuple[str, int]:
-    """Which message a node has answered last, and in which round, by its file."""
-    node = read(path)
-    return ("", 0) if node is None else (node.message, node.client.sent)
+    """Under which start of the server a node has answered last, and which round, by its file."""
+    if not path.exists():
+        return "", 0
+    node = read_node(path)
+    return (node.servers or [""])[-1], node.answered
 
 
 def _app(grid: Grid) -> ClientApp:
@@ -168,21 +170,22 @@ class Watched(DataAware):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         """As it is; then the server may die before the round's checkpoint."""
         run = self._started()
-        usual = FlowerRun.close
+        usual = FlowerRun.advance
 
-        def close(uploads: list[Upload], model: Any) -> None:
+        def advance(uploads: Sequence[Upload], model: Any) -> None:
             usual(run, uploads, model)
-            self.taken[run.round] = uploads if model is not None else []
+            self.taken[run.round] = list(uploads) if model is not None else []
 
-        run.close = close  # type: ignore[method-assign]
-        found = super().aggregate_train(server_round, replies)
+        run.advance = advance  # type: ignore[method-assign]
+        arrays = super().aggregate_train(server_round, replies)
         if self.faults.happens("killed server", 0.03):
             raise Killed
-        return found
+        return arrays
 
-    def _close(self, metrics: MetricRecord | None, done: bool) -> None:
-        with self.faults.disk(0.04) if done else nullcontext():
-            super()._close(metrics, done)
+    def _close_round(self) -> None:
+        pending = self._exchange is not None and self._exchange.result is not None
+        with self.faults.disk(0.04) if pending else nullcontext():
+            super()._close_round()
 
 
 @contextmanager
@@ -201,6 +204,16 @@ def _quiet(folder: Path) -> Any:
             os.environ[STATE_VARIABLE] = before
 
 
+def _damage_newest(folder: Path, faults: Faults, taken: dict[int, list[Upload]]) -> None:
+    """The newest checkpoint is damaged, if there is one before it; what was taken in its round is forgotten."""
+    checkpoints = sorted(folder.glob("round-*.safetensors"))
+    if len(checkpoints) > 1:
+        checkpoints[-1].write_bytes(faults.damaged(checkpoints[-1].read_bytes()))
+        last = int(checkpoints[-2].stem.removeprefix("round-"))
+        for round in [round for round in taken if round > last]:
+            del taken[round]
+
+
 def break_flower(faults: Faults, folder: Path) -> None:
     """Eight rounds of four nodes, with faults; `Broken` if a promise does not hold."""
     plan, grid, taken = faults.pick(PLANS), Grid(faults), dict[int, list[Upload]]()
@@ -214,15 +227,17 @@ def break_flower(faults: Faults, folder: Path) -> None:
             except (Killed, CheckpointError):  # a new process: of the server, not of the nodes
                 grid.late = []
                 grid._replies.clear()
+                if faults.happens("damaged checkpoint", 0.2):
+                    _damage_newest(folder / "runs" / RUN / "checkpoints", faults, taken)
                 if starts == MOST:
                     raise Broken(f"the run has not ended after {MOST} starts") from None
         run = strategy._started()
         for name, computed in grid.computed.items():
-            node = read(folder / "nodes" / RUN / f"{name}.state")
-            assert node is not None
-            node.client.settle(run.server.members[name].taken if name in run.server.members else 0)
-            delivered = [one.sparse.dense().double() for t in taken for one in taken[t] if one.client == name]
-            has = sum(delivered, node.client.feedback.residual.double())
+            node = read_node(folder / "nodes" / RUN / f"{name}.safetensors")
+            accepted = run.server.members[name].accepted_round if name in run.server.members else 0
+            node.settle(Order(ROUNDS + 1, 0, accepted=accepted))  # as the next order would
+            delivered = [one.update.dense().double() for t in taken for one in taken[t] if one.client == name]
+            has = sum(delivered, node.uplink.feedback.residual.double())
             error = float((has - computed).abs().max() / computed.abs().max())
             if not error < 1e-5:
                 raise Broken(f"{name} has lost {error:.2g} of its largest entry")

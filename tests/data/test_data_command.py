@@ -55,7 +55,7 @@ def test_check_names_what_is_wrong(tmp_path: Path) -> None:
 def test_show_prints_sizes_ratio_and_label_bars() -> None:
     output = _run("show", "digits", "--partition", "skewed:clients=5,skew_ratio=20", "--seed", "1")
     told = " ".join(output.split())
-    assert "5 workers with 1,442 samples" in told
+    assert "5 clients with 1,442 samples" in told
     assert "540 / 27 = 20" in told
     bars = [line for line in output.splitlines() if line.startswith("│") and "%" in line]
     assert len(bars) == 5
@@ -74,7 +74,7 @@ def test_show_fits_many_workers_classes_and_odd_names(tmp_path: Path) -> None:
     np.savez(tmp_path / "many.npz", x=np.zeros((500, 2)), y=np.arange(500) % 120, client=clients)
     output = _run("show", str(tmp_path / "many.npz"), "--partition", "by-client")
     assert "[bold]0" in output
-    assert "60 workers between" in output
+    assert "60 clients between" in output
     assert "labels 108–119" in output
 
 
@@ -102,3 +102,11 @@ def test_errors_are_one_line_and_code_2(
     assert told.startswith("error: ")
     assert reason in told
     assert "\n" not in told
+
+
+def test_columns_are_named_by_label_and_client(tmp_path: Path) -> None:
+    rows = [f"{n % 9};{'high' if n % 3 else 'low'};{'north' if n % 4 else 'south'}" for n in range(50)]
+    (tmp_path / "people.csv").write_text("\n".join(["age;income;hospital", *rows]))
+    columns = ["--label", "income", "--client", "hospital"]
+    shown = json.loads(_run("show", str(tmp_path / "people.csv"), *columns, "--json"))
+    assert (shown["classes"], shown["clients"]) == (["high", "low"], ["north", "south"])

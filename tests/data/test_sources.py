@@ -283,7 +283,7 @@ def test_small_data_shrinks_the_defaults_and_says_so() -> None:
     assert federation.partition.sizes.min() >= 2
     assert federation.notes[-1].startswith("40 samples are few, so defaults are smaller: ")
     assert next(training).present == 4
-    again = Federation(Config(**federation.config.as_dict()), federation.given)  # as a run's folder has it
+    again = Federation(Config(**federation.config.as_dict()), federation.custom)  # as a run's folder has it
     assert again.partition.sizes.tolist() == federation.partition.sizes.tolist()
 
 

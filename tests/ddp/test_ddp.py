@@ -93,7 +93,7 @@ def train(steps, register=None, each=None, **options):
         optimiser.step()
         if each:
             each(step, hook)
-    return weights(model), hook.client.feedback.residual
+    return weights(model), hook.uplink.feedback.residual
 
 
 # The same training as in the local engine
@@ -106,14 +106,14 @@ def as_engine(config, optimiser):
     partition = make_partition(config.partition_spec, digits, config.seed)
     batches = Batches(digits, partition, config.batch_size, config.seed)
     model = DDP(build(config.model, digits, seed=config.seed), bucket_cap_mb=0.01)
-    hook = dagc.ddp.register(model, examples=len(partition.indices[rank]), **config.plan().settings())
+    hook = dagc.ddp.register(model, examples=len(partition.indices[rank]), plan=config.plan())
     steps = getattr(torch.optim, config.optimizer)(model.parameters(), lr=config.learning_rate, **optimiser)
     for step in range(config.rounds):
         x, y = batches.batch(rank, step)
         steps.zero_grad()
         cross_entropy(model(x), y).backward()
         steps.step()
-    return weights(model), hook.client.feedback.residual
+    return weights(model), hook.uplink.feedback.residual
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_replicas_and_the_local_engine_are_bit_identical_after_50_steps(
     two, four, world, method, budget, values, optimiser
 ):
     config = Config(
-        task="mlp@digits", method=method, **budget, values=values, workers=world, skew_ratio=10, rounds=50,
+        task="mlp@digits", method=method, **budget, values=values, clients=world, skew_ratio=10, rounds=50,
         learning_rate=0.1, optimizer_options=optimiser, threads=1,
     )  # fmt: skip
     answers = good({2: two, 4: four}[world].run(as_engine, config, optimiser))
@@ -146,7 +146,7 @@ def test_replicas_and_the_local_engine_are_bit_identical_after_50_steps(
     assert not torch.equal(answers[0][0], start)
     assert torch.equal(answers[0][0], engine.optimizer.vector)
     for (_, residual), name in zip(answers, engine.names, strict=True):
-        assert torch.equal(residual, engine.clients[name].feedback.residual)
+        assert torch.equal(residual, engine.uplinks[name].feedback.residual)
 
 
 # One step
@@ -236,8 +236,8 @@ def branching(settings):
     hook = hooked(model, **settings)
     parts = [p for p in model.parameters() if p.requires_grad]
     got, offered = (
-        torch.zeros(hook.client.feedback.size, dtype=torch.float64),
-        torch.zeros(hook.client.feedback.size).double(),
+        torch.zeros(hook.uplink.feedback.size, dtype=torch.float64),
+        torch.zeros(hook.uplink.feedback.size).double(),
     )
     for step, used in enumerate([0, 1, None, 0, None, None, 1, 0, None, None]):
         for module in (model.module, alone):
@@ -247,7 +247,7 @@ def branching(settings):
         backward(alone, step)
         for total, parameters in ((got, parts), (offered, [p for p in alone.parameters() if p.requires_grad])):
             total += torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in parameters])
-    return got, hook.client.feedback.residual.double(), offered
+    return got, hook.uplink.feedback.residual.double(), offered
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def in_bf16():
     for step in range(5):
         model.zero_grad()
         model(inputs(step).bfloat16()).float().square().mean().backward()
-    return gradient(model), (model.module[0].weight.grad.dtype, hook.client.feedback.residual.dtype)
+    return gradient(model), (model.module[0].weight.grad.dtype, hook.uplink.feedback.residual.dtype)
 
 
 def test_a_bf16_model_keeps_its_residual_in_float32(two):
@@ -307,7 +307,7 @@ def scaled(inf_at, scale):
         scaler.step(optimiser)
         scaler.update()
         skipped.append(hook.last.skipped)
-    return weights(model), hook.client.feedback.residual, scaler and scaler.get_scale(), skipped
+    return weights(model), hook.uplink.feedback.residual, scaler and scaler.get_scale(), skipped
 
 
 def test_all_scalers_skip_a_step_together_and_the_scale_leaves_no_trace(two):
@@ -348,7 +348,7 @@ def without_data(examples):
     for step in range(3):
         model.zero_grad()
         backward(model, step, spoil=torch.nan if examples[rank] == 0 else None)
-    return gradient(model), hook.client.feedback.residual, hook.last.entries
+    return gradient(model), hook.uplink.feedback.residual, hook.last.entries
 
 
 def test_a_rank_without_data_has_no_say_even_if_its_loss_is_nan(four):
@@ -366,7 +366,7 @@ def test_one_rank_alone():
     try:
         model = wrapped()
         hook = hooked(model)
-        expected = dagc.ErrorFeedback(dagc.top_k, hook.client.feedback.size)
+        expected = dagc.ErrorFeedback(dagc.top_k, hook.uplink.feedback.size)
         alone = wrapped()
         for step in range(3):
             for one in (model, alone):
@@ -411,8 +411,9 @@ def test_bytes_and_seconds_of_every_step(four):
 
 def plain(state):
     """A state without tensors, so that it can be compared."""
-    arrays = {name: tensor.tolist() for name, tensor in state["arrays"].items()}
-    return {**state, "arrays": arrays}
+    if isinstance(state, dict):
+        return {name: plain(leaf) for name, leaf in state.items()}
+    return state.tolist() if isinstance(state, torch.Tensor) else state
 
 
 def nan_on(rank, settings):
@@ -491,13 +492,13 @@ def too_large_on(rank, at):
     model = wrapped()
     hook = hooked(model, norm_bound=20)
     computed, left_out = [], []
-    feedback = hook.client.feedback
+    feedback = hook.uplink.feedback
     for step in range(6):
         model.zero_grad()
         kept = feedback.residual.clone()
         large = dist.get_rank() == rank and step == at
         backward(model, step, spoil=1e4 if large else None)
-        left_out.append([name for name, member in hook.server.members.items() if member.taken != step + 1])
+        left_out.append([name for name, member in hook.server.members.items() if member.accepted_round != step + 1])
         computed.append((kept, feedback.residual.clone(), gradient(model)))
     return computed, left_out
 
@@ -522,6 +523,67 @@ def registering(cases):
     return dagc.ddp.register(model, **options)
 
 
+def failing_alone(how):
+    """Rank 1 fails while it prepares itself; the others must not wait for it."""
+    model = wrapped()
+    if how == "twice":
+        model.register_comm_hook(None, lambda state, bucket: None) if dist.get_rank() == 1 else None
+    elif dist.get_rank() == 1:
+        if how == "bare":
+            model = model.module
+        elif how == "frozen":
+            model.module.requires_grad_(False)
+    return hooked(model)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("bare", "rank 1: the model is a Sequential: wrap it in DistributedDataParallel first"),
+        ("frozen", "rank 1: the trainable parameters must be on one device, not on []"),
+        ("twice", "rank 1: this model already has a communication hook"),
+    ],
+)
+def test_a_rank_that_fails_in_the_constructor_is_an_error_on_all(two, how, words):
+    for answer in two.run(failing_alone, how):
+        assert isinstance(answer, InvalidInput)
+        assert words in str(answer)
+
+
+def frozen_between():
+    """A parameter that DDP knows is not trainable any more when the hook is registered."""
+    model = wrapped()
+    last = model.module[2]
+    last.requires_grad_(False)
+    hook = hooked(model)
+    last.requires_grad_(True)
+    try:
+        backward(model)
+    except InvalidInput as error:
+        return str(error), hook.steps
+    return None
+
+
+def test_a_parameter_that_was_not_trainable_when_the_hook_was_registered_is_named(two):
+    for words, steps in good(two.run(frozen_between)):
+        assert "rank 0: a parameter of shape (5" in words
+        assert "was not trainable, or had another shape, when the hook was registered" in words
+        assert steps == 0
+
+
+def with_a_plan():
+    plan = dagc.Plan(method="dagc-r", ratio=0.05)
+    hook = dagc.ddp.register(wrapped(), examples=5, plan=plan)
+    assert hook.server.plan == plan.replaced(down="lossless")
+    with pytest.raises(InvalidInput, match=r"give plan, a dagc\.Plan, or its settings"):
+        dagc.ddp.register(wrapped(), examples=5, plan=plan, ratio=0.05)
+
+
+def test_a_plan_object_stands_for_its_settings(two):
+    for answer in two.run(with_a_plan):
+        assert not isinstance(answer, Exception), answer
+
+
 def sparse_gradient():
     model = DDP(nn.Embedding(10, 3, sparse=True))
     hooked(model)
@@ -539,10 +601,12 @@ def sparse_gradient():
         (({"ration": 0.05},) * 2, "there is no setting 'ration': did you mean 'ratio'"),
         (({"ratio": None, "bytes": 20, "rate": "1 MB/hour"},) * 2, "DDP keeps no rate per hour"),
         (({"ratio": None, "rate": "1 MB/training"},) * 2, "a rate per training needs rounds"),
-        (({}, {"examples": -1}), "examples of rank 1 is not a number"),
+        (({}, {"examples": -1}), "rank 1: examples is -1: it must be an integer, 0 or more"),
         (({"examples": 0},) * 2, "examples is 0 on all ranks"),
-        (({}, {"ratio": 0.06}), "ranks 0 and 1 differ in their models or arguments"),
-        (({}, {"scaler": True}), "ranks 0 and 1 differ in their models or arguments"),
+        (({}, {"ratio": 0.06}), "ranks 0 and 1 differ in ratio; this rank has {'ratio': 0.0"),
+        (({}, {"scaler": True}), "ranks 0 and 1 differ in scaler"),
+        (({}, {"ratio": 1.5}), "rank 1: ratio is 1.5: it must be a number above 0 and at most 1"),
+        (({}, {"examples": "many"}), "rank 1: examples is 'many'"),
     ],
 )
 def test_wrong_arguments_are_refused_on_all_ranks(two, cases, words):
@@ -594,14 +658,14 @@ def with_checkpoint(folder, last, save=None, die=None, start=False):
     for step in range(hook.steps, last):
         optimiser.zero_grad()
         if step == die and rank == 1:
-            hook.client.feedback.step = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+            hook.uplink.feedback.step = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
         backward(model, step)
         optimiser.step()
         if hook.steps == save:
             torch.save(
                 {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "dagc": hook.state_dict()}, path
             )
-    return weights(model), hook.client.feedback.residual
+    return weights(model), hook.uplink.feedback.residual
 
 
 def test_save_kill_load_gives_the_same_as_no_interruption(two, tmp_path):
@@ -611,7 +675,7 @@ def test_save_kill_load_gives_the_same_as_no_interruption(two, tmp_path):
     finally:
         doomed.kill()
     state = torch.load(tmp_path / "0.pt", weights_only=True)["dagc"]
-    assert not state["server"]["policy"]["critical"]
+    assert not state["server"]["budget"]["policy"]["critical"]
     assert dead is None
     assert type(error) is DagcError
     assert f"rank 0 lost the others in step {DEATH}: a rank has died" in str(error)
@@ -632,25 +696,27 @@ def loading_wrongly(folder):
     state = torch.load(f"{folder}/{rank}.pt", weights_only=True)["dagc"]
     hook = hooked(wrapped(), **SAVING)
     before = hook.state_dict()
-    residual, about = state["arrays"]["residual"], state["about"]
+    uplink, about = state["uplink"], state["about"]
+    residual = uplink["residual"]
     mistakes = {
         "world_size 3, here it is 2": {"world_size": 3},
         f"rank {1 - rank}, here it is {rank}": {"rank": 1 - rank},
         "the ranks hold other data": {"examples": [1, 2]},
-        "the state has about .*'sizes': .785.*register the model that was saved": {"about": {**about, "sizes": [785]}},
-        "the state has about .*'method': 'dagc-r'.* here it is .*'accordion'": {"about": {**about, "method": "dagc-r"}},
-        "the state has about .*'values': 'fp32'": {"about": {**about, "values": "fp32"}},
-        "the residual must be 785 float32": {"arrays": {"residual": residual[1:]}},
-        "NaN or infinity": {"arrays": {"residual": residual * torch.inf}},
-        "damaged": {"server": {**state["server"], "policy": {}}},
-        "this is not a client's state": {"arrays": {}},
+        "the state has about .*register the model that was saved": {"about": {**about, "sizes": [785]}},
+        "the state has about .*: register the model that": {"about": {**about, "method": "dagc-r"}},
+        "the state has about .*with the same settings": {"about": {**about, "values": "fp32"}},
+        "the residual must be 785 float32": {"uplink": {**uplink, "residual": residual[1:]}},
+        "NaN or infinity": {"uplink": {**uplink, "residual": residual * torch.inf}},
+        "the state does not fit this": {"server": {**state["server"], "budget": {}}},
+        "does not fit this client": {"uplink": {}},
+        "does not fit this hook": {"start": "x"},
         "not the state of a dagc.ddp.Hook": {"more": 1},
-        "has version 2, this is 1: update dagc": {"version": 2},
+        "has version 2, this is 1: use the version of dagc": {"version": 2},
     }
     for words, change in mistakes.items():
         with pytest.raises(InvalidInput, match=words):
             hook.load_state_dict({**state, **change})
-    with pytest.raises(InvalidInput, match=r"one of dagc 0\.1"):
+    with pytest.raises(InvalidInput, match=r"not the state of a dagc.ddp.Hook$"):
         hook.load_state_dict({"residual": residual, "steps": 25})
     assert plain(hook.state_dict()) == plain(before)
     assert hook.steps == 0
@@ -660,6 +726,34 @@ def loading_wrongly(folder):
         hook.load_state_dict(state)
     with pytest.raises(DagcError, match=rf"the ranks are at different steps, \[{SAVED}, 0\] in rank order"):
         backward(model)
+
+
+def on_two_timelines():
+    """Both ranks continue from step 2; rank 1 then loads a state of step 4 from before that."""
+    model = wrapped()
+    hook = hooked(model)
+    states = []
+    for step in range(4):
+        states.append(hook.state_dict())
+        backward(model, step)
+    before = hook.state_dict()
+    again = wrapped()
+    hook = hooked(again)
+    hook.load_state_dict(states[2])
+    for step in range(2, 4):
+        backward(again, step)
+    after = hook.state_dict()
+    assert hook.steps == 4
+    model = wrapped()
+    hook = hooked(model)
+    hook.load_state_dict(before if dist.get_rank() == 1 else after)
+    backward(model)
+
+
+def test_states_of_one_step_but_of_two_timelines_are_not_mixed(two):
+    for answer in two.run(on_two_timelines):
+        assert type(answer) is DagcError
+        assert "ranks 0 and 1 are both at step 4, but continue different trainings" in str(answer)
 
 
 def test_the_example_runs_with_torchrun(tmp_path):

@@ -1,5 +1,6 @@
 """Local steps on 1 to 4 gloo processes: exact, equal to the local engine, elastic, and clear when something breaks."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from dagc import DagcError, InvalidInput, NonFiniteGradient
 from dagc.data import Batches, load, make_partition
 from dagc.ddp import LocalSteps, local_steps
 from dagc.models import build
+from dagc.protocol import Plan, Uplink
 from dagc.training import Config, Federation
 from tests.helpers.ranks import PATIENCE, Ranks
 
@@ -84,14 +86,14 @@ def sgd(model):
 
 def counting(local):
     """The sum of all that the client's half was offered; it grows with every upload."""
-    offered = torch.zeros(local.client.size, dtype=torch.float64)
-    upload = local.client.upload
+    offered = torch.zeros(local.uplink.size, dtype=torch.float64)
+    upload = local.uplink.upload
 
     def counted(moved, order):
         offered.add_(torch.cat([part.flatten() for part in moved]))
         return upload(moved, order)
 
-    local.client.upload = counted
+    local.uplink.upload = counted
     return offered
 
 
@@ -107,8 +109,8 @@ def as_engine(config, options):
     model = build(config.model, data, seed=config.seed)
     plan, examples = config.plan(), int(partition.sizes[rank])
     local = LocalSteps(
-        model, examples=examples, steps=config.local_steps, rounds=config.rounds, **options,
-        **{**plan.settings(), "seed": plan.seed},
+        model, plan=plan.replaced(first_model="sent"), examples=examples, steps=config.local_steps,
+        rounds=config.rounds, **options,
     )  # fmt: skip
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     models, payload = [], 0
@@ -122,7 +124,7 @@ def as_engine(config, options):
             assert plan.step_ahead or torch.equal(weights(model), local.shared)
             models.append(local.shared.clone())
             payload += exchanged.payload
-    return models, local.client.feedback.residual, payload
+    return models, local.uplink.feedback.residual, payload
 
 
 @pytest.mark.parametrize(
@@ -140,8 +142,8 @@ def as_engine(config, options):
         (4, {"method": "accordion", "ratio": 0.01}, {}),
         (4, {"method": "random-k", "ratio": 0.05, "values": "int8"}, {}),
         (4, {"method": "dagc-a", "threshold": 0.01, "values": "int8"}, {}),
-        (4, {"method": "dagc", "down": "lossless", "step_ahead": 0.0}, {"momentum": 0.9}),
-        (4, {"method": "dagc", "down": "lossless"}, {}),
+        (4, {"method": "dagc", "down": "lossless", "first_model": "drawn"}, {"momentum": 0.9}),
+        (4, {"method": "thrifty", "down": "lossless", "first_model": "drawn"}, {}),
         (4, {"ratio": 0.01, "step_ahead": 1.0, "clip": 0.5}, {"outer_rate": 0.5, "momentum": 0.5}),
         (2, {"method": "none"}, {"momentum": 0.9}),
     ],
@@ -150,7 +152,7 @@ def test_after_every_exchange_replicas_and_the_local_engine_are_bit_identical(tw
     outer = {"momentum": options["momentum"], "nesterov": True} if options else {}
     rate = options.get("outer_rate", 1.0)
     config = Config(
-        task="mlp@digits", workers=world, skew_ratio=10, rounds=12, local_steps=4, learning_rate=0.1, seed=3,
+        task="mlp@digits", clients=world, skew_ratio=10, rounds=12, local_steps=4, learning_rate=0.1, seed=3,
         optimizer_options=outer, server_rate=rate, threads=1, **{"method": "dagc-r", **settings},
     )  # fmt: skip
     answers = good({2: two, 4: four}[world].run(as_engine, config, options))
@@ -162,7 +164,7 @@ def test_after_every_exchange_replicas_and_the_local_engine_are_bit_identical(tw
     assert not torch.equal(engine.vector, start)
     assert sum(payload for _, _, payload in answers) == done.bytes_up > 0
     for (_, residual, _), name in zip(answers, engine.names, strict=True):
-        assert torch.equal(residual, engine.clients[name].feedback.residual)
+        assert torch.equal(residual, engine.uplinks[name].feedback.residual)
 
 
 # What is exchanged
@@ -192,7 +194,7 @@ def with_patterns():
     for step in range(6):
         one_step(model, sgd(model), step)
         local.step()
-    return first, model.state_dict(), local.client.size
+    return first, model.state_dict(), local.uplink.size
 
 
 def test_local_heads_frozen_layers_and_buffers_stay_on_their_rank(two):
@@ -217,8 +219,8 @@ def in_half(dtype, values):
     for _ in range(3):
         local.step()
     still = torch.equal(offered, before)
-    dtypes = (model[0].weight.dtype, local.client.feedback.residual.dtype, local.shared.dtype)
-    return weights(model), start - local.shared.double(), offered, local.client.feedback.residual, still, dtypes
+    dtypes = (model[0].weight.dtype, local.uplink.feedback.residual.dtype, local.shared.dtype)
+    return weights(model), start - local.shared.double(), offered, local.uplink.feedback.residual, still, dtypes
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -263,11 +265,11 @@ def test_the_outer_optimiser_is_plain_or_nesterov(two, rate, momentum):
 def without_data(examples):
     model = small()
     local = around(model, examples=examples[dist.get_rank()])
-    residual = local.client.feedback.residual
+    residual = local.uplink.feedback.residual
     for step in range(3):
         one_step(model, sgd(model), step)
         exchanged = local.step()
-    return weights(model), exchanged.entries, torch.equal(local.client.feedback.residual, residual)
+    return weights(model), exchanged.entries, torch.equal(local.uplink.feedback.residual, residual)
 
 
 def test_a_rank_without_data_takes_part_without_a_say(two):
@@ -340,7 +342,7 @@ def overlapping(settings):
             vectors.append(local.shared.clone())
     ahead = weights(model)
     local.finish()
-    return vectors, ahead, weights(model), offered, local.client.feedback.residual, start, losses
+    return vectors, ahead, weights(model), offered, local.uplink.feedback.residual, start, losses
 
 
 @pytest.mark.parametrize("settings", [{}, {"values": "int8", "momentum": 0.5}])
@@ -411,17 +413,17 @@ def saving(folder, settings, rounds, die=None):
         at = {name: state["dagc"][name] for name in ("round", "rank", "world_size")}
         if at == {"round": local.round, "rank": rank, "world_size": dist.get_world_size()}:
             optimiser.load_state_dict(state["optimiser"])
-    begun = local.client.feedback.residual.clone(), local.shared.clone()
+    begun = local.uplink.feedback.residual.clone(), local.shared.clone()
     step, losses = 3 * local.round, []
     while local.round < rounds:
         if die is not None and step == 3 * die and rank == 1:
-            local.client.upload = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+            local.uplink.upload = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
         losses.append(one_step(model, optimiser, step))
         step += 1
         if local.step() is not None:
             path = Path(folder) / f"{local.round:03d}-{rank}-of-{dist.get_world_size()}.pt"
             torch.save({"optimiser": optimiser.state_dict(), "dagc": local.state_dict()}, path)
-    end = weights(model), local.client.feedback.residual, local.shared.clone()
+    end = weights(model), local.uplink.feedback.residual, local.shared.clone()
     return {"begun": begun, "end": end, "losses": losses, "missing": local.missing, "downloaded": local.downloaded}
 
 
@@ -483,11 +485,11 @@ def test_killed_and_resumed_with_fewer_and_then_more_ranks_the_books_balance(fou
     assert len(states) == 4
 
     fewer = good(two.run(saving, tmp_path, settings, 16))
-    kept = books([state["arrays"]["residual"] for state in states], EXAMPLES)
+    kept = books([state["uplink"]["residual"] for state in states], EXAMPLES)
     assert torch.allclose(books([one["begun"][0] for one in fewer], EXAMPLES[:2]), kept, rtol=1e-5, atol=1e-7)
     assert kept.any()
     for one in fewer:
-        assert torch.equal(one["begun"][1], states[0]["arrays"]["shared"])
+        assert torch.equal(one["begun"][1], states[0]["shared"])
         assert (one["missing"], one["downloaded"]) == ([], False)
     assert alike([one["end"][2] for one in fewer])
 
@@ -506,7 +508,7 @@ def each_its_own(folder, world, settings, allow_missing):
     paths = sorted(Path(folder).glob(f"*-{rank}-of-{world}.pt"))
     states = [torch.load(path, weights_only=True)["dagc"] for path in paths]
     local = around(small(1), resume=states, allow_missing=allow_missing, **settings)
-    return local.downloaded, local.missing, local.round, local.shared.clone(), local.client.feedback.residual
+    return local.downloaded, local.missing, local.round, local.shared.clone(), local.uplink.feedback.residual
 
 
 def test_a_late_rank_downloads_the_model_and_a_lost_one_is_named(two, four, tmp_path):
@@ -533,27 +535,73 @@ def test_the_newest_round_that_is_complete_is_resumed(two, tmp_path):
     assert [round for _, _, round, *_ in answers] == [3, 3]
 
 
+def damage(path):
+    """A NaN in the residual of a saved state."""
+    saved = torch.load(path, weights_only=True)
+    saved["dagc"]["uplink"]["residual"][3] = torch.nan
+    torch.save(saved, path)
+
+
+def test_the_next_older_round_is_resumed_if_the_newest_is_damaged(two, tmp_path):
+    good(two.run(saving, tmp_path, {}, 4))
+    damage(tmp_path / "004-1-of-2.pt")
+    answers = good(two.run(each_its_own, tmp_path, 2, {}, False))
+    assert [round for _, _, round, *_ in answers] == [3, 3]
+
+
+def test_states_of_a_round_that_two_timelines_reached_are_never_mixed(two, tmp_path):
+    """The training is continued from round 2 without what came after it; then the lost files come back."""
+    good(two.run(saving, tmp_path, {}, 4))
+    lost = {path: path.read_bytes() for path in tmp_path.glob("00[34]-*")}
+    for path in lost:
+        path.unlink()
+    good(two.run(saving, tmp_path, {}, 3))
+    (tmp_path / "003-1-of-2.pt").unlink()  # rank 1's state of the new round 3 is lost
+    for path, content in lost.items():
+        if path.name != "003-0-of-2.pt":
+            path.write_bytes(content)
+    answers = good(two.run(each_its_own, tmp_path, 2, {}, False))
+    assert [round for _, _, round, *_ in answers] == [4, 4], "round 3 is of both timelines, round 4 of one"
+    assert alike([shared for *_, shared, _ in answers])
+    for path in tmp_path.glob("004-*"):
+        path.unlink()
+    answers = good(two.run(each_its_own, tmp_path, 2, {}, False))
+    assert [round for _, _, round, *_ in answers] == [2, 2]
+
+
+def test_states_of_different_trainings_are_refused(two, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        good(two.run(saving, tmp_path / name, {}, 2))
+    for path in (tmp_path / "b").iterdir():
+        path.rename(tmp_path / "a" / f"b-{path.name}")
+    for answer in two.run(saving, tmp_path / "a", {}, 3):
+        assert isinstance(answer, InvalidInput)
+        assert "the states are of 2 different trainings" in str(answer)
+
+
 def wrong_states(folder):
     rank = dist.get_rank()
     state = torch.load(f"{folder}/002-{rank}-of-2.pt", weights_only=True)["dagc"]
-    arrays = state["arrays"]
-    pending = {"pending.indices": torch.tensor([9, 3]), "pending.values": torch.ones(2)}
+    uplink = state["uplink"]
+    pending = {"indices": torch.tensor([9, 3]), "values": torch.ones(2)}
     mistakes = {
-        "has version 2, this is 1: update dagc": {"version": 2},
+        "has version 2, this is 1: use the version of dagc": {"version": 2},
         "not the state of a dagc.ddp.LocalSteps: it holds": {"more": 1},
         "use the model and settings of it": {"about": {**state["about"], "ratio": 0.5}},
-        "its residual is not 785 float32 numbers": {"arrays": {**arrays, "residual": arrays["residual"][1:]}},
-        "its shared holds NaN": {"arrays": {**arrays, "shared": arrays["shared"] * torch.nan}},
+        "its residual is not 785 float32 numbers": {"uplink": {**uplink, "residual": uplink["residual"][1:]}},
+        "its shared holds NaN": {"shared": state["shared"] * torch.nan},
         "are not numbers": {"round": -1},
-        "it has no arrays or no examples": {"arrays": None},
-        "do not fit": {"rank": 2},
-        "the state is damaged": {"server": {}},
-        "state is damaged: this is not a client's": {"client": {}},
-        "this is not a client's state: TypeError": {"client": 5},
-        "its due or seconds is no time": {"seconds": float("nan")},
-        "a state is damaged: its due": {"due": 0},
-        "state is damaged: indices must ascend": {"arrays": {**arrays, **pending}},
-        "state is damaged: 'str' object": {"arrays": {**arrays, "pending.indices": "x"}},
+        "it has no examples or no start": {"start": None},
+        "start or examples are not numbers": {"start": [1, -1, 1]},
+        "its ranks and examples do not fit": {"rank": 2},
+        "a state is damaged": {"server": {}},
+        "its residual is not": {"uplink": {}},
+        "its residual is not 785": {"uplink": 5},
+        "due or seconds is invalid": {"seconds": float("nan")},
+        "a state is damaged: due": {"due": 0},
+        "a state is damaged: .*indices must ascend": {"uplink": {**uplink, "pending": pending}},
+        "a state is damaged: .*string indices": {"uplink": {**uplink, "pending": "x"}},
     }
     for wrong in (0, 1):
         for words, change in mistakes.items():
@@ -565,7 +613,7 @@ def wrong_states(folder):
     with pytest.raises(InvalidInput, match=r"not the state of a dagc.ddp.LocalSteps$"):
         around(small(), resume=[{"residual": 1}])
     if rank == 0:
-        state = {**state, "arrays": {**arrays, "shared": arrays["shared"] + 1}}
+        state = {**state, "shared": state["shared"] + 1}
     with pytest.raises(DagcError, match="ranks 0 and 1 have different shared models after 2 exchanges"):
         around(small(), resume=[state])
     local = around(small(), resume=[])
@@ -593,7 +641,7 @@ def spoilt(overlap, step_ahead):
             begun = weights(model)
         one_step(model, sgd(model), step)
         if step == 4:
-            before, residual = local.shared.clone(), local.client.feedback.residual.clone()
+            before, residual = local.shared.clone(), local.uplink.feedback.residual.clone()
             if dist.get_rank() == 1:
                 model[0].weight.data[0, 0] = torch.nan
         try:
@@ -602,7 +650,7 @@ def spoilt(overlap, step_ahead):
             messages.append(str(error))
             same = torch.equal(weights(model), begun if step_ahead else local.shared)
             if not overlap:
-                same &= torch.equal(local.shared, before) & torch.equal(local.client.feedback.residual, residual)
+                same &= torch.equal(local.shared, before) & torch.equal(local.uplink.feedback.residual, residual)
     local.finish()
     return messages, same, weights(model), local.round
 
@@ -674,18 +722,162 @@ def making(cases):
         (({"local": ["*"]},) * 2, "there is nothing to exchange"),
         (({"down": 100},) * 2, "DDP has no server that sends a model down"),
         (({"first_model": "drawn"},) * 2, "DDP sends the first model itself"),
-        (({"caps": {"7": 0.1}},) * 2, "there is no rank for the cap of '7'"),
+        (({"caps": {"7": 0.1}},) * 2, "caps: there is no rank '7'"),
         (({"ratio": None, "rate": "1 MB/training"},) * 2, "a rate per training needs rounds"),
-        (({}, {"examples": -1}), "examples of rank 1 is not a number"),
+        (({}, {"examples": -1}), "rank 1: examples is -1: it must be an integer, 0 or more"),
+        (({}, {"steps": 0}), "rank 1: steps is 0: it must be an integer of at least 1"),
+        (({}, {"timeout": -1}), "rank 1: timeout is -1: it must be a number of seconds above 0"),
+        (({}, {"local": ["head.*"]}), "rank 1: local: no trainable parameter is called 'head.*'"),
         (({"examples": 0},) * 2, "examples is 0 on all ranks"),
-        (({}, {"steps": 4}), "ranks 0 and 1 differ in their models or arguments"),
-        (({}, {"overlap": True}), "ranks 0 and 1 differ in their models or arguments"),
+        (({}, {"steps": 4}), "ranks 0 and 1 differ in steps; this rank has {'steps': "),
+        (({}, {"overlap": True}), "ranks 0 and 1 differ in overlap"),
     ],
 )
 def test_wrong_arguments_are_refused_on_all_ranks(two, cases, words):
     for answer in two.run(making, cases):
         assert isinstance(answer, InvalidInput)
         assert words in str(answer)
+
+
+def failing_alone(how):
+    """Rank 1 fails while it prepares itself; the others must not wait for it."""
+    model = small()
+    if dist.get_rank() == 1:
+        if how == "devices":
+            model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 5, device="meta"))
+        elif how == "frozen":
+            model.requires_grad_(False)
+        elif how == "module":
+            model = model.state_dict()
+        else:
+            local_steps.begin.__globals__["Uplink"] = out_of_memory
+    try:
+        return around(model)
+    finally:
+        local_steps.begin.__globals__["Uplink"] = Uplink
+
+
+def out_of_memory(*_):
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("devices", "rank 1: the trainable parameters must be on one device, not on ['cpu', 'meta']"),
+        ("frozen", "rank 1: there is nothing to exchange"),
+        ("module", "rank 1: the model is a OrderedDict"),
+        ("memory", "rank 1: RuntimeError: out of memory"),
+    ],
+)
+def test_a_rank_that_fails_in_the_constructor_is_an_error_on_all(two, how, words):
+    for answer in two.run(failing_alone, how):
+        assert isinstance(answer, DagcError)
+        assert words in str(answer)
+
+
+def growing(how):
+    """Rank 1's model is changed between two exchanges."""
+    model = small()
+    local = around(model, steps=1)
+    one_step(model, sgd(model), 0)
+    local.step()
+    if dist.get_rank() == 1:
+        if how == "replaced":
+            model[2] = nn.Linear(30, 6)
+        elif how == "frozen":
+            model[2].requires_grad_(False)
+        else:
+            model[2].bias.data = torch.zeros(4)
+    local.step()
+
+
+@pytest.mark.parametrize("how", ["replaced", "frozen", "resized"])
+def test_a_model_that_changes_after_the_construction_is_refused_on_all_ranks(two, how):
+    for answer in two.run(growing, how):
+        assert isinstance(answer, InvalidInput)
+        assert "rank 1: the model's trainable parameters have changed since LocalSteps was made" in str(answer)
+
+
+def evaluating():
+    """A rank's private model, the shared one inside the block, and what comes after the end."""
+    model = small()
+    with around(model, steps=3) as local:
+        for step in range(4):
+            one_step(model, sgd(model), step)
+            local.step()
+        private = weights(model)
+        with local.shared_model() as shared:
+            assert shared is model
+            inside, expected = weights(model), local.shared.clone()
+        same = torch.equal(weights(model), private)
+    with pytest.raises(InvalidInput, match="this LocalSteps is closed"):
+        local.step()
+    local.close()
+    return private, inside, expected, same, weights(model), local.round
+
+
+def test_the_shared_model_can_be_evaluated_between_exchanges_and_a_block_ends_with_finish_and_close(two):
+    one, other = good(two.run(evaluating))
+    assert not torch.equal(one[0], other[0])
+    for private, inside, expected, same, _, rounds in (one, other):
+        assert not torch.equal(private, inside)
+        assert torch.equal(inside, expected)
+        assert (same, rounds) == (True, 2)
+    assert torch.equal(one[1], other[1])
+    assert torch.equal(one[4], other[4])
+
+
+def test_a_plan_object_stands_for_its_settings(two):
+    for answer in two.run(planned):
+        assert not isinstance(answer, Exception), answer
+
+
+def planned():
+    plan = Plan(method="dagc-r", ratio=0.05, values="int8")
+    local = LocalSteps(small(), examples=1, plan=plan)
+    assert local.server.plan.as_dict() == plan.replaced(down="lossless").as_dict()
+    with pytest.raises(InvalidInput, match=r"give plan, a dagc\.Plan, or its settings"):
+        LocalSteps(small(), examples=1, plan=plan, ratio=0.5)
+    with pytest.raises(InvalidInput, match=r"give plan, a dagc\.Plan, or its settings"):
+        LocalSteps(small(), examples=1, plan={"ratio": 0.5})
+
+
+def restarted(how):
+    """Whether a warning came, for an optimizer with or without a state, and with torchrun's count of restarts."""
+    model, records = small(), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("dagc.ddp").addHandler(handler)
+    if how == "optimizer":
+        one_step(model, optimizer, 0)
+    if how == "torchrun":
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    try:
+        local = around(model, steps=1)
+        for step in range(3):
+            one_step(model, optimizer, step)
+            state = local.state_dict() if local.step() else None
+        if how == "resumed":
+            optimizer = torch.optim.AdamW(model.parameters())
+            one_step(model, optimizer, 0)
+            local = around(model, steps=1, resume=[state])
+            one_step(model, optimizer, 1)
+        return [record.getMessage() for record in records if record.levelno == logging.WARNING]
+    finally:
+        os.environ.pop("TORCHELASTIC_RESTART_COUNT", None)
+        logging.getLogger("dagc.ddp").removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("optimizer", "the optimizer has a state"), ("torchrun", "torchrun has restarted"), ("new", ""), ("resumed", "")],
+)
+def test_a_training_that_goes_on_without_our_state_warns_once(two, how, words):
+    for warnings in good(two.run(restarted, how)):
+        assert [warning.partition(",")[0] for warning in warnings] == ([warnings[0].partition(",")[0]] if words else [])
+        assert not words or words in warnings[0]
 
 
 def in_ddp():
@@ -763,4 +955,4 @@ def test_torchrun_restarts_a_killed_rank_and_the_training_goes_on(tmp_path):
         assert f"rank {rank} begins after 5 exchanges" in done.stdout
         assert f"rank {rank} ends after 8 exchanges" in done.stdout
     final = [torch.load(tmp_path / f"8-{rank}.pt", weights_only=True) for rank in range(3)]
-    assert alike([state["arrays"]["shared"] for state in final])
+    assert alike([state["shared"] for state in final])

@@ -36,7 +36,7 @@ def ddp(folder):
     module, other = torch.nn.Linear(8, 2), torch.nn.Linear(8, 2)
     model = torch.nn.parallel.DistributedDataParallel(other)
     names = {"dagc": dagc, "torch": torch, "module": module, "model": model, "dataset": range(100), "rank": 0}
-    return {**names, "optimiser": torch.optim.SGD(module.parameters())}
+    return {**names, "optimizer": torch.optim.SGD(module.parameters())}
 
 
 class Writer:
@@ -58,14 +58,14 @@ def internet(folder):
     """A rank that has just exchanged for the tenth time."""
     names = ddp(folder)
     module = names["module"]
-    local = dagc.ddp.LocalSteps(module, examples=100, steps=1, ratio=0.1, values="int8")
+    local = dagc.ddp.LocalSteps(module, examples=100, steps=1)
     for _ in range(10):
-        names["optimiser"].zero_grad()
+        names["optimizer"].zero_grad()
         module(torch.ones(4, 8)).sum().backward()
-        names["optimiser"].step()
+        names["optimizer"].step()
         exchanged = local.step()
     assert exchanged.round == 10
-    return {**names, "model": module, "local": local, "exchanged": exchanged, "world": 1, "folder": folder}
+    return {**names, "model": module, "local": local, "exchanged": exchanged, "evaluate": id, "world": 1, "folder": folder}
 
 
 def own_data(folder):

@@ -1,6 +1,7 @@
 """Whatever arrays an app has: half precision, adapters, tied and frozen weights, buffers; and the bytes it reads of."""
 
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
 from torch import nn
 
 from dagc.errors import InvalidInput, MalformedPayload
-from dagc.flower import DataAware, compress, compress_from
+from dagc.flower import DataAware, compress, compress_with
 from dagc.flower.layout import AppModel, Layout
 from dagc.flower.local import LocalGrid
 from dagc.folder import read_metrics
@@ -109,8 +110,8 @@ def test_the_residual_keeps_all_that_was_not_sent_in_float32(states):
     for part in range(NODES):
         node = kept_by(states, "kept", part)
         (computed,) = [change for who, _, change in seen if who == part]
-        assert torch.equal(node.client.feedback.residual + node.client.pending.dense(), computed)
-        assert node.client.feedback.residual.dtype == torch.float32
+        assert torch.equal(node.uplink.feedback.residual + node.uplink.pending.dense(), computed)
+        assert node.uplink.feedback.residual.dtype == torch.float32
 
 
 def test_the_app_is_not_blamed_for_rounding():
@@ -158,7 +159,7 @@ def test_other_types_are_refused_by_name(dtype):
 def test_nodes_can_draw_a_first_model_of_half_precision(states):
     torch.manual_seed(3)
     model = ArrayRecord({"w": bfloat16(torch.randn(SIZE)), "v": Array(torch.randn(SIZE).half().numpy())})
-    app = toward(mod=compress_from(lambda context: model))
+    app = toward(mod=compress_with(lambda context: model))
     strategy = DataAware(fed_avg(), ratio=0.05, first_model="drawn", run="drawn")
     strategy.start(LocalGrid(app, NODES), model, num_rounds=2)
     lines = read_metrics(states / "runs" / "drawn")
@@ -190,7 +191,7 @@ class Adapters(nn.Module):
 
 def test_frozen_weights_cost_nothing_and_tied_ones_stay_tied(states):
     grid = LocalGrid(client_app(model=Adapters), NODES)
-    strategy = DataAware(fed_avg(), ratio=0.02, run="adapters")
+    strategy = DataAware(fed_avg(), method="dagc-r", ratio=0.02, run="adapters")
     result = start(strategy, grid, 30, model=Adapters)
     before, after = Adapters().state_dict(), result.arrays.to_torch_state_dict()
     assert torch.equal(after["base.weight"], before["base.weight"])
@@ -232,7 +233,7 @@ def test_a_state_dict_of_adapters_alone_is_a_model_too(states):
 
 
 def test_bytes_are_among_the_metrics_and_in_the_log(states, caplog):
-    strategy = DataAware(FedAvg(), ratio=0.02, run="counted", budget_mb=0.005)
+    strategy = DataAware(FedAvg(), method="dagc-r", ratio=0.02, run="counted", budget_mb=0.015)
     with caplog.at_level(logging.INFO, "dagc.flower"):
         result = start(strategy, LocalGrid(client_app(), NODES), 4)
     lines = read_metrics(states / "runs" / "counted")
@@ -245,8 +246,8 @@ def test_bytes_are_among_the_metrics_and_in_the_log(states, caplog):
         assert metrics["train_loss"] > 0
     last = lines[-1]
     total = (last["bytes_up"] + last["bytes_down"]) / 1e6
-    assert f"MB in this round, {total:.3f} MB so far of 0.005 MB ({total / 0.005:.2%})" in caplog.text
-    assert caplog.text.count("the budget of 0.005 MB is used up; the run goes on") == 1
+    assert f"MB in this round, {total:.3f} MB so far of 0.015 MB ({total / 0.015:.2%})" in caplog.text
+    assert caplog.text.count("the budget of 0.015 MB is used up; the run goes on") == 1
 
 
 class Counting(FedAvg):
@@ -270,8 +271,10 @@ class Own(Counting):
         return super().aggregate_train(server_round, list(replies))
 
 
-@pytest.mark.parametrize("kind", [Counting, Own])
-def test_the_inner_strategy_counts_results_and_failures_as_they_are(caplog, kind):
+@pytest.mark.parametrize(
+    ("kind", "counts"), [(Counting, [(1, 0), (1, 1), (1, 0)]), (Own, [(4, 0), (3, 1), (3, 0)])]
+)
+def test_the_inner_strategy_gets_one_mean_or_every_nodes_model_and_all_failures(caplog, kind, counts):
     grid = LocalGrid(client_app(), NODES)
 
     def spoil(reply):
@@ -283,5 +286,37 @@ def test_the_inner_strategy_counts_results_and_failures_as_they_are(caplog, kind
     grid.on_reply = spoil
     inner = kind(fraction_evaluate=0.0)
     start(DataAware(inner, ratio=0.02), grid, 3)
-    assert inner.counts == [(4, 0), (3, 1), (3, 0)]
-    assert "Received 4 results and 0 failures" in caplog.text
+    assert inner.counts == counts
+    assert f"Received {counts[0][0]} results and 0 failures" in caplog.text
+    assert "dagc: round 1: 4 of 4 nodes" in caplog.text
+
+
+def test_metrics_are_those_of_all_nodes_even_if_the_strategy_gets_one_reply():
+    """A function of somebody's own sees every node's metrics; those of the one reply are their means."""
+    seen = []
+
+    def aggregate(contents, key):
+        seen.append([dict(content["metrics"]) for content in contents])
+        return MetricRecord({"largest": max(float(content["metrics"]["train_loss"]) for content in contents)})
+
+    result = start(
+        DataAware(fed_avg(train_metrics_aggr_fn=aggregate), method="dagc-r", ratio=0.02),
+        LocalGrid(client_app(), NODES), 1,
+    )  # fmt: skip
+    mean, everybody = seen
+    assert [len(mean), len(everybody)] == [1, NODES]
+    examples = [each["num-examples"] for each in everybody]
+    assert mean[0]["num-examples"] == sum(examples)
+    losses = [each["train_loss"] for each in everybody]
+    assert mean[0]["train_loss"] == pytest.approx(np.average(losses, weights=examples))
+    assert result.train_metrics_clientapp[1]["largest"] == max(losses)
+
+
+def test_flowers_log_has_the_bytes_that_went_down_since_the_line_before(caplog):
+    """With an evaluation on the nodes, the model goes down after that round's line, and not again in the next."""
+    result = start(DataAware(FedAvg(), method="dagc-r", ratio=0.02), LocalGrid(client_app(), NODES), 3)
+    logged = [float(down) for down in re.findall(r"'dagc-mb-down': ([\d.e-]+)", caplog.text)][:3]
+    of_rounds = [metrics["dagc-mb-down"] for metrics in result.train_metrics_clientapp.values()]
+    assert logged[0] < of_rounds[0]
+    assert logged[1] > 0.5 * of_rounds[1]
+    assert sum(logged) < sum(of_rounds)

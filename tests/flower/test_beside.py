@@ -38,7 +38,7 @@ from dagc.flower import DataAware, compress
 from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD
 from dagc.folder import read_metrics
-from dagc.protocol import Client, Plan, Server
+from dagc.protocol import ModelServer, Plan, Uplink
 from dagc.wire import VALUE_CODECS
 from tests.flower.test_flower import NODES, WithBatchNorm, client_app, fed_avg, flat, kept_by, start, states
 
@@ -155,19 +155,20 @@ def test_who_compares_nodes_needs_only_a_ratio(name):
 @pytest.mark.parametrize("values", [*VALUE_CODECS, "auto"])
 @pytest.mark.parametrize("clip", [1e-30, 0.01, 1.0, 1e6])
 def test_no_upload_is_longer_than_clip_and_nothing_is_lost(values, clip):
-    plan = Plan(ratio=0.2, values=values, clip=clip)
-    server, client = Server(plan, torch.zeros(100)), Client([100])
+    plan = Plan(method="thrifty", ratio=0.2, values=values, clip=clip)
+    server = ModelServer(plan, torch.zeros(100))
+    client = Uplink(server.plan.for_clients(), [100])
     server.join("a", 10)
     delivered, computed = torch.zeros(100, dtype=torch.float64), torch.zeros(100, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
     for _ in range(10):
         order = server.orders(["a"])["a"]
-        client.settle(order.taken)
+        client.settle(order.accepted)
         gradient = torch.randn(100, generator=generator)
         upload = server.read("a", client.upload(gradient, order).frame)
         computed += gradient
-        delivered += upload.sparse.dense()
-        assert np.linalg.norm(upload.sparse.values.astype(np.float64)) <= clip
+        delivered += upload.update.dense()
+        assert np.linalg.norm(upload.update.values.astype(np.float64)) <= clip
         server.close([upload])
     assert torch.allclose(delivered + client.feedback.residual, computed, atol=1e-4)
     if clip in (0.01, 1.0):
@@ -175,7 +176,8 @@ def test_no_upload_is_longer_than_clip_and_nothing_is_lost(values, clip):
 
 
 def test_the_server_refuses_what_is_longer_than_clip():
-    server, client = Server(Plan(method="dagc-r", ratio=0.5, clip=1.0), torch.zeros(10)), Client([10])
+    server = ModelServer(Plan(method="dagc-r", ratio=0.5, clip=1.0), torch.zeros(10))
+    client = Uplink(server.plan.for_clients(), [10])
     server.join("a", 10)
     order = server.orders(["a"])["a"]
     with pytest.raises(OutsideBound, match="more than clip = 1"):
@@ -183,7 +185,7 @@ def test_the_server_refuses_what_is_longer_than_clip():
 
 
 def test_a_rounds_own_bound_counts_beside_the_plans():
-    server = Server(Plan(method="dagc-r", ratio=0.5, clip=1.0), torch.zeros(10))
+    server = ModelServer(Plan(method="dagc-r", ratio=0.5, clip=1.0), torch.zeros(10))
     server.join("a", 10)
     assert [server.orders(["a"], clip=bound)["a"].clip for bound in (None, 0.5, 2.0)] == [1.0, 0.5, 1.0]
 
@@ -273,7 +275,7 @@ def test_with_clipping_on_the_server_every_nodes_part_is_within_the_bound_and_no
 @pytest.mark.parametrize("plan", [{"ratio": None}, {"ratio": 0.05}, {"ratio": 0.05, "overhead": 0.25}])
 def test_with_clipping_on_the_server_nodes_may_wait(kind, plan):
     """Flower divides by the length of what a node sends, and a node that waits sends nothing."""
-    sent, result = run(noisy(kind), **{"method": "dagc", "frames": "compact", "rounds": 20, **plan})
+    sent, result = run(noisy(kind), **{"method": "thrifty", "frames": "compact", "rounds": 20, **plan})
     assert 0 < len(sent) < 20 * NODES
     assert losses(result)[-1] < losses(result)[0]
 
@@ -344,8 +346,7 @@ def test_with_local_privacy_all_that_is_kept_or_sent_was_made_noisy_before(state
     sent, _ = run(FedAvg(**OFF), mod, run="local", method="top-k")
     assert len(sent) == 12 * NODES
     for part in range(NODES):
-        client = kept_by(states, "local", part).client
-        left = client.feedback.residual.double()
+        left = kept_by(states, "local", part).uplink.feedback.residual.double()
         assert left.norm() > 0
         assert left.count_nonzero() > SIZE / 2
         assert seen[part].norm() < 12 * (0.5 + 0.01 * 6 * SIZE**0.5)

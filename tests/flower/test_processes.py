@@ -58,7 +58,7 @@ def same(ours, theirs):
 
 
 def kept_by(lab, number):
-    return node_files.read(lab.state / "nodes" / "digits" / f"partition-{number}.state")
+    return node_files.read_node(lab.state / "nodes" / "digits" / f"partition-{number}.safetensors")
 
 
 def test_the_ray_simulation_ends_with_the_bits_of_the_grid_in_this_process(tmp_path, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_i
         wait_for(lambda: [line["present"] for line in lab.rounds("digits")].count(NODES) >= 2, "two rounds of all")
         lab.kill("node-1")
         before = kept_by(lab, 1)
-        kept = before.client.feedback.residual
+        kept = before.uplink.feedback.residual
         assert kept.count_nonzero() > 1000
         killed = len(lab.rounds("digits"))
         wait_for(lambda: any(line["present"] == NODES - 1 for line in lab.rounds("digits")[killed:]), "a round of two")
@@ -114,10 +114,10 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_i
         after = kept_by(lab, 1)
         rows = lab.rounds("digits")
     assert after.lineage == before.lineage
-    assert after.client.feedback.steps > before.client.feedback.steps
+    assert after.uplink.feedback.steps > before.uplink.feedback.steps
     assert after.examples == before.examples
     # What it had not sent is still there, beside what it has learnt since: 1.1 times as much without processes.
-    assert after.client.feedback.residual @ kept > 0.8 * kept @ kept
+    assert after.uplink.feedback.residual @ kept > 0.8 * kept @ kept
     assert rows[-1]["accuracy"] > rows[0]["accuracy"]
 
 

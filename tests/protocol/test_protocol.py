@@ -17,7 +17,7 @@ from tests.protocol.runs import ACTIONS, SIZE, Run, gradient
 
 PLANS = [
     {"ratio": 0.02},
-    {"bytes": 30, "values": "sign", "overhead": 0.2},
+    {"method": "thrifty", "bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.2},
     {"method": "random-k", "bytes": 60, "values": "int8"},
     {"method": "dagc-a", "threshold": 1.0, "values": "int8"},
     {"method": "accordion", "ratio": 0.02, "options": {"interval": 1}},
@@ -63,7 +63,7 @@ def test_a_federation_that_grows_from_3_to_300_clients_keeps_its_budget_and_goes
     )
 
 
-@pytest.mark.parametrize("plan", [{}, {"values": "sign", "overhead": 0.2}])
+@pytest.mark.parametrize("plan", [{}, {"values": "sign", "frames": "compact", "overhead": 0.2}])
 @given(lost=st.lists(st.sets(st.sampled_from("01234")), min_size=30, max_size=30))
 @settings(max_examples=15, deadline=None)
 def test_a_byte_budget_is_not_passed_by_uploads_that_never_arrive(plan, lost):
@@ -87,7 +87,9 @@ def test_reporters_that_hold_nothing_any_more_do_not_end_a_run():
 
 
 def test_caps_limit_who_has_them_and_nobody_else():
-    plan = Plan(method="dagc-r", bytes=40, overhead=0.2, values="sign", caps={"0": 1 / SIZE, "1": 0.05})
+    plan = Plan(
+        method="dagc-r", bytes=40, overhead=0.2, values="sign", frames="compact", caps={"0": 1 / SIZE, "1": 0.05}
+    )
     run = Run(plan)
     sent = dict.fromkeys("0123", 0)
     for _ in range(60):
@@ -121,7 +123,7 @@ def test_a_byte_budget_that_no_frame_fits_into_is_saved_up():
 
 def test_clients_join_leave_and_return_to_their_own_savings_and_residuals():
     """The decisions for those who stay do not depend on what a client that left is called."""
-    plan = Plan(method="dagc-r", bytes=15, values="sign", overhead=0.2)
+    plan = Plan(method="dagc-r", bytes=15, values="sign", frames="compact", overhead=0.2)
     run = Run(plan)
     for t in range(20):
         run.round([name for name in "0123" if not (name == "1" and 5 <= t < 12)])

@@ -6,7 +6,7 @@ import torch
 
 from dagc import Plan
 from dagc.protocol import ModelServer
-from dagc.training import Federation
+from dagc.training import Federation, iterate
 from tests.helpers.states import check_all_or_nothing, copied, same
 from tests.protocol.runs import Client, Run
 from tests.training.runs import config
@@ -51,6 +51,16 @@ def test_a_damaged_federation_is_refused_and_changes_nothing(fields):
     vector = federation.vector.clone()
     check_all_or_nothing(federation)
     assert torch.equal(federation.vector, vector)
+
+
+def test_damaged_buffers_are_refused_and_change_nothing():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    data = {name: (torch.randn(9, 4), torch.arange(9) % 2) for name in ("ann", "bob")}
+    federation = iterate(method="top-k", ratio=0.5, model=model, data=data, rounds=2).federation
+    federation.step()
+    assert len(federation.buffers) == 3
+    check_all_or_nothing(federation)
 
 
 def test_a_copy_continues_to_the_same_bits_and_holds_on_to_nothing(run):

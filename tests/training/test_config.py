@@ -94,7 +94,7 @@ def test_a_trace_that_lacks_a_client_is_refused_before_any_work(tmp_path):
 
 def test_the_partition_is_written_with_all_digits():
     assert config(skew_ratio=1234567.5, label_alpha=0.123456789).partition_spec == (
-        "skewed:workers=10,skew_ratio=1234567.5,label_alpha=0.123456789"
+        "skewed:clients=10,skew_ratio=1234567.5,label_alpha=0.123456789"
     )
 
 

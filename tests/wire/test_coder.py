@@ -1,10 +1,7 @@
 """The coder that knows the past: the documented bytes, the same on every path, and memories that stay the same."""
 
 import contextlib
-import copy
-import importlib.util
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -17,124 +14,25 @@ import dagc
 from benchmarks.coder_attack import Attack
 from dagc import VALUE_CODECS, InvalidInput, MalformedPayload, Sparse, decode, encode
 from dagc._numba import compiled
-from dagc.wire import Memory, _coder, _range_coder, coder, is_coded
+from dagc.wire import Memory, is_coded
 from dagc.wire.coder import MOST_ENTRIES
-from dagc.wire.frame import checksum, encode_coded
-from tests.wire.coder_reference import FIRST_WEIGHTS, Entries, ReferenceMemory, Refused
+from dagc.wire.frame import checksum
+from tests.wire.coder_reference import Refused
+from tests.wire.histories import (
+    SIGN,
+    coded_frame,
+    entries_of,
+    histories,
+    reference_for,
+    reference_state,
+    shapes,
+    signed,
+    size_of,
+    state,
+    without_kernels,
+)
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "wire-entries.md"
-SIGN = VALUE_CODECS["sign"].id
-
-
-# Frames to try
-
-
-@st.composite
-def shapes(draw):
-    tensor = st.integers(1, 12) | st.tuples(st.integers(1, 6), st.integers(0, 8))
-    tensor |= st.tuples(st.integers(2, 9), st.just(1)) | st.tuples(*[st.integers(1, 3)] * 4) | st.just((1, 9))
-    found = draw(st.just([1]) | st.just([(1, 1)]) | st.lists(tensor, min_size=1, max_size=4))
-    return found if any(np.prod(shape) for shape in found) else [*found, 1]
-
-
-def size_of(shapes):
-    return int(sum(np.prod(shape) for shape in shapes))
-
-
-def signed(size, indices, negative, mean):
-    """Entries of one magnitude, which has these bits in bf16."""
-    magnitude = np.array([mean << 16], dtype=np.uint32).view(np.float32)[0]
-    negative = np.broadcast_to(negative, len(indices)).astype(bool)
-    return Sparse(size, indices, np.where(negative, -magnitude, magnitude).astype(np.float32))
-
-
-@st.composite
-def histories(draw, size, signs, most=8):
-    """Frames that could follow each other: each a `Sparse` and the most entries that the reader expects."""
-    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
-    frames, before = [], np.arange(0)
-    for _ in range(draw(st.integers(1, most))):
-        count = draw(st.sampled_from([0, 1, size]) | st.integers(0, size))
-        where = draw(st.sampled_from(["anywhere", "together", "as before"]))
-        if where == "together":
-            start = int(rng.integers(size - count + 1))
-            indices = np.arange(start, start + count)
-        elif where == "as before" and len(before):
-            indices, before = before, np.arange(0)
-        else:
-            indices = np.sort(rng.choice(size, count, replace=False))
-        before = indices if rng.random() < 0.5 else before
-        mean = draw(st.sampled_from([0, 1, 0x3C00, 0x3C23, 0x7F7F])) if signs else 0x3F80
-        negative = rng.random(len(indices)) < draw(st.sampled_from([0, 0.1, 0.5, 1])) if signs and mean else 0
-        expected = draw(st.sampled_from([None, 0, 0, 1, size]))
-        expected = None if expected is None else min(size, len(indices) + expected)
-        values = signed(size, indices, negative, mean).values if signs else rng.standard_normal(len(indices))
-        frames.append((Sparse(size, indices, values), expected))
-    return frames
-
-
-def entries_of(sparse, values="sign"):
-    """The same for the reference."""
-    if values != "sign":
-        codec = VALUE_CODECS[values]
-        return Entries(sparse.indices.tolist(), codec=codec.id, values=codec.write(sparse.values))
-    mean = int(np.abs(sparse.values[:1]).view(np.uint32)[0] >> 16) if len(sparse) else 0
-    return Entries(sparse.indices.tolist(), mean, (sparse.values < 0).astype(int).tolist())
-
-
-def state(memory):
-    """Everything that a memory remembers, as plain lists and numbers."""
-    return {name: np.asarray(part).tolist() for name, part in memory.state_dict().items()}
-
-
-def reference_state(reference, signs, frames):
-    """The same of the reference's."""
-    kinds = [(kind, context) for kind, table in FIRST_WEIGHTS.items() for context in range(len(table))]
-    kinds += [("row", row) for row in range(len(reference.lean))]
-    tables = [reference.weights[key] for key in kinds] + [reference.seen[key] for key in kinds]
-    tables += [number for part in (reference.chances, reference.trials) for row in part for number in row]
-    tables += reference.lean
-    clocks = {}
-    if reference.clocks:
-        both = zip(reference.interval, reference.negative, strict=True)
-        clocks = {"last": reference.last, "interval": [2 * time + negative for time, negative in both]}
-    return {
-        "tables": tables,
-        "columns": reference.column,
-        **clocks,
-        "clocks": reference.clocks,
-        "signs": signs,
-        "frames": frames,
-        "fingerprint": reference.fingerprint,
-        "mean": reference.mean,
-        "now": reference.now,
-    }
-
-
-def reference_for(shapes, clocks):
-    return ReferenceMemory([(shape,) if isinstance(shape, int) else shape for shape in shapes], clocks)
-
-
-@contextlib.contextmanager
-def without_kernels():
-    """The coder as it runs where numba is not installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dagc._numba.compiled", lambda: False)
-        for module in (_range_coder, _coder):  # the second imports the first
-            spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
-            plain = importlib.util.module_from_spec(spec)
-            patch.setitem(sys.modules, module.__name__, plain)
-            spec.loader.exec_module(plain)
-        patch.setattr(coder, "_coder", lambda: plain)
-        yield
-
-
-def coded_frame(sparse, values, round, memory, most):
-    """A coded frame, even where another one would be smaller."""
-    return encode_coded(sparse, VALUE_CODECS[values], round, memory, most, limit=1 << 20)
-
-
-# The same bytes
 
 
 @given(shapes(), st.booleans(), st.sampled_from(["sign", "sign", "fp32", "int8"]), st.data())
@@ -219,146 +117,6 @@ def test_the_clock_overflows_as_documented(now, data):
         assert state(memory) == reference_state(reference, True, number + 1)
     if len(frames) == 6:
         assert memory._now < 40_000
-
-
-# Memory
-
-
-@given(shapes(), st.booleans(), st.booleans(), st.data())
-@settings(max_examples=60)
-def test_reading_and_writing_leave_memory_as_it_is(shapes, clocks, signs, data):
-    size = size_of(shapes)
-    memory = Memory(shapes, clocks, signs)
-    for sparse, most in data.draw(histories(size, signs)):
-        before = state(memory)
-        section = memory.write(sparse, most)
-        memory.write(sparse, most, limit=max(0, len(section) - 1))
-        memory.read(section, most)
-        with contextlib.suppress(MalformedPayload):
-            memory.read(section[:-1] + b"\x55", most)
-        memory.read(Memory(shapes, clocks, signs).write(sparse, most), most, first=True)
-        assert state(memory) == before
-        memory.learn(sparse)
-
-
-@given(shapes(), st.booleans(), st.booleans(), st.data())
-@settings(max_examples=60)
-def test_it_does_not_matter_for_a_memory_what_was_done_before_a_frame_is_counted(shapes, clocks, signs, data):
-    """Written; read; neither, as after a restart; or something else was written and read meanwhile."""
-    frames = data.draw(histories(size_of(shapes), signs))
-    written, read, restarted, distracted = (Memory(shapes, clocks, signs) for _ in range(4))
-    for sparse, most in frames:
-        section = written.write(sparse, most)
-        entries, _ = read.read(section, most)
-        restarted = Memory.restored(shapes, restarted.state_dict())
-        distracted.write(sparse, most)
-        other, expected = data.draw(st.sampled_from(frames))
-        distracted.read(distracted.write(other, expected), expected)
-        for memory in (written, restarted, distracted):
-            memory.learn(sparse)
-        read.learn(entries)
-        assert state(written) == state(read) == state(restarted) == state(distracted)
-
-
-@given(shapes(), st.booleans(), st.data())
-@settings(max_examples=40)
-def test_a_frame_of_an_empty_memory_empties_the_receivers_when_it_is_counted(shapes, clocks, data):
-    size = size_of(shapes)
-    receiver, sender = Memory(shapes, clocks), Memory(shapes, clocks)
-    for sparse, _ in data.draw(histories(size, True)):
-        receiver.learn(sparse)
-    for sparse, most in data.draw(histories(size, True)):
-        first = not sender.frames
-        frame = coded_frame(sparse, "sign", 0, sender, most)
-        receiver.learn(decode(frame, size, memory=receiver, most=most))
-        sender.learn(sparse)
-        assert state(receiver) == state(sender)
-        assert frame[0] >> 4 == (9 if first else 8)
-
-
-@given(shapes(), st.booleans(), st.booleans(), st.data())
-@settings(max_examples=30)
-def test_a_restored_memory_goes_on_in_the_same_way(shapes, clocks, signs, data):
-    memory = Memory(shapes, clocks, signs)
-    for sparse, _ in data.draw(histories(size_of(shapes), signs)):
-        memory.learn(sparse)
-    saved = copy.deepcopy(memory.state_dict())
-    restored = Memory.restored(shapes, saved)
-    assert state(restored) == state(memory)
-    for array in (part for part in saved.values() if isinstance(part, np.ndarray)):
-        array[:] = 77  # what was given is not held on to
-    for sparse, most in data.draw(histories(size_of(shapes), signs)):
-        assert restored.write(sparse, most) == memory.write(sparse, most)
-        restored.learn(sparse)
-        memory.learn(sparse)
-        assert state(restored) == state(memory)
-
-
-def learnt():
-    """A memory that has counted three frames."""
-    memory = Memory([(3, 4), 5])
-    for start in range(3):
-        memory.learn(signed(17, np.arange(start, 17, 3), np.arange(start, 17, 3) % 2, 0x3C00))
-    return memory
-
-
-JUNK = {
-    "no tables": lambda saved: saved.pop("tables"),
-    "no clocks": lambda saved: saved.pop("last"),
-    "no array": lambda saved: saved.update(tables=[1, 2]),
-    "floats": lambda saved: saved.update(tables=saved["tables"].astype(float)),
-    "short": lambda saved: saved.update(columns=saved["columns"][:-1]),
-    "two dimensions": lambda saved: saved.update(last=saved["last"][:, None]),
-    "no fingerprint": lambda saved: saved.pop("fingerprint"),
-    "words": lambda saved: saved.update(frames="many"),
-    "nothing": lambda saved: saved.update(now=None),
-    "negative frames": lambda saved: saved.update(frames=-1),
-    "too large a fingerprint": lambda saved: saved.update(fingerprint=1 << 32),
-    "an infinite mean": lambda saved: saved.update(mean=0x7F80),
-    "a clock beyond its end": lambda saved: saved.update(now=65536),
-    "a clock before its beginning": lambda saved: saved.update(now=0),
-    "times in the future": lambda saved: saved.update(now=2),
-    "a column in the future": lambda saved: saved["columns"].__setitem__(1, 60_000),
-    "a coordinate in the future": lambda saved: saved["last"].__setitem__(1, 60_000),
-    "frames without a fingerprint": lambda saved: saved.update(fingerprint=0),
-    "a fingerprint without frames": lambda saved: saved.update(frames=0),
-    "a weight of 13 octaves": lambda saved: saved["tables"].__setitem__(0, 13 << 16),
-    "a weight of -13 octaves": lambda saved: saved["tables"].__setitem__(0, -13 << 16),
-    "nothing seen": lambda saved: saved["tables"].__setitem__(56 + 10, 0),
-    "a chance of one": lambda saved: saved["tables"].__setitem__(2 * 56, 65536),
-    "a chance of none": lambda saved: saved["tables"].__setitem__(2 * 56 + 50, 0),
-    "too many trials": lambda saved: saved["tables"].__setitem__(2 * 56 + 51, 256),
-    "a lean of 9": lambda saved: saved["tables"].__setitem__(-1, 9),
-    "a lean of -9": lambda saved: saved["tables"].__setitem__(-4, -9),
-}
-
-
-@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK)
-def test_junk_in_a_saved_memory_is_refused(junk):
-    memory = learnt()
-    saved = copy.deepcopy(memory.state_dict())
-    assert len(saved["tables"]) == 2 * 56 + 2 * 51 + 4  # 52 contexts and 4 rows: what the places above rely on
-    assert state(Memory.restored([(3, 4), 5], saved)) == state(memory)
-    junk(saved)
-    with pytest.raises(InvalidInput):
-        Memory.restored([(3, 4), 5], saved)
-
-
-def test_a_memory_of_another_model_is_refused():
-    memory = learnt()
-    for other in ([(4, 3), 5], [17], [(3, 4), 6]):
-        with pytest.raises(InvalidInput):
-            Memory.restored(other, memory.state_dict())
-
-
-def test_a_model_without_entries_or_with_too_many_has_no_memory():
-    with pytest.raises(InvalidInput, match="without entries"):
-        Memory([(3, 0)])
-    with pytest.raises(InvalidInput, match="at most"):
-        Memory([coder.MOST_SIZE + 1], clocks=False)
-
-
-# Frames
 
 
 @given(shapes(), st.booleans(), st.sampled_from(list(VALUE_CODECS)), st.data())
@@ -454,9 +212,6 @@ def test_a_frame_says_nothing_without_the_right_memory():
             decode(frame, **{"size": 400, "round": 5, "memory": memory, "most": 3} | change)
 
 
-# The documented bytes
-
-
 CONNECTIONS = re.findall(r"```coded\n(.*?)```", DOCUMENT.read_text(), re.S)
 
 
@@ -508,9 +263,6 @@ def test_refused_coded_vectors(line):
         reference.read(bytes.fromhex(damaged), int(number), SIGN, int(most))
 
 
-# Hostile bytes
-
-
 def test_mutated_frames_never_crash_the_decoder():
     frames = 2000 if compiled() else 200
     counts = Attack(seed=0).run(frames)
@@ -519,7 +271,9 @@ def test_mutated_frames_never_crash_the_decoder():
     assert counts["noticed"] == counts["taken"] - counts["unchanged"]
 
 
-@given(st.sampled_from([8, 9]), st.sampled_from(range(5)), st.binary(max_size=40), st.none() | st.integers(0, 300))
+@given(
+    st.sampled_from([8, 9]), st.sampled_from(range(5)), st.binary(max_size=40), st.none() | st.integers(0, 300)
+)
 @settings(max_examples=200)
 def test_arbitrary_bytes_never_crash_the_decoder(kind, value_id, section, most):
     memory = Memory([(16, 16), 1], signs=value_id == SIGN)

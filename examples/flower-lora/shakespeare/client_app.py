@@ -3,7 +3,7 @@
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from dagc.flower import compress_from  # dagc
+from dagc.flower import compress_with  # dagc
 from shakespeare.task import adapters_of, build, load_train, set_adapters, train
 
 
@@ -12,7 +12,7 @@ def first_adapters(context: Context) -> ArrayRecord:
     return adapters_of(build(context.run_config))
 
 
-app = ClientApp(mods=[compress_from(first_adapters)])  # dagc
+app = ClientApp(mods=[compress_with(first_adapters)])  # dagc
 
 
 @app.train()

@@ -63,7 +63,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         table.add_row(name, here, size, str(entry.classes), entry.licence, entry.about)
     console = Console(highlight=False)
     console.print(table)
-    console.print("Download one with dagc data get NAME. Your own data: the path of a .npz, a .csv or a folder.")
+    console.print("Download one with dagc data get NAME. Your own data: the path of a file or folder.")
 
 
 @app.command()
@@ -141,16 +141,18 @@ def show(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="The partition's seed.")] = 0,
+    label: Annotated[str | None, typer.Option(help="The column to predict, if not label.")] = None,
+    client: Annotated[str | None, typer.Option(help="The column with the owner of each row, if not client.")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a partition: sizes, skew ratio and the labels of each worker.
+    """Print a partition: sizes, skew ratio and the labels of each client.
 
     Example: dagc data show digits --partition skewed:clients=10,skew_ratio=10,label_alpha=0.5
     """
-    loaded = data.load(name, data_dir)
+    loaded = data.load(name, data_dir, label=label, client=client)
     own = loaded.client is not None and name not in data.CATALOGUE
-    partition = partition or ("by-client" if own else "iid:workers=1")
+    partition = partition or ("by-client" if own else "iid:clients=1")
     split = data.make_partition(partition, loaded, seed)
     counts = split.label_counts(loaded.labels.numpy(), max(1, len(loaded.label_names)))
     if as_json:
@@ -165,7 +167,7 @@ def show(
                     "shape": loaded.shape,
                     "objective": loaded.objective,
                     "classes": loaded.label_names,
-                    "workers": split.names or list(range(len(split))),
+                    "clients": split.names or list(range(len(split))),
                     "sizes": split.sizes.tolist(),
                     "skew_ratio": split.skew_ratio,
                     "labels": counts.tolist(),
@@ -177,8 +179,8 @@ def show(
     console = Console(highlight=False)
     console.print(
         f"{printable(loaded.name)}: {len(loaded):,} samples to train, {len(loaded.test_y):,} to test, "
-        f"shape {loaded.shape}; "
-        f"{printable(partition)}, seed {seed}: {len(split):,} clients with {split.sizes.sum():,} samples, "
+        f"shape {loaded.shape}; {printable(partition)}, seed {seed}: {len(split):,} clients with "
+        f"{split.sizes.sum():,} samples, "
         f"largest / smallest = {split.sizes.max():,} / {split.sizes.min():,} = {_plain(split.skew_ratio)}",
         markup=False,
     )
@@ -190,22 +192,22 @@ def show(
 
 
 def _drawing(split: data.Partition, counts: NDArray[np.int64], width: int) -> Table:
-    """One line per worker: its size, its share, and a bar of its labels."""
+    """One line per client: its size, its share, and a bar of its labels."""
     groups = _groups(counts)
-    table = Table(title="Labels per worker", title_justify="left")
-    for column in ("worker", "samples", "share"):
+    table = Table(title="Labels per client", title_justify="left")
+    for column in ("client", "samples", "share"):
         table.add_column(column, justify="right", no_wrap=True, max_width=20)
     table.add_column("labels", no_wrap=True)
     rows = list(range(len(split)))
     shown = rows if len(rows) <= _MOST_ROWS else [*rows[: _MOST_ROWS // 2], -1, *rows[-_MOST_ROWS // 2 :]]
     longest = max((len(name) for name in split.names), default=6)
     bar = max(10, min(_WIDTH, width - 32 - max(6, min(20, longest))))
-    for worker in shown:
-        if worker < 0:
-            table.add_row("…", "…", "…", f"… {len(rows) - _MOST_ROWS:,} workers between")
+    for client in shown:
+        if client < 0:
+            table.add_row("…", "…", "…", f"… {len(rows) - _MOST_ROWS:,} clients between")
             continue
-        name = printable(split.names[worker]) if split.names else str(worker)
-        table.add_row(Text(name), f"{split.sizes[worker]:,}", f"{split.weights[worker]:.2%}", _bar(groups[worker], bar))
+        name = printable(split.names[client]) if split.names else str(client)
+        table.add_row(Text(name), f"{split.sizes[client]:,}", f"{split.weights[client]:.2%}", _bar(groups[client], bar))
     return table
 
 

@@ -4,7 +4,7 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
 from textwrap import fill
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 

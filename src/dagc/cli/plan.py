@@ -34,7 +34,7 @@ MORE_ROUNDS = 30
 METHODS = "dagc,dagc-r,top-k,stc,none"
 
 
-@with_config_flags(*(name for name in Config.model_fields if name not in (*ASKED, "compute_seconds")), lists=LISTS)
+@with_config_flags(*(name for name in Config.schema() if name not in (*ASKED, "compute_seconds")), lists=LISTS)
 def plan(
     parameters: Annotated[str, typer.Option(help="Entries in the model, e.g. 11.2M.")] = "1M",
     clients: Annotated[int, typer.Option(min=1, max=100_000, help="Number of clients, with equal data.")] = 10,

@@ -20,14 +20,14 @@ CHECKS: dict[str, Callable[[Any, str], None]] = {
     "compressor": lambda part, name: testing.check_compressor(part, name=name),
     "value codec": testing.check_value_codec,
 }
-"""The contracts; a model has none."""
+"""The contracts; models and data sets have none."""
 
 
 def plugins(
     check: Annotated[bool, typer.Option("--check", help="Run the contracts of dagc.testing on what they add.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """List the packages that add methods, codecs or models to dagc; exit code 1 if something is wrong with one."""
+    """List the packages that add methods, codecs, models or data sets to dagc; exit code 1 if something is wrong with one."""
     found = []
     for plugin in load_plugins():
         wrong = {f"{kind} {name}": _problem(kind, name) for kind, name in plugin.added} if check else {}

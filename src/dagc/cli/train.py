@@ -45,9 +45,9 @@ from dagc.training import (
     Round,
     TensorBoard,
     ToTarget,
+    iterate,
     read_metrics,
     summary,
-    train,
 )
 
 __all__ = ["compare", "resume", "run"]
@@ -327,7 +327,7 @@ def _train(
     callbacks += [TensorBoard(folder / "tensorboard", target)] if tensorboard else []
     callbacks += [CsvLog(folder / "log.csv", target)] if csv else []
     accuracy, measured = "", 0
-    training = train(config, folder, callbacks)
+    training = iterate(config, folder, callbacks)
     metric = training.federation.goal.metric
     name = "" if log.is_terminal and log.width < NARROW else f"{metric} "
     for note in training.federation.notes:

@@ -20,7 +20,9 @@ SPARE = 1 << 13
 """Room for this many entries more than expected."""
 INDEX, KEY, VALUE = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float32)
 
-Indices, Keys, Floats = NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]
+Indices = NDArray[np.int64]
+Keys = NDArray[np.int32]
+Floats = NDArray[np.float32]
 
 
 class _Total(NamedTuple):
@@ -54,7 +56,8 @@ class _Total(NamedTuple):
         indices, values = pool.take(room + kernels.SLACK, INDEX), pool.take(room + kernels.SLACK, VALUE)
         stream, first, cursor = self.size >= STREAM_FROM, 0, np.zeros(3, dtype=INDEX)
         for part in self.parts:
-            last, both = first + len(part), (None, None)
+            last = first + len(part)
+            both: tuple[Floats | None, Floats | None] = None, None
             if self.residual is not None and self.out is not None:
                 both = self.residual[first:last], self.out[first:last]
             while kernels.collect(part, *both, stream, first, least, cursor, indices, values) and cursor[2] < INFINITE:

@@ -2,46 +2,81 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import secrets
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from logging import getLogger
+from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 
 from dagc.ddp.exchange import Exchange, Packet
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, OutsideBound, unknown
-from dagc.protocol import Plan, Server, Settings, Upload
+from dagc.protocol import Plan, Server, Uplink, Upload
 
-__all__ = ["agree", "make_plan", "read_all", "same_step"]
+__all__ = ["agree", "check_examples", "check_packets", "compile_ahead", "make_plan", "read_all"]
 
 log = getLogger("dagc.ddp")
 
 
-def agree(exchange: Exchange, examples: Any, arguments: dict[str, Any]) -> list[int]:
-    """Every rank's number of examples; an error on all ranks if one is invalid or if the arguments differ."""
-    known = isinstance(examples, int | np.integer) and not isinstance(examples, bool) and 0 <= examples < 1 << 53
-    text = json.dumps(arguments, sort_keys=True, default=str)
-    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
-    counts, digests = zip(*exchange.numbers([int(examples) if known else -1, digest]), strict=True)
-    if len(set(digests)) > 1:
-        other = next(rank for rank in range(len(digests)) if digests[rank] != digests[0])
-        raise InvalidInput(f"ranks 0 and {other} differ in their models or arguments; this rank has {text:.400}")
-    if min(counts) < 0:
-        here = "" if known else f", but {examples!r}"
-        raise InvalidInput(f"examples of rank {counts.index(-1)} is not a number of examples, 0 or more{here}")
+def check_examples(examples: Any) -> int:
+    """A number of examples as an integer; `InvalidInput` if it is none."""
+    valid = isinstance(examples, int | np.integer) and not isinstance(examples, bool) and 0 <= examples < 1 << 53
+    if not valid:
+        raise InvalidInput(f"examples is {examples!r:.100}: it must be an integer, 0 or more")
+    return int(examples)
+
+
+def agree(
+    exchange: Exchange, examples: Any, arguments: Mapping[str, Any], error: Exception | None
+) -> tuple[list[int], int]:
+    """Exchange what every rank must know before the first step: an error of one rank becomes an error of all.
+
+    Args:
+        exchange: This rank's place in the group.
+        examples: How many examples it holds.
+        arguments: Everything that must be the same on all ranks.
+        error: What went wrong while this rank prepared itself, if anything did.
+
+    Returns:
+        Every rank's number of examples, and a number that rank 0 has drawn for this start.
+
+    Raises:
+        InvalidInput: If the arguments differ, if nobody holds data, or if a rank reports an error; on all ranks.
+    """
+    body = b""
+    if error is None:
+        digests = {name: _digest(value) for name, value in arguments.items()}
+        body = json.dumps([int(examples), secrets.randbits(32), digests]).encode()
+    bodies = exchange.share(body, error)
+    try:
+        counts, starts, digests_of_all = zip(*map(json.loads, bodies), strict=True)
+    except (ValueError, TypeError) as reason:
+        raise MalformedPayload(f"a rank's first message cannot be read: {reason}") from reason
+    for rank, digests in enumerate(digests_of_all):
+        different = sorted(name for name in arguments if digests.get(name) != digests_of_all[0].get(name))
+        if different or digests.keys() != digests_of_all[0].keys():
+            here = {name: arguments[name] for name in different}
+            raise InvalidInput(f"ranks 0 and {rank} differ in {', '.join(different)}; this rank has {here!r:.400}")
     if not any(counts):
         raise InvalidInput("examples is 0 on all ranks: at least one must hold data")
-    return list(counts)
+    return list(counts), int(starts[0])
 
 
-def make_plan(settings: Settings, world: int, local_steps: bool) -> Plan:
-    """The plan. What ranks cannot do is refused; some of it is possible only with local steps."""
-    plan = Plan(**settings)
-    if settings.get("down") is None and not plan.lossless:  # the method's own default
-        plan = replace(plan, down="lossless")
-    if settings.get("step_ahead") is None and plan.step_ahead and not local_steps:
-        plan = replace(plan, step_ahead=0.0)
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def make_plan(plan: Plan | None, settings: Mapping[str, Any], world: int, local_steps: bool) -> Plan:
+    """The plan, as an object or by its settings. What ranks cannot do is refused; local steps can do more."""
+    if plan is not None and (settings or not isinstance(plan, Plan)):
+        raise InvalidInput(f"give plan, a dagc.Plan, or its settings, not {[plan, *settings]!r:.200}")
+    plan = Plan(**settings) if plan is None else plan
+    defaults: dict[str, Any] = {"down": "lossless"} | ({} if local_steps else {"step_ahead": 0.0})
+    plan = plan.replaced(**{name: value for name, value in defaults.items() if name not in plan.explicit()})
     if not plan.lossless:
         raise InvalidInput(f"down is {plan.down!r}: DDP has no server that sends a model down; leave it out")
     if plan.step_ahead and not local_steps:
@@ -57,15 +92,42 @@ def make_plan(settings: Settings, world: int, local_steps: bool) -> Plan:
     ranks = [str(rank) for rank in range(world)]
     for name in plan.caps:
         if name not in ranks:
-            raise unknown("rank for the cap of", name, ranks)
+            raise InvalidInput(f"caps: {unknown('rank', name, ranks)}")
     return plan
 
 
-def same_step(packets: Sequence[Packet], what: str = "step") -> None:
-    """Refuse messages from different steps."""
+def compile_ahead(plan: Plan, rounds: int | None) -> None:
+    """Compile the kernels that this plan uses, in a round of a small model: the first step does not wait for them."""
+    began, shapes = perf_counter(), [(32, 64)]
+    with suppress(DagcError), warnings.catch_warnings():  # a budget may not fit a small model
+        warnings.simplefilter("ignore")
+        server = Server(plan.replaced(caps={}), 32 * 64, rounds, shapes)
+        uplink = Uplink(server.plan.for_clients(), shapes)
+        server.join("0", 1)
+        upload = uplink.upload(torch.linspace(-1, 1, 32 * 64), server.orders("0")["0"])
+        server.total([server.read("0", upload.frame, upload.norm)])
+    if perf_counter() - began > 1:
+        log.info(
+            "compiled kernels in %.1f s; where the cache can be written, that happens once", perf_counter() - began
+        )
+
+
+def check_packets(packets: Sequence[Packet], what: str = "step") -> None:
+    """Refuse messages of different steps or trainings, and raise what a rank reports instead of a payload."""
     steps = [packet.step for packet in packets]
     if len(set(steps)) > 1:
         raise DagcError(f"the ranks are at different {what}s, {steps} in rank order: load checkpoints of one {what}")
+    starts = [packet.start for packet in packets]
+    other = next((rank for rank, start in enumerate(starts) if start != starts[0]), None)
+    if other is not None:
+        raise DagcError(
+            f"ranks 0 and {other} are both at {what} {steps[0]}, but continue different trainings: one of their "
+            f"checkpoints was written before a restart from an older one; load checkpoints of an earlier {what}"
+        )
+    for rank, packet in enumerate(packets):
+        error = packet.error(rank)
+        if error is not None:
+            raise error
 
 
 def read_all(server: Server, ranks: Iterable[str], packets: Sequence[Packet], head: int = 0) -> list[Upload]:
@@ -81,7 +143,7 @@ def read_all(server: Server, ranks: Iterable[str], packets: Sequence[Packet], he
     for name in ranks:
         packet = packets[int(name)]
         try:
-            norm = packet.norm if server.policy.wants_norms else None
+            norm = packet.norm if server.budget.policy.wants_norms else None
             uploads.append(server.read(name, packet.body[head:], norm))
         except OutsideBound as error:
             log.warning("step %d: rank %s is left out: %s", packet.step, name, error)

@@ -9,27 +9,53 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from dagc.errors import DagcError
+from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
 
-__all__ = ["Exchange", "Packet"]
+__all__ = ["Exchange", "Packet", "refusal"]
 
-_HEAD = Struct("<?QdI")
+_HEAD = Struct("<BIQdI")
+REFUSALS: tuple[type[DagcError], ...] = (NonFiniteGradient, InvalidInput, DagcError)
+"""The errors that a rank can report to all; a packet holds the place of the class, from 1."""
 
 
 class Packet(NamedTuple):
     """What a rank sends to all others in a step.
 
     Attributes:
-        refused: Whether its gradient could not be used; the body then says why.
+        refusal: 0, or the class of the error that the rank reports instead of a payload; see `refusal`.
+        start: The start of the training that the rank belongs to.
         step: The number of the step.
         norm: The norm of its gradient, if the policy asks for it.
-        body: The payload.
+        body: The payload, or the words of the error.
     """
 
-    refused: bool
+    refusal: int
+    start: int
     step: int
     norm: float
     body: bytes | memoryview
+
+    def error(self, rank: int) -> DagcError | None:
+        """What this rank reports, as an error that names it; None if it sends a payload."""
+        if not self.refusal:
+            return None
+        words = f"rank {rank}: {bytes(self.body).decode(errors='replace')}"
+        return REFUSALS[min(self.refusal, len(REFUSALS)) - 1](words)
+
+
+def refusal(error: Exception, start: int = 0, step: int = 0) -> Packet:
+    """The packet that reports an error to all ranks.
+
+    Example:
+        >>> refusal(InvalidInput("steps is 0")).error(rank=3)
+        InvalidInput('rank 3: steps is 0')
+        >>> refusal(MemoryError("no room")).error(rank=3)
+        DagcError('rank 3: MemoryError: no room')
+    """
+    ours = isinstance(error, DagcError)
+    kind = next((place for place, each in enumerate(REFUSALS, start=1) if isinstance(error, each)), len(REFUSALS))
+    words = str(error) if ours else f"{type(error).__name__}: {error}"
+    return Packet(kind, start, step, 0.0, words[:10_000].encode())
 
 
 class Exchange:
@@ -50,7 +76,6 @@ class Exchange:
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str = "step") -> None:
-        """Join the group."""
         self.group, self.what = group, what
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.device = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
@@ -64,10 +89,10 @@ class Exchange:
 
     def all_gather(self, message: Packet) -> list[Packet]:
         """All messages, in rank order."""
-        content = _HEAD.pack(*message[:3], len(message.body)) + message.body
+        content = _HEAD.pack(*message[:4], len(message.body)) + message.body
         self.sent = self.received = self.times = 0
         parts = self._send(content, self._expected, message.step)
-        lengths = [_HEAD.size + int(_HEAD.unpack_from(part)[3]) for part in parts]
+        lengths = [_HEAD.size + int(_HEAD.unpack_from(part)[4]) for part in parts]
         missing = [max(0, length - sent) for length, sent in zip(lengths, self._expected, strict=True)]
         if any(missing):
             rest = self._send(content[self._expected[self.rank] :], missing, message.step)
@@ -77,16 +102,22 @@ class Exchange:
             for length, sent in zip(lengths, self._expected, strict=True)
         ]
         return [
-            Packet._make((*_HEAD.unpack_from(part)[:3], part[_HEAD.size : length]))
+            Packet._make((*_HEAD.unpack_from(part)[:4], part[_HEAD.size : length]))
             for part, length in zip(parts, lengths, strict=True)
         ]
 
-    def numbers(self, own: list[int]) -> list[list[int]]:
-        """Every rank's list of equally many integers, in rank order."""
-        every = [torch.empty(len(own), dtype=torch.int64, device=self.device) for _ in range(self.world)]
-        with self.together("at the start"):
-            dist.all_gather(every, torch.tensor(own, dtype=torch.int64, device=self.device), group=self.group)
-        return [numbers.tolist() for numbers in every]
+    def share(self, body: bytes = b"", error: Exception | None = None) -> list[bytes]:
+        """Every rank's message; an error on all ranks if any of them reports one instead.
+
+        If all ranks report the same, the error does not name one of them.
+        """
+        packets = self.all_gather(Packet(0, 0, 0, 0.0, body) if error is None else refusal(error))
+        errors = [reported for rank, packet in enumerate(packets) if (reported := packet.error(rank)) is not None]
+        if not errors:
+            return [bytes(packet.body) for packet in packets]
+        if error is not None and all(packet.refusal and packet.body == packets[0].body for packet in packets):
+            raise error
+        raise errors[0] from error
 
     @contextmanager
     def together(self, when: str) -> Iterator[None]:
@@ -103,11 +134,11 @@ class Exchange:
     def _send(self, content: bytes, lengths: list[int], step: int) -> list[memoryview]:
         """Send to all ranks, cut or padded to this rank's length, and receive what they send."""
         length = lengths[self.rank]
-        own = content[:length].ljust(length, b"\0")
-        to_all = torch.frombuffer(bytearray(own * self.world) or bytearray(1), dtype=torch.uint8)[: length * self.world]
+        padded = bytearray(content[:length].ljust(max(1, length), b"\0"))
+        to_all = torch.frombuffer(padded, dtype=torch.uint8)[:length].to(self.device).repeat(self.world)
         of_all = torch.empty(sum(lengths), dtype=torch.uint8, device=self.device)
         with self.together(f"in {self.what} {step}"):
-            dist.all_to_all_single(of_all, to_all.to(self.device), lengths, [length] * self.world, group=self.group)
+            dist.all_to_all_single(of_all, to_all, lengths, [length] * self.world, group=self.group)
         self.sent += length * (self.world - 1)
         self.received += sum(lengths) - length
         self.times += 1

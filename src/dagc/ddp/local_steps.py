@@ -5,37 +5,36 @@ from it, and of what it has not sent before. What all have sent, weighted by the
 every rank trains on from there, or from ahead of it.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import timedelta
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from struct import Struct
 from time import perf_counter
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Self
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dagc.ddp.agreement import agree, log, make_plan, read_all, same_step
-from dagc.ddp.exchange import Exchange, Packet
-from dagc.ddp.replica import Replica
-from dagc.ddp.resume import SHARED, VERSION, Choice, all_or_none, choose, spread
-from dagc.errors import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
-from dagc.protocol import Client, Order, Server, Settings
-from dagc.state import below, checksum
+from dagc.ddp.agreement import check_packets, log, read_all
+from dagc.ddp.device import tensor_checksum
+from dagc.ddp.exchange import Packet, refusal
+from dagc.ddp.resume import VERSION, warn_without_state
+from dagc.ddp.start import begin, same_checksums
+from dagc.ddp.trees import to_tensors
+from dagc.errors import InvalidInput, MalformedPayload
+from dagc.protocol import Plan, Upload
+from dagc.updates import Update
 
 __all__ = ["Exchanged", "LocalSteps"]
 
-_HEAD = Struct("<Idd")
+HEAD = Struct("<Idd")
 """Before every frame: the checksum of the shared model, seconds since the start, seconds per local step."""
 
 
 class Exchanged(NamedTuple):
-    """What an exchange took on this rank; numbers only, so that `_asdict()` can go to a log as it is.
+    """What an exchange took on this rank. Only numbers, so that `_asdict()` can be logged directly.
 
     Attributes:
         round: How many exchanges are done, this one included.
@@ -43,11 +42,11 @@ class Exchanged(NamedTuple):
         entries: Entries that this rank sent.
         payload: Bytes of this rank's payload; 0 if it waits.
         sent: Bytes that this rank handed to the network: its payload to every other rank, with heads and padding.
-        received: Bytes that it got from the others.
-        exchanges: 1, or 2 where somebody's payload had outgrown what was expected of it.
+        received: Bytes that it received from the others.
+        exchanges: 1, or 2 if a payload exceeded the expected size.
         compress: Seconds for error feedback, selection and the payload.
         exchange: Seconds that this rank waited for the network and for slower ranks.
-        decode: Seconds to read the payloads, sum them up and move the shared model.
+        decode: Seconds to decode the payloads, sum them and move the shared model.
     """
 
     round: int
@@ -62,11 +61,10 @@ class Exchanged(NamedTuple):
     decode: float
 
 
-@dataclass
-class _Flight:
+class _Flight(NamedTuple):
     """An upload that is on its way."""
 
-    own: Packet
+    message: Packet
     steps: int
     entries: int
     compress: float
@@ -75,14 +73,16 @@ class _Flight:
 
 
 class LocalSteps:
-    """Exchanges what a plain module has moved, every so many steps of its own optimiser.
+    """Exchanges what a plain module has moved, every so many steps of its own optimizer.
 
     Make it on every rank with the same arguments but `examples` and `resume`, after `init_process_group`. Ranks whose
-    first model differs from rank 0's download it. The exchange uses a gloo group of its own, on the host.
+    first model differs from rank 0's download it. The exchange uses a gloo group of its own, on the host. Used as a
+    context manager, it ends with `finish` and `close`.
 
     Args:
         model: A plain module, not wrapped in DDP. Buffers and parameters that need no gradient stay as they are.
-        examples: How many training examples this rank holds. A rank with 0 takes part without a say.
+        examples: How many training examples this rank holds. A rank with 0 takes part, but contributes nothing.
+        plan: The plan, instead of its settings.
         steps: Local steps between two exchanges; more, where a rate per hour does not allow the next one yet.
         seconds: Instead of `steps`, as many as the slowest rank takes in this time; the first time there are `steps`.
         outer_rate: How far the shared model goes along what was sent; 1 is all of it.
@@ -93,13 +93,14 @@ class LocalSteps:
         timeout: Seconds after which a rank that does not answer is given up; the process group's default if not given.
         resume: Every state that this rank has found, of any round and any number of ranks; see `state_dict`.
         allow_missing: Resume though some rank's state is nowhere: what it had not sent is lost.
-        settings: The plan: what `dagc.Plan` takes, by the same names. A round is an exchange. A threshold is in the
-            units of the model's change; a rank's name is its number, `"0"`.
+        settings: The plan's settings: what `dagc.Plan` takes, by the same names. A round is an exchange. A threshold is
+            in the units of the model's change; a rank's name is its number, `"0"`.
 
     Attributes:
         examples: How many examples each rank holds, in rank order.
-        client: This rank's half of the protocol, over all exchanged parameters in the model's order.
+        uplink: What this rank sends, over all exchanged parameters in the model's order.
         server: The server's half, which decides alike on all ranks.
+        resumed: Whether the training continues from states.
         missing: The ranks, in the numbering of the state resumed from, whose residuals are lost.
         downloaded: Whether this rank got the shared model from another one at the start.
         last: What the last exchange took; None before the first.
@@ -111,15 +112,16 @@ class LocalSteps:
         >>> import torch, dagc.ddp
         >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         >>> model = torch.nn.Linear(100, 10)
-        >>> optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> local = dagc.ddp.LocalSteps(model, examples=5000, steps=3, ratio=0.01, values="int8", overhead=0)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> local = dagc.ddp.LocalSteps(model, examples=5000, steps=3, ratio=0.01)
         >>> for _ in range(6):
-        ...     optimiser.zero_grad()
+        ...     optimizer.zero_grad()
         ...     model(torch.randn(32, 100)).square().mean().backward()
-        ...     optimiser.step()
+        ...     optimizer.step()
         ...     exchanged = local.step()                            # None, or what the exchange took
-        >>> exchanged.round, exchanged.steps, exchanged.entries
-        (2, 3, 10)
+        >>> exchanged.round, exchanged.steps, exchanged.payload <= 40
+        (2, 3, True)
+        >>> local.close()
         >>> torch.distributed.destroy_process_group()
     """
 
@@ -128,6 +130,7 @@ class LocalSteps:
         model: nn.Module,
         *,
         examples: int,
+        plan: Plan | None = None,
         steps: int = 30,
         seconds: float | None = None,
         outer_rate: float = 1.0,
@@ -138,42 +141,26 @@ class LocalSteps:
         timeout: float | None = None,
         resume: Sequence[Mapping[str, Any]] = (),
         allow_missing: bool = False,
-        **settings: Unpack[Settings],
+        **settings: Any,
     ) -> None:
-        """Agree with the others, and begin or continue with the same model."""
-        self._replica = replica = Replica(model, local)
         self.steps, self.seconds, self.outer_rate, self.momentum = steps, seconds, outer_rate, momentum
-        group = _group(timeout)
-        self._exchange, talk = (Exchange(group, replica.device, "exchange") for _ in range(2))
-        given = {"rounds": rounds, "sizes": replica.sizes}
-        ways = {"steps": steps, "seconds": seconds, "outer_rate": outer_rate, "momentum": momentum, "overlap": overlap}
-        kinds = [str(parameter.dtype) for parameter in replica.parameters]
-        same = {**settings, **given, **ways, "dtypes": kinds, "allow_missing": allow_missing}
-        self.examples = agree(talk, examples, same)
-        _check_numbers(ways)  # not before: what is wrong is then wrong on all ranks
-        plan = make_plan(settings, talk.world, local_steps=True)
-        self._about = {**plan.settings(), **given}
-        self.client = Client(replica.shapes, replica.device)
-        self.server = Server(plan, sum(replica.sizes), rounds, replica.shapes)
+        numbers = {"steps": steps, "seconds": seconds, "outer_rate": outer_rate, "momentum": momentum}
+        same = {**numbers, "overlap": overlap, "allow_missing": allow_missing}
+        began = begin(model, local, examples, plan, settings, rounds, same, timeout, resume)
+        self._replica, self.uplink, self.server = began.replica, began.uplink, began.server
+        self._exchange, self.examples, self._about = began.exchange, began.examples, began.about
+        self.resumed, self.missing, self.downloaded = began.resumed, began.missing, began.downloaded
+        self._start, self._checksum = began.start, began.checksum
+        self._present = [str(rank) for rank, count in enumerate(self.examples) if count]
 
-        replica.velocity = torch.zeros_like(replica.shared) if momentum else None
         self._sender = ThreadPoolExecutor(1, "dagc-exchange") if overlap else None
         self._flight: _Flight | None = None
         self.last: Exchanged | None = None
-        self.missing: list[int] = []
-        self._done, self._due, self._next = 0, steps, steps
-        self._clock, self._seconds = 0.0, 0.0  # when this process began, and rank 0's time at the last exchange
-
-        choice = choose(talk, resume, self.examples, self._about, allow_missing)
-        self.downloaded = self._begin(talk) if choice is None else self._continue(talk, choice)
-        for rank, held in enumerate(self.examples):
-            if held or str(rank) in self.server.members:
-                self.server.join(str(rank), held)
-        own = None if choice is None or choice.own is None else choice.own["arrays"].get("start")
-        self._start(None if own is None or not self._ahead else own.to(replica.device, copy=True))
-        self._checksum = self._same_model(talk)
-        self._began = perf_counter()
-        self._clock = self._began - self._seconds
+        self._closed = False
+        self._next, self._seconds = began.due or steps, began.seconds  # the latter is rank 0's at the last exchange
+        self._begin_steps(began.begun if self._ahead else None)
+        self._clock = self._began - self._seconds  # when this process began
+        warn_without_state(self, self._replica.parameters[0], "give all states to LocalSteps(resume=...)")
 
     @property
     def shared(self) -> Tensor:
@@ -190,13 +177,15 @@ class LocalSteps:
         """Whether local steps begin ahead of the shared model."""
         return self._sender is not None or self.server.plan.step_ahead > 0
 
-    @property
-    def _present(self) -> list[str]:
-        """The names of the ranks that hold data."""
-        return [str(rank) for rank, held in enumerate(self.examples) if held]
+    def shared_model(self) -> AbstractContextManager[nn.Module]:
+        """The module with the shared parameters inside a `with` block, to evaluate or save it; no rank waits.
+
+        Between exchanges, the module itself is this rank's private model. Buffers and what `local` names stay private.
+        """
+        return self._replica.as_shared()
 
     def step(self) -> Exchanged | None:
-        """Call it after every step of the optimiser; exchanges when it is time.
+        """Call it after every step of the optimizer; exchanges when it is time.
 
         Returns:
             What the exchange took, where there was one; with `overlap`, what the one before it took.
@@ -205,6 +194,8 @@ class LocalSteps:
             NonFiniteGradient: A rank's model is not finite. On all ranks, which are back where they began.
             DagcError: A rank has died or hangs; this one is back where its local steps began.
         """
+        if self._closed:
+            raise InvalidInput("this LocalSteps is closed: make a new one")
         self._done += 1
         return None if self._done < self._due else self._turn()
 
@@ -213,11 +204,29 @@ class LocalSteps:
         if self._done:
             self._turn()
         self._land()
-        self._start(self.shared)
+        self._begin_steps(self.shared)
         return self.last
 
+    def close(self) -> None:
+        """Leave the group that was made for the exchanges. Nothing is sent: call `finish` before, on all ranks."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._sender is not None:
+            self._sender.shutdown(wait=False)
+        if self._flight is None and dist.is_initialized():
+            dist.destroy_process_group(self._exchange.group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            self.finish()
+        self.close()
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything that this rank continues from, beside its own optimiser; every rank saves its own.
+        """Everything that this rank continues from, beside its own optimizer; every rank saves its own.
 
         Take it right after an exchange. To resume, give `LocalSteps` all states that a rank finds. With the same ranks
         the training goes on as if nothing had happened. With fewer, the residuals of missing ranks are carried by the
@@ -232,78 +241,80 @@ class LocalSteps:
                 "after finish()"
             )
         self._land()
-        halves = {**self.client.arrays(), **{f"server.{name}": array for name, array in self.server.arrays().items()}}
-        arrays = {name: torch.from_numpy(array) for name, array in halves.items()}
-        arrays["shared"] = self.shared
-        if self._replica.velocity is not None:
-            arrays["velocity"] = self._replica.velocity
-        if self._ahead:
-            arrays["start"] = self._replica.start
-        return {
+        state = {
             "version": VERSION,
             "round": self.round,
             "rank": self._exchange.rank,
             "world_size": self._exchange.world,
-            "examples": list(self.examples),
-            "about": dict(self._about),
-            "arrays": {name: array.detach().cpu().clone() for name, array in arrays.items()},
-            "client": self.client.numbers(),
-            "server": self.server.numbers(),
+            "examples": self.examples,
+            "about": self._about,
+            "start": self._start,
+            "shared": self.shared,
+            "velocity": self._replica.velocity,
+            "begun": self._replica.start if self._ahead else None,
+            "uplink": self.uplink.state_dict(),
+            "server": self.server.state_dict(),
             "due": self._next,
             "seconds": self._seconds,
         }
+        copied: dict[str, Any] = to_tensors(state)
+        return copied
 
     # An exchange
 
     def _turn(self) -> Exchanged | None:
         """What the model has moved goes out; what has come in moves the shared model."""
         pace = max(1e-9, (perf_counter() - self._began) / self._done)
-        moved = self._replica.moved()
         try:
             self._land()
-            flight = self._upload(moved, pace)
+            flight = self._compressed(pace)
         except BaseException:
-            self._start()
+            self._go_back()
             raise
         if self._sender is None:
-            self._take(flight, partial(self._exchange.all_gather, flight.own))
+            self._take(flight, partial(self._exchange.all_gather, flight.message))
         else:
-            flight.answers, self._flight = self._sender.submit(self._exchange.all_gather, flight.own), flight
-        self._start()
+            self._flight = flight._replace(answers=self._sender.submit(self._exchange.all_gather, flight.message))
+        self._begin_steps()
         return self.last
 
-    def _start(self, at: Tensor | None = None) -> None:
-        """Begin to count local steps again: at the shared model or ahead of it, or where it is said.
+    def _begin_steps(self, at: Tensor | None = None) -> None:
+        """Begin to count local steps again: at the shared model or ahead of it, or at `at`, if given.
 
         A rank is ahead by its own upload that is on its way, and by part of what it has not sent yet.
         """
         if at is None:
-            at, pending = self.shared, self.client.pending
+            at, pending = self.shared, self.uplink.pending
             if self._sender is not None:
                 at = at.clone()  # the shared model moves while this rank trains
                 if pending is not None:
-                    places = torch.from_numpy(pending.indices).to(at.device)
-                    at[places] -= self.outer_rate * torch.from_numpy(pending.values).to(at.device)
-            step_ahead = self.server.plan.step_ahead
-            order = Order(self.round + 1, 0, self.server.policy.compressor, step_ahead=step_ahead)
-            at = self.client.start(at, order, self.outer_rate)
+                    update = pending if isinstance(pending, Update) else Update.of(pending)
+                    update.add_to(at, -self.outer_rate)
+            at = self.uplink.start(at, self.outer_rate)
         self._replica.begin(at)
         self._done, self._due, self._began = 0, self._next, perf_counter()
 
-    def _upload(self, moved: list[Tensor], pace: float) -> _Flight:
-        """This rank's message; its body says why, if the model cannot be used."""
-        client, began = self.client, perf_counter()
-        before = client.feedback.residual, client.feedback.steps, client.sent, client.last, self.server.numbers()
+    def _go_back(self) -> None:
+        """Begin again where the local steps began, after an error."""
+        with suppress(RuntimeError):  # the parameters have other shapes now: that is the error
+            self._begin_steps()
+
+    def _compressed(self, pace: float) -> _Flight:
+        """This rank's message; it reports an error, if the model cannot be used."""
+        began, before = perf_counter(), (self.uplink.snapshot(), self.server.snapshot())
         order = self.server.orders(self._present, self._seconds).get(str(self._exchange.rank))
-        head = _HEAD.pack(self._checksum, perf_counter() - self._clock, pace)
-        own, entries = Packet(False, self.round, 0.0, head), 0
+        head = HEAD.pack(self._checksum, perf_counter() - self._clock, pace)
+        upload: Upload | None = None
         try:
-            if order is not None:
-                upload = client.upload(moved, order)
-                own, entries = own._replace(norm=upload.norm or 0.0, body=head + upload.frame), len(upload.sparse)
-        except NonFiniteGradient as error:
-            own = own._replace(refused=True, body=str(error).encode())
-        return _Flight(own, self._done, entries, perf_counter() - began, before)
+            self._replica.check()
+            moved = self._replica.moved()
+            upload = None if order is None else self.uplink.upload(moved, order)
+            norm, frame = (0.0, b"") if upload is None else (upload.norm or 0.0, upload.frame)
+            message = Packet(0, self._start[-1], self.round, norm, head + frame)
+        except Exception as error:  # whatever it is, the other ranks must not wait for this one
+            message = refusal(error, self._start[-1], self.round)
+        entries = 0 if upload is None else len(upload.update)
+        return _Flight(message, self._done, entries, perf_counter() - began, before)
 
     def _land(self) -> None:
         """Wait for the exchange that is on its way, and let it move the shared model."""
@@ -312,157 +323,47 @@ class LocalSteps:
             self._take(flight, answers)
 
     def _take(self, flight: _Flight, answers: Callable[[], list[Packet]]) -> None:
-        """Read what all have sent, and move the shared model. If that cannot be, nobody has sent anything."""
+        """Read what all have sent, and move the shared model. On failure, roll back: nobody has sent anything."""
         began = perf_counter()
         try:
             packets = answers()
             landed = perf_counter()
-            heads = self._check(packets)
-            uploads = read_all(self.server, self._present, packets, _HEAD.size)
+            heads = self._heads(packets)
+            uploads = read_all(self.server, self._present, packets, HEAD.size)
         except BaseException:
-            feedback = self.client.feedback
-            feedback.residual, feedback.steps, self.client.sent, self.client.last, server = flight.before
-            self.client.pending = None
-            self.server.load(self.server.arrays(), server)
-            self._start()
+            self.uplink.rollback(flight.before[0])
+            self.server.rollback(flight.before[1])
+            self._go_back()
             raise
         if uploads:
-            self._replica.move(self.server.total(uploads).to(self.shared.device), self.outer_rate, self.momentum)
+            self._replica.move(self.server.total(uploads, self.shared.device), self.outer_rate, self.momentum)
         self.server.close(uploads)
-        own = self.server.members.get(str(self._exchange.rank))
-        if own is not None:  # what was left out goes back into the residual
-            self.client.settle(own.taken)
-        self._checksum = checksum(self.shared.cpu().numpy())
+        member = self.server.members.get(str(self._exchange.rank))
+        if member is not None:  # what was left out goes back into the residual
+            self.uplink.settle(member.accepted_round)
+        self._checksum = tensor_checksum(self.shared)
         self._seconds = heads[0][1]
         self._next = self._steps_until_next(max(pace for _, _, pace in heads))
-        spent = (flight.compress, landed - began, perf_counter() - landed)
-        payload = len(flight.own.body) - _HEAD.size
-        self.last = Exchanged(self.round, flight.steps, flight.entries, payload, *self._exchange.traffic, *spent)
+        seconds = (flight.compress, landed - began, perf_counter() - landed)
+        payload = len(flight.message.body) - HEAD.size
+        self.last = Exchanged(self.round, flight.steps, flight.entries, payload, *self._exchange.traffic, *seconds)
         log.info("%s", self.last)
 
-    def _check(self, packets: list[Packet]) -> list[tuple[int, float, float]]:
+    def _heads(self, packets: list[Packet]) -> list[tuple[int, float, float]]:
         """The heads of all messages, if they belong together."""
-        same_step(packets, "exchange")
-        for rank, packet in enumerate(packets):
-            if packet.refused:
-                raise NonFiniteGradient(f"rank {rank}: {bytes(packet.body).decode(errors='replace')}")
-        if any(len(packet.body) < _HEAD.size for packet in packets):
+        check_packets(packets, "exchange")
+        if any(len(packet.body) < HEAD.size for packet in packets):
             raise MalformedPayload("a message is shorter than its head")
-        heads = [_HEAD.unpack_from(packet.body) for packet in packets]
+        heads = [HEAD.unpack_from(packet.body) for packet in packets]
         if not all(0 <= clock < math.inf and 0 < pace < math.inf for _, clock, pace in heads):
-            raise MalformedPayload(f"a rank's clock or pace is no time: {heads!r:.200}")
-        _same_checksums([head[0] for head in heads], self.round)
+            raise MalformedPayload(f"invalid clock or step time: {heads!r:.200}")
+        same_checksums([head[0] for head in heads], self.round)
         return heads
 
     def _steps_until_next(self, pace: float) -> int:
         """How many local steps come next; all ranks compute the same."""
         steps = self.steps if self.seconds is None else max(1, int(self.seconds / pace))
-        if self.server.account is not None:
-            steps = max(steps, math.ceil(self.server.account.wait(len(self._present), self._seconds) / pace))
+        account = self.server.budget.account
+        if account is not None:
+            steps = max(steps, math.ceil(account.wait(len(self._present), self._seconds) / pace))
         return steps
-
-    # The start
-
-    def _begin(self, talk: Exchange) -> bool:
-        """A new training: whose model differs from rank 0's downloads it."""
-        sums = [numbers[0] for numbers in talk.numbers([checksum(self.shared.cpu().numpy())])]
-        holders = [rank for rank, one in enumerate(sums) if one == sums[0]]
-        self._download(talk, holders)
-        return talk.rank not in holders
-
-    def _continue(self, talk: Exchange, choice: Choice) -> bool:
-        """Take over the states that were agreed on."""
-        state, first, body, refused = choice.state, choice.holders[0], b"", None
-        if state is not None:
-            arrays = state["arrays"]
-            self.shared.copy_(arrays["shared"])
-            if self._replica.velocity is not None and "velocity" in arrays:
-                self._replica.velocity.copy_(arrays["velocity"])
-            if talk.rank == first:
-                body = json.dumps([state["server"], state["due"], state["seconds"], state["examples"]]).encode()
-        said = talk.all_gather(Packet(False, 0, 0.0, body))[first].body
-        examples = None
-        try:
-            server, due, seconds, examples = json.loads(bytes(said))
-            self._due = self._next = int(due)
-            self._seconds = float(seconds)
-            own = {} if choice.own is None else {name: array.numpy() for name, array in choice.own["arrays"].items()}
-            # Where ranks have come or gone, what coders remember is forgotten: that costs some bytes once.
-            memories = below(own, "server.") if choice.same else {}
-            self.server.load(memories, server if choice.same else {**server, "coders": {}})
-            if choice.own is not None:
-                arrays = {name: array for name, array in own.items() if name not in SHARED}
-                self.client.load(arrays, choice.own["client"])
-        except (ValueError, TypeError, AttributeError) as error:
-            refused = f"the state is damaged: {error}"
-        all_or_none(talk, refused)
-        self._download(talk, choice.holders)
-        self.missing = choice.missing
-        alone = len(choice.carried) == 1 and choice.carried[0] is choice.own
-        if not alone or examples != self.examples:
-            self.client.feedback.residual = self._carried(choice.carried)
-        return state is None
-
-    def _carried(self, states: Sequence[Mapping[str, Any]]) -> Tensor:
-        """What these ranks had not sent, in the units of this one: its part of all data makes it weigh as much."""
-        total = torch.zeros_like(self.shared)
-        if not states:
-            return total
-        share = self.examples[self._exchange.rank] / sum(self.examples)
-        for state in states:
-            then = state["examples"][state["rank"]] / sum(state["examples"])
-            total.add_(state["arrays"]["residual"].to(total.device), alpha=then / share)
-        return total
-
-    def _download(self, talk: Exchange, holders: Sequence[int]) -> None:
-        received = [vector.cpu() for vector in self._replica.vectors]
-        spread(talk, received, holders)
-        for vector, tensor in zip(self._replica.vectors, received, strict=True):
-            vector.copy_(tensor)
-
-    def _same_model(self, talk: Exchange) -> int:
-        """The checksum of the shared model, which must be the same everywhere."""
-        own = checksum(self.shared.cpu().numpy())
-        _same_checksums([numbers[0] for numbers in talk.numbers([own])], self.round)
-        return own
-
-
-def _group(timeout: float | None) -> dist.ProcessGroup:
-    """A group of all ranks for payloads alone: what else the script exchanges cannot get in between."""
-    if not dist.is_initialized():
-        raise InvalidInput("there are no ranks yet: call torch.distributed.init_process_group first")
-    if timeout is not None and not 0 < timeout < math.inf:
-        raise InvalidInput(f"timeout is {timeout!r:.100}: it must be a number of seconds above 0")
-    try:
-        group = dist.new_group(timeout=None if timeout is None else timedelta(seconds=timeout), backend="gloo")
-    except RuntimeError as error:
-        raise DagcError(f"the ranks cannot reach each other: {str(error).splitlines()[0]}") from error
-    assert isinstance(group, dist.ProcessGroup), "this rank is in no group"
-    return group
-
-
-def _check_numbers(ways: Mapping[str, Any]) -> None:
-    """Refuse numbers that cannot be meant."""
-    wanted: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "steps": (lambda value: isinstance(value, int) and value >= 1, "an integer of at least 1"),
-        "seconds": (lambda value: value is None or 0 < value < math.inf, "a number above 0"),
-        "outer_rate": (lambda value: 0 < value < math.inf, "a number above 0"),
-        "momentum": (lambda value: 0 <= value < 1, "a number from 0 to below 1"),
-    }
-    for name, (right, words) in wanted.items():
-        value = ways[name]
-        try:
-            fine = not isinstance(value, bool) and right(value)
-        except TypeError:
-            fine = False
-        if not fine:
-            raise InvalidInput(f"{name} is {value!r:.100}: it must be {words}")
-
-
-def _same_checksums(sums: Sequence[int], round: int) -> None:
-    other = next((rank for rank, one in enumerate(sums) if one != sums[0]), None)
-    if other is not None:
-        raise DagcError(
-            f"ranks 0 and {other} have different shared models after {round} exchanges: start all ranks again from "
-            "their checkpoints of one exchange; if it happens again, their processors or versions of torch differ"
-        )

@@ -1,6 +1,7 @@
 """A rank's own model beside the shared one: where it begins, what it has moved, and what moves both."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from itertools import accumulate, pairwise
 
@@ -8,42 +9,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dagc.ddp.device import device_of
 from dagc.errors import InvalidInput
 
 __all__ = ["Replica"]
 
 
 class Replica:
-    """The exchanged parameters of a module, and the shared model as a vector over them.
+    """The exchanged parameters of a module, and the shared model as a vector over them, on their device.
 
     Args:
         model: A plain module.
         local: Patterns of names of parameters that are not exchanged.
 
     Attributes:
+        model: The module.
         parameters: Those that are exchanged, in the model's order; each keeps its type.
         shared: The shared model, float32.
         start: Where the local steps began, float32; it may be the memory of `shared` itself.
-        velocity: Of the outer optimiser; None without momentum.
+        velocity: Of the outer optimizer; None without momentum.
     """
 
     def __init__(self, model: nn.Module, local: Sequence[str]) -> None:
-        """The parameters are the shared model at first."""
+        self.model, self._local = model, local
         self.parameters = _exchanged(model, local)
+        self.device = device_of(self.parameters)
+        self.shapes = [tuple(parameter.shape) for parameter in self.parameters]
         self.sizes = [parameter.numel() for parameter in self.parameters]
         self.shared = torch.cat([parameter.detach().reshape(-1).float() for parameter in self.parameters])
         self.start = self.shared
         self.velocity: Tensor | None = None
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Of the parameters."""
-        return [tuple(parameter.shape) for parameter in self.parameters]
-
-    @property
-    def device(self) -> torch.device:
-        """Where all of them are."""
-        return self.shared.device
 
     @property
     def vectors(self) -> list[Tensor]:
@@ -53,37 +48,63 @@ class Replica:
     def begin(self, at: Tensor) -> None:
         """Set the parameters, and count from there what they move. The vector is kept, not copied."""
         self.start = at
-        for parameter, part in zip(self.parameters, self._parts(at), strict=True):
-            parameter.detach().copy_(part)
+        self._set(at)
+
+    def check(self) -> None:
+        """Refuse to go on if the module's parameters are not those that it was made with."""
+        now = _exchanged(self.model, self._local)
+        same = len(now) == len(self.parameters) and all(map(lambda one, other: one is other, now, self.parameters))
+        if not same or [tuple(parameter.shape) for parameter in now] != self.shapes:
+            raise InvalidInput(
+                "the model's trainable parameters have changed since LocalSteps was made: change layers, freeze "
+                "parameters or resize embeddings before, or make a new LocalSteps"
+            )
 
     def moved(self) -> list[Tensor]:
         """What the parameters have moved, as float32; `begin` comes next, since float32 ones hold it themselves."""
-        found = []
+        moved = []
         for start, parameter in zip(self._parts(self.start), self.parameters, strict=True):
             now = parameter.detach()
             if now.dtype == torch.float32:
-                found.append(torch.sub(start, now, out=now))
+                moved.append(torch.sub(start, now, out=now))
             else:
-                found.append(start.to(now.dtype).float() - now.float())
-        return found
+                moved.append(start.to(now.dtype).float().sub_(now))
+        return moved
 
     def move(self, total: Tensor, rate: float, momentum: float) -> None:
-        """The outer optimiser: plain, or with Nesterov's momentum; the same operations as those of torch's SGD."""
+        """The outer optimizer: plain, or with Nesterov's momentum; the same operations as those of torch's SGD."""
         if self.velocity is not None:
             self.velocity.mul_(momentum).add_(total)
             total.add_(self.velocity, alpha=momentum)
         self.shared.add_(total, alpha=-rate)
 
+    @contextmanager
+    def as_shared(self) -> Iterator[nn.Module]:
+        """The module with the shared parameters; its own come back afterwards."""
+        before = [parameter.detach().clone() for parameter in self.parameters]
+        self._set(self.shared)
+        try:
+            yield self.model
+        finally:
+            for parameter, values in zip(self.parameters, before, strict=True):
+                parameter.detach().copy_(values)
+
+    def _set(self, vector: Tensor) -> None:
+        for parameter, part in zip(self.parameters, self._parts(vector), strict=True):
+            parameter.detach().copy_(part)
+
     def _parts(self, vector: Tensor) -> Iterable[Tensor]:
         """A vector in the shapes of the parameters, without copying it."""
         ends = pairwise(accumulate(self.sizes, initial=0))
-        return (vector[slice(*at)].view(p.shape) for at, p in zip(ends, self.parameters, strict=True))
+        return (vector[slice(*at)].view(shape) for at, shape in zip(ends, self.shapes, strict=True))
 
 
 def _exchanged(model: nn.Module, local: Sequence[str]) -> list[nn.Parameter]:
     """The parameters to exchange, in the model's order."""
     if isinstance(model, DistributedDataParallel):
         raise InvalidInput("the model is wrapped in DDP, which exchanges in every step: give the module itself")
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"the model is a {type(model).__name__}: give a torch.nn.Module")
     if isinstance(local, str):
         raise InvalidInput(f"local is {local!r}: give a list of patterns, e.g. [{local!r}]")
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
@@ -92,13 +113,10 @@ def _exchanged(model: nn.Module, local: Sequence[str]) -> list[nn.Parameter]:
             raise InvalidInput(
                 f"local: no trainable parameter is called {pattern!r}; there are {list(trainable)!r:.300}"
             )
-    found = {name: p for name, p in trainable.items() if not any(fnmatch(name, pattern) for pattern in local)}
-    if not found:
+    chosen = {name: p for name, p in trainable.items() if not any(fnmatch(name, pattern) for pattern in local)}
+    if not chosen:
         raise InvalidInput("there is nothing to exchange: no parameter needs a gradient, or all are local")
-    for name, parameter in found.items():
+    for name, parameter in chosen.items():
         if not parameter.is_floating_point():
             raise InvalidInput(f"parameter {name!r} is of type {parameter.dtype}: only real numbers are exchanged")
-    devices = {parameter.device for parameter in found.values()}
-    if len(devices) > 1:
-        raise InvalidInput(f"the exchanged parameters must be on one device, not on {sorted(map(str, devices))}")
-    return list(found.values())
+    return list(chosen.values())

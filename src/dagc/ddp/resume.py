@@ -1,37 +1,69 @@
 """Elastic restarts: which saved states a training continues from, who carries whose residual, who needs the model.
 
 Every rank brings the states that it can find: its own, or all of them from a folder that ranks share. The ranks agree
-on one round. Each residual of that round is carried by one rank, whatever the number of ranks is now.
+on one round of one start. Each residual of that round is carried by one rank, whatever the number of ranks is now.
 """
 
 import json
 import math
+import os
+import weakref
 from collections.abc import Mapping, Sequence
+from functools import cache
+from logging import getLogger
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dagc.ddp.exchange import Exchange, Packet
+from dagc.ddp.exchange import Exchange
+from dagc.ddp.trees import check_version
 from dagc.errors import InvalidInput, MalformedPayload
+from dagc.state import is_count
 
-__all__ = ["SHARED", "VERSION", "Choice", "all_or_none", "choose", "spread"]
+__all__ = ["VERSION", "Choice", "candidates", "check_content", "send_model_to_newcomers", "warn_without_state"]
 
 VERSION = 1
 """The version of what `LocalSteps.state_dict` returns."""
-SHARED = ("shared", "velocity", "start")
-"""The arrays of a state besides the client's half: the shared model, its momentum, where an overlap began."""
-FIELDS = (
-    "version", "round", "rank", "world_size", "examples", "about", "arrays", "client", "server", "due", "seconds",
-)  # fmt: skip
+FIELDS = {
+    "version", "round", "rank", "world_size", "examples", "about", "start", "shared", "velocity", "begun", "uplink",
+    "server", "due", "seconds",
+}  # fmt: skip
+WITHOUT_STATE = (
+    "%s, but dagc begins without its own: what this rank had not sent is lost; save state_dict() with the optimizer's, "
+    "and %s"
+)
+WATCHED: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Tensor], str]] = weakref.WeakKeyDictionary()
+"""Hooks and local steps before the first step of their optimizer: a parameter of it, and what to do."""
+log = getLogger("dagc.ddp")
+
+
+class Key(NamedTuple):
+    """What states that fit together have in common; the newest is the largest.
+
+    Attributes:
+        generation: How many restarts came before.
+        round: How many exchanges were done.
+        world: The number of ranks.
+        start: The number that was drawn when they started.
+        training: The number that was drawn when the whole training began.
+    """
+
+    generation: int
+    round: int
+    world: int
+    start: int
+    training: int
 
 
 class Choice(NamedTuple):
-    """What the ranks continue from.
+    """States that the ranks can continue from.
 
     Attributes:
-        state: A state of the chosen round that this rank has; None if it has none and needs the model.
+        key: What they have in common.
+        state: One of them that this rank has; None if it has none and needs the model.
         own: The one that this rank saved itself, if there were as many ranks; None otherwise.
         carried: The states whose residuals this rank carries.
         holders: The ranks that have the model.
@@ -39,6 +71,7 @@ class Choice(NamedTuple):
         missing: The ranks, in the old numbering, whose states nobody has.
     """
 
+    key: Key
     state: Mapping[str, Any] | None
     own: Mapping[str, Any] | None
     carried: list[Mapping[str, Any]]
@@ -47,72 +80,115 @@ class Choice(NamedTuple):
     missing: list[int]
 
 
-def choose(
+def candidates(
     exchange: Exchange,
     states: Sequence[Mapping[str, Any]],
     examples: Sequence[int],
     about: Mapping[str, Any],
     allow_missing: bool,
-) -> Choice | None:
-    """Agree on the newest round for which all states are present; None if no rank has any state.
+) -> list[Choice]:
+    """Every round from which all ranks can continue, the newest first; none if no rank has any state.
 
     Args:
         exchange: This rank's place in the group.
         states: What this rank has found, of any round.
         examples: How many examples each rank holds now: a rank without data carries no residual.
         about: What the states must belong to.
-        allow_missing: If no round is complete, continue from the newest and lose the missing residuals.
+        allow_missing: After the complete rounds, also those of which some states are missing.
 
     Raises:
-        InvalidInput: If a state cannot be used, or if states are missing; on all ranks.
+        InvalidInput: If a state belongs to something else, or if states are missing; on all ranks.
     """
-    refused = next((words for words in (_unusable(state, about) for state in states) if words), None)
-    listed = [] if refused else [[int(state[name]) for name in ("round", "world_size", "rank")] for state in states]
-    packets = all_or_none(exchange, refused, json.dumps(listed).encode())
-    found: dict[tuple[int, int], dict[int, list[int]]] = {}  # who has the states of a round, by the ranks of that time
-    for rank, packet in enumerate(packets):
-        for round, world, old in _listed(packet.body):
-            found.setdefault((round, world), {}).setdefault(old, []).append(rank)
-    if not found:
-        return None
-    carriers = {key: _carriers(holders, examples) for key, holders in found.items()}
-    complete = [key for key in found if len(carriers[key]) == key[1]]
-    chosen = max(complete or found)
-    missing = [old for old in range(chosen[1]) if old not in carriers[chosen]]
-    if missing and not allow_missing:
+    error, rows = None, []
+    try:
+        rows = [[*_key(state, about), int(state["rank"])] for state in states]
+    except InvalidInput as reason:
+        error = reason
+    holders: dict[Key, dict[int, list[int]]] = {}  # who has which rank's state
+    for rank, body in enumerate(exchange.share(json.dumps(rows).encode(), error)):
+        for *key, old in _rows(body):
+            holders.setdefault(Key(*key), {}).setdefault(old, []).append(rank)
+    trainings = {key.training for key in holders}
+    if len(trainings) > 1:
+        raise InvalidInput(f"the states are of {len(trainings)} different trainings: give those of one")
+    carriers = {key: _carriers(each, examples) for key, each in holders.items()}
+    complete = [key for key in holders if len(carriers[key]) == key.world]
+    if holders and not complete and not allow_missing:
+        newest = max(holders)
+        missing = [old for old in range(newest.world) if old not in carriers[newest]]
         raise InvalidInput(
-            f"of the {chosen[1]} states of round {chosen[0]}, those of the ranks {missing} are on no rank that holds "
-            "examples: give them to one, or set allow_missing=True to continue without what they had not sent yet"
+            f"of the {newest.world} states of round {newest.round}, those of the ranks {missing} are on no rank that "
+            "holds examples: give them to one, or set allow_missing=True to continue without what they had not sent yet"
         )
-    here = {state["rank"]: state for state in states if (state["round"], state["world_size"]) == chosen}
-    carried = [here[old] for old, rank in sorted(carriers[chosen].items()) if rank == exchange.rank]
-    own = here.get(exchange.rank) if chosen[1] == exchange.world else None
-    holders = sorted({rank for ranks in found[chosen].values() for rank in ranks})
-    all_own = all(rank in found[chosen].get(rank, ()) for rank in range(exchange.world))
-    same = chosen[1] == exchange.world and all_own
-    return Choice(next(iter(here.values()), None), own, carried, holders, same, missing)
+    rest = [key for key in holders if key not in complete] if allow_missing else []
+    ordered = [*sorted(complete, reverse=True), *sorted(rest, reverse=True)]
+    by_key = {key: {s["rank"]: s for s in states if _key(s, about) == key} for key in ordered}
+    return [_choice(exchange, key, holders[key], carriers[key], by_key[key]) for key in ordered]
 
 
-def all_or_none(exchange: Exchange, refused: str | None, body: bytes = b"") -> list[Packet]:
-    """Everybody's message; an error on all ranks if one of them says what is wrong instead."""
-    packets = exchange.all_gather(Packet(bool(refused), 0, 0.0, refused.encode() if refused else body))
-    for rank, packet in enumerate(packets):
-        if packet.refused:
-            raise InvalidInput(f"rank {rank}: {bytes(packet.body).decode(errors='replace')}")
-    return packets
+def _choice(
+    exchange: Exchange,
+    key: Key,
+    holders: Mapping[int, Sequence[int]],
+    carriers: Mapping[int, int],
+    here: Mapping[int, Mapping[str, Any]],
+) -> Choice:
+    """What continuing from these states means for this rank."""
+    carried = [here[old] for old, rank in sorted(carriers.items()) if rank == exchange.rank]
+    as_many = key.world == exchange.world
+    return Choice(
+        key,
+        state=next(iter(here.values()), None),
+        own=here.get(exchange.rank) if as_many else None,
+        carried=carried,
+        holders=sorted({rank for ranks in holders.values() for rank in ranks}),
+        same=as_many and all(rank in holders.get(rank, ()) for rank in range(exchange.world)),
+        missing=[old for old in range(key.world) if old not in carriers],
+    )
 
 
-def spread(exchange: Exchange, tensors: Sequence[Tensor], holders: Sequence[int]) -> None:
-    """Send tensors in CPU memory from the ranks that have them to those that do not, once to each."""
-    lacking = [rank for rank in range(exchange.world) if rank not in holders]
+def send_model_to_newcomers(exchange: Exchange, vectors: Sequence[Tensor], holders: Sequence[int]) -> None:
+    """Send vectors from the ranks that have them to those that do not, once to each."""
+    newcomers = [rank for rank in range(exchange.world) if rank not in holders]
     with exchange.together("while the model was sent to newcomers"):
-        for place, rank in enumerate(lacking):
+        for place, rank in enumerate(newcomers):
             source = holders[place % len(holders)]
-            for tensor in tensors:
+            for vector in vectors if exchange.rank in (source, rank) else ():
+                on_host = vector.cpu()
                 if exchange.rank == source:
-                    dist.send(tensor, rank, group=exchange.group)
-                elif exchange.rank == rank:
-                    dist.recv(tensor, source, group=exchange.group)
+                    dist.send(on_host, rank, group=exchange.group)
+                else:
+                    dist.recv(on_host, source, group=exchange.group)
+                    vector.copy_(on_host)
+
+
+def warn_without_state(owner: Any, parameter: Tensor, remedy: str) -> None:
+    """Warn in the optimizer's first step if the training continues an older one, but `owner.resumed` is false.
+
+    The optimizer has a state then, or torchrun has restarted the process.
+    """
+    _watch()
+    WATCHED[owner] = weakref.ref(parameter), remedy
+
+
+@cache
+def _watch() -> None:
+    """Once per process: torch does not let a hook remove itself."""
+    register_optimizer_step_pre_hook(_check_first_step)
+
+
+def _check_first_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for owner, (alive, remedy) in list(WATCHED.items()):
+        parameter = alive()
+        if not any(each is parameter for group in optimizer.param_groups for each in group["params"]):
+            continue
+        del WATCHED[owner]
+        state = optimizer.state.get(parameter, {})
+        continued = bool(state) and float(state.get("step", 1)) > 0
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+        if (continued or restarted) and not owner.resumed:
+            why = "the optimizer has a state" if continued else "torchrun has restarted this process"
+            log.warning(WITHOUT_STATE, why, remedy)
 
 
 def _carriers(holders: Mapping[int, Sequence[int]], examples: Sequence[int]) -> dict[int, int]:
@@ -126,43 +202,46 @@ def _carriers(holders: Mapping[int, Sequence[int]], examples: Sequence[int]) -> 
     return carriers
 
 
-def _unusable(state: Any, about: Mapping[str, Any]) -> str | None:
-    """What is wrong with a state, or None."""
-    if not isinstance(state, Mapping) or "version" not in state:
-        return "this is not the state of a dagc.ddp.LocalSteps"
-    version = state["version"]
-    if not isinstance(version, int) or version > VERSION:
-        return f"a state has version {version!r:.50}, this is {VERSION}: update dagc to load it"
-    if set(state) != set(FIELDS):
-        return f"this is not the state of a dagc.ddp.LocalSteps: it holds {sorted(map(str, state))!r:.200}"
+def _key(state: Any, about: Mapping[str, Any]) -> Key:
+    """What a state belongs to; `InvalidInput` if it cannot be used here. Its arrays are not read."""
+    check_version(state, "LocalSteps", VERSION, FIELDS)
     if state["about"] != about:
-        return f"a state has about {state['about']!r:.300}, here it is {about!r:.300}: use the model and settings of it"
-    if not isinstance(state["arrays"], Mapping) or not isinstance(state["examples"], list):
-        return "a state is damaged: it has no arrays or no examples"
-    counts = [state["round"], state["world_size"], state["rank"], *state["examples"]]
-    if not all(isinstance(count, int) and count >= 0 for count in counts) or not any(state["examples"]):
-        return "a state is damaged: its round, ranks or examples are not numbers"
-    if len(state["examples"]) != state["world_size"] or state["rank"] >= state["world_size"]:
-        return "a state is damaged: its ranks and examples do not fit"
-    due, seconds = state["due"], state["seconds"]
-    if not (isinstance(due, int) and due >= 1 and isinstance(seconds, int | float) and 0 <= seconds < math.inf):
-        return f"a state is damaged: its due or seconds is no time ({due!r:.50}, {seconds!r:.50})"
-    size = sum(about["sizes"])
-    for name in ("shared", "residual", *(name for name in SHARED if name in state["arrays"])):
-        tensor = state["arrays"].get(name)
-        if not isinstance(tensor, Tensor) or tensor.shape != (size,) or tensor.dtype != torch.float32:
-            return f"a state is damaged: its {name} is not {size} float32 numbers"
-        if not torch.isfinite(tensor).all():
-            return f"a state is damaged: its {name} holds NaN or infinity"
-    return None
+        raise InvalidInput(
+            f"a state has about {state['about']!r:.300}, here it is {about!r:.300}: use the model and settings of it"
+        )
+    start, examples, due, seconds = (state[name] for name in ("start", "examples", "due", "seconds"))
+    counts = [state["round"], state["world_size"], state["rank"]]
+    if not isinstance(examples, list) or not isinstance(start, list) or len(start) != 3:
+        raise InvalidInput("a state is damaged: it has no examples or no start")
+    if not all(map(is_count, [*counts, *examples, *start])) or not any(examples):
+        raise InvalidInput("a state is damaged: its round, ranks, start or examples are not numbers")
+    if len(examples) != state["world_size"] or state["rank"] >= state["world_size"]:
+        raise InvalidInput("a state is damaged: its ranks and examples do not fit")
+    if not (is_count(due) and due >= 1 and isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+        raise InvalidInput(f"a state is damaged: due or seconds is invalid ({due!r:.50}, {seconds!r:.50})")
+    training, generation, number = start
+    return Key(generation, state["round"], state["world_size"], number, training)
 
 
-def _listed(body: bytes | memoryview) -> list[list[int]]:
-    """What another rank says that it has."""
+def check_content(state: Mapping[str, Any], size: int) -> None:
+    """Refuse a state with damaged vectors. Those of a mapped file are read here, and not before."""
+    uplink = state["uplink"] if isinstance(state["uplink"], Mapping) else {}
+    vectors = {name: state[name] for name in ("shared", "velocity", "begun")}
+    for name, vector in {**vectors, "residual": uplink.get("residual")}.items():
+        if vector is None and name in ("velocity", "begun"):
+            continue
+        if not isinstance(vector, Tensor) or vector.shape != (size,) or vector.dtype != torch.float32:
+            raise InvalidInput(f"a state is damaged: its {name} is not {size} float32 numbers")
+        if not torch.isfinite(vector).all():
+            raise InvalidInput(f"a state is damaged: its {name} holds NaN or infinity")
+
+
+def _rows(body: bytes) -> list[list[int]]:
+    """The keys of the states that another rank has, each with the rank that saved it."""
     try:
-        rows = [[int(number) for number in row] for row in json.loads(bytes(body))]
-        if all(len(row) == 3 and min(row) >= 0 and row[2] < row[1] for row in rows):
+        rows = [[int(number) for number in row] for row in json.loads(body)]
+        if all(len(row) == 6 and min(row) >= 0 and row[-1] < row[2] for row in rows):
             return rows
     except (ValueError, TypeError):
         pass
-    raise MalformedPayload(f"this is no list of states: {bytes(body)!r:.100}")
+    raise MalformedPayload(f"this is no list of states: {body!r:.100}")

@@ -10,7 +10,7 @@ except ImportError as error:
         "dagc.flower needs Flower 1.41 or newer: pip install 'dagc-fl[flower]', or '.[flower]' in a clone"
     ) from error
 
-from dagc.flower.mod import compress, compress_from
+from dagc.flower.mod import compress, compress_with
 from dagc.flower.strategy import DataAware
 
-__all__ = ["DataAware", "compress", "compress_from"]
+__all__ = ["DataAware", "compress", "compress_with"]

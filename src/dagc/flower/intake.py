@@ -7,45 +7,48 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from flwr.app import Message, MetricRecord
-from flwr.common.constant import ErrorCode
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from numpy.typing import NDArray
 
 from dagc.errors import DagcError, MalformedPayload
-from dagc.flower.logs import log
-from dagc.flower.messages import ASK, OUT_OF_SYNC, RECORD, STYPE, TRAIN, Answer, Instruction, payload_of
-from dagc.flower.run import FlowerRun
+from dagc.flower.exchange import Exchange, Sent
+from dagc.flower.messages import (
+    ASK,
+    OUT_OF_SYNC,
+    PRECONDITION,
+    RECORD,
+    STYPE,
+    TRAIN,
+    Answer,
+    Instruction,
+    payload_of,
+)
 from dagc.protocol import Upload
 
-__all__ = ["Introduction", "Received", "Sent", "evaluations", "introductions", "leave_out", "uploads"]
+__all__ = ["Introduction", "Received", "evaluations", "introductions", "uploads"]
 
-Metrics = tuple[str, ...]
+Pairs = Sequence[tuple[Sent, Message]]
 NO_MOD = (
     "dagc is missing there, or is not the first mod: write `from dagc.flower import compress` and "
     "`app = ClientApp(mods=[compress])` in the client's app, other mods after compress"
 )
-LATE = "it did not answer in time: read its log, or give the strategy's `start` a longer `timeout`"
 CAUSES = {
     STYPE: NO_MOD,
-    "expects exactly one ConfigRecord": NO_MOD,  # Flower's clipping mods, which found ours beside the app's
-    RECORD_KEY_CONFIGS: "secure aggregation adds up masked vectors of all entries, and dagc sends a few of each node: "
-    "use one of the two, without SecAgg+ among the mods or without DataAware",
+    "expects exactly one ConfigRecord": NO_MOD,  # Flower's clipping mods, which found ours besides the app's
+    "secaggplus_configs": "secure aggregation adds up masked vectors of all entries, and dagc sends a few of each "
+    "node: use one of the two, without SecAgg+ among the mods or without DataAware",
+    "fitins.": "the client is a NumPyClient or Client of Flower's older API: write functions below @app.train() of a "
+    "ClientApp(mods=[compress]), which take and return a Message",
 }
 """The cause of errors that contain one of these texts."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,109}")
 
 
-class Sent(NamedTuple):
-    """A message that waits for its reply; the client is None if it is not known yet."""
+class Introduction(NamedTuple):
+    """Who a node is."""
 
-    message: Message
-    instruction: Instruction
-    client: str | None
-
-    def __str__(self) -> str:
-        """The node that it went to."""
-        node = f"node {self.message.metadata.dst_node_id}"
-        return node if self.client is None else f"{self.client} ({node})"
+    name: str
+    sent: Sent
+    examples: float
 
 
 class Received(NamedTuple):
@@ -54,6 +57,7 @@ class Received(NamedTuple):
     Attributes:
         upload: The entries.
         whole: The arrays that are sent in full.
+        sent: The order that it answers.
         reply: The message, without our record.
         arrays: The name of the record that held the payload.
         examples: How many examples the client trained on.
@@ -61,146 +65,131 @@ class Received(NamedTuple):
 
     upload: Upload
     whole: list[NDArray[Any]]
+    sent: Sent
     reply: Message
     arrays: str
     examples: float
 
 
-def leave_out(run: FlowerRun, doing: str, one: Sent, why: object) -> None:
-    """Log why a node's reply does not count, and remember it in case too few are left."""
-    run.left_out[str(one)] = str(why)
-    log.warning("dagc: %s: %s is left out: %s", doing, one, why)
-
-
-def replies_to(
-    sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun, doing: str
-) -> Iterator[tuple[Sent, Message]]:
-    """Each message with its one valid reply; errors, missing and second replies are logged."""
-    waiting = {one.message.metadata.message_id: one for one in sent}
-    for reply in replies:
-        asked = waiting.get(reply.metadata.reply_to_message_id)
-        if asked is not None and asked.message.metadata.dst_node_id != reply.metadata.src_node_id:
-            node = reply.metadata.src_node_id
-            log.warning("dagc: %s: node %d answers in the place of %s, which is refused", doing, node, asked)
-            continue
-        one = waiting.pop(reply.metadata.reply_to_message_id, None)
-        if one is None:
-            log.warning("dagc: %s: a second or late reply of node %d is refused", doing, reply.metadata.src_node_id)
-        elif reply.has_error():
-            why = " ".join((reply.error.reason or f"error {reply.error.code}").split())  # one line, whoever wrote it
-            known = (cause for word, cause in CAUSES.items() if word in why)
-            leave_out(run, doing, one, next(known, f"{why:.500}"))
-            if reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION and OUT_OF_SYNC in why:
-                run.out_of_sync(one.client, one.message.metadata.dst_node_id)
-                if one.instruction.since >= 0:
-                    run.recovering.add(str(one))
-        else:
-            yield one, reply
-    for one in waiting.values():
-        leave_out(run, doing, one, LATE)
-
-
-class Introduction(NamedTuple):
-    """Who a node is."""
-
-    name: str
-    node: int
-    examples: float
-
-
-def introductions(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun) -> list[Introduction]:
+def introductions(exchange: Exchange, pairs: Pairs) -> list[Introduction]:
     """Who nodes are, in the order of their names, so that partition 2 comes before 10."""
-    doing, met = f"round {run.round + 1}", []
-    for one, reply in replies_to(sent, replies, run, doing):
+    doing, known = f"round {exchange.round}", []
+    for sent, reply in _without_errors(exchange, pairs, doing):
         try:
-            answer = _answer(reply, one.instruction, ASK)
-            met.append(Introduction(answer.name, one.message.metadata.dst_node_id, answer.examples))
+            answer = _answer(reply, sent.instruction, ASK)
+            known.append(Introduction(answer.name, sent, answer.examples))
         except DagcError as error:
-            leave_out(run, doing, one, error)
-    return sorted(met, key=lambda one: (len(one.name), one.name, one.node))
+            exchange.leave_out(sent, doing, error)
+    return sorted(known, key=lambda each: (len(each.name), each.name, each.sent.node))
 
 
-def uploads(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun, examples: str) -> list[Received]:
+def uploads(exchange: Exchange, replies: Sequence[Message]) -> list[Received]:
     """Every valid upload, in the order of the roster; what these nodes claim is adopted."""
-    doing, good = f"round {run.round + 1}", []
-    for one, reply in replies_to(sent, replies, run, doing):
+    doing, run = f"round {exchange.round}", exchange.run
+    good: list[Received] = []
+    for sent, reply in _without_errors(exchange, exchange.pair(exchange.trained, replies, doing), doing):
         try:
-            good.append((one, _received(one, reply, run, examples)))
+            good.append(_received(exchange, sent, reply))
         except DagcError as error:
-            leave_out(run, doing, one, error)
-    good.sort(key=lambda pair: run.server.members[pair[1].upload.client].number)
-    alike = set(_alike([(one, received.reply) for one, received in good], run, run.metrics, doing))
-    taken = [received for one, received in good if one in alike]
-    for received in taken:
-        run.server.join(received.upload.client, received.examples)
-        counted = run.server.members[received.upload.client].examples
-        if counted != received.examples:
-            _record(received.reply)[examples] = counted
-    return taken
+            exchange.leave_out(sent, doing, error)
+    good.sort(key=lambda each: run.server.members[each.upload.client].number)
+    alike = set(_alike(exchange, [(each.sent, each.reply) for each in good], run.metrics, doing))
+    accepted = [each for each in good if each.sent in alike]
+    for each in accepted:
+        run.uninformed.discard(each.upload.client)
+        run.server.join(each.upload.client, each.examples)
+        counted = run.server.members[each.upload.client].examples
+        if counted != each.examples:
+            _record(each.reply)[run.examples] = counted
+    return accepted
 
 
-def evaluations(sent: Sequence[Sent], replies: Sequence[Message], run: FlowerRun, examples: str) -> list[Message]:
+def evaluations(exchange: Exchange, replies: Sequence[Message]) -> list[Message]:
     """Every valid reply of nodes that were to evaluate; these have the newest model."""
-    doing, good = f"evaluating round {run.round}", []
-    most = run.server.plan.most_examples
-    for one, reply in replies_to(sent, replies, run, doing):
-        if one.client is not None:
-            run.server.arrived(one.client)
+    run, good = exchange.run, []
+    doing, most = f"evaluating round {run.round}", run.server.plan.most_examples
+    for sent, reply in _without_errors(exchange, exchange.pair(exchange.evaluated, replies, doing), doing):
+        if sent.client is not None:
+            run.server.arrived(sent.client)
         records = list(reply.content.metric_records.values())
-        claimed = records[0].get(examples) if len(records) == 1 else None
+        claimed = records[0].get(run.examples) if len(records) == 1 else None
         if not isinstance(claimed, int | float) or not 0 < claimed < 1 << 53:
-            leave_out(run, doing, one, f"its metrics have no number of {examples}")
+            exchange.leave_out(sent, doing, f"its metrics have no number of {run.examples}")
             continue
         if most is not None and claimed > most:
-            records[0][examples] = most
-        good.append((one, reply))
-    good.sort(key=lambda pair: pair[0].message.metadata.dst_node_id)
-    good = list(_measured(good, run, doing))
-    alike = set(_alike(good, run, run.evaluated, doing))
-    return [reply for one, reply in good if one in alike]
+            records[0][run.examples] = most
+        good.append((sent, reply))
+    good.sort(key=lambda pair: pair[0].node)
+    good = list(_measured(exchange, good, doing))
+    alike = set(_alike(exchange, good, run.evaluated, doing))
+    return [reply for sent, reply in good if sent in alike]
 
 
-def _measured(good: Sequence[tuple[Sent, Message]], run: FlowerRun, doing: str) -> Iterator[tuple[Sent, Message]]:
-    """Those whose metrics are numbers: one NaN would be everybody's mean. A metric that is nobody's number may stay."""
+def _without_errors(exchange: Exchange, pairs: Any, doing: str) -> Iterator[tuple[Sent, Message]]:
+    """The pairs whose reply is no error; the others are left out, with the cause if it is known."""
+    for sent, reply in pairs:
+        if not reply.has_error():
+            yield sent, reply
+            continue
+        why = " ".join((reply.error.reason or f"error {reply.error.code}").split())  # one line, whoever wrote it
+        exchange.leave_out(sent, doing, _cause(exchange, sent, why))
+        if reply.error.code == PRECONDITION and OUT_OF_SYNC in why:
+            exchange.out_of_sync(sent)
+
+
+def _cause(exchange: Exchange, sent: Sent, why: str) -> str:
+    """The reason of an error as it is, or what is known about such errors."""
+    known = next((cause for word, cause in CAUSES.items() if word in why), None)
+    if known is not None:
+        return known
+    names = [piece.name for piece in exchange.run.layout.pieces]
+    if sent.client is None and "KeyError" in why and any(f"'{name}'" in why for name in names):
+        return f"{why:.200}: the app did not get the model's arrays: {NO_MOD}"
+    return f"{why:.500}"
+
+
+def _measured(exchange: Exchange, good: Pairs, doing: str) -> Iterator[tuple[Sent, Message]]:
+    """Those whose metrics are numbers: a single NaN would spoil the mean. Metrics non-finite on every node are kept."""
     wrong = [{name for name, value in _record(reply).items() if not _finite(value)} for _, reply in good]
-    nobodys = set.intersection(*wrong) if wrong else set()
-    for (one, reply), own in zip(good, wrong, strict=True):
-        if own - nobodys:
-            leave_out(run, doing, one, f"its metrics {', '.join(sorted(own - nobodys)):.200} are NaN or infinite")
+    everywhere = set.intersection(*wrong) if wrong else set()
+    for (sent, reply), names in zip(good, wrong, strict=True):
+        if names - everywhere:
+            words = ", ".join(sorted(names - everywhere))
+            exchange.leave_out(sent, doing, f"its metrics {words:.200} are NaN or infinite")
         else:
-            yield one, reply
+            yield sent, reply
 
 
-def _alike(good: Sequence[tuple[Sent, Message]], run: FlowerRun, before: list[str], doing: str) -> Iterator[Sent]:
+def _alike(exchange: Exchange, good: Pairs, before: list[str], doing: str) -> Iterator[Sent]:
     """The replies with the metrics that most have; if tied, those as `before`, or as the first.
 
     Strategies sum metrics and fail if a name is missing. `before` becomes what is usual now.
     """
     counts = Counter(_metrics(reply) for _, reply in good)
-    usual = max(counts, key=lambda one: (counts[one], one == tuple(before)), default=tuple(before))
+    usual = max(counts, key=lambda names: (counts[names], names == tuple(before)), default=tuple(before))
     before[:] = usual
-    for one, reply in good:
+    for sent, reply in good:
         if _metrics(reply) == usual:
-            yield one
+            yield sent
         else:
-            leave_out(run, doing, one, "its metrics differ from most")
+            exchange.leave_out(sent, doing, "its metrics differ from most")
 
 
-def _received(sent: Sent, reply: Message, run: FlowerRun, examples: str) -> Received:
+def _received(exchange: Exchange, sent: Sent, reply: Message) -> Received:
     assert sent.client is not None
-    answer = _answer(reply, sent.instruction, TRAIN)
+    run, answer = exchange.run, _answer(reply, sent.instruction, TRAIN)
     if answer.name != sent.client:
         raise MalformedPayload(f"it calls itself {answer.name!r:.120} now")
     name, payload = payload_of(reply.content)
     frame, whole = run.layout.unpack(payload)
     upload = run.server.read(sent.client, frame, answer.norm)
     records = list(reply.content.metric_records.values())
-    if len(records) != 1 or records[0].get(examples) != answer.examples:
-        raise MalformedPayload(f"its metrics do not say {examples} = {answer.examples:g}")
+    if len(records) != 1 or records[0].get(run.examples) != answer.examples:
+        raise MalformedPayload(f"its metrics do not say {run.examples} = {answer.examples:g}")
     if not answer.examples > 0:
         raise MalformedPayload("it has trained on no examples")
     del reply.content[RECORD]
-    return Received(upload, whole, reply, name, answer.examples)
+    return Received(upload, whole, sent, reply, name, answer.examples)
 
 
 def _answer(reply: Message, instruction: Instruction, kind: str) -> Answer:
@@ -225,7 +214,7 @@ def _finite(value: Any) -> bool:
     return all(map(isfinite, value if isinstance(value, list) else [value]))
 
 
-def _metrics(reply: Message) -> Metrics:
+def _metrics(reply: Message) -> tuple[str, ...]:
     """The names of a reply's metrics, and how many numbers each is."""
     record = _record(reply)
     return tuple(sorted(f"{name} {len(value)}" if isinstance(value, list) else name for name, value in record.items()))

@@ -12,19 +12,22 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
-from flwr.common.constant import SType
 from numpy.typing import NDArray
 
 from dagc._memory import pool
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.protocol.messages import BUFFERS
-from dagc.protocol.server import LARGEST
+from dagc.protocol.receiver import LARGEST
 from dagc.sparse import MAX_SIZE
-from dagc.state import DIMENSIONS, TYPES
+from dagc.state import TYPES
 
 __all__ = ["AppModel", "Layout", "Piece"]
 
 CHECKSUM = 4
+DIMENSIONS = 32
+"""The most that numpy has supported in all of its versions."""
+NUMPY = "numpy.ndarray"
+"""How Flower calls arrays that are serialized as numpy does."""
 BFLOAT16 = "bfloat16"
 """numpy does not have this type: such an array has two bytes per entry, which numpy calls void."""
 HALF = ("float16", BFLOAT16)
@@ -130,15 +133,14 @@ class Layout:
         if set(arrays) != {piece.name for piece in self.pieces}:
             odd = sorted(set(arrays) ^ {piece.name for piece in self.pieces})
             raise InvalidInput(f"the model's arrays have changed: {', '.join(odd):.300} is missing or new")
-        found = {piece.name: _numbers(arrays[piece.name]) for piece in self.pieces}
+        numbers = {piece.name: _numbers(arrays[piece.name]) for piece in self.pieces}
         for piece in self.pieces:
-            if found[piece.name].shape != piece.shape:
-                raise InvalidInput(
-                    f"array {piece.name!r} has shape {found[piece.name].shape}, but had {piece.shape} before"
-                )
+            shape = numbers[piece.name].shape
+            if shape != piece.shape:
+                raise InvalidInput(f"array {piece.name!r} has shape {shape}, but had {piece.shape} before")
         vector, whole, at = torch.from_numpy(pool.take(self.size, np.dtype(np.float32))), [], 0
         for piece in self.pieces:
-            array = found[piece.name]
+            array = numbers[piece.name]
             if piece.whole:
                 dtype = _type(piece.dtype)
                 fraction = array.dtype.kind == "f" and dtype.kind != "f"  # integers that a strategy has averaged
@@ -206,8 +208,8 @@ class Layout:
         whole, at = [], 0
         for piece in self.whole:
             dtype, entries = _wire_type(piece.dtype), prod(piece.shape)
-            found = np.frombuffer(rest, dtype, entries, at).reshape(piece.shape)
-            array = _from_bfloat16(found) if piece.dtype == BFLOAT16 else found.astype(piece.dtype)
+            raw = np.frombuffer(rest, dtype, entries, at).reshape(piece.shape)
+            array = _from_bfloat16(raw) if piece.dtype == BFLOAT16 else raw.astype(piece.dtype)
             # As float64: among float16 numbers, the limit itself would be infinity.
             if array.dtype.kind == "f" and not (np.abs(array, dtype=np.float64) <= LARGEST).all():
                 raise MalformedPayload(f"array {piece.name!r} holds NaN, infinity or a value above {LARGEST:g}")
@@ -260,7 +262,7 @@ def _array(numbers: NDArray[Any], dtype: str) -> Array:
     head = BytesIO()
     np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(numbers))
     data = b"".join((head.getvalue(), numbers.tobytes() if dtype == BFLOAT16 else numbers.data))
-    return Array(dtype, numbers.shape, SType.NUMPY, data)
+    return Array(dtype, numbers.shape, NUMPY, data)
 
 
 def _numbers(array: Array) -> NDArray[Any]:
@@ -271,7 +273,7 @@ def _numbers(array: Array) -> NDArray[Any]:
             raise InvalidInput(f"an array says it is {BFLOAT16}, but has {bits.dtype.itemsize} bytes for an entry")
         return _from_bfloat16(np.ascontiguousarray(bits).reshape(bits.shape).view(np.uint16))
     head = BytesIO(array.data)
-    if array.stype != SType.NUMPY or np.lib.format.read_magic(head) != (1, 0):
+    if array.stype != NUMPY or np.lib.format.read_magic(head) != (1, 0):
         return array.numpy()
     shape, by_columns, dtype = np.lib.format.read_array_header_1_0(head)
     if by_columns or dtype.hasobject:

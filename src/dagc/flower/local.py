@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
+from typing import Any
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.supercore.task_identity import TaskIdentity  # who this process is: no public way to say it
 
 __all__ = ["LocalGrid"]
+
+RAISED = 2
+"""Flower's code for an error that an app has raised."""
 
 
 class LocalGrid(Grid):
@@ -56,11 +58,11 @@ class LocalGrid(Grid):
         self.on_reply: Callable[[Message], list[Message]] = lambda reply: [reply]
         self._replies: dict[str, list[Message]] = {}
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Do nothing: there is only one run."""
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """Flower's description of the run, which a `LocalGrid` does not have."""
         raise NotImplementedError("a LocalGrid has no description of its run")
 
@@ -96,8 +98,6 @@ class LocalGrid(Grid):
         own = Message(RecordDict(dict(message.content.items())), metadata=copy(message.metadata))  # type: ignore[call-overload]
         try:
             reply = self.app(own, self.contexts[message.metadata.dst_node_id])
-        except Exception as error:  # as a SuperNode does: whatever an app raises is an answer, too
-            return Message(
-                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=own
-            )
+        except Exception as error:  # as a SuperNode does: whatever an app raises is an answer
+            return Message(Error(RAISED, f"{type(error).__name__}: {error}"), reply_to=own)
         return reply

@@ -1,23 +1,22 @@
-"""The log of this engine: `dagc.flower`, as the other engines have theirs, and among Flower's own lines, too."""
+"""The log of this engine: `dagc.flower`, as the other engines have theirs, also shown among Flower's own lines."""
 
 from logging import INFO, NOTSET, Handler, LogRecord, getLogger
-
-from flwr.common.logger import FLOWER_LOGGER
 
 __all__ = ["log"]
 
 
-class _AmongFlowers(Handler):
+class _ForwardToFlower(Handler):
     """Hands records to the handlers that Flower's logger has at that moment: the console, a file, a stream."""
 
     def emit(self, record: LogRecord) -> None:
-        if FLOWER_LOGGER.isEnabledFor(record.levelno):
-            for handler in FLOWER_LOGGER.handlers:
+        flower = getLogger("flwr")
+        if flower.isEnabledFor(record.levelno):
+            for handler in flower.handlers:
                 if record.levelno >= handler.level:
                     handler.handle(record)
 
 
 log = getLogger("dagc.flower")
-log.addHandler(_AmongFlowers())
+log.addHandler(_ForwardToFlower())
 if log.level == NOTSET:
     log.setLevel(INFO)  # as Flower's; else it would be that of the root

@@ -1,17 +1,18 @@
-"""What server and nodes send each other: a few named numbers next to the app's records, and one payload."""
+"""What server and nodes send each other: a few named values next to the app's records, and one payload."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from dagc.errors import MalformedPayload
-from dagc.protocol import Download, Order
+from dagc.flower.layout import Layout
+from dagc.protocol import ClientPlan, Download, Order
 
 __all__ = [
-    "ASK", "MODEL", "OUT_OF_SYNC", "RECORD", "STYPE", "TRAIN", "Answer", "Instruction", "payload_of", "record_of",
+    "ASK", "MODEL", "OUT_OF_SYNC", "PRECONDITION", "RECORD", "STYPE", "TRAIN", "Answer", "Instruction", "Setup",
+    "payload_of", "record_of",
 ]  # fmt: skip
 
 RECORD = "dagc"
@@ -20,106 +21,104 @@ STYPE = "dagc.v1"
 """Marks the payload as not being a numpy array. If the mod is missing, Flower's error about that contains it."""
 OUT_OF_SYNC = "is out of sync, requesting the full model"
 """Part of the error of a node that cannot build on the download; other mods use the same error code."""
-VERSION = 2
+PRECONDITION = 6
+"""Flower's code for the error of a mod that cannot work on a message."""
+VERSION = 3
 ASK, TRAIN, MODEL = "ask", "train", "model"
 """Kinds of instructions: say who you are, train and send, only take the model."""
+MOST = 1 << 48
+"""No round and no version of a model is larger."""
+TOKEN = re.compile("[0-9a-f]{16}")
+HEAD = {"kind": str, "run": str, "lineage": str, "server": str, "round": int, "layout": str, "examples": str}
+ANSWER = {"kind": str, "round": int, "name": str, "examples": float, "norm": float}
 
 
-class _Record:
-    """Written to and read from a ConfigRecord. None and "", which it cannot hold, are left out: they are defaults."""
+class Setup(NamedTuple):
+    """What a node must know once: it stays the same in all rounds of a run.
 
-    def write(self) -> ConfigRecord:
-        """Convert to a record."""
-        present = {name: value for name, value in asdict(self).items() if value not in (None, "")}  # type: ignore[call-overload]
-        return ConfigRecord({**present, "version": VERSION})
+    Attributes:
+        plan: What the server and all nodes agree on.
+        layout: Which of the app's arrays is where.
+        examples: The name of the metric that says how many examples a node trained on.
+    """
 
-    @classmethod
-    def read(cls, record: Mapping[str, Any]) -> Self:
-        """Read from a record; `MalformedPayload` if it is not valid."""
-        found = dict(record)
-        if found.pop("version", None) != VERSION:
-            raise MalformedPayload("the other side has another version of dagc.flower: install the same on both")
-        known = {field.name: field.type for field in fields(cls)}  # type: ignore[arg-type]
-        for name, value in found.items():
-            if name not in known or not isinstance(value, known[name]):  # type: ignore[arg-type]
-                raise MalformedPayload(f"the record has {name!r:.50} = {value!r:.50}")
-        try:
-            return cls(**found)
-        except TypeError as error:
-            raise MalformedPayload(f"the record is not complete: {error}") from None
+    plan: ClientPlan
+    layout: Layout
+    examples: str
+
+    @property
+    def key(self) -> tuple[dict[str, Any], str, str]:
+        """Equal for equal setups."""
+        return self.plan.as_dict(), self.layout.text, self.examples
 
 
-@dataclass(frozen=True)
-class Instruction(_Record):
-    """What the server asks of a node: a `Download` without its frame, an `Order`, and what Flower needs besides.
+class Instruction(NamedTuple):
+    """What the server asks of a node. The model comes as a payload.
 
     Attributes:
         kind: `ASK`, `TRAIN` or `MODEL`.
-        lineage: Different for every fresh start, so that state from an earlier start is not used.
-        arrays: The name of the app's arrays in the message.
-        since: As in `Download`, like the next three.
-        model: The download's version.
-        checksum: As in `Download`.
-        steps: As in `Download`.
-        run: The run's name, by which the node keeps its state.
-        layout: The model's layout, if the download does not build on an earlier one.
-        examples: The name of the metric that says how many examples a node trained on.
-        round: As in `Order`, like all that follow.
-        taken: -1 if the server does not know yet who this is.
-        parameter: As in `Order`.
-        compressor: As in `Order`.
-        values: As in `Order`.
-        frames: As in `Order`.
-        per_tensor: As in `Order`.
-        norm: As in `Order`.
-        seed: In hexadecimal, since a record holds no integers above 2^63.
-        step_ahead: As in `Order`.
-        clocks: As in `Order`.
-        counted: As in `Order`.
-        clip: As in `Order`.
+        run: The run's name, by which the node keeps its state; empty if it has none.
+        lineage: Drawn when the run began. A node drops what it kept of another one.
+        server: Drawn at every start of the server. Under one such token, rounds only go up.
+        round: From 1.
+        download: What brings the node's model up to date, without the frame.
+        order: What to send; only to train.
+        setup: For a node that does not have it.
     """
 
     kind: str
+    run: str
     lineage: str
-    arrays: str
-    since: int
-    model: int
-    checksum: int
-    steps: int
-    run: str = ""
-    layout: str = ""
-    examples: str = ""
-    round: int = 0
-    taken: int = -1
-    parameter: int | float | None = None
-    compressor: str = ""
-    values: str = "fp32"
-    frames: str = "compact"
-    per_tensor: bool = False
-    norm: bool = False
-    seed: str = "0"
-    step_ahead: float = 0.0
-    clocks: bool = False
-    counted: int = 0
-    clip: float = 0.0
+    server: str
+    round: int
+    download: Download
+    order: Order | None = None
+    setup: Setup | None = None
 
-    @property
-    def order(self) -> Order:
-        """The order in it."""
-        if not re.fullmatch("[0-9a-f]{1,16}", self.seed):
-            raise MalformedPayload(f"the order has seed = {self.seed!r:.50}")
-        return Order(
-            self.round, self.parameter, self.compressor, self.values, self.frames, self.per_tensor, self.norm,
-            int(self.seed, 16), self.taken, self.step_ahead, self.clocks, self.counted, self.clip,
-        ).checked()  # fmt: skip
+    def write(self) -> ConfigRecord:
+        """As a record, which can hold neither None nor empty texts: these are left out."""
+        values = {name: getattr(self, name) for name in ("kind", "run", "lineage", "server", "round")}
+        values |= {f"download.{name}": value for name, value in self.download._asdict().items() if name != "frame"}
+        if self.order is not None:
+            values |= {f"order.{name}": value for name, value in self.order._asdict().items()}
+        if self.setup is not None:
+            values |= {f"plan.{name}": value for name, value in self.setup.plan.as_dict().items()}
+            values |= {"layout": self.setup.layout.text, "examples": self.setup.examples}
+        return _record(values)
 
-    def download(self, frame: bytes) -> Download:
-        """The download in it, with its frame."""
-        return Download(self.since, self.model, self.checksum, self.steps, frame)
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Self:
+        """Parse a record, which a hostile server may have made up."""
+        parts: dict[str, dict[str, Any]] = {"": {}, "download": {}, "order": {}, "plan": {}}
+        for name, value in _fields(record).items():
+            part, _, field = name.rpartition(".")
+            if part not in parts:
+                raise MalformedPayload(f"the instruction has {name!r:.50} = {value!r:.50}")
+            parts[part][field] = value
+        head = _checked(parts[""], HEAD)
+        if not (TOKEN.fullmatch(head.get("lineage", "")) and TOKEN.fullmatch(head.get("server", ""))):
+            raise MalformedPayload("the instruction does not say which run it belongs to")
+        layout, examples = head.pop("layout", ""), head.pop("examples", "")
+        setup = order = None
+        try:
+            download = Download(**parts["download"], frame=b"")
+            if not all(type(value) is int and -1 <= value < MOST for value in download[:-1]):
+                raise MalformedPayload(f"the instruction has {download!r:.200}")
+            if parts["order"]:
+                order = Order(**{"amount": None, **parts["order"]}).checked()
+            if parts["plan"] or layout or examples:
+                setup = Setup(_plan(parts["plan"]), Layout.read(layout), examples)
+            instruction = cls(**{"run": "", **head}, download=download, order=order, setup=setup)
+        except TypeError as error:
+            raise MalformedPayload(f"the instruction is not complete: {error}") from None
+        if not 1 <= instruction.round < MOST or (order is not None and order.round != instruction.round):
+            raise MalformedPayload(f"the instruction is for round {instruction.round!r:.50}")
+        if instruction.kind not in (ASK, TRAIN, MODEL) or (order is None) == (instruction.kind == TRAIN):
+            raise MalformedPayload(f"the instruction is {instruction.kind!r:.50}: install the same dagc on all sides")
+        return instruction
 
 
-@dataclass(frozen=True)
-class Answer(_Record):
+class Answer(NamedTuple):
     """What a node reports besides its payload.
 
     Attributes:
@@ -136,6 +135,18 @@ class Answer(_Record):
     examples: float
     norm: float | None = None
 
+    def write(self) -> ConfigRecord:
+        """As a record."""
+        return _record(self._asdict())
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Self:
+        """Parse a record, which a hostile node may have made up."""
+        try:
+            return cls(**_checked(_fields(record), ANSWER))
+        except TypeError as error:
+            raise MalformedPayload(f"the answer is not complete: {error}") from None
+
 
 def record_of(payload: bytes) -> ArrayRecord:
     """The payload as Flower carries bytes best."""
@@ -143,11 +154,38 @@ def record_of(payload: bytes) -> ArrayRecord:
 
 
 def payload_of(content: RecordDict) -> tuple[str, bytes]:
-    """The payload in a message, and the name of the record it was in."""
-    found = list(content.array_records.items())
-    if len(found) != 1 or list(found[0][1]) != [RECORD] or found[0][1][RECORD].stype != STYPE:
+    """The name of the app's record of arrays, and the payload in it."""
+    records = list(content.array_records.items())
+    if len(records) != 1 or list(records[0][1]) != [RECORD] or records[0][1][RECORD].stype != STYPE:
         raise MalformedPayload(f"the message must hold one payload, but has the arrays {list(content)!r:.100}")
-    data = found[0][1][RECORD].data
+    data = records[0][1][RECORD].data
     if not isinstance(data, bytes):
         raise MalformedPayload("the payload is not bytes")
-    return found[0][0], data
+    return records[0][0], data
+
+
+def _record(values: Mapping[str, Any]) -> ConfigRecord:
+    present = {name: value for name, value in values.items() if value is not None and value != ""}
+    return ConfigRecord({**present, "version": VERSION})
+
+
+def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    fields = dict(record)
+    if fields.pop("version", None) != VERSION:
+        raise MalformedPayload("the other side has another version of dagc.flower: install the same on both")
+    return fields
+
+
+def _checked(fields: Mapping[str, Any], types: Mapping[str, type]) -> dict[str, Any]:
+    """The fields, if all are known and of their type."""
+    for name, value in fields.items():
+        if name not in types or type(value) is not types[name]:
+            raise MalformedPayload(f"the record has {name!r:.50} = {value!r:.50}")
+    return dict(fields)
+
+
+def _plan(fields: Mapping[str, Any]) -> ClientPlan:
+    plan = ClientPlan(**fields)
+    if "auto" in (plan.values, plan.frames):
+        raise MalformedPayload("the plan leaves values or frames open")
+    return plan

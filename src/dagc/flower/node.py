@@ -1,72 +1,164 @@
-"""What a node keeps between rounds, in one file: the client's half of the protocol, and the app's other arrays.
+"""What a node keeps between rounds: what it sends, the model that it has, and what the app said.
 
-The file is written before an upload is sent, so that neither a crash nor a lost message loses anything: what the server
-has not accepted goes back into the residual.
+In a run with a name that is one file, written as a whole before an upload is sent: neither a crash nor a lost message
+loses anything, since what the server has not accepted goes back into the residual. Without a name it is in Flower's
+context, which ends with the run.
 """
 
 import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from flwr.app import Context
-from flwr.supercore.utils import get_flwr_home
+import torch
+from flwr.app import Array, ArrayRecord, Context
 from numpy.typing import NDArray
 
-from dagc.errors import CheckpointError, InvalidInput, MalformedPayload
-from dagc.flower import store
+from dagc.errors import CheckpointError, DagcError, InvalidInput, MalformedPayload
+from dagc.files import remove_partial
 from dagc.flower.layout import AppModel, Layout
 from dagc.flower.logs import log
-from dagc.protocol import Client
-from dagc.state import NewerVersion, load_state
+from dagc.flower.messages import TRAIN, Instruction, Setup
+from dagc.flower.watch import Watch
+from dagc.policies import ClientPlan
+from dagc.protocol import Order, Replica, Uplink
+from dagc.state import Damaged, dump_state, load_state, parse_state, save_state
 
-__all__ = ["Node", "node_name", "read", "state_folder", "state_path", "write"]
+__all__ = ["FILE_NAME", "STATE_VARIABLE", "Node", "Place", "node_name", "read_node", "state_folder", "state_path"]
 
 STATE_VARIABLE = "DAGC_STATE"
-VERSION = 2
-"""Version 1 is a state file like any other; from version 2 on, it is changed in place."""
-NUMBERS = ("lineage", "message", "examples")
+KIND, VERSION = "node", 3
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Valid names of runs and nodes."""
+STARTS = 100
+"""A node remembers this many starts of the server, and as many uploads."""
+KEPT = "dagc-node"
+"""The name of a node's state in Flower's context."""
 
 
-@dataclass
 class Node:
     """A node's memory of a run.
 
+    Args:
+        owner: The node's name.
+        lineage: Which beginning of the run it belongs to.
+        setup: What the server and this node agree on.
+        first_model: The initial model, if this node can create it itself.
+
     Attributes:
-        lineage: Which start of the run it belongs to.
-        layout: The model's layout.
-        client: The client's half of the protocol.
+        uplink: What it sends.
+        replica: The model that it has.
         whole: The model's arrays that are never compressed.
-        message: Flower's name of the message that was answered last.
+        servers: The tokens of the server's starts, the current one last.
+        answered: The last round that it has answered under that token.
         examples: How many examples the app trained on last; -1 if that is not known yet.
-        stored: The file it was read from; None if there is none that could be changed in place.
-        fell_back: Whether a newer state was incomplete. If the server has that state's upload, this one is too old.
+        accepted: The last upload that the server has accepted, as in `Uplink.state_dict`; None if there is none. The
+            server may fall back to a checkpoint that does not know of it.
+        delivered: The rounds and numbers of entries of all accepted uploads, up to a limit.
+        watch: Finds an app that does not train on the model it was given.
     """
 
-    lineage: str
-    layout: Layout
-    client: Client
-    whole: list[NDArray[Any]] = field(default_factory=list)
-    message: str = ""
-    examples: float = -1.0
-    stored: store.Stored | None = None
-    fell_back: bool = False
+    def __init__(self, owner: str, lineage: str, setup: Setup, first_model: torch.Tensor | None = None) -> None:
+        self.owner, self.lineage, self.setup = owner, lineage, setup
+        shapes = setup.layout.shapes
+        self.uplink, self.replica = Uplink(setup.plan, shapes), Replica(shapes, first_model)
+        self.whole: list[NDArray[Any]] = []
+        self.servers: list[str] = []
+        self.answered, self.examples = 0, -1.0
+        self.accepted: dict[str, Any] | None = None
+        self.delivered: list[tuple[int, int]] = []
+        self.watch = Watch(setup.layout.sizes)
+
+    @property
+    def layout(self) -> Layout:
+        """Which of the app's arrays is where."""
+        return self.setup.layout
 
     @property
     def model(self) -> AppModel:
-        """What the node has."""
-        assert self.client.model is not None
-        return AppModel(self.client.model, self.whole)
+        """The model that it has."""
+        assert self.replica.model is not None
+        return AppModel(self.replica.model, self.whole)
+
+    def admit(self, instruction: Instruction) -> None:
+        """Refuse an instruction of an earlier start of the server, or one to train that has been answered.
+
+        A server that is started again may have fallen back to an older checkpoint, so its rounds may be lower.
+        """
+        if instruction.server in self.servers[:-1]:
+            raise DagcError(f"{self.owner} works for a later start of the server: this is for the one before")
+        if self.servers[-1:] != [instruction.server]:
+            self.servers = [*self.servers, instruction.server][-STARTS:]
+            self.answered = 0
+        if instruction.kind == TRAIN and instruction.round <= self.answered:
+            raise DagcError(f"{self.owner} has answered round {self.answered}; this is for round {instruction.round}")
+
+    def settle(self, order: Order) -> None:
+        """Forget the uploads that the server has accepted; what it does not know of goes back into the residual."""
+        uplink, last = self.uplink, self.accepted
+        round, pending = uplink.sent_round, uplink.state_dict().get("pending")
+        entries = 0 if uplink.pending is None else len(uplink.pending)
+        uplink.settle(order.accepted)
+        if last is not None and last["sent_round"] > order.accepted:
+            uplink.load_state_dict({**uplink.state_dict(), **last})
+            uplink.settle(order.accepted)
+            self.delivered.pop()
+            self.accepted = None
+        lost = [number for round, number in self.delivered if round > order.accepted]
+        if lost:
+            log.warning(
+                "dagc: the server has fallen back to round %d: %d uploads of this node with %d entries are lost",
+                order.accepted, len(lost), sum(lost),
+            )  # fmt: skip
+            del self.delivered[-len(lost) :]
+        if pending is not None and round <= order.accepted:
+            self.accepted = {"sent_round": round, "pending": pending, "counts": False}
+            self.delivered = [*self.delivered, (round, entries)][-STARTS:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state."""
+        return {
+            "owner": self.owner,
+            "lineage": self.lineage,
+            "servers": self.servers,
+            "answered": self.answered,
+            "plan": self.setup.plan.as_dict(),
+            "layout": self.layout.text,
+            "metric": self.setup.examples,
+            "examples": self.examples,
+            "uplink": self.uplink.state_dict(),
+            "replica": self.replica.state_dict(),
+            "whole": {str(number): array for number, array in enumerate(self.whole)},
+            "accepted": self.accepted,
+            "delivered": self.delivered,
+            "watch": self.watch.state_dict(),
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> "Node":
+        """The node with this state; `InvalidInput` if it is not that of a node."""
+        try:
+            setup = Setup(ClientPlan(**state["plan"]), Layout.read(state["layout"]), str(state["metric"]))
+            node = cls(str(state["owner"]), str(state["lineage"]), setup)
+            node.servers, node.answered = list(map(str, state["servers"])), int(state["answered"])
+            node.examples = float(state["examples"])
+            node.uplink.load_state_dict(state["uplink"])
+            node.replica.load_state_dict(state["replica"])
+            node.whole = [state["whole"][str(number)] for number in range(len(setup.layout.whole))]
+            node.delivered = [(int(round), int(entries)) for round, entries in state["delivered"]]
+            node.watch.load_state_dict(state["watch"])
+            node.accepted = None if state["accepted"] is None else dict(state["accepted"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidInput(f"it does not hold the state of a node: {error!r:.300}") from error
+        return node
 
 
 def state_folder() -> Path:
     """Where runs are kept: `DAGC_STATE`, else `dagc` in Flower's own folder."""
     chosen = os.environ.get(STATE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path(get_flwr_home()) / "dagc"
+    flower = os.environ.get("FLWR_HOME") or "~/.flwr"
+    return Path(chosen or Path(flower) / "dagc").expanduser()
 
 
 def node_name(context: Context) -> str:
@@ -78,61 +170,86 @@ def node_name(context: Context) -> str:
 
 
 def state_path(run: str, context: Context) -> Path:
-    """The node's file for a run; a run without a name is this `flwr run` alone."""
+    """The node's file for a run."""
     chosen = context.node_config.get("dagc-state")
     folder = Path(str(chosen)).expanduser() if chosen else state_folder()
-    name, run = node_name(context), run or f"run-{context.run_id}"
+    name = node_name(context)
     for part in (run, name):  # the server chooses the run's name: it must not choose the folder
         if not FILE_NAME.fullmatch(part):
             raise InvalidInput(f"{part!r:.120} cannot be the name of a file: use letters, digits, '-', '_' and '.'")
-    return folder / "nodes" / run / f"{name}.state"
+    return folder / "nodes" / run / f"{name}.safetensors"
 
 
-def write(path: Path, node: Node) -> None:
-    """Write the file. Whatever happens, it holds this state or the one before; only its owner can read it."""
-    numbers = {name: getattr(node, name) for name in NUMBERS}
-    numbers |= {"layout": node.layout.text, "client": node.client.numbers(), "fell_back": node.fell_back}
-    arrays = node.client.arrays() | {f"whole.{number}": array for number, array in enumerate(node.whole)}
-    model, residual = arrays.pop("model"), arrays.pop("residual")
-    if node.stored is not None:
-        new = None if np.shares_memory(residual, node.stored.residual) else residual
-        changed = np.concatenate([np.empty(0, np.int64), *node.client.touched])
-        if store.change(path, node.stored, VERSION, numbers, arrays, model, new, changed):
-            return
-    store.replace(path, VERSION, numbers, arrays, model, residual)
+def read_node(path: Path) -> Node:
+    """The node in a file."""
+    return Node.restored(load_state(path, KIND, VERSION))
 
 
-def read(path: Path, mapped: bool = False) -> Node | None:
-    """What is in the file; None if there is none, or, with a warning, if it is damaged.
+class Place:
+    """Where a node keeps a run: in a file if the run has a name, else in Flower's context.
 
     Args:
-        path: The file.
-        mapped: Whether the arrays may be views of the file: for one that is soon written again.
-
-    Raises:
-        NewerVersion: It was written by a newer version of dagc. It is left as it is.
+        run: The run's name; empty if it has none.
+        context: Flower's.
     """
-    if not path.exists():
-        return None
+
+    def __init__(self, run: str, context: Context) -> None:
+        self.context = context
+        self.path = state_path(run, context) if run else None
+        self._read: tuple[int, ...] | None = None  # tells the file that was read from any other
+
+    def read(self) -> Node | None:
+        """What is kept; None if nothing is, or if it is damaged: then the file is set aside, with a warning.
+
+        Raises:
+            CheckpointError: The file cannot be read now, is of another version, or belongs to another node. It stays.
+        """
+        if self.path is None:
+            record = self.context.state.array_records.get(KEPT)
+            if record is None:
+                return None
+            return Node.restored(parse_state(record[KEPT].data, KIND, VERSION, "the node's state"))
+        self._read = _identity(self.path)
+        if self._read is None:
+            return None
+        remove_partial(self.path.parent, self.path.name)
+        try:
+            node = read_node(self.path)
+        except (Damaged, InvalidInput, MalformedPayload) as error:
+            aside = self.path.with_name(f"{self.path.name}.damaged")
+            try:
+                self.path.replace(aside)
+            except OSError as problem:
+                raise CheckpointError(f"{self.path} is damaged, and cannot be set aside: {problem}") from error
+            log.warning("dagc: %s: %s. What this node had not sent is in %s; it starts empty", self.path, error, aside)
+            self._read = None
+            return None
+        name = node_name(self.context)
+        if node.owner != name:
+            raise CheckpointError(
+                f"{self.path} belongs to {node.owner}, and this node is {name}: its residual would count twice. Delete "
+                "the file here, or give this node that name if the other one is gone"
+            )
+        return node
+
+    def write(self, node: Node) -> None:
+        """Keep this state. Whatever happens, a file holds it or the one before; only its owner can read it."""
+        if self.path is None:
+            content = dump_state(KIND, VERSION, node.state_dict())
+            self.context.state[KEPT] = ArrayRecord({KEPT: Array("uint8", (len(content),), KEPT, content)})
+            return
+        if _identity(self.path) != self._read:
+            raise CheckpointError(f"{self.path} was changed by another process of this node: it counts, not this one")
+        save_state(self.path, KIND, VERSION, node.state_dict(), private=True)
+        self._read = _identity(self.path)
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Which file is there; None if there is none."""
     try:
-        stored = None
-        with path.open("rb") as file:
-            in_place = file.read(len(store.MAGIC)) == store.MAGIC
-        if in_place:
-            stored = store.restore(path, VERSION, mapped)
-            _, numbers, arrays = stored.state
-            arrays = {**arrays, "model": stored.model, "residual": stored.residual}
-        else:
-            _, numbers, arrays = load_state(path, store.KIND, VERSION)
-        layout = Layout.read(numbers["layout"])
-        client = Client(layout.shapes)
-        client.load(arrays, numbers["client"], trusted=stored is not None)
-        whole = [arrays[f"whole.{number}"] for number in range(len(layout.whole))]
-        fell_back = stored is not None and (stored.fell_back or numbers["fell_back"])
-        kept = {name: numbers[name] for name in NUMBERS}
-        return Node(layout=layout, client=client, whole=whole, stored=stored, fell_back=fell_back, **kept)
-    except NewerVersion:
-        raise
-    except (CheckpointError, InvalidInput, MalformedPayload, KeyError, TypeError, OSError) as error:
-        log.warning("dagc: %s cannot be used: %s. What this node had not sent is lost; it starts empty", path, error)
+        about = path.stat()
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return about.st_ino, about.st_mtime_ns, about.st_size

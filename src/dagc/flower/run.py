@@ -1,76 +1,90 @@
-"""The server's state of a run: the server's half of the protocol, the app's arrays beside it, and its folder."""
+"""The server's state of a run: the server's half of the protocol, the app's other arrays, and the run's folder."""
 
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord
-from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
-from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput
 from dagc.files import write_atomically
 from dagc.flower.layout import AppModel, Layout
+from dagc.flower.strategies import chain_of, load_strategy, strategy_state
 from dagc.folder import Folder, read_metrics, summary
-from dagc.protocol import Download, Plan, Server, Upload
+from dagc.protocol import Download, ModelServer, Plan, Upload
 
-__all__ = ["FlowerFolder", "FlowerRun", "chain_of"]
+__all__ = ["FlowerFolder", "FlowerRun"]
 
 MODEL = "model.npz"
-ALONE = ""
-"""The key of a number in a strategy's saved state."""
-
-
-def chain_of(strategy: object) -> Iterator[object]:
-    """A strategy, the one it wraps, and so on."""
-    while strategy is not None:
-        yield strategy
-        strategy = getattr(strategy, "strategy", None)
+METRIC = "accuracy"
+"""What a round's score measures."""
 
 
 class FlowerRun:
-    """Everything that a checkpoint of the server holds.
+    """One start of the server; `state_dict` is what a checkpoint holds of it.
+
+    Args:
+        arrays: The app's initial arrays.
+        plan: What both sides agree on.
+        whole: Patterns of names of arrays that are never compressed.
+        rounds: How many rounds the training has.
+        strategy: The inner strategy.
+        attributes: The attributes of it that the app wants saved.
 
     Attributes:
         layout: Which of the app's arrays is where.
         model: What the rounds made; the inner strategy works on it.
         server: The server's half of the protocol.
         names: The client at each of Flower's nodes. After a restart, a client may be at another node.
+        uninformed: Clients that have lost the setup.
         full: Nodes without a name that could not create the first model themselves, and must download it.
-        strategy: The inner strategy, whose state (FedAdam's moments, FedAvgM's momentum) is saved, too.
         metrics: The names of the metrics in the last round's valid replies; they decide if nodes disagree.
         evaluated: The same for evaluations.
-        lineage: Drawn when the run started; nodes drop what they kept from another one.
-        left_out: Why each node was left out of this round.
-        recovering: Those of them that get the full model in the next round.
+        lineage: Drawn when the run began; nodes drop what they kept of another one.
+        token: Drawn at this start.
+        poor: How many rounds in a row too few nodes have contributed to.
+        examples: The name of the metric that is a node's weight.
     """
 
     def __init__(
-        self, arrays: ArrayRecord, plan: Plan, whole: tuple[str, ...], rounds: int, strategy: object = None
+        self,
+        arrays: ArrayRecord,
+        plan: Plan,
+        whole: Sequence[str],
+        rounds: int,
+        strategy: object,
+        attributes: Collection[str] | None = None,
     ) -> None:
-        """Start a run. What cannot work is refused here."""
         self.layout = Layout.of(arrays, whole)
         self.model = self.layout.split(arrays)
-        self.server = Server(plan, self.model.vector, rounds, self.layout.shapes)
+        self.server = ModelServer(plan, self.model.vector, rounds, self.layout.shapes)
+        self.model = AppModel(self.server.target.clone(), self.model.whole)  # it may have been rounded
         self.names: dict[int, str] = {}
+        self.uninformed: set[str] = set()
         self.full: set[int] = set()
-        self.strategy = strategy
+        self.strategy, self.attributes = strategy, attributes
         self.metrics: list[str] = []
         self.evaluated: list[str] = []
-        self.lineage = secrets.token_hex(8)
-        self.left_out: dict[str, str] = {}
-        self.recovering: set[str] = set()
-        self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
+        self.lineage, self.token = secrets.token_hex(8), secrets.token_hex(8)
+        self.bytes_up = self.bytes_down = self.poor = 0
+        self.began = time.monotonic()
+        keys = (getattr(each, "weighted_by_key", None) for each in chain_of(strategy))
+        self.examples = str(next(filter(None, keys), "num-examples"))
 
     @property
     def round(self) -> int:
         """How many rounds are done."""
         return self.server.round
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken."""
+        return time.monotonic() - self.began
 
     @property
     def served(self) -> AppModel:
@@ -81,7 +95,7 @@ class FlowerRun:
         """The node at which a client is."""
         return next((node for node, known in self.names.items() if known == name), None)
 
-    def meet(self, name: str, node: int, examples: float) -> None:
+    def register_node(self, name: str, node: int, examples: float) -> None:
         """Note that a client is at this node now, and has the newest model."""
         self.server.join(name, examples)
         self.server.arrived(name, self.download(None, node))
@@ -89,7 +103,7 @@ class FlowerRun:
 
     def download(self, name: str | None, node: int) -> Download:
         """What a node must download; one that is not known yet may have created the first model itself."""
-        return self.server.download(name, full=name is None and node in self.full)
+        return self.server.introduction(full=node in self.full) if name is None else self.server.download(name)
 
     def out_of_sync(self, name: str | None, node: int) -> None:
         """Note that a node's model is not the expected one: it must download the full model."""
@@ -97,56 +111,15 @@ class FlowerRun:
             self.full.add(node)
         else:
             self.server.out_of_sync(name)
+            self.uninformed.add(name)
 
-    def close(self, uploads: list[Upload], model: AppModel | None) -> None:
+    def advance(self, uploads: Sequence[Upload], model: AppModel | None) -> None:
         """End a round in which these uploads led to this model; None if nothing changed."""
-        if model is None:
-            self.server.close([])
-            return
-        self.server.close(uploads, model.vector)
-        self.model = model
+        self.server.advance(uploads if model is not None else [], None if model is None else model.vector)
+        self.model = self.model if model is None else model
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """All arrays of the state."""
-        whole = {f"whole.{number}": array for number, array in enumerate(self.model.whole)}
-        memory = {
-            f"strategy.{name}.{key}": array for name, kept in self._memory().items() for key, array in kept.items()
-        }
-        return {**self.server.arrays(), **whole, **memory}
-
-    def _memory(self) -> dict[str, dict[str | int, NDArray[Any]]]:
-        """The arrays that the inner strategies keep between rounds, by attribute; not their copies of the model.
-
-        A bound that adapts is kept as an array, too.
-        """
-        found: dict[str, dict[str | int, NDArray[Any]]] = {}
-        for depth, strategy in enumerate(chain_of(self.strategy)):
-            for name, value in vars(strategy).items():
-                kept = dict(enumerate(value)) if isinstance(value, list) else value
-                if name == "clipping_norm" and isinstance(strategy, DifferentialPrivacyAdaptiveBase):
-                    kept = {ALONE: np.array(value, np.float64)}
-                if name == "current_arrays" or not isinstance(kept, dict) or not kept:
-                    continue
-                if all(isinstance(array, np.ndarray) for array in kept.values()):
-                    found["strategy." * depth + name] = kept
-        return found
-
-    def _remember(self, memory: Mapping[str, list[str | int]], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Give the inner strategy its arrays back."""
-        strategies = list(chain_of(self.strategy))
-        for path, keys in memory.items():
-            *outer, name = path.split(".")
-            if len(outer) >= len(strategies) or not hasattr(strategies[len(outer)], name):
-                raise ValueError(f"the strategy has no {path!r:.50}")
-            kept: Any = {key: arrays[f"strategy.{path}.{key}"] for key in keys}
-            if keys == [ALONE]:
-                kept = float(kept[ALONE])
-            elif isinstance(keys[0], int):
-                kept = list(kept.values())
-            setattr(strategies[len(outer)], name, kept)
-
-    def numbers(self) -> dict[str, Any]:
-        """The rest of the state, ready for JSON."""
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state."""
         return {
             "round": self.round,
             "lineage": self.lineage,
@@ -155,28 +128,33 @@ class FlowerRun:
             "bytes_down": self.bytes_down,
             "seconds": self.seconds,
             "nodes": [[node, name] for node, name in self.names.items()],
+            "uninformed": sorted(self.uninformed),
             "metrics": list(self.metrics),
             "evaluated": list(self.evaluated),
-            "strategy": {name: list(kept) for name, kept in self._memory().items()},
-            "server": self.server.numbers(),
+            "whole": {str(number): array for number, array in enumerate(self.model.whole)},
+            "strategy": {str(depth): kept for depth, kept in enumerate(self._kept())},
+            "server": self.server.state_dict(),
         }
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], numbers: Mapping[str, Any]) -> None:
-        """Continue from `arrays` and `numbers`."""
+    def _kept(self) -> list[dict[str, Any]]:
+        return strategy_state(self.strategy, self.attributes)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
         try:
-            if numbers["layout"] != self.layout.text:
+            if state["layout"] != self.layout.text:
                 raise ValueError("it is of a model with other arrays")
-            if numbers["round"] and any(getattr(one, "accountant", None) for one in chain_of(self.strategy)):
+            if state["round"] and any(getattr(each, "accountant", None) for each in chain_of(self.strategy)):
                 raise ValueError("the strategy's privacy accountant does not know what its rounds have spent")
-            whole = [arrays[f"whole.{number}"] for number in range(len(self.model.whole))]
-            self.server.load(arrays, numbers["server"])
-            self.model = AppModel(torch.from_numpy(np.array(arrays.get("target", arrays["model"]))), whole)
-            self.names = {int(node): str(name) for node, name in numbers["nodes"]}
-            self.lineage, self.seconds = str(numbers["lineage"]), float(numbers["seconds"])
-            self.bytes_up, self.bytes_down = int(numbers["bytes_up"]), int(numbers["bytes_down"])
-            self.metrics = list(numbers.get("metrics", []))
-            self.evaluated = list(numbers.get("evaluated", []))
-            self._remember(numbers.get("strategy", {}), arrays)
+            whole = [state["whole"][str(number)] for number in range(len(self.model.whole))]
+            self.server.load_state_dict(state["server"])
+            self.model = AppModel(self.server.target.clone(), whole)
+            self.names = {int(node): str(name) for node, name in state["nodes"]}
+            self.uninformed = set(map(str, state["uninformed"]))
+            self.lineage, self.began = str(state["lineage"]), time.monotonic() - float(state["seconds"])
+            self.bytes_up, self.bytes_down = int(state["bytes_up"]), int(state["bytes_down"])
+            self.metrics, self.evaluated = list(state["metrics"]), list(state["evaluated"])
+            load_strategy(self.strategy, self.attributes, list(state["strategy"].values()))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InvalidInput(f"the checkpoint is not of this run: {error}; choose another run name") from error
 
@@ -194,12 +172,11 @@ class FlowerFolder(Folder):
         super().__init__(path, run)
         self._run, self._settings = run, {"engine": "flower", "task": path.name, **settings}
         self._known: dict[str, float] = {}
-        self._orders: dict[str, Any] = {}
+        self._first: dict[str, Any] = {}
 
     def _claim(self, settings: dict[str, Any] | None) -> None:
         """Refuse a run of this name with another plan; it may have more rounds now."""
-        ours = {name: value for name, value in self._settings.items() if name != "rounds"}
-        theirs = {name: value for name, value in (settings or ours).items() if name != "rounds"}
+        ours, theirs = _without_rounds(self._settings), _without_rounds(settings or self._settings)
         other = [
             f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here"
             for name in sorted({*ours, *theirs})
@@ -212,20 +189,19 @@ class FlowerFolder(Folder):
             )
 
     def _key(self) -> str:
-        """Of all settings but the number of rounds, which may grow."""
-        same = {name: value for name, value in self._settings.items() if name != "rounds"}
-        return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:12]
+        text = json.dumps(_without_rounds(self._settings), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def begin(self) -> None:
-        """Write what is run, and a checkpoint: nodes keep what they learn under this lineage, if round 1 fails, too."""
+        """Write what is run, and a checkpoint: nodes keep what they learn under this lineage, even if round 1 fails."""
         self.describe(self._settings, self._clients())
         self.save()
 
-    def close_round(self, fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+    def close_round(self, fields: Mapping[str, Any], amounts: Mapping[str, Any]) -> None:
         """Write a round's line and a checkpoint."""
         examples = {name: member.examples for name, member in self._run.server.members.items()}
         if examples != self._known:
-            self._known, self._orders = examples, {**parameters, **self._orders}
+            self._known, self._first = examples, {**amounts, **self._first}
             self.describe(self._settings, self._clients())
         self.record(fields)
         self.save()
@@ -240,8 +216,14 @@ class FlowerFolder(Folder):
     def _clients(self) -> dict[str, Any]:
         return {
             "notes": [f"{self.path.name} was trained with Flower; seconds are those of the clock on the wall"],
+            "metric": METRIC,
             "parameters": self._run.layout.size,
             "names": list(self._known),
             "sizes": [int(examples) for examples in self._known.values()],
-            "first_parameters": [self._orders.get(name) for name in self._known],
+            "first_parameters": [self._first.get(name) for name in self._known],
         }
+
+
+def _without_rounds(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that must not change from one start to the next."""
+    return {name: value for name, value in settings.items() if name != "rounds"}

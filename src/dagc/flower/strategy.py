@@ -1,130 +1,110 @@
 """The server's side: a wrapper around any strategy, which still sees whole models and knows nothing of this."""
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import (
-    Bulyan,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    FedAdagrad,
-    FedAdam,
-    FedAvg,
-    FedAvgM,
-    FedMedian,
-    FedTrimmedAvg,
-    FedYogi,
-    MultiKrum,
-    Result,
-    Strategy,
-)  # fmt: skip
-from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from dagc.errors import InvalidInput, TooFewNodes, shown
-from dagc.flower.intake import Received, Sent, evaluations, introductions, uploads
+from dagc.errors import InvalidInput, TooFewNodes
+from dagc.flower.exchange import LATE, Exchange
+from dagc.flower.inner import InnerStrategy, check_keywords
+from dagc.flower.intake import Received, evaluations, introductions, uploads
 from dagc.flower.layout import AppModel
 from dagc.flower.logs import log
-from dagc.flower.messages import ASK, MODEL, RECORD, TRAIN, Instruction, record_of
-from dagc.flower.node import FILE_NAME, state_folder
-from dagc.flower.run import FlowerFolder, FlowerRun, chain_of
-from dagc.protocol import Order, Plan, Settings
+from dagc.flower.node import state_folder
+from dagc.flower.run import METRIC, FlowerFolder, FlowerRun
+from dagc.flower.strategies import averages, check_kind, check_state, check_votes, clips, compares
+from dagc.folder import SCORE
+from dagc.protocol import Plan
 
 __all__ = ["DataAware"]
 
-AVERAGING = {kind.aggregate_train for kind in (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)}
-"""Strategies that look at nothing but the weighted mean of the replies."""
-BY_ENTRY, BY_NODE = (FedMedian, FedTrimmedAvg, Bulyan), (MultiKrum,)
-"""Strategies that compare what nodes send, entry by entry or as a whole; who sends nothing votes for no change."""
-CLIPPING = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
-"""Strategies that divide by the length of what each node sends."""
-LEAST_RATIO = 0.1
-"""With 2 % of the entries from each of seven nodes a median learnt nothing, with 20 % it did, if slower."""
-ACCURACY, LOSS, TRAIN_LOSS = ("accuracy", "eval_acc"), ("loss", "eval_loss"), ("train_loss", "loss")
+SCORES, LOSS, TRAIN_LOSS = (METRIC, "eval_acc"), ("loss", "eval_loss"), ("train_loss", "loss")
 """Metrics of the app that `dagc report` draws."""
 UP, DOWN, TOTAL = "dagc-mb-up", "dagc-mb-down", "dagc-mb-total"
-"""Metrics of ours beside those of the app: MB sent in a round, and both ways in all rounds so far."""
+"""Our metrics among those of the app: MB sent in a round, and both ways in all rounds so far."""
 MB = 1_000_000
-NOTHING = Array(np.array(-0.0, np.float32))
-"""Added to any number, it leaves all of its bits as they are."""
+CLIP = "clipping_norm"
+"""The key under which a strategy tells nodes the bound of what they send."""
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class DataAware(Strategy):
     """Let every node send as much as its data is worth; whatever it does not send, it keeps for later.
 
+    Attributes that it does not have are those of the inner strategy, whose own `start` runs the rounds.
+
     Args:
-        strategy: What the app used before. Those that average (FedAvg, FedProx, FedAvgM, FedAdam, …) are given the mean
-            of all replies, so that entries which nobody sent stay as they are, to the bit; all others get each node's
-            model.
-        whole: Patterns of names of arrays that are never compressed, beside batch norm's buffers, integers and float64.
+        strategy: What the app used before. Those that average (FedAvg, FedProx, FedAvgM, FedAdam, …) are given one
+            reply, the mean of all, so that entries which nobody sent stay as they are, to the bit; all others get
+            each node's model.
+        plan: The plan; or give its settings, by the names that `dagc.Plan` has for them. A threshold is in the units
+            of the model's change in a round; bytes are those of the compressed arrays.
+        whole: Patterns of names of arrays that are never compressed, like batch norm's buffers, integers and float64.
         run: The run's name. With it, the server keeps everything in a folder, and another `flwr run` with the same name
             continues where this one ended or was killed. None or "", which a run config can hold: it has no name.
         folder: Where the folder of that name is; `runs` in `DAGC_STATE`, or in Flower's folder, if not given.
-        min_nodes: The run ends with `TooFewNodes` in a round to which fewer nodes contribute: most often something is
-            wrong with all of them; 0: it never does.
+        min_nodes: How many nodes must contribute to a round; 0: none.
+        patience: The run ends with `TooFewNodes` after so many rounds in a row with fewer. It ends at once if nobody
+            has ever contributed and all nodes answer with errors.
         budget_mb: What may be sent in both directions, in MB (10^6 bytes). It is for the log, which also warns when the
             run is beyond; bounds are `bytes`, `rate` and `down`.
-        settings: The plan: what `dagc.Plan` takes, by the same names. A threshold is in the units of the model's change
-            in a round; bytes are those of the compressed arrays.
+        strategy_state: The attributes that a strategy of your own keeps from round to round, for runs with a name.
+        settings: The plan's settings.
 
     Example:
         >>> strategy = DataAware(FedAvg(fraction_train=0.5), ratio=0.01)
-        >>> strategy = DataAware(FedAvg(), bytes=64, values="sign", overhead=0.125)
+        >>> strategy = DataAware(FedAvg(), bytes=2000)
+        >>> strategy.min_train_nodes
+        2
     """
 
     def __init__(
         self,
         strategy: Strategy,
+        plan: Plan | None = None,
         *,
         whole: Sequence[str] = (),
         run: str | None = None,
         folder: str | Path | None = None,
         min_nodes: int = 1,
+        patience: int = 3,
         budget_mb: float | None = None,
-        **settings: Unpack[Settings],
+        strategy_state: Collection[str] | None = None,
+        **settings: Any,
     ) -> None:
         """Check everything; the work begins with `start`."""
-        if run and not FILE_NAME.fullmatch(run):
-            raise InvalidInput(f"run is {run!r}: name it with letters, digits, '-', '_' and '.'")
-        if not isinstance(strategy, Strategy):
-            raise InvalidInput(
-                f"DataAware goes around a strategy of flwr.serverapp.strategy, not {shown(strategy)}: write "
-                "DataAware(FedAvg())"
-            )
-        if isinstance(min_nodes, bool) or not isinstance(min_nodes, int) or min_nodes < 0:
-            raise InvalidInput(f"min_nodes is {shown(min_nodes)}: it must be a number of nodes, or 0 to never stop")
-        if budget_mb is not None and not (isinstance(budget_mb, int | float) and 0 < budget_mb < float("inf")):
-            raise InvalidInput(f"budget_mb is {shown(budget_mb)}: it must be a number of MB above 0")
+        check_kind(strategy)
+        check_keywords(run, whole, min_nodes, patience, budget_mb)
         self.strategy = strategy
-        self.min_nodes, self.budget_mb = min_nodes, budget_mb
-        if any(isinstance(each, BY_ENTRY + BY_NODE) for each in chain_of(strategy)):
+        self.min_nodes, self.patience, self.budget_mb = min_nodes, patience, budget_mb
+        if plan is not None and settings:
+            raise InvalidInput(f"give a plan or settings, not both: {', '.join(settings)} could be in the plan")
+        if compares(strategy):
             settings.setdefault("overhead", 0.0)  # whoever waits cannot be compared
-        self.plan = Plan(**settings)
+        self.plan = plan if plan is not None else Plan(**settings)
         self.name = run or None
-        if isinstance(whole, str):
-            raise InvalidInput(f"whole is {whole!r}: give a list of names or patterns, [{whole!r}]")
-        self.whole = tuple(whole)
+        if self.name is not None:
+            check_state(strategy, strategy_state)
+        self.whole, self.strategy_state = tuple(whole), strategy_state
         self.folder = Path(folder).expanduser() if folder is not None else state_folder() / "runs"
         self._run: FlowerRun | None = None
         self._keep: FlowerFolder | None = None
-        self._timeout = 3600.0
-        self._sent: list[Sent] = []
-        self._unmet: list[Sent] = []
-        self._asked: list[Sent] = []
-        self._orders: dict[str, Order] = {}
-        self._result: dict[str, Any] | None = None
+        self._exchange: Exchange | None = None
         self._metrics = MetricRecord()
-        self._evaluates = False
-        self._up = self._down = 0
-        self._began = 0.0
+        self._timeout, self._evaluates, self._unlogged = 3600.0, False, 0
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the inner strategy."""
+        if name.startswith("__") or "strategy" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.strategy, name)
 
     def start(
         self,
@@ -135,48 +115,42 @@ class DataAware(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
+        **options: Any,
     ) -> Result:
-        """As any strategy's; rounds that a run of the same name has behind it count."""
-        self._check_votes()
-        run = self._run = FlowerRun(initial_arrays, self.plan, self.whole, num_rounds, self.strategy)
-        self._timeout, self._evaluates, self._keep = timeout, evaluate_fn is not None, None
+        """As the inner strategy's; rounds that a run of the same name has behind it count."""
+        check_votes(self.strategy, self.plan)
+        run = FlowerRun(initial_arrays, self.plan, self.whole, num_rounds, self.strategy, self.strategy_state)
+        self._run, self._exchange, self._keep, self._unlogged = run, None, None, 0
+        self._timeout, self._evaluates = timeout, evaluate_fn is not None
         if self.name is not None:
-            settings = {"strategy": type(self.strategy).__name__, "rounds": num_rounds, **run.server.plan.settings()}
+            settings = {"strategy": type(self.strategy).__name__, "rounds": num_rounds, **run.server.plan.changed()}
             self._keep = FlowerFolder(self.folder / self.name, run, settings)
         with self._keep or nullcontext():
             done = run.round
             if self._keep is not None:
-                self._tell_where(self._keep, done, num_rounds)
-            evaluate = None if evaluate_fn is None else self._evaluation(evaluate_fn, done)
-            self._began = time.monotonic() - run.seconds
+                self._log_location(self._keep, done, num_rounds)
             left = max(0, num_rounds - done)
-            result = super().start(
-                grid, run.layout.join(run.model, wide=True), left, timeout, train_config, evaluate_config, evaluate
+            chosen = {"train_config": train_config, "evaluate_config": evaluate_config, **options}
+            if evaluate_fn is not None:
+                chosen["evaluate_fn"] = self._evaluation(evaluate_fn, done)
+            result: Result = type(self.strategy).start(
+                InnerStrategy(self, self.strategy),  # type: ignore[arg-type]
+                grid=grid,
+                initial_arrays=run.layout.join(run.model, wide=True),
+                num_rounds=left,
+                timeout=timeout,
+                **{name: value for name, value in chosen.items() if value is not None},
             )
+            self._close_round()
             if self._keep is not None and run.round and (left or not self._keep.finished):
                 self._keep.finish()
-        result.arrays = run.layout.join(run.served)
-        for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-            setattr(result, kind, {done + number: metrics for number, metrics in getattr(result, kind).items()})
+        if isinstance(result, Result):
+            result.arrays = run.layout.join(run.served)
+            for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+                setattr(result, kind, {done + number: metrics for number, metrics in getattr(result, kind).items()})
         return result
 
-    def _check_votes(self) -> None:
-        """Refuse strategies that compare nodes with plans in which most have nothing to compare."""
-        plan = self.plan
-        for strategy in chain_of(self.strategy):
-            name = type(strategy).__name__
-            if plan.method != "none" and isinstance(strategy, BY_ENTRY) and not (plan.ratio or 0) >= LEAST_RATIO:
-                raise InvalidInput(
-                    f"{name} compares what nodes say about each entry, and with this plan most say nothing, so that "
-                    f"the model would not move: give a ratio of {LEAST_RATIO} or more, or use FedAvg with norm_bound"
-                )
-            if isinstance(strategy, BY_ENTRY + BY_NODE) and (plan.overhead or plan.in_bytes):
-                raise InvalidInput(
-                    f"{name} compares nodes, and with this plan some of them send nothing in most rounds: give a ratio "
-                    "instead of bytes, with overhead=0, or use FedAvg with norm_bound"
-                )
-
-    def _tell_where(self, keep: FlowerFolder, done: int, rounds: int) -> None:
+    def _log_location(self, keep: FlowerFolder, done: int, rounds: int) -> None:
         """Log where the run is kept, and whether something is left to do."""
         where = keep.path.absolute()
         if not done:
@@ -193,8 +167,7 @@ class DataAware(Strategy):
 
     def summary(self) -> None:
         """Log the plan, then what the inner strategy has to say."""
-        words = ", ".join(f"{name} {value}" for name, value in self.plan.settings().items())
-        log.info("\t├──> dagc: %s", words)
+        log.info("\t├──> dagc: %s", ", ".join(f"{name} {value}" for name, value in self.plan.changed().items()))
         self.strategy.summary()
 
     # Training
@@ -204,132 +177,101 @@ class DataAware(Strategy):
     ) -> Iterable[Message]:
         """Ask what must be known first, then give everybody the model and what it may send."""
         run = self._started()
-        self._up = self._down = 0
-        run.left_out, run.recovering = {}, set()
-        messages = list(self.strategy.configure_train(run.round + 1, arrays, config, grid))
-        self._ask(messages, grid)
-        here = {run.names[node]: message for message in messages if (node := message.metadata.dst_node_id) in run.names}
-        if messages:
-            self._enough(len(here))
-        clip = self._clip(config)
-        unmet = sorted(set(self.plan.caps) - set(run.server.members))
-        if unmet and not run.round:
+        self._close_round()  # a `start` of somebody's own need not evaluate
+        exchange = self._exchange = Exchange(run, self.name or "")
+        messages = list(self.strategy.configure_train(exchange.round, arrays, config, grid))
+        exchange.sampled = bool(messages)
+        self._introduce(exchange, messages, grid)
+        unknown = sorted(set(self.plan.caps) - set(run.server.members))
+        if unknown and not run.round:
             known = ", ".join(run.server.members)
-            log.warning("dagc: caps name %s, but no such node is here; the nodes are %s", ", ".join(unmet), known)
-        self._orders = run.server.orders(here, time.monotonic() - self._began, clip)
-        self._sent = [self._give(here[name], TRAIN, name, order) for name, order in self._orders.items()]
-        return [sent.message for sent in self._sent]
+            log.warning("dagc: caps name %s, but no such node is here; the nodes are %s", ", ".join(unknown), known)
+        return exchange.order(messages, self._clip(config))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode and check what came, let the inner strategy make the new model of it, and count."""
-        run, replies = self._started(), list(replies)
-        self._up += sum(len(array.data) for reply in replies if reply.has_content() for array in _arrays(reply))
-        good = uploads(self._sent, replies, run, self._examples)
-        if self._sent:
-            self._enough(len(good))
-        arrays, metrics = self._aggregate(good, list(self._failures(replies, good)))
-        run.close([one.upload for one in good], None if arrays is None else run.layout.split(arrays))
-        run.bytes_up += self._up
-        self._result = {
+        run, exchange, replies = self._started(), self._current(), list(replies)
+        contents = [reply.content for reply in replies if reply.has_content()]
+        arrays_sent = [
+            array for content in contents for record in content.array_records.values() for array in record.values()
+        ]
+        exchange.up = sum(len(array.data) for array in arrays_sent)
+        good = uploads(exchange, replies)
+        self._require_nodes(exchange, len(good))
+        arrays, metrics = self._aggregate(good, exchange.failures(replies, {each.upload.client: each for each in good}))
+        run.advance([each.upload for each in good], None if arrays is None else run.layout.split(arrays))
+        run.bytes_up += exchange.up
+        exchange.result = {
             "round": run.round,
             "loss": _number(metrics, TRAIN_LOSS),
             "present": len(good),
-            "entries": sum(len(one.upload.sparse) for one in good),
+            "entries": sum(len(each.upload.update) for each in good),
         }
         self._metrics = MetricRecord() if metrics is None else metrics
-        self._count()
+        self._count(exchange, self._unlogged + exchange.down)  # Flower logs these now
+        self._unlogged = -exchange.down
         return (None if arrays is None else run.layout.join(run.model, wide=True)), self._metrics
 
-    def _failures(self, replies: list[Message], good: list[Received]) -> Iterator[Message]:
-        """Errors, and those for replies that were left out: the inner strategy counts them."""
-        run, waiting = self._started(), {one.message.metadata.message_id: one for one in self._sent}
-        for unmet in self._unmet:
-            yield Message(Error(ErrorCode.UNKNOWN, run.left_out.get(str(unmet))), reply_to=unmet.message)
-        for one in good:
-            del waiting[one.reply.metadata.reply_to_message_id]
-        for reply in replies:
-            sent = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if reply.has_error():
-                yield reply
-            elif sent is not None:
-                yield Message(Error(ErrorCode.UNKNOWN, run.left_out.get(str(sent))), reply_to=sent.message)
-
-    def _count(self) -> None:
-        """Put what was sent into the round's metrics."""
-        run = self._started()
-        total = run.bytes_up + run.bytes_down + self._down
-        self._metrics.update({UP: self._up / MB, DOWN: self._down / MB, TOTAL: total / MB})
+    def _introduce(self, exchange: Exchange, messages: list[Message], grid: Grid) -> None:
+        """Meet the nodes that are new: the allocation needs to know how many examples each holds."""
+        run = exchange.run
+        pairs = exchange.introduce(messages, grid, self._timeout)
+        alive = set(grid.get_node_ids()) if pairs else set()
+        for name, sent, examples in introductions(exchange, pairs):
+            known = run.node(name)
+            if known is not None and known != sent.node and known in alive:
+                why = f"it says it is {name}, and so does node {known}: give each its own partition-id or dagc-name"
+                exchange.leave_out(sent, f"round {exchange.round}", why)
+            else:
+                run.register_node(name, sent.node, examples)
+        exchange.unmet = [sent for sent in exchange.asked if sent.node not in run.names]
 
     def _aggregate(self, good: list[Received], errors: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the inner strategy makes of the uploads: of their mean if that is all it looks at, else of each."""
+        number = self._current().round
+        if not good or not isinstance(self.strategy, FedAvg) or not averages(self.strategy):
+            return self.strategy.aggregate_train(number, [*map(self._with_model, good), *errors])
+        mean = Message(self._mean(good), reply_to=good[0].sent.message)
+        arrays, _ = self.strategy.aggregate_train(number, [mean, *errors])
+        contents = [each.reply.content for each in good]
+        return arrays, self.strategy.train_metrics_aggr_fn(contents, self.strategy.weighted_by_key)
+
+    def _with_model(self, received: Received) -> Message:
+        """A node's reply with its model: what the server has, moved by what the node sent."""
         run = self._started()
-        number = run.round + 1
-        if not good or type(self.strategy).aggregate_train not in AVERAGING:
-            clips = any(isinstance(each, CLIPPING) for each in chain_of(self.strategy))
-            for one in good:
-                own = run.model.vector - one.upload.sparse.dense()
-                if clips and torch.equal(own, run.model.vector):  # a change too small to matter, but not of length 0
-                    own[0] += max(1e-6 * abs(float(own[0])), 1e-12)
-                one.reply.content[one.arrays] = run.layout.join(AppModel(own, one.whole), wide=True)
-            return self.strategy.aggregate_train(number, [*(one.reply for one in good), *errors])
+        model = run.model.vector - received.upload.update.dense()
+        if clips(self.strategy) and torch.equal(model, run.model.vector):  # Flower divides by the length of the change
+            model[0] += max(1e-6 * abs(float(model[0])), 1e-12)
+        received.reply.content[received.arrays] = run.layout.join(AppModel(model, received.whole), wide=True)
+        return received.reply
 
-        update = run.server.total([one.upload for one in good])
-        weights = np.array([run.server.members[one.upload.client].examples for one in good])
+    def _mean(self, good: list[Received]) -> RecordDict:
+        """All replies as one: their mean, weighted by examples, of which it has the sum."""
+        run = self._started()
+        weights = np.array([run.server.members[each.upload.client].examples for each in good])
+        shares = weights / weights.sum()
         whole = [
-            sum(w * array.astype(np.float64) for w, array in zip(weights / weights.sum(), arrays, strict=True))
-            for arrays in zip(*(one.whole for one in good), strict=True)
+            sum(share * array.astype(np.float64) for share, array in zip(shares, arrays, strict=True))
+            for arrays in zip(*(each.whole for each in good), strict=True)
         ]
-        contents = [one.reply.content for one in good]
-        mean = run.layout.join(AppModel(run.model.vector - update, whole), wide=True)
-        nothing = ArrayRecord({piece.name: NOTHING for piece in run.layout.pieces})
-        for place, one in enumerate(good):  # the first has all of the weight, so that the mean stays as it is
-            claim = MetricRecord({self._examples: 0.0 if place else float(weights.sum())})
-            one.reply.content = RecordDict({good[0].arrays: nothing if place else mean, "metrics": claim})
-        assert isinstance(self.strategy, FedAvg)
-        metrics_of = self.strategy.train_metrics_aggr_fn
-        self.strategy.train_metrics_aggr_fn = lambda _, key: metrics_of(contents, key)
-        try:
-            return self.strategy.aggregate_train(number, [*(one.reply for one in good), *errors])
-        finally:
-            self.strategy.train_metrics_aggr_fn = metrics_of
-
-    def _ask(self, messages: list[Message], grid: Grid) -> None:
-        """Ask new nodes who they are and how many examples they hold: the allocation needs that.
-
-        What a node computes to answer, it keeps for the order that follows.
-        """
-        run, asked = self._started(), []
-        self._unmet = []
-        for message in messages:
-            about = message.metadata
-            if about.dst_node_id not in run.names:
-                ask = Message(
-                    message.content, about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id
-                )
-                asked.append(self._give(ask, ASK, None))
-        if not asked:
-            return
-        log.info("dagc: asking %s for their examples", "1 node" if len(asked) == 1 else f"{len(asked)} nodes")
-        replies = list(grid.send_and_receive([sent.message for sent in asked], timeout=self._timeout))
-        alive = set(grid.get_node_ids())
-        for name, node, examples in introductions(asked, replies, run):
-            known = run.node(name)
-            if known is not None and known != node and known in alive:
-                why = f"it says it is {name}, and so does node {known}: give each its own partition-id or dagc-name"
-                run.left_out[f"node {node}"] = why
-                log.warning("dagc: node %d is left out: %s", node, why)
-                continue
-            run.meet(name, node, examples)
-        self._unmet = [one for one in asked if one.message.metadata.dst_node_id not in run.names]
+        model = AppModel(run.model.vector - run.server.total([each.upload for each in good]), whole)
+        records = [next(iter(each.reply.content.metric_records.items())) for each in good]
+        metrics = {
+            name: np.tensordot(shares, [record[name] for _, record in records], axes=1).tolist()
+            for name in records[0][1]
+        }
+        claim = MetricRecord({**metrics, run.examples: float(weights.sum())})
+        others = {name: record for name, record in good[0].reply.content.items() if name != good[0].arrays}
+        return RecordDict({**others, good[0].arrays: run.layout.join(model, wide=True), records[0][0]: claim})
 
     def _clip(self, config: ConfigRecord) -> float | None:
-        """The bound of a strategy that expects nodes to clip what they send; with it, dagc does so, too.
+        """The bound of a strategy that expects nodes to clip what they send; with it, dagc clips as well.
 
         Flower's own mods clip what the app has learnt in a round, and what was kept back before comes on top of that.
         """
-        bound = config.get(KEY_CLIPPING_NORM)
+        bound = config.get(CLIP)
         clip = float(bound) if isinstance(bound, int | float) else None
         whole = [piece.name for piece in self._started().layout.whole]
         if whole and (clip is not None or self.plan.clip is not None):
@@ -339,20 +281,24 @@ class DataAware(Strategy):
             )
         return clip
 
-    def _enough(self, nodes: int) -> None:
-        """Stop if too few nodes can contribute to this round, with what is wrong with the others.
+    def _require_nodes(self, exchange: Exchange, nodes: int) -> None:
+        """Stop if too few nodes have contributed for some rounds, with what is wrong with the others.
 
-        The round is not over then: a run with a name repeats it when it is started again.
+        The last of these rounds is not over then: a run with a name repeats it when it is started again.
         """
-        run = self._started()
-        if nodes + len(run.recovering) >= self.min_nodes:
+        run = exchange.run
+        if not exchange.sampled or nodes + len(exchange.recovering) >= self.min_nodes:
+            run.poor = 0
             return
-        nodes_by_cause: dict[str, list[str]] = {}
-        for node, why in run.left_out.items():
-            nodes_by_cause.setdefault(why, []).append(node)
-        causes = "; ".join(f"{', '.join(those):.200}: {why}" for why, those in nodes_by_cause.items())
+        run.poor += 1
+        tried = any(member.accepted_round for member in run.server.members.values())
+        hopeless = not nodes and not tried and LATE not in exchange.left_out.values()
+        if run.poor < self.patience and not hopeless:
+            return
         who = f"{nodes} nodes contribute, fewer than min_nodes = {self.min_nodes}" if nodes else "no node contributes"
-        raise TooFewNodes(f"round {run.round + 1}: {who}. {causes or 'The strategy has sampled too few'}")
+        again = f", as in the {run.poor - 1} rounds before" if run.poor > 1 else ""
+        causes = exchange.causes() or "The strategy has sampled too few"
+        raise TooFewNodes(f"round {exchange.round}: {who}{again}. {causes}")
 
     # Evaluation
 
@@ -360,18 +306,18 @@ class DataAware(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Give those who evaluate the new model, in as few bytes as those who train."""
-        run = self._started()
-        messages = list(self.strategy.configure_evaluate(run.round, arrays, config, grid))
-        self._asked = [self._give(message, MODEL, run.names.get(message.metadata.dst_node_id)) for message in messages]
-        return messages
+        exchange = self._current()
+        return exchange.evaluate(self.strategy.configure_evaluate(exchange.run.round, arrays, config, grid))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the inner strategy does it, of those replies that it can add up."""
-        run, replies = self._started(), list(replies)
+        exchange, replies = self._current(), list(replies)
         errors = [reply for reply in replies if reply.has_error()]
-        good = evaluations(self._asked, replies, run, self._examples)
-        metrics = self.strategy.aggregate_evaluate(run.round, [*good, *errors])
-        self._close(metrics, done=not self._evaluates)
+        good = evaluations(exchange, replies)
+        metrics = self.strategy.aggregate_evaluate(exchange.run.round, [*good, *errors])
+        self._note(metrics)
+        if not self._evaluates:
+            self._close_round()
         return metrics
 
     def _evaluation(self, evaluate: Evaluate, done: int) -> Evaluate:
@@ -381,35 +327,42 @@ class DataAware(Strategy):
             run = self._started()
             metrics = evaluate(done + number, run.layout.join(run.served))
             if number:
-                self._close(metrics, done=True)
+                self._note(metrics)
+                self._close_round()
             return metrics
 
         return evaluation
 
-    def _close(self, metrics: MetricRecord | None, done: bool) -> None:
-        """Note what was measured; with the round done, write its line and a checkpoint before any node hears of it."""
-        run, result = self._started(), self._result
-        if result is None:
+    def _note(self, metrics: MetricRecord | None) -> None:
+        """Note what was measured."""
+        exchange, score = self._exchange, _number(metrics, SCORES)
+        if exchange is not None and exchange.result is not None and score is not None:
+            exchange.result |= {SCORE: score, "test_loss": _number(metrics, LOSS)}
+
+    def _close_round(self) -> None:
+        """Write a round's line and a checkpoint before any node hears of it."""
+        run, exchange = self._started(), self._exchange
+        if exchange is None or exchange.result is None:
             return
-        accuracy = _number(metrics, ACCURACY)
-        if accuracy is not None:
-            result |= {"accuracy": accuracy, "test_loss": _number(metrics, LOSS)}
-        if not done:
-            return
-        self._count()
-        run.bytes_down += self._down
-        run.seconds = time.monotonic() - self._began
-        result |= {"up": self._up, "down": self._down}
+        self._count(exchange, exchange.down)
+        self._unlogged += exchange.down
+        run.bytes_down += exchange.down
+        result = {**exchange.result, "up": exchange.up, "down": exchange.down}
         result |= {"bytes_up": run.bytes_up, "bytes_down": run.bytes_down, "seconds": run.seconds}
+        exchange.result = None
         if self._keep is not None:
-            self._keep.close_round(result, {name: order.parameter for name, order in self._orders.items()})
+            self._keep.close_round(result, {name: order.amount for name, order in exchange.orders.items()})
         log.info(
             "dagc: round %d: %d of %d nodes, %s entries, %s bytes up, %s down; so far %s up, %s down",
-            result["round"], result["present"], len(self._sent) + len(self._unmet),
+            result["round"], result["present"], len(exchange.trained) + len(exchange.unmet),
             *(f"{result[name]:,}" for name in ("entries", "up", "down", "bytes_up", "bytes_down")),
         )  # fmt: skip
-        self._report(result["up"] + result["down"], run.bytes_up + run.bytes_down)
-        self._result = None
+        self._report(exchange.up + exchange.down, run.bytes_up + run.bytes_down)
+
+    def _count(self, exchange: Exchange, down: int) -> None:
+        """Put what was sent into the round's metrics."""
+        total = exchange.run.bytes_up + exchange.run.bytes_down + exchange.down
+        self._metrics.update({UP: exchange.up / MB, DOWN: down / MB, TOTAL: total / MB})
 
     def _report(self, now: int, total: int) -> None:
         """Log the MB of a round and of all so far, and how much of the budget that is."""
@@ -420,36 +373,6 @@ class DataAware(Strategy):
         if self.budget_mb is not None and total > self.budget_mb * MB >= total - now:
             log.warning("dagc: the budget of %g MB is used up; the run goes on", self.budget_mb)
 
-    # Both
-
-    def _give(self, message: Message, kind: str, client: str | None, order: Order | None = None) -> Sent:
-        """Put the model, as this client needs it, and what it is to do into a message of the inner strategy."""
-        run = self._started()
-        names = list(message.content.array_records)
-        if len(names) != 1:
-            raise InvalidInput(f"the strategy sends {len(names)} ArrayRecords to a node; dagc needs one, the model")
-        download = run.download(client, message.metadata.dst_node_id)
-        payload = run.layout.pack(download.frame, run.model.whole)
-        fields: dict[str, Any] = {"round": run.round + 1}
-        if order is not None:
-            fields = {**order._asdict(), "seed": f"{order.seed:x}"}
-        instruction = Instruction(
-            kind, run.lineage, names[0], download.since, download.version, download.checksum, download.steps,
-            run=self.name or "", layout=run.layout.text if client is None or download.since < 0 else "",
-            examples=self._examples, **fields,
-        )  # fmt: skip
-        # The inner strategy gives all nodes one and the same content: each gets its own.
-        records = {**dict(message.content.items()), names[0]: record_of(payload), RECORD: instruction.write()}
-        message.content = RecordDict(records)
-        self._down += len(payload)
-        return Sent(message, instruction, client)
-
-    @property
-    def _examples(self) -> str:
-        """The name of the metric that is a node's weight."""
-        keys = (getattr(strategy, "weighted_by_key", None) for strategy in chain_of(self.strategy))
-        return str(next(filter(None, keys), "num-examples"))
-
     def _started(self) -> FlowerRun:
         if self._run is None:
             raise InvalidInput(
@@ -458,12 +381,14 @@ class DataAware(Strategy):
             )
         return self._run
 
+    def _current(self) -> Exchange:
+        self._started()
+        if self._exchange is None:
+            raise InvalidInput("the strategy's start() aggregates a round that it has not configured")
+        return self._exchange
 
-def _arrays(reply: Message) -> Iterable[Any]:
-    return (array for record in reply.content.array_records.values() for array in record.values())
 
-
-def _number(metrics: MetricRecord | None, names: tuple[str, ...]) -> float | None:
+def _number(metrics: Mapping[str, Any] | None, names: tuple[str, ...]) -> float | None:
     """The first of these metrics that is there."""
     for name in names:
         value = None if metrics is None else metrics.get(name)

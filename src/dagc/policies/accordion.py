@@ -8,6 +8,7 @@ from dagc.errors import InvalidInput
 from dagc.policies.plan import Plan
 from dagc.policies.policy import Situation
 from dagc.policies.rate import finite
+from dagc.state import flag, whole
 
 __all__ = ["Accordion"]
 
@@ -89,6 +90,6 @@ class Accordion:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from where `state_dict` was taken."""
-        self._sum, self._rounds = finite(state["sum"]), int(finite(state["rounds"]))
+        self._sum, self._rounds = finite(state["sum"]), whole(state["rounds"])
         self._before = None if state["before"] is None else finite(state["before"])
-        self._critical = bool(state["critical"])
+        self._critical = flag(state["critical"])

@@ -5,6 +5,7 @@ import re
 from typing import Any, Literal, NamedTuple
 
 from dagc.errors import InvalidInput, shown
+from dagc.state import whole
 
 __all__ = ["MOST_BYTES", "Account", "Rate", "finite", "make_rate"]
 
@@ -129,4 +130,4 @@ class Account:
         """Continue from where `state_dict` was taken."""
         self._by_round, self._by_rate = finite(state["by_round"]), finite(state["by_rate"])
         self._seconds = finite(state["seconds"])
-        self._begun, self._earned = int(finite(state["begun"])), finite(state["earned"])
+        self._begun, self._earned = whole(state["begun"]), finite(state["earned"])

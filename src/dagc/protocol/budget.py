@@ -6,8 +6,8 @@ from typing import Any
 from dagc.policies import Plan, Report, Situation
 from dagc.policies.rate import finite
 from dagc.protocol.messages import BEST, Order, Upload
-from dagc.protocol.roster import Member, whole
-from dagc.state import all_or_nothing
+from dagc.protocol.roster import Member
+from dagc.state import all_or_nothing, load_part, sequence, whole
 from dagc.wire import payload_size
 
 __all__ = ["Budget"]
@@ -88,10 +88,9 @@ class Budget:
 
     def rollback(self, snapshot: Mapping[str, Any]) -> None:
         """Undo everything since `snapshot`."""
-        self.reports = [_report(*fields) for fields in snapshot["reports"]]
+        self.reports = [_report(*fields) for fields in sequence(snapshot["reports"])]
         self.policy.load_state_dict(snapshot["policy"])
-        if self.account is not None:
-            self.account.load_state_dict(snapshot["account"])
+        load_part(self.account, snapshot["account"])
 
 
 def _report(client: str, norm: float | None, entries: int, bytes: int) -> Report:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from dagc.compressors import per_tensor, top_k
 from dagc.errors import MalformedPayload
 from dagc.policies import Account, Plan, Situation
+from dagc.policies.rate import finite
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
-from dagc.state import BLOCK, all_or_nothing
+from dagc.state import BLOCK, all_or_nothing, flag, load_part, sequence, whole
 from dagc.state import checksum as rows_checksum
 from dagc.updates import encode_dense, encode_update
 from dagc.wire import Memory, encode, is_coded, quantise
@@ -26,6 +27,8 @@ __all__ = ["Downlink", "broadcasts", "checksum", "sizes_of"]
 
 KEPT = 4
 """How many downloads are cached for clients with the same version; each may be as large as the model."""
+MOST_RAISED = 8
+"""A broadcast that must carry `least_carried` takes at most so many times the bytes it would have."""
 ROUNDED = 2
 """A visitor's model is off by at most so many times what the last round moved; with 4, training ends a little lower."""
 SERVER = "server"
@@ -67,6 +70,9 @@ class Downlink:
         model: The clients' model, y.
         target: The server's model, x.
         changed: The version in which each entry of y last changed.
+        carried: The share of the energy of x - y that the last broadcast carried; None if that is not known.
+        least_carried: The share that each broadcast carries, though that may take several times its bytes. A server
+            with momentum needs 0.4, unless the user has said how many bytes there are.
 
     Example:
         >>> downlink = Downlink(Plan(method="top-k", ratio=0.05), np.zeros(40, np.float32))
@@ -103,6 +109,8 @@ class Downlink:
         self._log_bytes = 0
         self._checksum: int | None = None
         self._visit: Download | None = None
+        self.carried: float | None = None
+        self.least_carried = 0.0
         self._moved = 0.0  # how far the last broadcast moved the model
         self._kept: OrderedDict[int, Download] = OrderedDict()
         self.account: Account | None = None
@@ -154,10 +162,16 @@ class Downlink:
 
     def _broadcast_best(self, difference: torch.Tensor, amount: int) -> None:
         """Broadcast what carries most of the difference within this many bytes."""
-        frame, update = encode_update(difference, self._shapes, amount, round=(self.version + 1) % STAMPS)
+        stamp, energy = (self.version + 1) % STAMPS, max(float(difference.double().square().sum()), 1e-300)
+        frame, update = encode_update(difference, self._shapes, amount, round=stamp)
+        if update.energy < self.least_carried * energy:
+            most, share = MOST_RAISED * amount, self.least_carried
+            frame, update = encode_update(difference, self._shapes, most, share=share, round=stamp)
         if not frame:
             return
-        self._remember(frame)
+        self._keep(frame)
+        self._pay(min(len(frame), amount))
+        self.carried = update.energy / energy
         model = torch.from_numpy(self.model)
         self.version += 1
         update.add_to(model)
@@ -245,12 +259,16 @@ class Downlink:
         self.changed[indices] = self.version
 
     def _remember(self, frame: bytes) -> None:
-        """Log and pay for a broadcast. The log, for clients that are away, is never larger than the model."""
-        if self.account is not None:
-            self.account.spend(len(frame) + len(varint(len(frame))))  # several are sent together, each with its length
+        """Log and pay for a broadcast."""
+        self._pay(len(frame))
         self._keep(frame)
 
+    def _pay(self, length: int) -> None:
+        if self.account is not None:
+            self.account.spend(length + len(varint(length)))  # several are sent together, each with its length
+
     def _keep(self, frame: bytes) -> None:
+        """Log a broadcast for clients that are away. The log is never larger than the model."""
         self._log.append(frame)
         self._log_bytes += len(frame)
         while self._log_bytes > self.model.nbytes:
@@ -310,11 +328,10 @@ class Downlink:
                 expected, array = getattr(self, name), state[name]
                 if array.shape != expected.shape or array.dtype != expected.dtype:
                     raise ValueError(f"its {name} is {array.dtype} {array.shape}, not {expected.shape}")
-            self.version, self.model, self.changed = (
-                int(state["version"]),
-                state["model"].copy(),
-                state["changed"].copy(),
-            )
+            self.version = whole(state["version"], below=1 << 31)
+            self.model, self.changed = state["model"].copy(), state["changed"].copy()
+            if state["first"].dtype != np.uint8:
+                raise ValueError(f"its first model is {state['first'].dtype}, not bytes")
             self._first = state["first"].tobytes()
             self._forget()
             self.target = self.model
@@ -323,19 +340,23 @@ class Downlink:
 
     def _load_budgeted(self, state: Mapping[str, Any]) -> None:
         """The part of the state that only a downlink with a budget has."""
-        self.target, self._turns = state["target"].copy(), float(state["turns"])
-        self._moved = float(state["moved"])
-        log, self._log = state["log"].tobytes(), deque()
+        self.target, self._turns = state["target"].copy(), finite(state["turns"])
+        self._moved = finite(state["moved"])
+        log, self._log = state["log"], deque()
+        lengths = [whole(length) for length in sequence(state["log_lengths"])]
+        if log.dtype != np.uint8 or log.shape != (sum(lengths),):
+            raise ValueError(f"its log is {log.dtype} {log.shape}, not {sum(lengths)} bytes")
         self._log_bytes, at = 0, 0
-        for length in state["log_lengths"]:
-            self._keep(log[at : at + length])
+        for length in lengths:
+            self._keep(log[at : at + length].tobytes())
             at += length
         self._policy.load_state_dict(state["policy"])
-        if self.account is not None:
-            self.account.load_state_dict(state["account"])
+        load_part(self.account, state["account"])
+        if (self._memory is None) != (state["memory"] is None):
+            raise ValueError("the coder's memory does not go with this kind of frames")
         if self._memory is not None:
             self._memory = Memory.restored(self._shapes, state["memory"])
-        self._restart = bool(state["restart"])
+        self._restart = flag(state["restart"])
 
     def snapshot(self) -> dict[str, Any]:
         """What `rollback` needs: valid until the next `advance`."""
@@ -344,6 +365,7 @@ class Downlink:
     def rollback(self, snapshot: dict[str, Any]) -> None:
         """Undo a `load_state_dict` that failed."""
         self.version, self.model, self.changed = snapshot["version"], snapshot["model"], snapshot["changed"]
+        self._first = snapshot["first"].tobytes()
         self._forget()
         if self.plan is None:
             self.target = self.model

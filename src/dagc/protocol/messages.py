@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 from dagc.compressors import COMPRESSORS
-from dagc.errors import MalformedPayload
+from dagc.errors import MalformedPayload, shown
 from dagc.feedback import is_clip
-from dagc.sparse import Sparse
+from dagc.sparse import MAX_SIZE, Sparse
 from dagc.state import is_count
 from dagc.updates import Update
 
@@ -18,6 +18,8 @@ BEST = "best"
 """Instead of a compressor's name: the encoder chooses what carries most, and the amount is a number of bytes."""
 STAMPS = 1 << 21
 """Frames carry the round modulo this, so that their length is bounded however long the training."""
+MOST = 2.0**100
+"""No honest order has a larger number."""
 MOST_ROUNDS = 1 << 48
 """No training has this many rounds: an order beyond it is damaged or forged."""
 
@@ -59,19 +61,19 @@ class Order(NamedTuple):
         """
         valid: dict[str, Callable[[Any], bool]] = {
             "round": lambda round: is_count(round) and round < MOST_ROUNDS,
-            "amount": lambda amount: amount is None or (_is_real(amount) and 0 <= amount < float("inf")),
+            "amount": lambda amount: amount is None or _is_amount(amount),
             "compressor": lambda name: isinstance(name, str),
             "number": lambda number: is_count(number) and number < 1 << 48,
             "accepted": lambda round: is_count(round) and round < MOST_ROUNDS,
             "norm": lambda norm: isinstance(norm, bool),
-            "clip": lambda clip: _is_real(clip) and is_clip(clip),
+            "clip": lambda clip: _is_real(clip) and clip < MOST and is_clip(clip),
             "clocks": lambda clocks: isinstance(clocks, bool),
             "counted": lambda count: is_count(count) and count < 1 << 63,
             "visit": lambda visit: isinstance(visit, bool),
         }
         for name, is_valid in valid.items():
             if not is_valid(getattr(self, name)):
-                raise MalformedPayload(f"the order has {name} = {getattr(self, name)!r:.50}")
+                raise MalformedPayload(f"the order has {name} = {shown(getattr(self, name), 50)}")
         return self
 
     @property
@@ -123,6 +125,13 @@ class Upload(NamedTuple):
     update: Sparse | Update
     frame: bytes
     norm: float | None = None
+
+
+def _is_amount(value: Any) -> bool:
+    """Whether it is a number of entries, or a threshold."""
+    if isinstance(value, int):
+        return is_count(value) and value < MAX_SIZE
+    return isinstance(value, float) and 0 <= value < MOST
 
 
 def _is_real(value: object) -> bool:

@@ -11,7 +11,7 @@ from dagc.policies.rate import finite
 from dagc.protocol.memories import Memories
 from dagc.protocol.messages import BEST, Order, Upload
 from dagc.sparse import Sparse
-from dagc.state import all_or_nothing
+from dagc.state import all_or_nothing, load_part, sequence
 from dagc.updates import Update, decode_update
 from dagc.wire import decode, is_coded, payload_size
 from dagc.wire.coder import Shapes
@@ -126,9 +126,8 @@ class Receiver:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
         with all_or_nothing(self, "this plan and model"):
-            self._norms, self._round_norms = [finite(norm) for norm in state["norms"]], {}
-            if self.memories is not None:
-                self.memories.load_state_dict(state["memories"])
+            self._norms, self._round_norms = [finite(norm) for norm in sequence(state["norms"])], {}
+            load_part(self.memories, state["memories"])
 
     def snapshot(self) -> tuple[Any, ...]:
         """What `rollback` needs."""

@@ -11,7 +11,7 @@ from dagc._memory import pool
 from dagc.errors import MalformedPayload, OutOfSync
 from dagc.protocol.downlink import broadcasts, checksum, sizes_of
 from dagc.protocol.messages import STAMPS, Download
-from dagc.state import all_or_nothing
+from dagc.state import all_or_nothing, whole
 from dagc.updates import decode_update, is_update
 from dagc.wire import Memory, decode, has_signs, is_coded
 from dagc.wire.coder import Shapes
@@ -130,8 +130,10 @@ class Replica:
             model, memory = state["model"], state["memory"]
             if model is not None and (model.shape != (self.size,) or model.dtype != np.float32):
                 raise ValueError(f"the model must be {self.size} float32 numbers, not {model.dtype} {model.shape}")
-            self.version = int(state["version"])
-            self.model = None if model is None else torch.from_numpy(model)
+            self.version = whole(state["version"], -1)
+            if (model is None) != (self.version < 0):
+                raise ValueError(f"version {self.version} does not go with {'no' if model is None else 'a'} model")
+            self.model = None if model is None else torch.from_numpy(model.copy())
             self.memory = None if memory is None else Memory.restored(self.shapes, memory)
 
     def snapshot(self) -> tuple[Any, ...]:

@@ -6,11 +6,11 @@ from numbers import Real
 from statistics import median
 from typing import Any
 
-from dagc.errors import InvalidInput, unknown
+from dagc.errors import InvalidInput, shown, unknown
 from dagc.policies.rate import finite
-from dagc.state import all_or_nothing
+from dagc.state import all_or_nothing, sequence, whole
 
-__all__ = ["Member", "Roster", "whole"]
+__all__ = ["Member", "Roster"]
 
 SMOOTHING = 0.5
 """The weight of one round in the running number of rounds between visits."""
@@ -64,7 +64,7 @@ class Roster:
         """Add a client, or update its number of examples."""
         if not isinstance(examples, Real) or not 0 <= examples < 1 << 53:
             raise InvalidInput(
-                f"client {name!r:.120} claims {examples!r:.50} examples: it must be a number from 0 to 2^53"
+                f"client {name!r:.120} claims {shown(examples, 50)} examples: it must be a number from 0 to 2^53"
             )
         counted = float(examples) if self.most_examples is None else min(float(examples), float(self.most_examples))
         if name in self.members:
@@ -97,8 +97,10 @@ class Roster:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
         with all_or_nothing(self, "this roster"):
-            members = [_member(**fields) for fields in state["members"]]
+            members = [_member(**fields) for fields in sequence(state["members"])]
             self.members = {member.name: member for member in members}
+            if [member.number for member in members] != list(range(len(self.members))):
+                raise ValueError("a member is listed twice, or out of place")
             self.gap = finite(state["gap"])
             if self.gap <= 0:
                 raise ValueError(f"the rounds between visits are {self.gap}")
@@ -119,12 +121,7 @@ def _member(
     """A member with these fields, each of which is checked."""
     if not isinstance(name, str):
         raise TypeError(f"a member's name is {name!r:.50}")
+    if not 0 <= finite(examples) < 1 << 53:
+        raise ValueError(f"{name!r:.50} has {examples} examples")
     rounds = whole(accepted_round), whole(last_round)
     return Member(name, whole(number), finite(examples), whole(model_version, -1), *rounds)
-
-
-def whole(number: Any, least: int = 0) -> int:
-    """An integer of at least `least`; ValueError if it is anything else."""
-    if type(number) is not int or number < least:
-        raise ValueError(f"{number!r:.50} is not an integer of at least {least}")
-    return number

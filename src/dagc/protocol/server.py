@@ -13,9 +13,9 @@ from dagc.protocol.budget import Budget
 from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.protocol.receiver import Receiver
-from dagc.protocol.roster import Member, Roster, whole
+from dagc.protocol.roster import Member, Roster
 from dagc.protocol.total import aggregate_updates
-from dagc.state import all_or_nothing
+from dagc.state import all_or_nothing, whole
 from dagc.wire.coder import Shapes
 
 __all__ = ["ModelServer", "Server"]
@@ -127,11 +127,14 @@ class Server:
     def _answered(self, name: str, order: Order) -> None:
         """A member has answered its order; for subclasses."""
 
-    def total(self, uploads: Sequence[Upload]) -> torch.Tensor:
-        """Σ p_i · upload_i, always added up in the order of the roster."""
+    def total(self, uploads: Sequence[Upload], device: Any = "cpu") -> torch.Tensor:
+        """Σ p_i · upload_i, always added up in the order of the roster; the same bits on any device."""
         ordered = sorted(uploads, key=lambda upload: self.members[upload.client].number)
         weights = [self.members[upload.client].examples for upload in ordered]
-        out = torch.from_numpy(pool.take(self.size, np.dtype(np.float32)))
+        if torch.device(device).type == "cpu":
+            out = torch.from_numpy(pool.take(self.size, np.dtype(np.float32)))
+        else:
+            out = torch.empty(self.size, dtype=torch.float32, device=device)
         return aggregate_updates([upload.update for upload in ordered], weights, out)
 
     def close(self, uploads: Sequence[Upload]) -> None:

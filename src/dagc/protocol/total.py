@@ -19,10 +19,10 @@ def aggregate_updates(updates: Sequence[Sparse | Update], weights: ArrayLike, ou
     Args:
         updates: What the clients sent.
         weights: How much each client counts.
-        out: Where to write the sum.
+        out: Where to write the sum, on any device; what crosses to it is what the frames hold.
     """
     entries = [update for update in updates if isinstance(update, Sparse)]
-    if len(entries) == len(updates):
+    if out.is_cpu and len(entries) == len(updates):
         return aggregate(entries, weights, out=out)
     out.zero_()
     for update, share in zip(updates, shares_of(updates, weights), strict=True):

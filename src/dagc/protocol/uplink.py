@@ -14,10 +14,11 @@ from dagc.draws import scramble
 from dagc.errors import unknown
 from dagc.feedback import ErrorFeedback
 from dagc.policies import ClientPlan
+from dagc.policies.rate import finite
 from dagc.protocol.downlink import sizes_of
 from dagc.protocol.messages import BEST, STAMPS, Order, Upload
 from dagc.sparse import Sparse
-from dagc.state import all_or_nothing
+from dagc.state import all_or_nothing, flag, whole
 from dagc.updates import Update, decode_update, encode_update
 from dagc.wire import Memory, encode, is_coded
 from dagc.wire.coder import Shapes
@@ -50,7 +51,7 @@ class Uplink:
         last_update_norm: The norm of the last change passed to `upload`, if the plan trains ahead.
         pending: The last upload, until the server has said whether it was accepted.
         memory: What both sides remember of this client's coded uploads; None before the first.
-        excluded: Parts of the vector from which nothing is sent in the next upload.
+        excluded: Parts of the vector, ascending, from which nothing is sent in the next upload.
 
     Example:
         >>> from dagc.policies import Plan
@@ -187,6 +188,8 @@ class Uplink:
             "sent_round": self.sent_round,
             "last_update_norm": self.last_update_norm,
             "counts": self._counts,
+            "pending": None,
+            "memory": None,
         }
         if isinstance(self.pending, Update):
             frame = np.frombuffer(self._frame, dtype=np.uint8)
@@ -200,19 +203,19 @@ class Uplink:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`. State that does not fit is refused, and then nothing changes."""
         with all_or_nothing(self, "this client"):
-            steps, sent_round = int(state["steps"]), int(state["sent_round"])
-            self.feedback.load_state_dict({"residual": state["residual"], "steps": np.array(steps)})
-            self.sent_round, self._counts = sent_round, bool(state["counts"])
-            self.last_update_norm = float(state["last_update_norm"])
-            if not 0 <= self.last_update_norm < math.inf:
+            steps = np.array(whole(state["steps"]))
+            self.feedback.load_state_dict({"residual": state["residual"], "steps": steps})
+            self.sent_round, self._counts = whole(state["sent_round"]), flag(state["counts"])
+            self.last_update_norm = finite(state["last_update_norm"])
+            if self.last_update_norm < 0:
                 raise ValueError(f"the last update has norm {self.last_update_norm}")
-            pending, memory = state.get("pending"), state.get("memory")
+            pending, memory = state["pending"], state["memory"]
             self.pending = None
             if pending is not None and "frame" in pending:
                 self._frame = pending["frame"].tobytes()
-                self.pending = decode_update(self._frame, self.shapes, round=int(pending["stamp"]))
+                self.pending = decode_update(self._frame, self.shapes, round=whole(pending["stamp"]))
             elif pending is not None:
-                self.pending = Sparse(self.size, pending["indices"], pending["values"])
+                self.pending = _entries(self.size, **pending)
             self.memory = None if memory is None else Memory.restored(self.shapes, memory)
             if pending is not None and self._counts and self.memory is None:
                 raise ValueError("it has a pending coded upload, but the memory is missing")
@@ -249,6 +252,13 @@ def encode_within(
     return (frame, update) if update.norm() <= clip else (b"", Update.empty(update.size))
 
 
+def _entries(size: int, indices: Any, values: Any) -> Sparse:
+    """Entries from a state."""
+    if (indices.dtype, values.dtype) != (np.int64, np.float32):
+        raise ValueError(f"the entries are {indices.dtype} and {values.dtype}")
+    return Sparse(size, indices.copy(), values.copy())
+
+
 def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:
     """A compressor that selects nothing from some parts of the vector; what is there stays in the residual."""
 
@@ -258,7 +268,8 @@ def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:
         for part in excluded:
             included[part] = False
         sparse = compressor(torch.where(included, vector, 0.0), parameter, seed=seed)
-        keep = included.cpu().numpy()[sparse.indices]
+        bounds = np.array([[part.start, part.stop] for part in excluded]).reshape(-1)
+        keep = np.searchsorted(bounds, sparse.indices, side="right") % 2 == 0  # between two parts, not within one
         if keep.all():
             return sparse
         return Sparse.trusted(sparse.size, sparse.indices[keep], sparse.values[keep])
@@ -269,11 +280,10 @@ def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:
 def vector_norm(parts: Iterable[torch.Tensor]) -> float:
     """The norm of all parts together; in CPU memory the same on any number of threads."""
     total = 0.0
+    parts = [part.detach() for part in parts]
+    if parts and not parts[0].is_cpu:
+        return float(torch.linalg.vector_norm(_norms(parts).double()))
     for part in parts:
-        part = part.detach()
-        if not part.is_cpu:
-            total += float(torch.linalg.vector_norm(part.float())) ** 2
-            continue
         numbers = part.float() if part.dtype == torch.bfloat16 else part  # numpy has no bfloat16
         total += _squares(numbers.numpy().reshape(-1))
     return math.sqrt(total)
@@ -291,4 +301,9 @@ def _squares(numbers: NDArray[Any]) -> float:
 
 
 def _reported_norm(parts: Sequence[torch.Tensor]) -> float:
-    return float(torch.nn.utils.get_total_norm([part.float() for part in parts]))
+    return float(torch.linalg.vector_norm(_norms(parts)))
+
+
+def _norms(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The norm of each part, in float32 without a copy in it."""
+    return torch.stack([torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts])

@@ -13,9 +13,9 @@ from dagc.errors import InvalidInput
 from dagc.folder import read_metrics, summary
 from dagc.training.callbacks import CsvLog, TensorBoard, ToTarget
 from dagc.training.config import OWN, SOLUTION, Config
+from dagc.training.custom import customize
 from dagc.training.federation import Federation, Round
 from dagc.training.folder import RunFolder
-from dagc.training.given import as_given
 from dagc.training.gradients import separate
 from dagc.training.objective import Loss, Metric
 from dagc.training.result import Result
@@ -96,18 +96,8 @@ def train(
         >>> result.score > 0.9, result.metric, result.model.weight.shape
         (True, 'R²', torch.Size([1, 4]))
     """
-    training = iterate(
-        config,
-        output,
-        callbacks,
-        model=model,
-        data=data,
-        test=test,
-        partition=partition,
-        loss=loss,
-        metric=metric,
-        **settings,
-    )
+    own: dict[str, Any] = {"model": model, "data": data, "test": test, "partition": partition}
+    training = iterate(config, output, callbacks, **own, loss=loss, metric=metric, **settings)
     rounds = list(training)
     if output is not None:
         rounds = [Round(**{"loss": None, **row}) for row in read_metrics(output)]  # what is None is not written
@@ -140,8 +130,8 @@ def iterate(
     """
     if config is not None and settings:
         raise InvalidInput(f"config is given, and so is {next(iter(settings))}: put it into the Config")
-    config, given = as_given(config or Config(**settings), model, data, test, partition, loss, metric)
-    return Training(Federation(config, given), output, callbacks)
+    config, custom = customize(config or Config(**settings), model, data, test, partition, loss, metric)
+    return Training(Federation(config, custom), output, callbacks)
 
 
 class Training(Iterator[Round]):

@@ -136,6 +136,12 @@ class Config(Plan):
     server_rate: float | None = _step_size(
         None, "step size of the server on the clients' model differences; 1 if not given"
     )
+    momentum: float = setting(
+        0.0,
+        "Nesterov momentum of the server's steps: 0.9 ends higher than none; the server rate is then 0.5 if not given",
+        least=0,
+        below=1,
+    )
     server_schedule: str = _schedule("of the server rate: constant, linear or cosine (to 0)")
     optimizer_options: Mapping[str, Any] = setting(
         {}, "options of the optimizer", "options", example='{"momentum": 0.9}'
@@ -219,6 +225,11 @@ class Config(Plan):
             )
         self._check_steps()
         self.plan()
+        if self.momentum and (self.optimizer != "SGD" or "momentum" in self.optimizer_options):
+            raise InvalidInput(
+                f"momentum is {self.momentum:g}, which is for optimizer SGD without momentum of its own, not for "
+                f"{self.optimizer} with {shown(dict(self.optimizer_options))}: leave one of them out"
+            )
         if self.optimizer == "SGD" and not self.optimizer_options:
             return  # nothing to try, and trying imports a lot
         try:
@@ -250,7 +261,8 @@ class Config(Plan):
 SOLUTION = (
     *(name for name in Plan.schema() if name != "seed"),
     *("threshold_units", "rounds", "learning_rate", "schedule", "local_steps", "epochs"),
-    *("client_momentum", "client_weight_decay", "optimizer", "optimizer_options", "server_rate", "server_schedule"),
+    *("client_momentum", "client_weight_decay", "optimizer", "optimizer_options"),
+    *("momentum", "server_rate", "server_schedule"),
 )
 """The settings that describe how a problem is solved. All others, except the seed, describe the problem."""
 

@@ -1,15 +1,12 @@
 """The local engine: all clients and the server in one process. `Federation.step` is a round of Algorithm 1."""
 
 import copy
-import ctypes
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import getLogger
-from os import cpu_count
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,30 +14,31 @@ from torch import nn
 
 from dagc import data, models
 from dagc.draws import scramble
-from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
+from dagc.errors import BudgetWarning, InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
 from dagc.policies import Plan
+from dagc.policies.rate import finite
 from dagc.protocol import ModelServer, Order, Replica, Server, Uplink, Upload
-from dagc.state import all_or_nothing
+from dagc.state import all_or_nothing, whole
 from dagc.training.config import Config, is_own
-from dagc.training.given import Given, fit_to_data, not_given
+from dagc.training.custom import Custom, fit_to_data, not_passed
 from dagc.training.gradients import Computed, Gradients, OwnSteps, Traits, sharing, try_out
 from dagc.training.objective import Goal, forward, goal_of
 from dagc.training.optimizer import ServerOptimizer, as_one_vector
+from dagc.training.parallel import Parallel, one_thread, return_memory
 from dagc.training.schedule import rate_at
 
 __all__ = ["Federation", "Round"]
 
-T = TypeVar("T")
 log = getLogger("dagc.training")
+MOMENTUM_RATE = 0.5
+"""The server's rate with momentum, if none is given: the best of what was tried with a momentum of 0.9."""
+STARVED, STARVED_ROUNDS = 0.4, 5
+"""Momentum ruins training if broadcasts carry less than this share of the energy, for more than a few rounds."""
 RANDOM_BITS = 4
 """Bits per entry of a random first model: training from it ends where it ends from the exact one."""
 TESTED = 50
 """Test samples per batch."""
-WAVE = 16
-"""With more clients than this, free memory is returned to the system after this many."""
-SLOW = 0.002
-"""The seconds of work per client from which threads are worthwhile."""
 
 
 @dataclass(frozen=True)
@@ -89,26 +87,26 @@ class Federation:
         round: How many rounds are done.
     """
 
-    def __init__(self, config: Config, given: Given | None = None) -> None:
+    def __init__(self, config: Config, custom: Custom | None = None) -> None:
         """Load the data, split it, build the model. Everything that cannot work is refused here.
 
         Args:
             config: What to train.
-            given: What replaces the parts named by the configuration.
+            custom: What replaces the parts named by the configuration.
         """
-        given = given or Given()
-        for what, name, there in (("model", config.model, given.model), ("data", config.data, given.data)):
+        custom = custom or Custom()
+        for what, name, there in (("model", config.model, custom.model), ("data", config.data, custom.data)):
             if is_own(name) and there is None:
-                raise not_given(config, what)
-        self.given = given
-        self.data = self._load_data(config, given)
-        self.config, notes = (config, ()) if given.partition is not None else fit_to_data(config, self.data)
+                raise not_passed(config, what)
+        self.custom = custom
+        self.data = self._load_data(config, custom)
+        self.config, notes = (config, ()) if custom.partition is not None else fit_to_data(config, self.data)
         self.notes = (*self.data.notes, *notes)
         config = self.config
-        self.partition = given.partition or data.make_partition(config.partition_spec, self.data, config.seed)
+        self.partition = custom.partition or data.make_partition(config.partition_spec, self.data, config.seed)
         self.names = self.partition.names or tuple(map(str, range(len(self.partition))))
-        self.goal: Goal = goal_of(self.data, given.loss, given.metric)
-        self.model = self._make_model(config, given)
+        self.goal: Goal = goal_of(self.data, custom.loss, custom.metric)
+        self.model = self._make_model(config, custom)
         self.vector = as_one_vector(self.model)
         self._tested = sharing(self.model).eval()
         for name in config.caps:
@@ -116,7 +114,9 @@ class Federation:
                 raise unknown("client for the cap of", name, self.names)
         self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes)
         self.vector.copy_(self.server.model)  # the first model may have been rounded
-        self.optimizer = ServerOptimizer(self.server.target.clone(), config.optimizer, **config.optimizer_options)
+        nesterov: dict[str, Any] = {"momentum": config.momentum, "nesterov": True} if config.momentum else {}
+        options = {**nesterov, **config.optimizer_options}
+        self.optimizer = ServerOptimizer(self.server.target.clone(), config.optimizer, **options)
         self.first_orders()
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
@@ -129,24 +129,26 @@ class Federation:
         for i in range(len(self.names)):  # a trace may lack some clients
             self.network.rate(i, "up", 0)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
+        self._starved = 0  # rounds in a row
+        if self.optimizer.has_momentum and not config.budgets_set:
+            self.server.downlink.least_carried = STARVED
         self._rounded: dict[int, torch.Tensor] = {}  # the models of this round's visitors, by client
-        self._threads = 1 if traits.draws else config.threads  # torch has one generator for all threads
-        self._pool: ThreadPoolExecutor | None = None
-        _give_back_memory()  # what loading left behind
+        self._parallel = Parallel(1 if traits.draws else config.threads)  # torch has one generator for all threads
+        return_memory()  # what loading left behind
 
     @staticmethod
-    def _load_data(config: Config, given: Given) -> data.Dataset:
-        if given.data is None:
+    def _load_data(config: Config, custom: Custom) -> data.Dataset:
+        if custom.data is None:
             columns: Any = {"label": config.label, "client": config.client}
             return data.load(config.data, config.data_dir, config.augment, config.objective, **columns)
-        return replace(given.data, augment=True) if config.augment else given.data
+        return replace(custom.data, augment=True) if config.augment else custom.data
 
-    def _make_model(self, config: Config, given: Given) -> nn.Module:
+    def _make_model(self, config: Config, custom: Custom) -> nn.Module:
         """The federation's own model: built, or copied from the one given."""
-        if given.model is None:
+        if custom.model is None:
             return models.build(config.model, self.data, seed=config.seed).to(config.device)
         try:
-            return copy.deepcopy(given.model).to(config.device).train()
+            return copy.deepcopy(custom.model).to(config.device).train()
         except (RuntimeError, TypeError) as error:
             raise InvalidInput(f"the model cannot be copied: {error}") from error
 
@@ -154,13 +156,13 @@ class Federation:
         """The configuration's plan; a model that was built here is random, so that fewer bits are enough for it."""
         plan = self.config.plan()
         default = self.config.method_spec.defaults.get("first_bits")
-        fewer = self.given.model is None and default is not None and plan.first_bits == default
+        fewer = self.custom.model is None and default is not None and plan.first_bits == default
         return plan.replaced(first_bits=RANDOM_BITS) if fewer else plan
 
     def _traits(self, batches: data.Batches) -> Traits:
         """The model's side effects. A model passed in Python is tried with the smallest client's batch."""
-        given = (self.given.model, self.given.data, self.given.loss)
-        ours = not any(each is not None for each in given) and models.MODELS[self.config.model].initialise is not None
+        passed = (self.custom.model, self.custom.data, self.custom.loss)
+        ours = not any(each is not None for each in passed) and models.MODELS[self.config.model].initialise is not None
         if ours:
             return Traits()
         smallest = int(self.partition.sizes.argmin())
@@ -213,24 +215,25 @@ class Federation:
         downloads = {i: self.server.download(self.names[i]) for i in answering}
         down = [len(downloads[i].frame) + self._buffer_bytes for i in answering]
         self._rounded = {i: Replica(self._shapes).receive(each) for i, each in downloads.items() if each.version < 0}
-        with _one_thread():
+        with one_thread():
             uploads, computed, took = self._work(t, [(i, orders[self.names[i]]) for i in answering])
 
-        taken = []
+        accepted = []
         for i, upload in zip(answering, uploads, strict=True):
             try:
-                one = self.server.read(self.names[i], upload.frame, upload.norm)
+                received = self.server.read(self.names[i], upload.frame, upload.norm)
             except OutsideBound as error:
                 log.warning("round %d: client %s is left out: %s", t + 1, self.names[i], error)
                 continue
             if self._chance(t, i, "late") >= self.config.late:
-                taken.append(one)
-        if taken:
-            self.optimizer.step(self.server.total(taken), self._rates(t)[1])
-        self.server.advance(taken, self.optimizer.vector if taken else None)
+                accepted.append(received)
+        if accepted:
+            self.optimizer.step(self.server.total(accepted), self._rates(t)[1])
+        self.server.advance(accepted, self.optimizer.vector if accepted else None)
+        self._warn_if_starved()
         self.vector.copy_(self.server.model)
-        buffers = {self.names[i]: one.buffers for i, one in zip(answering, computed, strict=True)}
-        self._average_buffers({one.client: buffers[one.client] for one in taken if one.frame})
+        buffers = {self.names[i]: each.buffers for i, each in zip(answering, computed, strict=True)}
+        self._average_buffers({upload.client: buffers[upload.client] for upload in accepted if upload.frame})
         for i in answering:
             name = self.names[i]
             self.uplinks[name].settle(self.server.members[name].accepted_round)
@@ -241,33 +244,44 @@ class Federation:
         self.bytes_down += sum(down)
         counted = (sum(up), sum(down), self.bytes_up, self.bytes_down, self.seconds)
         entries = sum(len(upload.update) for upload in uploads)
-        loss = self._loss(answering, [one.loss for one in computed])
+        loss = self._loss(answering, [each.loss for each in computed])
         return Round(self.round, loss, len(answering), entries, *counted)
 
-    def _average_buffers(self, found: Mapping[str, list[torch.Tensor]]) -> None:
+    def _warn_if_starved(self) -> None:
+        """Warn once if the server has momentum, but its broadcasts carry too little of what it moves."""
+        carried = self.server.downlink.carried
+        self._starved = self._starved + 1 if carried is not None and carried < 0.9 * STARVED else 0
+        if self._starved == STARVED_ROUNDS and self.optimizer.has_momentum:
+            warnings.warn(
+                "the server has momentum, but broadcasts carry less than 40 % of what its model has moved, which ruins "
+                "training: raise bytes or down, or train without momentum",
+                BudgetWarning,
+                stacklevel=2,
+            )
+
+    def _average_buffers(self, buffers: Mapping[str, list[torch.Tensor]]) -> None:
         """The mean of the clients' buffers, weighted by their data; for counts, the largest.
 
         Buffers are sent in full, next to the frames: a running variance sent in parts would turn negative.
         """
-        if not found or not self.buffers:
+        if not buffers or not self.buffers:
             return
-        weights = torch.tensor([self.server.members[name].examples for name in found], dtype=torch.float64)
+        weights = torch.tensor([self.server.members[name].examples for name in buffers], dtype=torch.float64)
         weights = (weights / weights.sum()).to(self.vector.device)
-        for own, theirs in zip(self.buffers.values(), zip(*found.values(), strict=True), strict=True):
+        for buffer, theirs in zip(self.buffers.values(), zip(*buffers.values(), strict=True), strict=True):
             every = torch.stack(theirs)
             mean = every.is_floating_point()
-            own.copy_(torch.tensordot(weights, every.double(), 1) if mean else every.amax(0))
+            buffer.copy_(torch.tensordot(weights, every.double(), 1) if mean else every.amax(0))
 
     def _rates(self, round: int) -> tuple[float, float]:
         """The clients' rate and the server's. With one local step, only the server steps, with the learning rate."""
         config = self.config
-        own = rate_at(config.schedule, config.learning_rate, round, config.rounds)
+        clients = rate_at(config.schedule, config.learning_rate, round, config.rounds)
         if not config.several_steps:
-            return own, own
-        given = (
-            1.0 if config.server_rate is None else config.server_rate
-        )  # a model difference already includes the learning rate
-        return own, rate_at(config.server_schedule, given, round, config.rounds)
+            return clients, clients
+        usual = MOMENTUM_RATE if config.momentum else 1.0  # a difference includes the learning rate
+        first = usual if config.server_rate is None else config.server_rate
+        return clients, rate_at(config.server_schedule, first, round, config.rounds)
 
     def evaluate(self) -> tuple[float, float]:
         """The score (accuracy, unless there is another metric) and the mean loss on the whole test set."""
@@ -279,8 +293,8 @@ class Federation:
                 output = forward(self._tested, x, y)
                 return self.goal.score(output, y), self.goal.total(output, y), self.goal.count(y)
 
-        with _one_thread():
-            results = self._map(chunk, range(0, len(self.data.test_y), TESTED))
+        with one_thread():
+            results = self._parallel.map(chunk, range(0, len(self.data.test_y), TESTED))
         n = sum(count for _, _, count in results)
         return sum(score for score, _, _ in results) / n, sum(loss for _, loss, _ in results) / n
 
@@ -322,7 +336,7 @@ class Federation:
             rest = [one._replace(change=[]) for one in computed]  # free the gradients' memory
             return [(upload, one, took) for upload, one in zip(uploads, rest, strict=True)]
 
-        results = self._in_waves(work, jobs)
+        results = self._parallel.in_waves(work, jobs, self.gradients.together)
         took = self._timed(round, [took for _, _, took in results])
         return [upload for upload, _, _ in results], [one for _, one, _ in results], took
 
@@ -338,32 +352,12 @@ class Federation:
         except NonFiniteGradient as error:
             raise NonFiniteGradient(f"client {self.names[i]}, round {order.round}: {error}") from None
 
-    def _in_waves(self, function: Callable[[Any], list[T]], jobs: list[Any]) -> list[T]:
-        """Apply a function of some clients' jobs to all jobs, on threads, returning memory to the system at times."""
-        results: list[T] = []
-        while len(results) < len(jobs):
-            wave = jobs[len(results) : len(results) + WAVE]
-            together = self.gradients.together
-            for some in self._map(function, [wave[i : i + together] for i in range(0, len(wave), together)]):
-                results += some
-            if len(jobs) > WAVE:
-                _give_back_memory()
-        return results
-
     def _timed(self, round: int, took: list[float]) -> list[float]:
         """The compute time on the simulated clock. The time measured here decides whether threads are worthwhile."""
-        if self._threads is None and round > 0 and took:  # the first round compiles and warms up
-            self._threads = (cpu_count() or 1) if min(took) > SLOW else 1
-        given = self.config.compute_seconds
-        return took if given == "measured" else [float(given)] * len(took)
-
-    def _map(self, function: Callable[[Any], T], jobs: Iterable[Any]) -> list[T]:
-        """Map in order, on threads if worthwhile; within each, torch uses one thread."""
-        if (self._threads or 1) == 1:
-            return [function(job) for job in jobs]
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,))
-        return list(self._pool.map(function, jobs))
+        if round > 0:  # the first round compiles and warms up
+            self._parallel.decide(took)
+        seconds = self.config.compute_seconds
+        return took if seconds == "measured" else [float(seconds)] * len(took)
 
     def _slowest(self, who: list[int], down: list[int], took: list[float], up: list[int]) -> float:
         """A synchronous round lasts as long as its slowest client: download, compute, upload."""
@@ -396,17 +390,26 @@ class Federation:
             self._load(state)
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self.seconds = float(state["seconds"])
-        self.bytes_up, self.bytes_down = int(state["bytes_up"]), int(state["bytes_down"])
+        self.seconds = finite(state["seconds"])
+        self.bytes_up, self.bytes_down = whole(state["bytes_up"]), whole(state["bytes_down"])
         self.server.load_state_dict(state["server"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.optimizer.vector.data.copy_(self.server.target)
         self.vector.copy_(self.server.model)
+        if state["buffers"].keys() != self.buffers.keys():
+            raise ValueError(f"the model's buffers are {', '.join(self.buffers)}")
         for name, buffer in self.buffers.items():
-            buffer.copy_(torch.from_numpy(state["buffers"][name]))
+            values = torch.from_numpy(state["buffers"][name].copy())
+            if (values.shape, values.dtype) != (buffer.shape, buffer.dtype):
+                raise ValueError(f"the buffer {name!r} is {values.dtype} {tuple(values.shape)}")
+            buffer.copy_(values)
         self.uplinks = {}
         for name, client in state["clients"].items():
+            if name not in self.names:
+                raise ValueError(f"there is no client {name!r}")
             self._uplink(name).load_state_dict(client)
+        if whole(state["round"]) != self.round or self.seconds < 0:
+            raise ValueError(f"{self.round} rounds are done, not {state['round']}, in {self.seconds} seconds")
 
     def snapshot(self) -> dict[str, Any]:
         """What `rollback` needs."""
@@ -415,23 +418,3 @@ class Federation:
     def rollback(self, snapshot: dict[str, Any]) -> None:
         """Undo everything since `snapshot`."""
         self._load(snapshot)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Make torch use one thread in this block, so that no sum depends on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _give_back_memory() -> None:
-    """Return free memory to the system: small uploads that stay fragment the space that large gradients leave.
-
-    With 200 clients of a CNN this saves 500 MB. It concerns glibc's allocator only.
-    """
-    with suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -70,7 +70,7 @@ class RunFolder(Folder):
             known = json.loads((self.path / "clients.json").read_bytes()).get("given")
         except (OSError, ValueError, AttributeError, RecursionError):
             return  # a report will say what is wrong with it
-        if known != self.federation.given.fingerprint:
+        if known != self.federation.custom.fingerprint:
             raise InvalidInput(
                 f"{self.path} holds a run that was given another model or other data: pass the same ones, with the "
                 "same initial weights, or choose another folder"
@@ -85,7 +85,7 @@ def _clients(federation: Federation) -> dict[str, Any]:
         "classes": list(data.label_names),
         "notes": list(federation.notes),
         "metric": federation.goal.metric,
-        "given": federation.given.fingerprint,
+        "given": federation.custom.fingerprint,
         "parameters": federation.size,
         "sizes": [int(size) for size in partition.sizes],
         "names": list(federation.names),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -38,9 +39,17 @@ class ServerOptimizer:
     def __init__(self, vector: torch.Tensor, name: str, **options: Any) -> None:
         """Create torch's optimizer, unless it is plain SGD."""
         self.vector = nn.Parameter(vector, requires_grad=False)
+        self._options = options
         self._optimizer: torch.optim.Optimizer | None = None
         if name != "SGD" or options:  # plain SGD is one line here; torch's imports its compiler, which takes seconds
             self._optimizer = getattr(torch.optim, name)([self.vector], lr=1.0, **options)
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether a step goes on from those before."""
+        return self._optimizer is not None and any(
+            self._optimizer.param_groups[0].get(name) for name in ("momentum", "betas")
+        )
 
     def step(self, gradient: torch.Tensor, rate: float) -> None:
         """Take one step of this size."""
@@ -58,7 +67,21 @@ class ServerOptimizer:
         return {name: torch.as_tensor(value).cpu().numpy() for name, value in memory.items() if value is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
+        """Continue from `state_dict`; ValueError if it is that of another optimizer or model."""
+        expected = self._names()
+        if state and set(state) != expected:
+            raise ValueError(f"the optimizer's state has {', '.join(map(str, state))}, not {', '.join(expected)}")
+        for name, value in state.items():
+            if value.shape not in ((), tuple(self.vector.shape)) or not np.isfinite(value).all():
+                raise ValueError(f"the optimizer's {name} is damaged, or that of another model")
         if self._optimizer is not None:
-            memory = {name: torch.from_numpy(value) for name, value in state.items()}
+            memory = {name: torch.from_numpy(value.copy()) for name, value in state.items()}
             self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": {0: memory} if memory else {}})
+
+    def _names(self) -> set[str]:
+        """What this optimizer remembers after a step; found by one on a vector of one entry."""
+        if self._optimizer is None:
+            return set()
+        trial = ServerOptimizer(torch.zeros(1), type(self._optimizer).__name__, **self._options)
+        trial.step(torch.ones(1), 1.0)
+        return set(trial.state_dict())

@@ -56,7 +56,7 @@ class Result:
     def history(self) -> Any:
         """The rounds as a pandas DataFrame."""
         try:
-            import pandas
+            import pandas  # type: ignore[import-untyped, import-not-found, unused-ignore]
         except ImportError as error:
             raise MissingExtra("Result.history needs the package pandas: pip install pandas") from error
         return pandas.DataFrame([asdict(each) for each in self.rounds]).set_index("round")

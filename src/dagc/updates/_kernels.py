@@ -10,7 +10,7 @@ import numpy as np
 
 from dagc._numba import compiled, kernel
 
-__all__ = ["FACTOR", "GAP_DOWN", "GAP_TOP", "GAP_UP", "LEVEL", "NUMBER", "ODDS", "READ", "SIGN", "WRITE"]
+__all__ = ["MOST_FACTOR", "MOST_LEVEL", "ODDS", "READ", "SURE", "WRITE", "entries", "factor", "finish", "number", "raw"]
 
 READ, WRITE = 0, 1
 TOP, BYTE, WORD = 0xFF000000, 0xFF, 0xFFFFFFFF
@@ -38,7 +38,9 @@ SLOWEST = 60
 """How many decisions a context remembers."""
 PACE = np.array([131072 // (2 * seen + 3) for seen in range(SLOWEST + 1)], dtype=np.int64)
 """How far a probability moves, in 65,536ths of the difference: 2 / (2 · decisions seen + 3)."""
-MOST_LEVEL, MOST_FACTOR = 65535, 127
+MOST_LEVEL, MOST_FACTOR = 32767, 127
+SURE = 2048
+"""No decision is surer than this, in 65,536ths: so that a byte stands for at most 175 decisions."""
 
 build: Any = kernel if compiled() else lambda function: function
 
@@ -95,7 +97,7 @@ def finish(mode, data, end, coder):
 def decide(mode, data, end, coder, odds, context, bit):
     """Code one decision with an adaptive context: its probability, and how many decisions it has seen."""
     chance, seen = odds[2 * context], odds[2 * context + 1]
-    bit, coder = code(mode, data, end, coder, bit, min(max(chance, 1024), 64512))
+    bit, coder = code(mode, data, end, coder, bit, min(max(chance, SURE), 65536 - SURE))
     target = 65535 if bit else 0
     odds[2 * context] = chance + ((target - chance) * PACE[seen] >> 16)
     odds[2 * context + 1] = min(seen + 1, SLOWEST)
@@ -149,7 +151,7 @@ def tail(mode, data, end, coder, value):
 
 @build
 def factor(mode, data, end, coder, odds, whole, term, spread, usual):
-    """Code one column of small integers. False if the bytes end too early.
+    """Code one column of small integers: whether the bytes are valid, and the coder afterwards.
 
     Args:
         mode: WRITE or READ.
@@ -165,13 +167,13 @@ def factor(mode, data, end, coder, odds, whole, term, spread, usual):
     last, earlier, sign, largest = 0, 0, 0, 0
     low = max(0, (spread - PLAIN) // 2)
     values = whole[term]
-    one, two = whole[max(term - 1, 0)], whole[max(term - 2, 0)]
+    previous, second = whole[max(term - 1, 0)], whole[max(term - 2, 0)]
     for i in range(len(values)):
         before = 0
         if term > 0:
-            before = abs(int(one[i]))
+            before = abs(int(previous[i]))
         if term > 1:
-            before += abs(int(two[i]))
+            before += abs(int(second[i]))
         recent = 4 * last + 2 * earlier
         beside = 0 if 4 * recent < 3 * usual else (1 if recent < 2 * usual else 2)
         base = FACTOR + ((spread * 3 + min(before, 2)) * 3 + beside) * MAGNITUDES
@@ -203,8 +205,50 @@ def factor(mode, data, end, coder, odds, whole, term, spread, usual):
 
 
 @build
+def gap_code(mode, data, end, coder, odds, gap, room, usual, density):
+    """Code the distance to the entry before: it, its octave, and the coder afterwards."""
+    octave = width_of(gap) - 1
+    above, below = GAP_UP + 8 * density, GAP_DOWN + 8 * density
+    width, bit = usual, 1
+    if usual:
+        bit, coder = decide(mode, data, end, coder, odds, above, 1 if octave >= usual else 0)
+    if bit:
+        while bit and room >> (width + 1):
+            place = above + min(width - usual + 1, 7)
+            bit, coder = decide(mode, data, end, coder, odds, place, 1 if octave > width else 0)
+            width += bit
+    else:
+        width -= 1
+        while not bit and width:
+            place = below + min(usual - width, 7)
+            bit, coder = decide(mode, data, end, coder, odds, place, 1 if octave == width else 0)
+            width -= 1 - bit
+    read = 1
+    if width:
+        place = GAP_TOP + min(max(width - usual, -8), 7) + 8
+        bit, coder = decide(mode, data, end, coder, odds, place, gap >> (width - 1) & 1)
+        plain, coder = raw(mode, data, end, coder, width - 1, gap & ((1 << (width - 1)) - 1))
+        read = ((2 + bit) << (width - 1)) + plain
+    return read, width, coder
+
+
+@build
+def level_code(mode, data, end, coder, odds, size, before):
+    """Code the magnitude of a level, given that of the one before: it, and the coder afterwards."""
+    base = LEVEL + LEVELS * (min(before, 4) - 1)
+    magnitude, bit = 1, 1
+    while bit and magnitude <= LEVELS:
+        bit, coder = decide(mode, data, end, coder, odds, base + magnitude - 1, 1 if magnitude < size else 0)
+        magnitude += bit
+    if magnitude > LEVELS:
+        more, coder = tail(mode, data, end, coder, size - LEVELS - 1)
+        magnitude += more
+    return magnitude, coder
+
+
+@build
 def entries(mode, data, end, coder, odds, starts, lengths, size, indices, levels):
-    """Code the indices and levels of entries. False if the bytes are invalid.
+    """Code the indices and levels of entries: whether the bytes are valid, and the coder afterwards.
 
     Args:
         mode: WRITE or READ.
@@ -227,51 +271,21 @@ def entries(mode, data, end, coder, odds, starts, lengths, size, indices, levels
         near = nearness + sooner
         density = 0 if near < -6 else (1 if near < -3 else (2 if near < 0 else 3))
         gap = indices[j] - position if mode == WRITE else 1
-        octave = width_of(gap) - 1
-        width = usual
-        above, below = GAP_UP + 8 * density, GAP_DOWN + 8 * density
-        bit = 1
-        if usual:
-            bit, coder = decide(mode, data, end, coder, odds, above, 1 if octave >= usual else 0)
-        if bit:
-            while bit and room >> (width + 1):
-                place = above + min(width - usual + 1, 7)
-                bit, coder = decide(mode, data, end, coder, odds, place, 1 if octave > width else 0)
-                width += bit
-        else:
-            width -= 1
-            while not bit and width:
-                place = below + min(usual - width, 7)
-                bit, coder = decide(mode, data, end, coder, odds, place, 1 if octave == width else 0)
-                width -= 1 - bit
-        read = 1
-        if width:
-            place = GAP_TOP + min(max(width - usual, -8), 7) + 8
-            bit, coder = decide(mode, data, end, coder, odds, place, gap >> (width - 1) & 1)
-            plain, coder = raw(mode, data, end, coder, width - 1, gap & ((1 << (width - 1)) - 1))
-            read = ((2 + bit) << (width - 1)) + plain
-        if read > room - left + 1 or (mode == READ and coder[2] > end):
+        gap, width, coder = gap_code(mode, data, end, coder, odds, gap, room, usual, density)
+        if gap > room - left + 1 or (mode == READ and coder[2] > end):
             return False, coder
-        position += read
+        position += gap
         indices[j] = position
         sooner, nearness = nearness, width - usual
         while position >= starts[tensor + 1]:
             tensor += 1
-        here = starts[tensor] + (position - starts[tensor]) // lengths[tensor] * lengths[tensor]
-        if here != row:
-            row, sign, earlier = here, 0, 0
+        first = starts[tensor] + (position - starts[tensor]) // lengths[tensor] * lengths[tensor]
+        if first != row:
+            row, sign, earlier = first, 0, 0
         level = levels[j] if mode == WRITE else 1
-        size_here = abs(level)
-        base = LEVEL + LEVELS * (min(magnitude, 4) - 1)
-        magnitude, bit = 1, 1
-        while bit and magnitude <= LEVELS:
-            bit, coder = decide(mode, data, end, coder, odds, base + magnitude - 1, 1 if magnitude < size_here else 0)
-            magnitude += bit
-        if magnitude > LEVELS:
-            more, coder = tail(mode, data, end, coder, size_here - LEVELS - 1)
-            magnitude += more
-            if magnitude > MOST_LEVEL:
-                return False, coder
+        magnitude, coder = level_code(mode, data, end, coder, odds, abs(level), magnitude)
+        if magnitude > MOST_LEVEL:
+            return False, coder
         negative, coder = decide(mode, data, end, coder, odds, SIGN + 3 * sign + earlier, 1 if level < 0 else 0)
         earlier, sign = sign, 1 + negative
         levels[j] = -magnitude if negative else magnitude

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dagc.errors import MalformedPayload
-from dagc.updates.update import Dense
+from dagc.errors import MalformedPayload, NonFiniteGradient
+from dagc.updates.update import Dense, pieces
 from dagc.updates.vectors import checked
 
 __all__ = ["quantize", "read", "write"]
@@ -39,16 +39,16 @@ def quantize(vector: Any, extents: Extents, bits: int) -> Dense:
     for length, count in rows:
         tensor = values[start : start + length * count].reshape(count, length)
         largest = np.maximum(tensor.max(axis=1), -tensor.min(axis=1))
+        if not np.isfinite(largest).all():
+            raise NonFiniteGradient("the vector has entries that are NaN or infinite: nothing was sent")
         scale = _rounded(np.minimum(largest * np.float32(_clip(tensor, largest, most)), 2.0**99) / np.float32(most))
         scales[row : row + count] = scale
-        inverse = np.where(scale > 0, 1 / np.where(scale > 0, scale, 1), 0).astype(np.float32)
-        step = max(1, PIECE // length)
-        for first in range(0, count, step):
-            part = tensor[first : first + step] * inverse[first : first + step, None]
-            np.clip(np.rint(part, out=part), -most, most, out=part)
-            at = start + first * length
-            levels[at : at + part.size] = part.reshape(-1)
         start, row = start + length * count, row + count
+    inverse = np.where(scales > 0, 1 / np.where(scales > 0, scales, 1), 0).astype(np.float32)
+    for start, end, shape, scale_rows in pieces(rows):
+        part = values[start:end].reshape(shape) * inverse[scale_rows, None]
+        np.clip(np.rint(part, out=part), -most, most, out=part)
+        levels[start:end] = part.reshape(-1)
     return Dense(levels, scales, rows)
 
 
@@ -91,13 +91,17 @@ def write(levels: Dense, bits: int) -> bytes:
 
 def read(body: memoryview, bits: int, extents: Extents) -> Dense:
     """Read what `write` wrote."""
+    if not 2 <= bits <= 8:
+        raise MalformedPayload(f"a dense update has from 2 to 8 bits per entry, not {bits}")
     rows = rows_of(extents, bits)
     size, count = sum(r * c for _, r, c in extents), sum(count for _, count in rows)
-    if not 2 <= bits <= 8 or len(body) != 2 * count + (bits * size + 7) // 8:
-        raise MalformedPayload(f"a dense update of {size} entries with {bits} bits each does not have {len(body)} bytes")
+    if len(body) != 2 * count + (bits * size + 7) // 8:
+        raise MalformedPayload(
+            f"a dense update of {size} entries with {bits} bits each does not have {len(body)} bytes"
+        )
     halves = np.frombuffer(body[: 2 * count], dtype="<u2").astype(np.uint32)
     scales = (halves << np.uint32(16)).view(np.float32)
-    if not (np.isfinite(scales).all() and (scales >= 0).all() and (scales <= 2.0**99).all()):
+    if not (np.isfinite(scales).all() and (scales >= 0).all() and (scales <= 2.0**100 / ((1 << (bits - 1)) - 1)).all()):
         raise MalformedPayload("a scale of a dense update is negative, infinite or too large")
     if ((scales > 0) & (scales < 2.0**-100)).any():
         raise MalformedPayload("a scale of a dense update is too small")

@@ -1,9 +1,9 @@
 """From a vector to a frame: what to send as terms and what as entries, at one price of a bit for everything.
 
-    1. For each tensor: a histogram of its magnitudes; for each matrix: its leading singular terms.
-    2. Find the price (energy per bit) at which what pays takes the bytes, or carries the share of the energy.
-    3. Round the factors of the matrices where terms pay more than entries.
-    4. Send the largest entries of what is left, as many as fit.
+1. For each tensor: a histogram of its magnitudes; for each matrix: its leading singular terms.
+2. Find the price (energy per bit) at which what pays takes the bytes, or carries the share of the energy.
+3. Round the factors of the matrices where terms pay more than entries.
+4. Send the largest entries of what is left, as many as fit.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 from dagc.updates import frame as frames
-from dagc.updates.frame import MIXED, Shapes, code_entries, code_head, code_terms, size_of
+from dagc.updates._kernels import MOST_LEVEL
+from dagc.updates.frame import MIXED, MOST_TERMS, Entries, Shapes, code_entries, code_head, code_terms, size_of
 from dagc.updates.low_rank import one_thread, quantized, subspace
 from dagc.updates.rates import COST, STEP_PER_PRICE, Choice, Rates
 from dagc.updates.stream import Scale, Stream
 from dagc.updates.update import Terms, Update, extents
-from dagc.updates.vectors import BINS, checked, count_magnitudes, largest_entries, normalized
+from dagc.updates.vectors import BINS, checked, count_magnitudes, energy_of, largest_entries, normalized
 
 __all__ = ["State", "encode_update"]
 
@@ -32,12 +33,12 @@ LOWEST, HIGHEST = -64, 90
 """A vector whose largest entry is below 2^-64 is not worth a frame; of a larger one than 2^90, only a part is sent."""
 DEAD = 0.64
 """Levels are rounded up from this fraction on."""
+CLOSE = 0.6
+"""Entries alone are tried, too, if they are expected to carry this part of what terms carry."""
 REPEATED = 1 << 22
 """In larger models, factors are rounded only once."""
 FEWEST_BITS, USUAL_BITS, USUAL_TERMS = 1.2, 2.2, 4
 """What an integer of a factor takes: the bound of how many terms to look for; above four, the usual number."""
-MOST_LOOKED_FOR = 64
-"""Terms of one matrix that are looked for."""
 
 
 @dataclass
@@ -62,6 +63,7 @@ def encode_update(
     state: State | None = None,
     residual: torch.Tensor | None = None,
     round: int = 0,
+    most_terms: int = MOST_TERMS,
 ) -> tuple[bytes, Update]:
     """Encode as much of the vector's energy as possible within a number of bytes, or a share of it in few bytes.
 
@@ -74,6 +76,7 @@ def encode_update(
         residual: If given, a float32 CPU vector that becomes what the frame does not carry: vector − update. It may be
             the vector itself.
         round: Both sides must know it: the checksum covers it.
+        most_terms: The most terms of one matrix; 0 for entries alone.
 
     Returns:
         The frame, and the update that it decodes to.
@@ -87,41 +90,54 @@ def encode_update(
         >>> len(frame) <= 40, update.energy > 0.9 * float(vector.square().sum())
         (True, True)
     """
-    size = size_of(shapes)
-    original = checked(vector, size)
-    values, shift = normalized(original)
     if max_bytes is None and share is None:
         raise InvalidInput("give max_bytes, the longest frame, or share, the part of the energy to carry")
     if share is not None and not 0 < share <= 1:
         raise InvalidInput(f"share must be above 0 and at most 1, not {share}")
-    limit = 8 * size + 64 if max_bytes is None else max_bytes
-    left = None
-    if residual is not None:
-        if residual.shape != (size,) or residual.dtype != torch.float32 or not residual.is_contiguous():
-            raise InvalidInput(f"residual must be a contiguous float32 CPU vector of {size} entries")
-        left = residual.detach().numpy()
-        left = left if shift == 0 else None
+    if not 0 <= most_terms <= MOST_TERMS:
+        raise InvalidInput(f"most_terms must be from 0 to {MOST_TERMS}, not {most_terms}")
+    size = size_of(shapes)
+    original = checked(vector, size)
+    values, shift = normalized(original)
+    room = frames.most_body(8 * size + 64 if max_bytes is None else max_bytes)
+    job = _Job(values, shift, shapes, room, share, state, most_terms)
+    out = None if residual is None else _array(residual, size)
     with one_thread():
-        frame, update, rest = _Job(values, shift, shapes, frames.most_body(limit), share, state).run(left, round)
-    if residual is not None:
-        if rest is not None and left is not None:
-            indices, carried = update.sparse.indices, update.sparse.values
-            rest[indices] -= carried
-        else:
-            residual.copy_(torch.from_numpy(original))
-            update.subtract_from(residual)
+        frame, update, rest = job.run(out if shift == 0 else None, round)
+    if out is not None and rest is out:
+        out[update.sparse.indices] -= update.sparse.values
+    elif residual is not None:
+        residual.copy_(torch.from_numpy(original))
+        update.subtract_from(residual)
     return frame, update
+
+
+def _array(residual: torch.Tensor, size: int) -> Floats:
+    """The array of the residual."""
+    if residual.shape != (size,) or residual.dtype != torch.float32 or not residual.is_contiguous():
+        raise InvalidInput(f"residual must be a contiguous float32 CPU vector of {size} entries")
+    array: Floats = residual.detach().numpy()
+    return array
 
 
 class _Job:
     """One vector on its way into a frame."""
 
     def __init__(
-        self, values: Floats, shift: int, shapes: Shapes, room: int, share: float | None, state: State | None
+        self,
+        values: Floats,
+        shift: int,
+        shapes: Shapes,
+        room: int,
+        share: float | None,
+        state: State | None,
+        most_terms: int,
     ) -> None:
+        self.most_terms = most_terms
         self.values, self.shapes, self.room, self.share = values, shapes, room, share
         self.shift = min(shift, HIGHEST)
         self.state = State() if state is None else state
+        self.full = 0.9 if self.state.right else 0.96
         self.parts = extents(shapes)
 
     def run(self, left: Floats | None, round: int) -> tuple[bytes, Update, Floats | None]:
@@ -133,29 +149,42 @@ class _Job:
         count, energy = np.empty((len(self.parts), BINS)), np.empty((len(self.parts), BINS))
         for index, (start, rows, columns) in enumerate(self.parts):
             count[index], energy[index] = count_magnitudes(self.values[start : start + rows * columns])
-        spectra = [self.spectrum(*part, part_energy, float(energy.sum())) for part, part_energy in zip(self.parts, energy.sum(axis=1), strict=True)]
+        self.total = float(energy.sum())  # an estimate
+        self.energy = energy_of(self.values) if self.share is not None else 0.0
+        spectra = [self.spectrum(*part, each) for part, each in zip(self.parts, energy.sum(axis=1), strict=True)]
         squares = [np.square(sigmas.numpy()) for _, sigmas in spectra]
         rates = Rates(self.parts, count, energy, squares, self.state.cost)
         stream, terms, step = self.begin(spectra, rates)
-        if left is None:
-            left = self.values.copy() if terms else self.values
-        elif left is not self.values:
-            left[:] = self.values
+        alone = self.alone(rates, step) if terms and self.share is None else None
+        rest = self.values
         if terms:
-            Update(size, Sparse(size, [], []), tuple(terms)).subtract_from(torch.from_numpy(left))
-        body, sparse = self.fill(stream, left, terms, step, rates.total)
+            rest = self.values.copy() if left is None or alone is not None else left
+            if rest is not self.values and rest is left:
+                left[:] = self.values
+            Update(size, Sparse(size, [], []), tuple(terms)).subtract_from(torch.from_numpy(rest))
+        body, sparse = self.fill(stream, rest, terms, step)
+        if alone is not None and alone[2] < energy_of(rest) - carried_by(sparse, rest, self.shift):
+            (body, sparse, _), terms, rest = alone, [], self.values
         if body is None:
             return nothing
+        if left is not None and rest is not left:
+            left[:] = rest
         update = Update(size, sparse, tuple(self.shifted(part) for part in terms))
         return frames.seal(body, self.shapes, round), update, left
 
-    def spectrum(
-        self, start: int, rows: int, columns: int, energy: float, total: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def alone(self, rates: Rates, step: Scale) -> tuple[bytes | None, Sparse, float] | None:
+        """A frame with entries alone and the energy it leaves, if that may be less than with terms."""
+        bits = 8 * max(self.room - 8, 1)
+        if rates.choice(bits, None, None, False).energy < CLOSE * rates.choice(bits, None).energy:
+            return None
+        body, sparse = self.fill(self.start([], step), self.values, [], step)
+        return body, sparse, energy_of(self.values) - carried_by(sparse, self.values, self.shift)
+
+    def spectrum(self, start: int, rows: int, columns: int, energy: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The leading right singular vectors of a matrix that could be worth sending, and their singular values."""
         afford = self.room * 8 / (rows + columns)
-        usual = afford / USUAL_BITS * min(1.0, 4 * energy / total)
-        rank = min(int(min(afford / FEWEST_BITS, max(USUAL_TERMS, usual))), rows, columns, MOST_LOOKED_FOR)
+        usual = afford / USUAL_BITS * min(1.0, 4 * energy / self.total)
+        rank = min(int(min(afford / FEWEST_BITS, max(USUAL_TERMS, usual))), rows, columns, self.most_terms)
         if rank < 1 or min(rows, columns) < 2 or energy == 0:
             return torch.zeros(columns, 0), torch.zeros(0, dtype=torch.float64)
         matrix = torch.from_numpy(self.values[start : start + rows * columns]).view(rows, columns)
@@ -165,28 +194,27 @@ class _Job:
         self, spectra: Sequence[tuple[torch.Tensor, torch.Tensor]], rates: Rates
     ) -> tuple[Stream, list[Terms], Scale]:
         """The stream with the terms that pay. What they really take corrects the expectation."""
-        bits = 8 * (self.room - 8)
+        bits = 8 * max(self.room - 8, 1)
         near: float | None = None
         for attempt in range(8):
             choice = rates.choice(bits, self.share, near)
-            near = choice.price
+            near = choice.price if choice.bits > 0.9 * bits else None
             terms, step = self.terms(spectra, choice)
             stream = self.start(terms, step)
             if not terms:
                 return stream, terms, step
             real = 8 * stream.used / (choice.bits - choice.entry_bits) * rates.cost
-            if stream.used + 5 > self.room:
+            planned = stream.used + choice.entry_bits / 8
+            if stream.used + 5 > self.room or (planned > 1.01 * self.room and attempt < 3):
                 rates.cost = self.state.cost = max(real, rates.cost) * 1.02
                 continue
-            short = 8 * stream.used + choice.entry_bits < 0.96 * 8 * self.room
+            short = planned < self.full * self.room
             if not short or attempt > 1 or self.share is not None or len(self.values) > REPEATED:
                 return stream, terms, step
             rates.cost = self.state.cost = real
         return self.start([], step), [], step
 
-    def terms(
-        self, spectra: Sequence[tuple[torch.Tensor, torch.Tensor]], choice: Choice
-    ) -> tuple[list[Terms], Scale]:
+    def terms(self, spectra: Sequence[tuple[torch.Tensor, torch.Tensor]], choice: Choice) -> tuple[list[Terms], Scale]:
         """The factors of the chosen terms as integers."""
         step = Scale.near(float(np.sqrt(choice.price * STEP_PER_PRICE)))
         done = []
@@ -214,48 +242,74 @@ class _Job:
         """The terms of the vector as it was before it was normalized."""
         return replace(terms, exponent=terms.exponent + self.shift)
 
-    def fill(
-        self, stream: Stream, left: Floats, terms: list[Terms], step: Scale, total: float
-    ) -> tuple[bytes | None, Sparse]:
+    def fill(self, stream: Stream, left: Floats, terms: list[Terms], step: Scale) -> tuple[bytes | None, Sparse]:
         """Add as many of the largest entries as fit, or as the share needs."""
         size, before = len(left), stream.used
         spare = 8 * (self.room - before)
         usual = spare / (np.log2(size / max(spare / 10, 1)) + 4.5) if spare < 5 * size else size
+        missing = 0.0
+        if self.share is not None:
+            missing = energy_of(left) - (1 - self.share) * self.energy
+            count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(left))
+            usual = min(usual, count[np.searchsorted(energy[:-1], missing / 0.9)])
         order = largest_entries(left, min(int(1.6 * usual) + 32, size))
         wanted = len(order)
         if self.share is not None:
-            squares = np.cumsum(np.square(left[order], dtype=np.float64))
-            missing = self.share * total - (total - float(np.square(left, dtype=np.float64).sum()))
-            wanted = min(wanted, 1 + int(np.searchsorted(squares * 0.93, missing)))
-        body, sparse, _ = self.attempt(stream, left, order[:0], step, bool(terms))
-        low, high, guess = 0, wanted + 1, min(wanted, max(1, int(usual)))
+            wanted = self.enough(left[order], missing)
+        body, sparse, least = self.attempt(stream, left, order[:0], step, bool(terms))
+        low, high, most = 0, wanted + 1, 0
+        guess = min(wanted, max(1, int(usual)))
         for _ in range(12):
             if high - low <= max(1, low // 200):
                 break
             done, entries, used = self.attempt(stream, left, order[:guess], step, bool(terms))
             if done is not None:
-                low, body, sparse = guess, done, entries
+                low, least, body, sparse = guess, used, done, entries
             else:
-                high = guess
-            aim = guess * spare / (8 * max(used - before, 1))
-            guess = min(max(int(aim * 0.999), low + 1), high - 1)
-            if done is not None and guess - low <= low // 300:
+                high, most = guess, used
+            if most:  # between two lengths, but not too near to one
+                margin = (high - low) // 4
+                aim = low + (high - low) * (self.room - 1 - least) / (most - least)
+            else:
+                margin, aim = 1, guess * spare / (8 * max(used - before, 1)) * 0.999
+            guess = min(max(int(aim), low + margin, low + 1), high - margin, high - 1)
+            if done is not None and (self.room - 1 - used) * 300 <= self.room:
                 break
         return body, sparse
+
+    def enough(self, largest: Floats, missing: float) -> int:
+        """How many of these entries carry the missing energy."""
+        low, high = 0, len(largest)
+        while low < high:
+            middle = (low + high) // 2
+            carried = 0.0
+            if middle:
+                step, levels, moved = leveled(largest[:middle], len(self.values))
+                errors = largest[:middle] - frames.values_of(step, levels, moved)
+                carried = float(np.square(largest[:middle]).sum() - np.square(errors).sum())
+            low, high = (low, middle) if carried >= missing else (middle + 1, high)
+        return low
 
     def attempt(
         self, stream: Stream, left: Floats, chosen: Ints, step: Scale, has_terms: bool
     ) -> tuple[bytes | None, Sparse, int]:
         """The frame's body with these entries, None if it is too long; and how many bytes it takes."""
         indices = np.sort(chosen)
-        own, levels, moved = leveled(left[indices], len(left)) if len(indices) else (step, indices, [0, 0, 0])
-        stream = stream.copy() if has_terms else self.start([], own)
-        step = step if has_terms else own
-        shift = 16 * self.shift
-        sparse = code_entries(stream, Scale(step + shift), self.shapes, indices, levels, (own + shift, *moved))
+        finer, levels, moved = leveled(left[indices], len(left)) if len(indices) else (step, indices, [0, 0, 0])
+        stream = stream.copy() if has_terms else self.start([], finer)
+        step, shift = step if has_terms else finer, 16 * self.shift
+        entries = Entries(indices, levels, finer + shift, moved)
+        sparse = code_entries(stream, Scale(step + shift), self.shapes, entries)
         done = stream.finish()
         used = stream.total
         return (None if done is None else bytes((MIXED,)) + done), sparse, used
+
+
+def carried_by(sparse: Sparse, values: Floats, shift: int) -> float:
+    """How much less energy is left of these values without the entries, which are 2^shift times as large."""
+    before = values[sparse.indices].astype(np.float64)
+    after = before - np.ldexp(sparse.values.astype(np.float64), -shift)
+    return float(np.square(before).sum() - np.square(after).sum())
 
 
 def leveled(values: Floats, size: int) -> tuple[Scale, Ints, list[int]]:
@@ -265,7 +319,7 @@ def leveled(values: Floats, size: int) -> tuple[Scale, Ints, list[int]]:
     step = Scale.near(float(sizes.min()) * np.sqrt(STEP_PER_PRICE / bits))
     few = len(values) < frames.OFFSETS_FROM
     for _ in range(3 if few else 1):
-        whole = np.clip(np.floor(sizes / step.value + (1 - DEAD)), 1, 65535).astype(np.int64)
+        whole = np.clip(np.floor(sizes / step.value + (1 - DEAD)), 1, MOST_LEVEL).astype(np.int64)
         if few:  # without offsets, the step itself is what fits best
             step = Scale.near(float((sizes * whole).sum() / (whole * whole).sum()))
     moved = [0, 0, 0]

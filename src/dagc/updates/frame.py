@@ -7,7 +7,8 @@ import zlib
 from binascii import crc_hqx
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from math import ldexp
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,10 @@ from dagc.sparse import MAX_SIZE, Sparse
 from dagc.updates import _kernels, dense
 from dagc.updates.stream import COUNT, OTHER, RANK, STEP, Scale, Stream, nearest
 from dagc.updates.update import MOST_SUM, Dense, Terms, Update, extents
+from dagc.wire.frame import _view as view_of
 from dagc.wire.frame import varint
 
-__all__ = ["DENSE", "MIXED", "MOST_TERMS", "decode_update", "encode_dense", "is_update", "seal", "write_terms"]
+__all__ = ["DENSE", "MIXED", "MOST_TERMS", "Entries", "decode_update", "encode_dense", "is_update", "seal"]
 
 Ints = NDArray[np.int64]
 Shapes = Sequence[int | Sequence[int]]
@@ -29,7 +31,10 @@ VERSION = 1
 """It is not sent but is part of the checksum."""
 SHORT_BELOW = 1024
 """Frames of this length and more have a checksum of 32 bits, others of 16."""
-MOST_TERMS = 255
+MOST_TERMS = 64
+"""Of one matrix."""
+DECISIONS = 180
+"""A byte stands for fewer decisions than this. An integer of a factor takes at least one, an entry three."""
 LARGEST = 2.0**100
 """No decoded number is larger."""
 OFFSETS = 3
@@ -38,14 +43,18 @@ OFFSETS_FROM = 16
 """Frames with fewer entries have no such offsets."""
 
 
-def is_update(frame: bytes | memoryview) -> bool:
+class Entries(NamedTuple):
+    """Entries before they are coded: indices, levels, their step, and what moves the levels."""
+
+    indices: Ints
+    levels: Ints
+    step: int
+    offsets: Sequence[int]
+
+
+def is_update(frame: bytes | bytearray | memoryview) -> bool:
     """Whether a frame holds an update of this format. An empty frame is an update that says nothing."""
     return not len(frame) or frame[0] & 0xF0 in (MIXED, DENSE)
-
-
-def checksum_bytes(total: int) -> int:
-    """How long the checksum of a frame is that has `total` bytes with it."""
-    return 2 if total < SHORT_BELOW else 4
 
 
 def seal(body: bytes, shapes: Shapes, round: int) -> bytes:
@@ -115,14 +124,15 @@ QUARTERS = (0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4)
 """Four times log₂ of a mantissa of 16 to 31 over 16, rounded."""
 
 
-def code_terms(stream: Stream, step: Scale, shapes: Shapes, all_terms: Sequence[Terms]) -> list[Terms]:
+def code_terms(stream: Stream, step: Scale, shapes: Shapes, all_terms: Sequence[Terms] = ()) -> list[Terms]:
     """Write the terms of all matrices, or read them."""
     by_start = {terms.start: terms for terms in all_terms}
     done = []
     for start, rows, columns in matrices(shapes):
         terms = by_start.get(start)
         count = stream.number(RANK, len(terms.scales) if terms else 0)
-        if count > min(rows, columns, MOST_TERMS):
+        most = DECISIONS * (stream.end + 8) // (rows + columns)
+        if count > min(rows, columns, MOST_TERMS, most if stream.reading else MOST_TERMS):
             raise MalformedPayload(f"a matrix of {rows} × {columns} has {count} terms: that is too many")
         if count:
             done.append(_code_matrix(stream, step, (start, rows, columns), count, terms))
@@ -165,38 +175,31 @@ def common(scales: Ints, exponent: int) -> Ints:
     return (scales % 16 + 16) << (scales // 16 - exponent)
 
 
-def code_entries(
-    stream: Stream, step: Scale, shapes: Shapes, indices: Ints, levels: Ints, offsets: Sequence[int] = ()
-) -> Sparse:
-    """Write entries, or read them if the stream reads: then indices and levels are ignored."""
+def code_entries(stream: Stream, step: Scale, shapes: Shapes, entries: Entries | None = None) -> Sparse:
+    """Write entries, or read them if none are given."""
     size = size_of(shapes)
-    count = stream.number(COUNT, len(indices))
-    if count > size or (stream.reading and count > 400 * stream.end + 400):
+    count = stream.number(COUNT, len(entries.indices) if entries else 0)
+    if count > size or (entries is None and count > DECISIONS * (stream.end + 8) // 3):
         raise MalformedPayload(f"the frame claims {count} entries of a vector of {size}")
     if not count:
         return Sparse(size, [], [])
-    step = Scale(step + stream.signed(OTHER, 0 if stream.reading else entry_step(offsets) - step))
-    moved = [0] * OFFSETS
+    entry_step = step + stream.signed(OTHER, entries.step - step if entries else 0)
+    offsets = [0] * OFFSETS
     if count >= OFFSETS_FROM:
-        moved = [stream.raw(4, 0 if stream.reading else offset + 8) - 8 for offset in offsets[1:] or moved]
-    if stream.reading:
-        indices, levels = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        offsets = [stream.raw(4, 8 + (entries.offsets[i] if entries else 0)) - 8 for i in range(OFFSETS)]
+    indices = entries.indices if entries else np.zeros(count, dtype=np.int64)
+    levels = entries.levels if entries else np.zeros(count, dtype=np.int64)
     stream.entries(layout(shapes), size, indices, levels)
-    return Sparse.trusted(size, indices, values_of(step, levels, moved))
+    return Sparse.trusted(size, indices, values_of(entry_step, levels, offsets))
 
 
-def entry_step(offsets: Sequence[int]) -> int:
-    """The step of entries, the first of what is written with them."""
-    return int(offsets[0])
-
-
-def values_of(step: Scale, levels: Ints, offsets: Sequence[int]) -> NDArray[np.float32]:
+def values_of(step: int, levels: Ints, offsets: Sequence[int]) -> NDArray[np.float32]:
     """What levels stand for: exact products of integers and a power of two."""
     sizes = np.abs(levels)
-    if not -100 <= step.exponent <= 90 or float(sizes.max()) * step.value > LARGEST:
-        raise MalformedPayload(f"entries with a step of 2^{step.exponent} are out of range")
+    if not -100 <= step // 16 <= 90 or ldexp(float(sizes.max()), step // 16 + 5) > LARGEST:
+        raise MalformedPayload(f"entries with a step of 2^{step // 16} are out of range")
     whole = 16 * sizes + np.array((0, *offsets))[np.minimum(sizes, OFFSETS)]
-    return np.ldexp((np.sign(levels) * whole * (step % 16 + 16)).astype(np.float32), step.exponent - 4)
+    return np.asarray(np.ldexp((np.sign(levels) * whole * (step % 16 + 16)).astype(np.float32), step // 16 - 4))
 
 
 def decode_update(
@@ -210,14 +213,14 @@ def decode_update(
         max_bytes: If given, longer frames are errors.
         round: The round that the frame must belong to.
     """
-    view = memoryview(frame).cast("B")
+    view = view_of(frame)
     size = size_of(shapes)
     if max_bytes is not None and len(view) > max_bytes:
         raise MalformedPayload(f"the frame has {len(view)} bytes, more than {max_bytes}")
     if not len(view):
         return Update.empty(size)
-    end = len(view) - checksum_bytes(len(view))
-    if end < 1 or not is_update(view):
+    end = len(view) - (2 if len(view) < SHORT_BELOW else 4)
+    if end < 1 or not is_update(view) or SHORT_BELOW <= len(view) < SHORT_BELOW + 2:
         raise MalformedPayload(f"these {len(view)} bytes are not the frame of an update")
     if _checksum(view[:end], shapes, round, len(view) < SHORT_BELOW) != view[end:]:
         raise MalformedPayload("the checksum does not match: damaged in transit, or from another round or model")
@@ -227,13 +230,13 @@ def decode_update(
         raise MalformedPayload(f"the frame has the unknown kind {view[0]:#x}")
     stream = Stream(np.frombuffer(view[1:end], dtype=np.uint8).copy(), writing=False)
     step, has_terms = code_head(stream)
-    terms = code_terms(stream, step, shapes, ()) if has_terms else []
-    sparse = code_entries(stream, step, shapes, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    terms = code_terms(stream, step, shapes) if has_terms else []
+    sparse = code_entries(stream, step, shapes)
     stream.finish()
     return Update(size, sparse, tuple(terms))
 
 
-def code_head(stream: Stream, step: Scale = Scale(0), has_terms: bool = False) -> tuple[Scale, bool]:
+def code_head(stream: Stream, step: int = 0, has_terms: bool = False) -> tuple[Scale, bool]:
     """The step of factors and entries, and whether any matrix has terms."""
     step = Scale(stream.raw(12, step + 2048) - 2048)
     return step, bool(stream.raw(1, int(has_terms)))
@@ -243,9 +246,9 @@ def encode_dense(vector: Any, shapes: Shapes, bits: int, *, round: int = 0) -> t
     """Encode the whole vector with `bits` bits per entry, 2 to 8, and a scale for each row of a tensor.
 
     Example:
-        >>> frame, update = encode_dense(torch.tensor([1.0, -0.5, 0.25, 0.0]), [4], 4)
+        >>> frame, update = encode_dense(np.array([1.0, -0.5, 0.25, 0.0]), [4], 4)
         >>> len(frame), update.dense()
-        (7, tensor([ 1.0000, -0.5703,  0.2852,  0.0000]))
+        (7, tensor([ 1.0049, -0.4307,  0.2871,  0.0000]))
     """
     if not 2 <= bits <= 8:
         raise InvalidInput(f"a dense update has from 2 to 8 bits per entry, not {bits}")

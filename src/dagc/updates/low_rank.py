@@ -29,13 +29,14 @@ def one_thread() -> Iterator[None]:
         if _users == 0:
             _threads = torch.get_num_threads()
         _users += 1
-        torch.set_num_threads(1)
+        if torch.get_num_threads() != 1:  # setting it takes milliseconds
+            torch.set_num_threads(1)
     try:
         yield
     finally:
         with _lock:
             _users -= 1
-            if _users == 0:
+            if _users == 0 and _threads != 1:
                 torch.set_num_threads(_threads)
 
 
@@ -49,7 +50,8 @@ def subspace(matrix: torch.Tensor, rank: int, start: torch.Tensor | None) -> tup
     """
     columns = matrix.shape[1]
     generator = torch.Generator().manual_seed(columns)
-    if start is None:
+    if start is None or len(start) != columns:
+        start = None
         basis = torch.randn(columns, rank, generator=generator)
     else:  # a few terms more than before
         basis = torch.randn(columns, min(rank, start.shape[1] + 2), generator=generator)
@@ -68,13 +70,19 @@ def subspace(matrix: torch.Tensor, rank: int, start: torch.Tensor | None) -> tup
 def orthonormal(columns: torch.Tensor) -> torch.Tensor:
     """An orthonormal basis of what the columns span."""
     if len(columns) < 4 * columns.shape[1]:
-        return torch.linalg.qr(columns).Q
+        return _by_reflections(columns)
     scaled = columns.double()
     scaled /= scaled.norm(dim=0).clamp_min(1e-300)
     factor, failed = torch.linalg.cholesky_ex(scaled.T @ scaled)
     if failed or float(factor.diagonal().min()) < 1e-6:  # nearly dependent
-        return torch.linalg.qr(columns).Q
-    return torch.linalg.solve_triangular(factor.T, scaled, upper=True, left=False).float()
+        return _by_reflections(columns)
+    basis: torch.Tensor = torch.linalg.solve_triangular(factor.T, scaled, upper=True, left=False)
+    return basis.float()
+
+
+def _by_reflections(columns: torch.Tensor) -> torch.Tensor:
+    basis: torch.Tensor = torch.linalg.qr(columns).Q
+    return basis
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
@@ -84,9 +92,7 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
     return torch.where(values < 0, -whole, whole)
 
 
-def quantized(
-    matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: torch.Tensor, step: Scale
-) -> Terms | None:
+def quantized(matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: torch.Tensor, step: Scale) -> Terms | None:
     """Integer factors of the terms with these right vectors.
 
     The right vectors are rounded first. The left ones are the least squares solution with them, rounded; then the
@@ -117,7 +123,7 @@ def quantized(
 
 def values_of(scales: NDArray[np.int64]) -> NDArray[np.float64]:
     """The numbers that scales stand for."""
-    return np.ldexp(scales % 16 + 16.0, scales // 16)
+    return np.asarray(np.ldexp(scales % 16 + 16.0, scales // 16))
 
 
 def _fitting(start: int, left: torch.Tensor, right: torch.Tensor, scales: NDArray[np.int64]) -> Terms:

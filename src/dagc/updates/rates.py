@@ -16,8 +16,10 @@ STEP_PER_PRICE = 6 / np.log(2)
 """step² per λ (energy per bit): where a finer uniform quantizer gains as much as its bits are worth."""
 COST = 0.87
 """What factors take of the bits that Gaussian ones would."""
-DISCOUNT = 0.5
+DISCOUNT = 0.8
 """What entries must bring of what terms bring: most of them can be sent after the terms, too."""
+FINEST = 18
+"""All bits together are not bought for less than the energy over 2^18."""
 OCTAVES = 48
 """Half octaves below the largest magnitude that are looked at."""
 
@@ -28,7 +30,7 @@ def _gaussian() -> tuple[Reals, Reals, Reals]:
     x = (np.arange(4001) - 2000) / 250
     weight = np.exp(-x * x / 2)
     weight /= weight.sum()
-    logs = np.arange(-4, 6.01, 0.125)
+    logs = np.arange(-4, 8.01, 0.125)
     bits, kept = [], []
     for log in logs:
         scaled = np.abs(x) * 2.0**log
@@ -83,8 +85,8 @@ class Rates:
         largest = int(np.flatnonzero(count.any(axis=0))[-1])
         bins = np.arange(largest, max(largest - OCTAVES, 0), -1)
         self._edges = (bins.astype(np.uint32) << np.uint32(22)).view(np.float32).astype(np.float64)
-        self._own = count[:, bins]
-        self._count = np.cumsum(self._own, axis=1)
+        self._each = count[:, bins]
+        self._count = np.cumsum(self._each, axis=1)
         self._energy = np.cumsum(energy[:, bins], axis=1)
         sizes = np.array([rows * columns for _, rows, columns in extents], dtype=np.float64)[:, None]
         many = np.maximum(self._count, 1)
@@ -96,10 +98,10 @@ class Rates:
         self._sides = sides.reshape(-1, 2)
         self._logs = np.log2(np.maximum(self._squares, 1e-300)) / 2
 
-    def at(self, price: float) -> Choice:
-        """What pays at this energy per bit."""
+    def at(self, price: float, with_terms: bool = True) -> Choice:
+        """What pays at this energy per bit, with or without terms."""
         square = price * STEP_PER_PRICE
-        levels = np.cumsum(self._own * np.log2(1 + 0.75 * self._edges / np.sqrt(square)), axis=1)
+        levels = np.cumsum(self._each * np.log2(1 + 0.75 * self._edges / np.sqrt(square)), axis=1)
         bits = self._place_bits + 1.1 * levels
         energy = self._energy - self._count * np.minimum(square / 12, self._edges * self._edges)
         net = energy - price * bits
@@ -118,28 +120,30 @@ class Rates:
         pays = kept > price * cost
         sums = (np.bincount(self._tensor, pays * each, minlength=len(best)) for each in (kept, cost))
         terms_energy, terms_bits = sums
-        better = terms_energy - price * terms_bits > DISCOUNT * worth
+        better = (terms_energy - price * terms_bits > DISCOUNT * worth) & with_terms
         terms = np.where(better, np.bincount(self._tensor, pays, minlength=len(best)), 0).astype(np.int64)
         entry_bits = float(bits[tensors, best][some & ~better].sum())
         entry_energy = float(energy[tensors, best][some & ~better].sum())
         all_bits = entry_bits + float(terms_bits[better].sum())
         return Choice(price, terms, all_bits, entry_energy + float(terms_energy[better].sum()), entry_bits)
 
-    def choice(self, bits: float, share: float | None, near: float | None = None) -> Choice:
+    def choice(self, bits: float, share: float | None, near: float | None = None, with_terms: bool = True) -> Choice:
         """What pays at the highest price at which it takes all bits, or carries the share of the energy.
 
         Args:
             bits: The most bits.
             share: The share of the energy, if less is enough.
             near: A price that is near.
+            with_terms: Whether there may be terms.
         """
-        middle = np.log2(self.total) - 30 if near is None else np.log2(near)
-        width = 30.0 if near is None else 1.0
-        chosen = self.at(2.0 ** (middle + width))
+        floor = np.log2(self.total) - FINEST - np.log2(bits)
+        middle = floor + 20 if near is None else np.log2(near)
+        width = 20.0 if near is None else 1.0
+        chosen = self.at(2.0 ** (middle + width), with_terms)
         while width > 0.004:
             width /= 2
-            found = self.at(2.0**middle)
-            enough = found.bits > bits or (share is not None and found.energy >= share * self.total)
-            chosen = chosen if enough else found
+            trial = self.at(2.0**middle, with_terms)
+            enough = trial.bits > bits or (share is not None and trial.energy >= share * self.total)
+            chosen = chosen if enough else trial
             middle += width if enough else -width
         return chosen

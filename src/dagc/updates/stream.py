@@ -62,7 +62,8 @@ class Stream:
     def copy(self) -> "Stream":
         """The same state with the same bytes, to write something and go back."""
         other = object.__new__(Stream)
-        other.data, other.mode, other.end = self.data.copy(), self.mode, self.end
+        other.data, other.mode, other.end = np.zeros_like(self.data), self.mode, self.end
+        other.data[: self.used] = self.data[: self.used]
         other.coder, other.odds = self.coder, self.odds.copy()
         other.total = 0
         return other
@@ -127,26 +128,30 @@ def _invalid() -> MalformedPayload:
     return MalformedPayload("the update's coded part is invalid: damaged, or for a model of other shapes")
 
 
-USUAL = tuple(round(4 * 0.8 * 2 ** ((spread - 6) / 2)) for spread in range(_kernels.SPREADS))
-"""Four times the expected magnitude of factors, by spread: their standard deviation is 2^((spread - 6) / 2)."""
+USUAL = (0, 1, 1, 1, 2, 2, 3, 5, 6, 9, 13, 18, 26, 36, 51, 72, 102, 145)
+"""Four times the expected magnitude of factors, by spread: their standard deviation is 2^((spread − 6) / 2)."""
+NOT_ZERO = (2, 3, 7, 14, 21, 29, 37, 43, 49, 53, 56, 58)
+LARGER = (2, 2, 2, 4, 9, 16, 24, 32, 39, 45, 50, 54)
+"""By spread, in 64ths: the first probability that a factor is not zero, and that it is larger than 1, 2, 3 …"""
+ABOVE = (32, 32, 16, 5, 2, 2, 2, 2)
+BELOW = (32, 27, 30, 31, 32, 32, 32, 32)
+"""In 64ths: the first probability that a gap is longer, by octaves above the mean; that it is not shorter, below."""
+LEVEL = 24
+"""In 64ths: the first probability that a level is larger."""
 
 
 @cache
 def _first_odds() -> Ints:
     """The first probability of each context in 65,536ths, and how many decisions it counts for."""
     k = _kernels
-    chance = np.full(k.ODDS, 32768)
-    seen = np.full(k.ODDS, 1)
-    magnitudes = np.arange(k.MAGNITUDES)
+    chance, seen = np.full(k.ODDS, 32), np.full(k.ODDS, 1)
     for spread in range(k.SPREADS):
-        deviation = 2 ** ((spread - 6) / 2 - max(0, (spread - k.PLAIN) // 2))
-        more = np.exp(-((magnitudes + 0.55) / deviation))
-        start = k.FACTOR + spread * 9 * k.MAGNITUDES
-        ratio = np.append(more[0], more[1:] / more[:-1])
-        chance[start : start + 9 * k.MAGNITUDES] = np.tile(np.round(ratio * 64).astype(int) * 1024, 9)
-        seen[start : start + 9 * k.MAGNITUDES] = 3
-    for start, chances in ((k.GAP_UP, (32, 32, 16, 5, 2, 1, 1, 1)), (k.GAP_DOWN, (32, 27, 30, 31, 32, 32, 32, 32))):
-        chance[start : start + 32] = np.tile(chances, 4) * 1024
+        start, end = (k.FACTOR + (spread + more) * 9 * k.MAGNITUDES for more in (0, 1))
+        row = spread if spread < len(LARGER) else k.PLAIN + spread % 2
+        chance[start:end] = np.tile([NOT_ZERO[row]] + [LARGER[row]] * (k.MAGNITUDES - 1), 9)
+        seen[start:end] = 3
+    for start, chances in ((k.GAP_UP, ABOVE), (k.GAP_DOWN, BELOW)):
+        chance[start : start + 32] = np.tile(chances, 4)
         seen[start : start + 32] = 4
-    chance[k.LEVEL : k.ODDS] = 24 * 1024
-    return np.stack((np.clip(chance, 1024, 64512), seen), axis=1).reshape(-1).astype(np.int64)
+    chance[k.LEVEL : k.ODDS] = LEVEL
+    return np.stack((chance * 1024, seen), axis=1).reshape(-1).astype(np.int64)

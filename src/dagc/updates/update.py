@@ -18,7 +18,7 @@ from dagc._numba import compiled
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 
-__all__ = ["Dense", "Terms", "Update", "extents"]
+__all__ = ["Dense", "Terms", "Update", "extents", "pieces"]
 
 Floats = NDArray[np.float32]
 BLOCK = 1 << 16
@@ -48,12 +48,12 @@ class Terms:
     @property
     def size(self) -> int:
         """Entries of the matrix."""
-        return self.left.shape[1] * self.right.shape[1]
+        return int(self.left.shape[1] * self.right.shape[1])
 
     @property
     def numbers(self) -> int:
         """How many numbers stand for them."""
-        return (self.left.shape[1] + self.right.shape[1] + 1) * len(self.scales)
+        return int(self.left.shape[1] + self.right.shape[1] + 1) * len(self.scales)
 
     @property
     def largest(self) -> int:
@@ -73,7 +73,7 @@ class Terms:
         """The entries of the matrix at these places of the vector."""
         row, column = np.divmod(indices - self.start, self.right.shape[1])
         whole = (self.left.T[row].astype(np.float64) * self.scales * self.right.T[column]).sum(axis=1)
-        return np.ldexp(whole, self.exponent)
+        return np.asarray(np.ldexp(whole, self.exponent))
 
     def floats(self) -> tuple[Floats, Floats, np.float32]:
         """The left factors times the scales, the right ones as rows, and the unit: all exact."""
@@ -107,14 +107,8 @@ class Dense:
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
         """Where each part starts in the vector, and its entries."""
-        start = row = 0
-        for length, count in self.rows:
-            step = max(1, BLOCK // length)
-            for first in range(0, count, step):
-                many = min(step, count - first)
-                levels = self.levels[start : start + many * length].reshape(many, length)
-                yield start, (levels * self.scales[row : row + many, None]).reshape(-1)
-                start, row = start + many * length, row + many
+        for start, end, shape, rows in pieces(self.rows):
+            yield start, (self.levels[start:end].reshape(shape) * self.scales[rows, None]).reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,15 +183,20 @@ class Update:
 
     def add_to(self, vector: torch.Tensor, weight: float = 1.0) -> None:
         """Add weight · update: each entry is multiplied in float32, then added in float32."""
-        target, weight = self._target(vector), np.float32(weight)
+        if not vector.is_cpu:
+            from dagc.updates.on_device import add_on_device
+
+            add_on_device(self, vector, float(np.float32(weight)))
+            return
+        target, factor = self._target(vector), np.float32(weight)
         if self.terms and compiled():
-            self._add_terms(target, weight)
+            self._add_terms(target, factor)
         else:
             for start, block in self.blocks():
-                block *= weight
+                block *= factor
                 target[start : start + len(block)] += block
         indices, values = self.alone()
-        target[indices] += values * weight
+        target[indices] += values * factor
 
     def _add_terms(self, target: Floats, weight: np.float32) -> None:
         from dagc.updates import _vector_kernels
@@ -248,12 +247,30 @@ def extents(shapes: Sequence[int | Sequence[int]]) -> list[tuple[int, int, int]]
         >>> extents([(2, 3), 4, (5, 1, 2, 2)])
         [(0, 2, 3), (6, 1, 4), (10, 5, 4)]
     """
-    start, found = 0, []
+    start, parts = 0, []
     for shape in shapes:
         sides = (shape,) if isinstance(shape, int) else tuple(shape)
         size = prod(sides)
         if size:
             rows = sides[0] if len(sides) > 1 and size > sides[0] else 1
-            found.append((start, rows, size // rows))
+            parts.append((start, rows, size // rows))
             start += size
-    return found
+    return parts
+
+
+def pieces(rows: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, tuple[int, int], slice]]:
+    """Parts of a vector that fit into a cache: first and last coordinate, rows and columns, and which rows these are.
+
+    Args:
+        rows: For each tensor, the length and the number of its rows. Only the row of a tensor with one is divided.
+    """
+    start = row = 0
+    for length, count in rows:
+        end = start + length * count
+        step = BLOCK if count == 1 else max(1, BLOCK // length) * length
+        for first in range(start, end, step):
+            last = min(first + step, end)
+            many = 1 if count == 1 else (last - first) // length
+            at = row if count == 1 else row + (first - start) // length
+            yield first, last, (many, (last - first) // many), slice(at, at + many)
+        start, row = end, row + count

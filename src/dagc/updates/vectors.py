@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dagc._numba import compiled
 from dagc.errors import InvalidInput, NonFiniteGradient
 
-__all__ = ["BINS", "checked", "count_magnitudes", "largest_entries", "normalized"]
+__all__ = ["BINS", "checked", "count_magnitudes", "energy_of", "largest_entries", "normalized"]
 
 Floats = NDArray[np.float32]
 Reals = NDArray[np.float64]
@@ -58,6 +58,14 @@ def count_magnitudes(values: Floats) -> tuple[Reals, Reals]:
     return count * stride, energy * stride
 
 
+def energy_of(values: Floats) -> float:
+    """The sum of all squares."""
+    return sum(
+        float(np.square(values[start : start + PIECE], dtype=np.float64).sum())
+        for start in range(0, len(values), PIECE)
+    )
+
+
 def largest_entries(values: Floats, most: int) -> NDArray[np.int64]:
     """The indices of about the `most` largest entries that are not zero, the largest first; never more than that."""
     bits = values.view(np.uint32)
@@ -68,11 +76,11 @@ def largest_entries(values: Floats, most: int) -> NDArray[np.int64]:
     if rank < len(sample):
         place = len(sample) - int(rank)
         least = max(np.partition(sample, place)[place], np.uint32(1))
-    found = [
+    parts = [
         first + np.flatnonzero((bits[first : first + PIECE] & MAGNITUDE) >= least)
         for first in range(0, len(bits), PIECE)
     ]
-    indices = np.concatenate(found)
+    indices = np.concatenate(parts)
     sizes = bits[indices] & MAGNITUDE
     if len(indices) > most:
         floor = np.partition(sizes, len(sizes) - most)[len(sizes) - most]

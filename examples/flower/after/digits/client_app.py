@@ -3,10 +3,10 @@
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from dagc.flower import compress_from
+from dagc.flower import compress_with
 from digits.task import build, load_train, train
 
-app = ClientApp(mods=[compress_from(lambda context: ArrayRecord(build(context.run_config).state_dict()))])
+app = ClientApp(mods=[compress_with(lambda context: ArrayRecord(build(context.run_config).state_dict()))])
 
 
 @app.train()

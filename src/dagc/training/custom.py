@@ -16,7 +16,7 @@ from dagc.errors import InvalidInput, shown
 from dagc.training.config import OWN, SPLIT, Config, is_own
 from dagc.training.objective import Loss, Metric
 
-__all__ = ["Given", "as_given", "fit_to_data", "not_given"]
+__all__ = ["Custom", "customize", "fit_to_data", "not_passed"]
 
 PER_CLIENT = 10
 """With few samples, there is a client for this many."""
@@ -25,7 +25,7 @@ SKEWS = (50, 20, 10, 5, 2, 1)
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class Custom:
     """What replaces the parts named by the task; None for each part that is not replaced.
 
     Attributes:
@@ -51,14 +51,14 @@ class Given:
         if self.data is not None:
             tensors += [*tensors_of(self.data.train_x).values(), self.data.train_y]
             tensors += [*tensors_of(self.data.test_x).values(), self.data.test_y]
-        found = 0
+        checksum = 0
         for tensor in tensors:
             flat = tensor.detach().cpu().contiguous().reshape(-1)
-            found = crc32(flat.view(torch.uint8).numpy() if flat.numel() else b"", found)
-        return found
+            checksum = crc32(flat.view(torch.uint8).numpy() if flat.numel() else b"", checksum)
+        return checksum
 
 
-def as_given(
+def customize(
     config: Config,
     model: nn.Module | None,
     data: Any,
@@ -66,7 +66,7 @@ def as_given(
     partition: Partition | Mapping[Any, Any] | None,
     loss: Loss | None,
     metric: Metric | None,
-) -> tuple[Config, Given]:
+) -> tuple[Config, Custom]:
     """What was given, checked, and the configuration with `own` for the parts that it replaces."""
     if not isinstance(config, Config):
         raise InvalidInput(f"config is {shown(config)}: write dagc.Config(…)")
@@ -88,10 +88,10 @@ def as_given(
         if config.partition not in (None, OWN):
             raise InvalidInput(f"a partition is given and config.partition is {config.partition!r}: leave one out")
         changes["partition"] = OWN
-    return config.replaced(**changes), Given(model, own, split, loss, metric)
+    return config.replaced(**changes), Custom(model, own, split, loss, metric)
 
 
-def not_given(config: Config, what: str) -> InvalidInput:
+def not_passed(config: Config, what: str) -> InvalidInput:
     """The error for a task that names a model or data of your own that was not passed."""
     return InvalidInput(f"task is {config.task!r}: pass your own {what} in Python, dagc.train(config, {what}=…)")
 
@@ -140,14 +140,14 @@ def _shrunk(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
 def _task(config: Config, model: bool, data: bool) -> str:
     """The task, with `own` for the parts that are given. A task that names something else is refused."""
     parts = []
-    for given, name, what in ((model, config.model, "model"), (data, config.data, "data")):
-        if given and not is_own(name) and "task" in config.explicit():
+    for passed, name, what in ((model, config.model, "model"), (data, config.data, "data")):
+        if passed and not is_own(name) and "task" in config.explicit():
             raise InvalidInput(
                 f"task is {config.task!r}, but {what} is also given: leave the task out, or write {OWN!r} for {what}"
             )
-        if is_own(name) and not given:
-            raise not_given(config, what)
-        parts.append(OWN if given and not is_own(name) else name)
+        if is_own(name) and not passed:
+            raise not_passed(config, what)
+        parts.append(OWN if passed and not is_own(name) else name)
     return "@".join(parts)
 
 

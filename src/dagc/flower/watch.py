@@ -1,0 +1,82 @@
+"""Finds tensors that an app does not take from the server: it trains on from a model that it keeps itself.
+
+What such an app returns depends on what it has returned before, not on the model that it was given. The difference
+between the two, which dagc sends, grows round by round with everything that was not sent before, and counts it again.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["Watch"]
+
+SAMPLE = 256
+"""Entries of each tensor that are looked at."""
+ROUNDS = 5
+"""So many rounds in a row must look like it. `tests/flower/test_watch.py` has apps of both kinds."""
+CLOSE, FAR = 0.3, 2.0
+"""What comes back is this close to what came back in the last round, in units of the difference to the given model, and
+that difference is this many times the first one. In apps that take the model, one or the other was not so."""
+
+
+class Watch:
+    """Some entries of what a node's app has returned.
+
+    Args:
+        sizes: The number of entries of each tensor.
+
+    Attributes:
+        returned: These entries, as the app returned them last.
+        first: The norm of the first change of each tensor's entries; 0 before it.
+        streak: For how many rounds in a row a tensor has looked as if the app did not take it.
+        warned: Whether the warning was given.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        ends = np.cumsum([0, *sizes])
+        pairs = zip(ends, sizes, strict=False)
+        parts = [start + np.linspace(0, size - 1, min(size, SAMPLE)).astype(np.int64) for start, size in pairs]
+        self._places = np.concatenate(parts)
+        self._tensor = np.repeat(np.arange(len(sizes)), [len(part) for part in parts])
+        self.returned: NDArray[np.float32] | None = None
+        self.first, self.streak = np.zeros(len(sizes)), np.zeros(len(sizes), np.int64)
+        self.warned = False
+
+    def look(self, given: torch.Tensor, change: torch.Tensor) -> list[int]:
+        """Note a round; which tensors the app does not take from the server, if that is newly known.
+
+        Args:
+            given: The model that the app was given.
+            change: That model minus the one it has returned.
+        """
+        change_here = change.numpy()[self._places]
+        returned = given.numpy()[self._places] - change_here
+        norms = self._norms(change_here)
+        if self.returned is not None and not self.warned:
+            moved = self._norms(returned - self.returned)
+            kept = (self.first > 0) & (norms > FAR * self.first) & (moved < CLOSE * norms)
+            self.streak = np.where(kept, self.streak + 1, 0)
+        self.first, self.returned = np.where(self.first > 0, self.first, norms), returned
+        tensors = [] if self.warned else [int(number) for number in np.flatnonzero(self.streak >= ROUNDS)]
+        self.warned |= bool(tensors)
+        return tensors
+
+    def _norms(self, entries: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The norm of each tensor's entries."""
+        return np.sqrt(np.bincount(self._tensor, entries.astype(np.float64) ** 2, len(self.first)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state."""
+        return {"returned": self.returned, "first": self.first, "streak": self.streak, "warned": self.warned}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        returned, first, streak = state["returned"], state["first"], state["streak"]
+        if first.shape != self.first.shape or streak.shape != self.streak.shape:
+            raise ValueError("it watches other tensors")
+        if returned is not None and returned.shape != self._places.shape:
+            raise ValueError("it watches other entries")
+        self.returned, self.first, self.streak, self.warned = returned, first, streak, bool(state["warned"])

@@ -1,0 +1,187 @@
+"""The device path on a device that counts: the bits are those of the CPU, and nothing of the model's size crosses."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dagc import InvalidInput
+from dagc.ddp import LocalSteps
+from dagc.ddp.device import device_of, tensor_checksum
+from dagc.ddp.hook import Bucket, Hook
+from dagc.protocol import Order, Plan, Uplink
+from dagc.sparse import Sparse
+from dagc.state import checksum
+from dagc.updates import Update, encode_dense, encode_update
+from tests.helpers.counting_device import Elsewhere, counting
+
+SHAPES = [(256, 400), (400,), (400, 100), (100,)]
+SIZE = 256 * 400 + 400 + 400 * 100 + 100
+MODEL = 4 * SIZE
+"""Bytes of the model."""
+ENTRY = 12
+"""Bytes of an entry on its way: a position in 64 bits and a value."""
+PLANS = {
+    "top-k": {"method": "top-k", "ratio": 0.005},
+    "per tensor": {"method": "top-k", "ratio": 0.005, "per_tensor": True, "values": "int8"},
+    "dagc-r, signs": {"method": "dagc-r", "ratio": 0.005, "values": "sign", "frames": "compact"},
+    "dagc-r, coded": {"method": "dagc-r", "ratio": 0.005, "values": "int8", "frames": "coded"},
+    "random-k": {"method": "random-k", "ratio": 0.005},
+    "dagc-a": {"method": "dagc-a", "threshold": 2.9},
+    "accordion": {"method": "accordion", "ratio": 0.005},
+    "dagc": {"method": "dagc", "bytes": 1500},
+    "clipped": {"method": "top-k", "ratio": 0.005, "clip": 1.0},
+}
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def vector(seed):
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def tensors_of(whole):
+    parts = whole.split([int(np.prod(shape)) for shape in SHAPES])
+    return [part.view(shape) for part, shape in zip(parts, SHAPES, strict=True)]
+
+
+def updates():
+    low_rank = torch.outer(torch.arange(1.0, 41), torch.arange(1.0, 26)).reshape(-1)
+    low_rank[7] += 1e6
+    yield encode_update(low_rank, [(40, 25)], 120)[1]
+    yield encode_dense(low_rank, [(40, 25)], 6)[1]
+    yield Update.of(Sparse(1000, [0, 7, 999], [1.5, -0.1, 1e-3]))
+
+
+@pytest.mark.parametrize("weight", [1.0, -1.0, 0.3])
+def test_an_update_is_added_to_a_vector_on_a_device_with_the_same_bits(weight):
+    for update in updates():
+        here = vector(0)[:1000].clone()
+        there = Elsewhere(here.clone())
+        with counting():
+            update.add_to(there, weight)
+        update.add_to(here, weight)
+        assert torch.equal(here, there.inner)
+
+
+@pytest.mark.parametrize("size", [1, 10, 8192, 8193, 100_001])
+def test_a_checksum_on_a_device_is_that_of_the_cpu_and_a_thousandth_crosses(size):
+    values = torch.randn(size)
+    with counting() as counts:
+        assert tensor_checksum(Elsewhere(values)) == checksum(values.numpy())
+    assert counts.to_host <= size / 1000 + 32768
+
+
+@pytest.mark.parametrize("kind", ["mps", "meta"])
+def test_devices_on_which_a_step_would_fail_are_refused(kind):
+    with pytest.raises(InvalidInput, match=f"the trainable parameters are on '{kind}': "):
+        device_of([SimpleNamespace(device=torch.device(kind))])
+
+
+def run_hook(where, plan, steps=3):
+    parameters = [nn.Parameter(where(part.clone())) for part in tensors_of(vector(99))]
+    with counting():
+        hook = Hook(Stub(parameters), 100, Plan(**plan), {}, None, None)
+    found, crossings = [], []
+    for step in range(steps):
+        whole = vector(step)
+        whole[256 * 400 : 256 * 400 + 400] = 0 if step == 1 else whole[256 * 400 : 256 * 400 + 400]
+        buffer = where(whole.clone())
+        bucket = Bucket(buffer, parameters, tensors_of(buffer))
+        with counting() as counts:
+            hook.reduce([bucket])
+        found.append(home(buffer))
+        crossings.append(counts)
+    return found, home(hook.uplink.feedback.residual), crossings, hook.last
+
+
+def home(tensor):
+    return tensor.inner if isinstance(tensor, Elsewhere) else tensor
+
+
+class Stub(torch.nn.parallel.DistributedDataParallel):
+    """What the hook needs of a model in DDP, whose reducer knows only real devices."""
+
+    def __init__(self, parameters):
+        nn.Module.__init__(self)
+        self.module = nn.Module()
+        self.module.parts = nn.ParameterList(parameters)
+        self.parameters_to_ignore, self.process_group = [], dist.group.WORLD
+        self.find_unused_parameters, self.static_graph = True, False
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_the_hook_has_the_same_bits_on_a_device_and_only_entries_cross(plan):
+    gradients, residual, _, _ = run_hook(lambda tensor: tensor, plan)
+    there, kept, crossings, last = run_hook(Elsewhere, plan)
+    for ours, expected in zip(there, gradients, strict=True):
+        assert torch.equal(ours, expected)
+    assert torch.equal(kept, residual)
+    for counts in crossings:
+        print(last.entries, counts)
+        encoded = MODEL if plan["method"] == "dagc" else 0  # its encoder works on the host
+        assert counts.to_host <= encoded + MODEL // 14 + ENTRY * last.entries, counts
+        assert counts.to_device <= 3 * ENTRY * last.entries + 2000, counts
+        assert counts.synchronizations <= (6 + 5 * len(SHAPES) if plan.get("per_tensor") else 8), counts
+
+
+def run_local(where, plan, dtype=torch.float32, **options):
+    model = nn.Module()
+    model.parts = nn.ParameterList([nn.Parameter(where(part.to(dtype))) for part in tensors_of(vector(99))])
+    with counting():
+        local = LocalSteps(model, examples=10, steps=1, plan=Plan(**plan), **options)
+    crossings = []
+    for step in range(4):
+        generator = torch.Generator().manual_seed(step)
+        for parameter in model.parameters():
+            change = torch.randn(parameter.shape, generator=generator).to(dtype)
+            home(parameter.detach()).sub_(0.01 * change)
+        with counting() as counts:
+            local.step()
+        crossings.append(counts)
+    with counting():
+        local.finish()
+    return home(local.shared), home(local.uplink.feedback.residual), crossings, local.last
+
+
+LOCAL = {
+    "plain": ({}, {}),
+    "momentum": ({}, {"momentum": 0.9, "outer_rate": 0.7}),
+    "step-ahead": ({"step_ahead": 0.5}, {}),
+    "overlap": ({}, {"overlap": True}),
+    "bf16": ({}, {"dtype": torch.bfloat16}),
+}
+
+
+@pytest.mark.parametrize(("more", "options"), LOCAL.values(), ids=LOCAL)
+def test_local_steps_have_the_same_bits_on_a_device_and_only_entries_and_checksums_cross(more, options):
+    plan = {"method": "dagc-r", "ratio": 0.005, "values": "int8", **more}
+    shared, residual, _, _ = run_local(lambda tensor: tensor, plan, **options)
+    there, kept, crossings, last = run_local(Elsewhere, plan, **options)
+    if "step_ahead" in more:  # norms are added up in another order
+        assert torch.allclose(there, shared, atol=1e-6)
+    else:
+        assert torch.equal(there, shared)
+        assert torch.equal(kept, residual)
+    for counts in crossings:
+        print(last.entries, counts)
+        assert counts.to_host <= MODEL // 6, counts
+        assert counts.to_device <= ENTRY * 5 * last.entries + 1000
+        assert counts.synchronizations <= 16
+
+
+def test_a_parameter_that_was_not_used_needs_no_mask_on_the_host():
+    with counting() as counts:
+        uplink = Uplink(Plan(method="top-k", ratio=0.005).for_clients(), SHAPES, Elsewhere(torch.zeros(1)).device)
+        uplink.excluded = [slice(0, 256 * 400)]
+        upload = uplink.upload(Elsewhere(vector(0)), Order(1, 100))
+    assert upload.update.indices.min() >= 256 * 400
+    assert counts.largest < 10_000

@@ -1,0 +1,111 @@
+"""DDP and the local engine: the same plan gives the same bits, with the hook and with local steps."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import dagc.ddp
+from dagc.data import Batches, load, make_partition
+from dagc.models import build
+from dagc.training import Config, Federation
+from tests.helpers.plans import BOUNDED, CLIPPED, plans
+from tests.helpers.ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    ranks = Ranks(2, tmp_path_factory.mktemp("two"))
+    yield ranks
+    ranks.kill()
+
+
+def as_engine(settings, fields):
+    """A DDP script for a configuration of the local engine, where rank i is client i."""
+    config = Config(**fields, **settings)
+    rank = dist.get_rank()
+    data = load(config.data)
+    partition = make_partition(config.partition_spec, data, config.seed)
+    batches = Batches(data, partition, config.batch_size, config.seed)
+    model = DDP(build(config.model, data, seed=config.seed), bucket_cap_mb=0.01)
+    plan = config.plan()
+    examples = int(partition.sizes[rank])
+    plan = plan.replaced(first_model="sent", down="lossless", step_ahead=settings.get("step_ahead", 0.0))
+    hook = dagc.ddp.register(model, plan=plan, examples=examples, rounds=config.rounds)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
+    sent = 0
+    for step in range(config.rounds):
+        x, y = batches.batch(rank, step)
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        sent += hook.last.payload
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return weights, hook.uplink.feedback.residual, sent
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *plans(),
+        pytest.param(BOUNDED, id="bounded"),
+        *(pytest.param(one, id=f"clipped {name}") for name, one in CLIPPED.items()),
+    ],
+)
+def test_ddp_and_the_local_engine_are_bit_identical(two, settings):
+    settings = {**settings, **({"caps": {"0": 0.01}} if settings.get("caps") else {})}
+    fields = {
+        "task": "logistic@digits",
+        "clients": 2,
+        "skew_ratio": 10,
+        "rounds": 15,
+        "seed": 3,
+        "first_model": "drawn",
+    }
+    compare(two.run(as_engine, settings, fields), {"step_ahead": 0.0, **settings}, fields)  # also if it is the method's
+
+
+def compare(answers, settings, fields):
+    """Weights, residual and bytes of every rank, against the local engine."""
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    engine = Federation(Config(**fields, down="lossless", **settings))  # whatever the method's own is
+    rounds = [engine.step() for _ in range(fields["rounds"])]
+    vector = engine.optimizer.vector.detach()
+    assert all(torch.equal(model, vector) for model, _, _ in answers)
+    for name, (_, residual, _) in zip(engine.names, answers, strict=True):
+        assert torch.equal(residual, engine.uplinks[name].feedback.residual)
+    assert sum(sent for _, _, sent in answers) == rounds[-1].bytes_up > 0
+
+
+def with_local_steps(settings, fields):
+    """The same with local steps between the exchanges."""
+    config = Config(**fields, **settings)
+    rank = dist.get_rank()
+    data = load(config.data)
+    partition = make_partition(config.partition_spec, data, config.seed)
+    batches = Batches(data, partition, config.batch_size, config.seed)
+    model = build(config.model, data, seed=config.seed)
+    plan, examples = config.plan(), int(partition.sizes[rank])
+    plan = plan.replaced(first_model="sent", down="lossless")
+    local = dagc.ddp.LocalSteps(model, plan=plan, examples=examples, steps=config.local_steps, rounds=config.rounds)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
+    sent = 0
+    for step in range(config.rounds * config.local_steps):
+        x, y = batches.batch(rank, step)
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        exchanged = local.step()
+        sent += 0 if exchanged is None else exchanged.payload
+    return local.shared, local.uplink.feedback.residual, sent
+
+
+@pytest.mark.parametrize("settings", list(plans()))
+def test_local_steps_on_ddp_and_the_local_engine_are_bit_identical(two, settings):
+    settings = {**settings, **({"caps": {"0": 0.01}} if settings.get("caps") else {})}
+    fields = {"task": "logistic@digits", "clients": 2, "skew_ratio": 10, "rounds": 9, "local_steps": 2, "seed": 3}
+    fields |= {"first_model": "drawn"}  # not rounded to the bits of a download, which DDP has not
+    compare(two.run(with_local_steps, settings, fields), settings, fields)

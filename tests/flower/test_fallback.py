@@ -1,0 +1,142 @@
+"""A server that is started again from an older state goes on, and no node loses anything or counts anything twice."""
+
+import pytest
+import torch
+
+from dagc.flower import DataAware
+from dagc.flower.local import LocalGrid
+from dagc.flower.messages import RECORD
+from dagc.flower.run import FlowerRun
+from dagc.folder import read_metrics
+from tests.flower.test_flower import NODES, Killed, client_app, computed_by, fed_avg, flat, kept_by, start, states
+
+__all__ = ["states"]
+
+PLANS = {
+    "dagc-r": {"method": "dagc-r", "ratio": 0.02},
+    "coded": {"method": "thrifty", "bytes": 60, "values": "sign", "frames": "coded", "down": "same"},
+    "best": {"method": "dagc", "bytes": 300},
+}
+
+
+@pytest.fixture
+def accepted(monkeypatch):
+    """What the server has accepted in each round; a round that is repeated counts once."""
+    rounds, usual = {}, FlowerRun.advance
+
+    def advance(run, uploads, model):
+        usual(run, uploads, model)
+        rounds[run.round] = uploads if model is not None else []
+
+    monkeypatch.setattr(FlowerRun, "advance", advance)
+    return rounds
+
+
+def aware(run, **plan):
+    return DataAware(fed_avg(), run=run, **plan)
+
+
+def killed_in(number, grid):
+    """The server dies while it receives the replies of this round."""
+
+    def dies(reply):
+        about = reply.content[RECORD] if reply.has_content() else {}
+        if (about.get("kind"), about.get("round")) == ("train", number) and about["name"] == "partition-2":
+            raise Killed
+        return [reply]
+
+    grid.on_reply = dies
+
+
+def books_balance(states, run, strategy, seen, accepted):
+    for part in range(NODES):
+        name, node = f"partition-{part}", kept_by(states, run, part)
+        node.uplink.settle(strategy._run.server.members[name].accepted_round)
+        delivered = [each.update.dense().double() for t in accepted for each in accepted[t] if each.client == name]
+        computed = computed_by(seen, part)
+        error = sum(delivered, node.uplink.feedback.residual.double()) - computed
+        assert error.abs().max() / computed.abs().max() < 1e-5
+
+
+def damage(states, run, round):
+    path = states / "runs" / run / "checkpoints" / f"round-{round:08d}.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+
+
+@pytest.mark.filterwarnings("ignore:the checkpoint")
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_and_nothing_is_lost(states, accepted, caplog, plan):
+    seen, settings = [], PLANS[plan]
+    grid = LocalGrid(client_app(seen=seen), NODES)
+    killed_in(5, grid)
+    with pytest.raises(Killed):
+        start(aware("back", **settings), grid, 8)
+    del accepted[4]
+    damage(states, "back", 4)
+    grid.on_reply = lambda reply: [reply]
+    strategy = aware("back", **settings)
+    result = start(strategy, grid, 8)
+    present = [line["present"] for line in read_metrics(states / "runs" / "back")]
+    assert present[:3] == [NODES] * 3
+    assert present[4:] == [NODES] * 4
+    assert "has answered round" not in caplog.text
+    assert "are lost" not in caplog.text
+    assert flat(result.arrays).isfinite().all()
+    books_balance(states, "back", strategy, seen, accepted)
+
+
+def test_uploads_that_can_no_longer_go_back_are_counted(states, caplog):
+    grid = LocalGrid(client_app(), NODES)
+    checkpoints = states / "runs" / "older" / "checkpoints"
+    kept = {}
+
+    def keep(number, arrays):
+        if number == 2:
+            kept.update({path.name: path.read_bytes() for path in checkpoints.iterdir()})
+            kept["lines"] = (states / "runs" / "older" / "metrics.jsonl").read_bytes()
+
+    start(aware("older", method="dagc-r", ratio=0.02), grid, 6, evaluate_fn=keep)
+    (states / "runs" / "older" / "metrics.jsonl").write_bytes(kept.pop("lines"))
+    for path in checkpoints.iterdir():
+        path.unlink()
+    for name, content in kept.items():  # a backup of round 1
+        (checkpoints / name).write_bytes(content)
+    result = start(aware("older", method="dagc-r", ratio=0.02), grid, 6)
+    assert caplog.text.count("the server has fallen back to round 1: 3 uploads of this node with ") == NODES
+    assert [line["present"] for line in read_metrics(states / "runs" / "older")][-4:] == [NODES] * 4
+    assert flat(result.arrays).isfinite().all()
+
+
+def test_a_message_of_an_earlier_start_of_the_server_is_refused(states):
+    grid = LocalGrid(client_app(), NODES)
+    sent, usual = [], grid._answer
+    grid._answer = lambda message: sent.append((message, dict(message.content.items()))) or usual(message)
+    start(aware("late", method="dagc-r", ratio=0.02), grid, 2)
+    late, content = sent[-1]
+    start(aware("late", method="dagc-r", ratio=0.02), grid, 4)
+    path = states / "nodes" / "late" / f"partition-{late.metadata.dst_node_id - 1}.safetensors"
+    before = path.read_bytes()
+    late.content = type(late.content)(content)
+    reply = usual(late)
+    assert "works for a later start of the server: this is for the one before" in reply.error.reason
+    assert path.read_bytes() == before
+
+
+def test_one_order_for_a_far_round_does_not_spoil_a_node_for_good(states):
+    grid = LocalGrid(client_app(), NODES)
+    usual = grid._answer
+
+    def far(message):
+        about = message.content[RECORD]
+        if (about["kind"], about["round"], message.metadata.dst_node_id) == ("train", 2, 2):
+            about["round"] = about["order.round"] = 2**47
+        return usual(message)
+
+    grid._answer = far
+    start(aware("far", method="dagc-r", ratio=0.02), grid, 3)
+    assert kept_by(states, "far", 1).answered == 2**47
+    grid._answer = usual
+    start(aware("far", method="dagc-r", ratio=0.02), grid, 5)  # a new start of the server
+    assert [line["present"] for line in read_metrics(states / "runs" / "far")] == [4, 3, 3, 4, 4]
+    assert torch.isfinite(kept_by(states, "far", 1).uplink.feedback.residual).all()

@@ -1,0 +1,263 @@
+"""Updates: what is encoded is decoded to the same bits, within the bytes, whatever the vector is."""
+
+import json
+import math
+import re
+import zlib
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from update_reference import decode as decode_reference
+
+from dagc.errors import InvalidInput, MalformedPayload, NonFiniteGradient
+from dagc.sparse import Sparse
+from dagc.testing import check_update, vectors
+from dagc.updates import State, Update, decode_update, encode_dense, encode_update
+from dagc.updates.frame import seal
+
+SHAPES = [(24, 30), 24, (5, 24), 5, (3, 2, 2, 2)]
+SIZE = 24 * 30 + 24 + 5 * 24 + 5 + 24
+PAGE = Path(__file__).parents[2] / "docs/reference/wire-updates.md"
+
+
+def made(seed, rank=2, noise=0.02):
+    """A vector like an update: matrices of low rank, and heavy tails."""
+    generator = torch.Generator().manual_seed(seed)
+    vector = torch.randn(SIZE, generator=generator).pow(3) * noise
+    vector[:720] += (torch.randn(24, rank, generator=generator) @ torch.randn(rank, 30, generator=generator)).view(-1)
+    return vector
+
+
+def bits(tensor):
+    return tensor.numpy().tobytes()
+
+
+def left(vector, update):
+    rest = vector.double() - update.dense().double()
+    return float(rest.square().sum())
+
+
+@st.composite
+def tasks(draw):
+    """Shapes, a vector of any kind, and a number of bytes."""
+    sides = st.integers(0, 9)
+    shapes = draw(st.lists(st.lists(sides, min_size=1, max_size=4), min_size=1, max_size=4))
+    shapes.append(draw(st.sampled_from([[1], [7], [6, 6], [2, 40], [40, 2], [5, 3, 3, 3]])))
+    size = sum(map(math.prod, shapes))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    vector = torch.randn(size, generator=generator).pow(draw(st.sampled_from([0, 1, 3, 7])))
+    vector *= torch.rand(size, generator=generator) < draw(st.sampled_from([0.01, 0.3, 1.0]))
+    return shapes, vector * 10.0 ** draw(st.integers(-16, 16)), draw(st.integers(0, 600))
+
+
+@settings(deadline=None, max_examples=80)
+@given(tasks())
+def test_a_frame_decodes_to_its_update_within_the_bytes(task):
+    shapes, vector, most = task
+    frame, update = encode_update(vector, shapes, most, round=5)
+    assert len(frame) <= most
+    decoded = decode_update(frame, shapes, max_bytes=most, round=5)
+    assert bits(decoded.dense()) == bits(update.dense())
+    assert decoded.entries == update.entries
+    assert left(vector, update) <= float(vector.double().square().sum()) * (1 + 1e-6)
+    assert update.energy == pytest.approx(float(update.dense().double().square().sum()), rel=1e-6)
+    reference = decode_reference(frame, [(s,) if isinstance(s, int) else s for s in shapes], 5)
+    assert [float(number) for number in reference] == decoded.dense().tolist()
+
+
+@pytest.mark.parametrize("name", vectors())
+def test_the_contract_holds_for_every_kind_of_vector(name):
+    vector = vectors()[name]
+    shapes = [(len(vector) // 8, 8), len(vector) % 8] if len(vector) > 8 else [len(vector)]
+    check_update(lambda v, most: encode_update(v, shapes, most), lambda f: decode_update(f, shapes), vector, name)
+    for width in (2, 5, 8):
+        frame, update = encode_dense(vector, shapes, width)
+        assert bits(decode_update(frame, shapes).dense()) == bits(update.dense())
+
+
+def test_more_bytes_carry_more():
+    for seed in range(3):
+        vector = made(seed)
+        energy = [left(vector, encode_update(vector, SHAPES, 10 << k)[1]) for k in range(8)]
+        assert all(more < less for less, more in pairwise(energy))
+        assert energy[4] < 0.1 * energy[0]
+
+
+def test_low_rank_is_found_and_signs_are_beaten():
+    vector = made(7, rank=1, noise=0.0)
+    _, update = encode_update(vector, SHAPES, 80)
+    assert [len(part.scales) for part in update.terms] == [1]
+    assert left(vector, update) < 0.02 * float(vector.square().sum())
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])
+def test_a_share_of_the_energy_takes_few_bytes(share):
+    vector = made(3)
+    frame, update = encode_update(vector, SHAPES, share=share)
+    total = float(vector.double().square().sum())
+    assert left(vector, update) <= (1 - share) * total
+    fewer, _ = encode_update(vector, SHAPES, share=share / 2)
+    assert len(fewer) < len(frame) < 1000
+    short, _ = encode_update(vector, SHAPES, 20, share=share)
+    assert len(short) <= 20
+
+
+def test_the_same_vector_gives_the_same_bytes_on_any_number_of_threads():
+    vector, before = made(4), torch.get_num_threads()
+    frames = set()
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            state = State()
+            frames.add(tuple(encode_update(vector * scale, SHAPES, 200, state=state)[0] for scale in (1, 1, 2)))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert len(frames) == 1
+
+
+def test_a_decoded_matrix_is_the_same_by_any_order_of_sums():
+    _, update = encode_update(made(5, rank=6), SHAPES, 250)
+    part = update.terms[0]
+    scaled, right, unit = part.floats()
+    products = [scaled @ right, torch.from_numpy(scaled) @ torch.from_numpy(right), scaled[:, ::-1] @ right[::-1]]
+    exact = (part.left.T.astype(object) * part.scales.astype(object)) @ part.right.astype(object)
+    assert len(part.scales) > 3
+    assert all(np.array_equal(np.asarray(product), exact.astype(np.float64)) for product in products)
+    target = torch.zeros(SIZE)
+    for start, block in update.blocks():
+        target[start : start + len(block)] += torch.from_numpy(block)
+    indices, values = update.alone()
+    target[indices] += torch.from_numpy(values)
+    assert bits(target) == bits(update.dense())
+    assert unit == 2.0**part.exponent
+
+
+def test_a_weight_multiplies_before_it_is_added():
+    vector, weight = made(6), 0.3
+    _, update = encode_update(vector, SHAPES, 300)
+    target = made(8)
+    expected = target + update.dense() * np.float32(weight)
+    update.add_to(target, weight)
+    assert bits(target) == bits(expected)
+
+
+def test_the_residual_is_written_in_place():
+    for scale in (1.0, 1e-14):
+        vector = made(9) * scale
+        _, update = encode_update(vector, SHAPES, 200)
+        other, residual = torch.empty(SIZE), vector.clone()
+        for given_vector, out in ((vector, other), (residual, residual)):
+            encode_update(given_vector, SHAPES, 200, residual=out)
+            assert torch.allclose(out, vector - update.dense(), atol=1e-6 * scale)
+        residual = vector.clone()
+        _, update = encode_update(residual, SHAPES, share=0.7, residual=residual)
+        assert 0.7 <= 1 - left(vector, update) / float(vector.double().square().sum()) < 0.85
+
+
+def test_an_update_may_be_nothing_but_entries():
+    sparse = Sparse(6, [1, 4], [0.5, -2.0])
+    update = Update.of(sparse)
+    assert torch.equal(update.dense(), sparse.dense())
+    assert (update.entries, update.energy, update.norm()) == (2, 4.25, math.sqrt(4.25))
+    assert not torch.count_nonzero(Update.empty(6).dense())
+
+
+def test_vectors_that_cannot_be_sent():
+    for wrong in (math.nan, math.inf, -math.inf):
+        vector = made(1)
+        vector[100] = wrong
+        with pytest.raises(NonFiniteGradient):
+            encode_update(vector, SHAPES, 100)
+        with pytest.raises(NonFiniteGradient):
+            encode_dense(vector, SHAPES, 8)
+    for arguments in ((torch.zeros(3), SHAPES, 10), (made(1), SHAPES), (made(1), [(0, 3)], 10)):
+        with pytest.raises(InvalidInput):
+            encode_update(*arguments)
+    with pytest.raises(InvalidInput):
+        encode_dense(made(1), SHAPES, 9)
+
+
+def test_a_frame_of_another_round_or_model_or_length_is_malformed():
+    frame, _ = encode_update(made(2), SHAPES, 300, round=3)
+    others = [{"round": 4}, {"max_bytes": len(frame) - 1}, {"shapes": [(30, 24), *SHAPES[1:]]}]
+    for other in others:
+        with pytest.raises(MalformedPayload):
+            decode_update(frame, **{"shapes": SHAPES, "round": 3, **other})
+    for damaged in (frame[:-1], frame + b"\0", frame[1:], b"\0", frame[:1]):
+        with pytest.raises(MalformedPayload):
+            decode_update(damaged, SHAPES, round=3)
+
+
+def mutated(body, rng):
+    """A body with one to three changes."""
+    body = bytearray(body)
+    for _ in range(rng.integers(1, 4)):
+        place = int(rng.integers(len(body) + 1))
+        match rng.integers(5):
+            case 0:
+                del body[max(place, 1) :]
+            case 1:
+                body += rng.bytes(rng.integers(1, 20))
+            case 2:
+                body[place : place + 1] = rng.bytes(1)
+            case 3:
+                body[place : place + 9] = bytes([int(rng.choice([0, 255]))]) * int(rng.integers(1, 9))
+            case 4:
+                body[1:4] = rng.bytes(3)
+    return bytes(body)
+
+
+def attack(count, seed):
+    """Decode mutated frames with repaired checksums. Returns how many were valid."""
+    rng, valid = np.random.default_rng(seed), 0
+    frames = [encode_update(made(k, rank=k % 4), SHAPES, most)[0] for k, most in enumerate((12, 40, 150, 600, 1500))]
+    frames += [encode_dense(made(0), SHAPES, width)[0] for width in (2, 4, 7, 8)]
+    for _ in range(count):
+        frame = frames[rng.integers(len(frames))]
+        body = mutated(frame[: -2 if len(frame) < 1024 else -4], rng)
+        try:
+            update = decode_update(seal(body, SHAPES, 0), SHAPES)
+        except MalformedPayload:
+            continue
+        valid += 1
+        assert float(update.dense().abs().max()) <= 2.0**101
+        assert math.isfinite(update.energy)
+    return valid
+
+
+def test_hostile_frames_are_malformed():
+    assert attack(3000, seed=1) < 600
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_million_hostile_frames_are_malformed():
+    assert attack(1_000_000, seed=2) < 200_000
+
+
+def test_claims_are_checked_before_anything_is_allocated():
+    """A frame of a few bytes for a model of 10^9 entries."""
+    shapes = [(1 << 15, 1 << 15)]
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        with pytest.raises(MalformedPayload):
+            decode_update(seal(b"\xb0" + rng.bytes(rng.integers(1, 12)) + b"\xff" * 9, shapes, 0), shapes)
+
+
+def test_vectors_of_the_specification():
+    (block,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.S)
+    for case in json.loads(block):
+        frame = bytes.fromhex(case["frame"])
+        vector = decode_update(frame, case["shapes"], round=case["round"]).dense()
+        assert vector.tolist() == [float(x) for x in decode_reference(frame, case["shapes"], case["round"])]
+        data = vector.numpy().astype(">f4").tobytes()
+        if "vector" in case:
+            assert data.hex() == case["vector"]
+        else:
+            assert zlib.crc32(data).to_bytes(4, "little").hex() == case["crc32"]
