@@ -7,11 +7,10 @@ from research.cells import THRIFTY, Cell, Variant
 __all__ = ["ABLATION"]
 
 _STEPS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("Top-k, int32 + fp32", {"method": "top-k", "frames": "raw"}),
+    ("Top-k, int32 + fp32", {"method": "top-k", "values": "int32+fp32"}),
     ("+ allocation by data", {"method": "dagc-r"}),
-    ("+ signs", {"values": "sign"}),
-    ("+ Rice codes for indices", {"frames": "plain"}),
-    ("+ compact frames", {"frames": "compact"}),
+    ("+ signs", {"values": "int32+sign"}),
+    ("+ Rice codes for indices", {"values": "sign"}),
     ("+ waiting", {"overhead": 0.125}),
     ("+ the coder", {"frames": "coded"}),
 )

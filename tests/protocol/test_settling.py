@@ -54,7 +54,7 @@ class TestDownloads:
 
 class TestSettling:
     order = Order(round=5, amount=2)
-    plan = Plan(ratio=0.5, values="fp32", frames="plain")
+    plan = Plan(ratio=0.5, values="fp32")
 
     def pending(self):
         uplink = Uplink(self.plan.for_clients(), [4])
@@ -133,7 +133,7 @@ def test_an_order_that_a_server_made_up_is_refused(wrong):
     assert Order(round=1, amount=None).checked() == Order(round=1, amount=None)
 
 
-AHEAD = Plan(method="top-k", ratio=0.5, values="fp32", frames="plain", step_ahead=0.5).for_clients()
+AHEAD = Plan(method="top-k", ratio=0.5, values="fp32", step_ahead=0.5).for_clients()
 
 
 @pytest.mark.parametrize("size", [1, PIECE - 1, PIECE, 3 * PIECE + 7])

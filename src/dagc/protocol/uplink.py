@@ -177,12 +177,12 @@ class Uplink:
         return is_coded(frame) or self.memory.frames == order.counted
 
     def _encode(self, update: Sparse, order: Order) -> bytes:
-        values, frames, memory = self.plan.values, self.plan.frames, None
-        if frames == "coded":
+        values, memory = self.plan.values, None
+        if self.plan.frames == "coded":
             signs, memory = values == "sign", self.memory
             if memory is None or (memory.clocks, memory.signs, memory.frames) != (order.clocks, signs, order.counted):
                 self.memory = memory = Memory(self.shapes, order.clocks, signs)
-        return encode(update, values, round=order.stamp, frames=frames, memory=memory, most=order.most_entries)
+        return encode(update, values, round=order.stamp, memory=memory, most=order.most_entries)
 
     def _compressor(self, order: Order) -> Compressor:
         if order.compressor not in COMPRESSORS:
