@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ from research.parts import load
 __all__ = ["Record", "Store", "Tuned", "described", "identity", "plan_of", "record_of"]
 
 KEPT = 20
-"""About as many evaluations are kept for a curve, besides those that first reach an accuracy."""
-COLUMNS = ("round", "accuracy", "bytes_up", "bytes_down", "seconds")
+"""About as many evaluations are kept for a curve, besides those that first reach a score."""
+COLUMNS = ("round", "score", "bytes_up", "bytes_down", "seconds")
 """What is kept of an evaluation."""
 PATIENCE = 60.0
 """Seconds to wait for another process that writes a record."""
@@ -46,12 +45,12 @@ class Record:
         stand_in: The substitute for the data that the settings name, if there was one.
         sizes: The clients' examples.
         parameters: Of the model.
-        metric: What the accuracy is called.
+        metric: What the score is called.
         first_download: As `Run` has it.
-        result: Accuracies, bytes, entries sent, rounds and seconds at the end.
+        result: Scores, bytes, entries sent, rounds and seconds at the end.
         settings: All of them, as the cell has them; `described` makes them.
         evaluations: A list for each of `COLUMNS`. Every evaluation that was better than all before it is there, so the
-            first one at any accuracy is.
+            first one at any score is.
         plan: What the plan's settings were for this model, defaults included; None in old records.
     """
 
@@ -90,7 +89,7 @@ class Tuned:
     Attributes:
         variant: What people call it.
         seeds: Those that it was chosen on.
-        target: The accuracy to be reached.
+        target: The score to be reached.
         commit: What the runs were made with.
         stand_in: The substitute for the data, if there was one.
         chosen: As `Choice` has it.
@@ -151,14 +150,12 @@ def plan_of(fields: Mapping[str, Any], parameters: int) -> dict[str, Any]:
     """The plan of a run, with what its defaults are for a model of that many entries.
 
     Example:
-        >>> plan = plan_of({"task": "logistic@fashion-mnist", "method": "dagc"}, 7850)
+        >>> plan = plan_of({"task": "logistic@fashion-mnist", "method": "thrifty"}, 7850)
         >>> plan["bytes"], plan["values"]
         (44, 'sign')
     """
     plan = _anywhere(fields).plan().for_size(parameters)
-    found = {each.name: getattr(plan, each.name) for each in dataclass_fields(plan)}
-    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
-    return {name: value for name, value in plain.items() if value not in (None, {})}
+    return {name: value for name, value in plan.as_dict().items() if value not in (None, {})}
 
 
 def _anywhere(fields: Mapping[str, Any]) -> Config:
@@ -201,7 +198,7 @@ def _short(name: str, value: Any) -> Any:
     return float(f"{value:.7g}") if name == "seconds" else value
 
 
-RESULT = ("rounds", "final_accuracy", "best_accuracy", "bytes_up", "bytes_down", "seconds", "entries_sent")
+RESULT = ("rounds", "final_score", "best_score", "bytes_up", "bytes_down", "seconds", "entries_sent")
 
 
 def _kept(rows: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -209,9 +206,9 @@ def _kept(rows: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     found, best = {}, -math.inf
     every = -(-len(rows) // KEPT)
     for place, row in enumerate(rows):
-        if row["accuracy"] > best or place >= len(rows) - LAST or (place + 1) % every == 0:
+        if row["score"] > best or place >= len(rows) - LAST or (place + 1) % every == 0:
             found[place] = row
-        best = max(best, row["accuracy"]) if math.isfinite(row["accuracy"]) else best
+        best = max(best, row["score"]) if math.isfinite(row["score"]) else best
     return found
 
 

@@ -67,7 +67,7 @@ def run_all(
         progress: Called from time to time.
         diverged: Called with a run whose model or gradients became NaN or too large; without it, that stops all runs.
         done: Called with a run that has come to its end, and its folder.
-        until: An accuracy at which a run may end; it is not finished then, and nothing is trained if it is asked again.
+        until: A score at which a run may end; it is not finished then, and nothing is trained if it is asked again.
         begin: Called with a run's folder in the process that works on it, before it does: a function that can be
             pickled.
     """
