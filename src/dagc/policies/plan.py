@@ -25,11 +25,11 @@ FRAMES = ("plain", "compact", "coded", "auto", "raw")
 CODED_BELOW = 1 << 18
 """With "auto", models of up to this many entries use coded frames; `docs/studies/coder.md` explains why."""
 SIGNS_BELOW = 0.1
-"""With "auto", signs are sent below this ratio of entries: `docs/studies/beyond.md` measured ratios up to 7 %."""
+"""With "auto", signs are sent below this ratio of entries: `docs/studies/parts.md` measured ratios up to 7 %."""
 SIGNS_BELOW_BYTES = 48
-"""And below this many bytes, which have room for few exact values: `docs/studies/dagc.md` has what was measured."""
+"""And below this many bytes, which have room for few exact values: `docs/studies/thrifty.md` has what was measured."""
 LEAST_SHARE = 1 / 8
-"""With "same", the least part of the downlink's budget for a round: `docs/studies/dagc.md` has what was measured."""
+"""With "same", the least part of the downlink's budget for a round: `docs/studies/thrifty.md` has what was measured."""
 BUDGETS = ("ratio", "threshold", "bytes", "rate")
 EXAMPLES = {"ratio": "ratio 0.001", "threshold": "threshold 0.05"}
 
