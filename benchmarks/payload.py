@@ -1,6 +1,6 @@
 """Bytes per entry beside SparseLoCo's layout: 64 of every 4,096 entries, each with 12 bits of index and 2 of value.
 
-    python -m benchmarks.payload               # --record keeps the table for docs/studies/payload.md
+    python -m benchmarks.payload               # --record keeps the table for docs/studies/performance.md
 
 The entries are of real changes: what 30 local steps move in a model, plus what was not sent before. SparseLoCo's scales
 are not counted, ours are, as are our headers and checksums.

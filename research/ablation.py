@@ -1,4 +1,4 @@
-"""From Top-k as others send it to `thrifty`, one step at a time. What `docs/studies/ablation.md` is made of."""
+"""From Top-k as others send it to `thrifty`, one step at a time. What `docs/studies/parts.md` is made of."""
 
 from typing import Any
 

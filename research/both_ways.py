@@ -1,4 +1,4 @@
-"""Both ways: what a budget for the downlink is worth. The source of `docs/studies/downlink.md`."""
+"""Both ways: what a budget for the downlink is worth. The source of `docs/studies/parts.md`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rivals: `thrifty` and what others do, each at its best. What `docs/studies/dagc.md` and `rivals.md` are made of."""
+"""Rivals: `thrifty` and what others do, each at its best. What `docs/studies/thrifty.md` is made of."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ _RARELY = (
     Variant("FedAvg", {"method": "none", "rounds": 60}),
     Variant("FedAdam", {"method": "none", "optimizer": "Adam", "rounds": 60}, tune={"server_rate": (0.01, 0.03, 0.1)}),
 )
-"""For clients that rarely take part: `thrifty` also with the budget that docs/faq.md names for them.
+"""For clients that rarely take part: `thrifty` also with the budget that was chosen for them.
 
 And STC as it was before tuning: with two seeds, tuning chose something that took more bytes with the others.
 """

@@ -24,11 +24,11 @@ FRAMES = ("compact", "coded", "auto")
 CODED_BELOW = 1 << 18
 """With "auto", models of up to this many entries use coded frames; `docs/studies/coder.md` explains why."""
 SIGNS_BELOW = 0.1
-"""With "auto", signs are sent below this ratio of entries: `docs/studies/beyond.md` measured ratios up to 7 %."""
+"""With "auto", signs are sent below this ratio of entries: `docs/studies/parts.md` measured ratios up to 7 %."""
 SIGNS_BELOW_BYTES = 48
-"""And below this many bytes, which have room for few exact values: `docs/studies/dagc.md` has what was measured."""
+"""And below this many bytes, which have room for few exact values: `docs/studies/thrifty.md` has what was measured."""
 LEAST_SHARE = 1 / 8
-"""With "same", the least part of the downlink's budget for a round: `docs/studies/dagc.md` has what was measured."""
+"""With "same", the least part of the downlink's budget for a round: `docs/studies/thrifty.md` has what was measured."""
 BUDGETS = ("ratio", "threshold", "bytes", "rate")
 EXAMPLES = {"ratio": "ratio 0.001", "threshold": "threshold 0.05"}
 
@@ -291,14 +291,6 @@ class Plan(ClientPlan):
         if self.values == "auto":
             resolved["values"] = self._values_for(size, resolved.get("bytes", self.bytes))
         return self.replaced(**resolved) if resolved else self
-
-    def _frames_for(self, size: int) -> str:
-        if size > CODED_BELOW:
-            return "compact"
-        if not compiled():
-            warnings.warn(NO_CODER, stacklevel=4)
-            return "compact"
-        return "coded"
 
     def _values_for(self, size: int, budget: float | None) -> str:
         if self.ratio is None and not self.in_bytes:
