@@ -1,6 +1,7 @@
 """Faults around Flower's strategy and mod, in this process: messages, nodes, the server and all disks."""
 
 import os
+import random
 import warnings
 from collections.abc import Iterable
 from contextlib import contextmanager, nullcontext
@@ -24,7 +25,7 @@ from dagc.flower import DataAware, compress
 from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD, TRAIN, record_of
 from dagc.flower.node import STATE_VARIABLE, read_node, state_path
-from dagc.protocol import Upload
+from dagc.protocol import Order, Upload
 from dagc.state import load_state, save_state
 from tests.chaos.faults import Broken, Faults, Killed
 
@@ -119,7 +120,7 @@ class Grid(LocalGrid):
         self._wrong_file(message, node, path)
         about = message.content[RECORD]
         before = _pending(path)
-        with faults.disk(0.03), faults.reading(0.03):
+        with faults.disk(0.03), faults.reading(0.03, path.parent):
             reply = self._answer(message)
         why = (reply.error.reason or "") if reply.has_error() else None
         if why is not None and not why.startswith((*OURS, f"{name} is out of sync")):
@@ -244,6 +245,7 @@ def _quiet(folder: Path) -> Any:
 
 def break_flower(faults: Faults, folder: Path) -> None:
     """Eight rounds of four nodes, with faults; `Broken` if a promise does not hold."""
+    random.seed(faults.seed)  # Flower samples nodes
     plan, grid, taken = faults.pick(PLANS), Grid(faults), dict[int, list[Upload]]()
     first = ArrayRecord({name: Array(np.zeros(shape, np.float32)) for name, shape in SHAPES.items()})
     with _quiet(folder), warnings.catch_warnings():
@@ -252,7 +254,7 @@ def break_flower(faults: Faults, folder: Path) -> None:
         for starts in count(1):
             strategy = Watched(faults, taken, folder=folder / "runs", **plan)
             try:
-                with faults.reading(0.05):
+                with faults.reading(0.05, folder):
                     result = strategy.start(grid, first, num_rounds=ROUNDS)
                 break
             except (Killed, CheckpointError, TooFewNodes):  # a new process: of the server, not of the nodes
@@ -287,11 +289,11 @@ def _check_books(grid: Grid, strategy: Watched, taken: dict[int, list[Upload]], 
     """What was taken from a node and what it keeps are together what it has learnt."""
     members = strategy._started().server.members
     for name, computed in grid.computed.items():
-        uplink = read_node(folder / "nodes" / RUN / f"{name}.safetensors").uplink
-        uplink.settle(members[name].accepted_round if name in members else 0)
+        node = read_node(folder / "nodes" / RUN / f"{name}.safetensors")
+        node.settle(Order(ROUNDS, 0, accepted=members[name].accepted_round if name in members else 0))
         rounds = [t for t in taken if t > grid.visits.get(name, 0)]
         delivered = [one.update.dense().double() for t in rounds for one in taken[t] if one.client == name]
-        has = sum(delivered, uplink.feedback.residual.double())
+        has = sum(delivered, node.uplink.feedback.residual.double())
         error = float((has - computed).abs().max() / (1 + computed.abs().max()))
         if not error < 1e-5:
             raise Broken(f"{name} has lost {error:.2g} of its largest entry")

@@ -103,7 +103,7 @@ class Halves:
             before = [path.read_bytes() for path in kept]
             with faults.unreadable(faults.pick((errno.EIO, errno.EMFILE))):
                 refused("a checkpoint that cannot be read", partial(checkpoint.load, self.folder))
-            if [path.read_bytes() for path in kept] != before:
+            if [path.read_bytes() for path in kept if path.exists()] != before:
                 raise Broken("a checkpoint that could not be read has changed")
         self.server, self.late = self._new_server(), []
         state = checkpoint.load(self.folder)
@@ -162,7 +162,7 @@ class Halves:
         """What a client uploads; None if it does not come to that."""
         faults = self.faults
         try:
-            with faults.reading(0.03):
+            with faults.reading(0.03, self.folder):
                 client = self._client(name)
         except CheckpointError:
             return None
