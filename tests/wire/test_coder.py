@@ -271,9 +271,7 @@ def test_mutated_frames_never_crash_the_decoder():
     assert counts["noticed"] == counts["taken"] - counts["unchanged"]
 
 
-@given(
-    st.sampled_from([8, 9]), st.sampled_from(range(5)), st.binary(max_size=40), st.none() | st.integers(0, 300)
-)
+@given(st.sampled_from([8, 9]), st.sampled_from(range(5)), st.binary(max_size=40), st.none() | st.integers(0, 300))
 @settings(max_examples=200)
 def test_arbitrary_bytes_never_crash_the_decoder(kind, value_id, section, most):
     memory = Memory([(16, 16), 1], signs=value_id == SIGN)

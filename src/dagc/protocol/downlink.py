@@ -330,8 +330,8 @@ class Downlink:
                     raise ValueError(f"its {name} is {array.dtype} {array.shape}, not {expected.shape}")
             self.version = whole(state["version"], below=1 << 31)
             self.model, self.changed = state["model"].copy(), state["changed"].copy()
-            if state["first"].dtype != np.uint8:
-                raise ValueError(f"its first model is {state['first'].dtype}, not bytes")
+            if state["first"].dtype != np.uint8 or state["first"].ndim != 1:
+                raise ValueError(f"the first model's frame is {state['first'].dtype} {state['first'].shape}")
             self._first = state["first"].tobytes()
             self._forget()
             self.target = self.model
