@@ -163,9 +163,8 @@ class Grid(LocalGrid):
         record[self.faults.pick(("round", "name", "version"))] = self.faults.pick(wrong)
 
 
-OURS = tuple(
-    f"{name}:" for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DagcError)
-) + ("Damaged:", "NewerVersion:")
+KINDS_OF_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DagcError)]
+OURS = (*(f"{kind.__name__}:" for kind in KINDS_OF_ERRORS), "Damaged:", "NewerVersion:")
 
 
 def _pending(path: Path) -> tuple[list[str], int, int]:
