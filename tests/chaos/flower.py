@@ -163,9 +163,8 @@ class Grid(LocalGrid):
         record[self.faults.pick(("round", "name", "version"))] = self.faults.pick(wrong)
 
 
-OURS = tuple(
-    f"{name}:" for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DagcError)
-) + ("Damaged:", "NewerVersion:")
+ERRORS = [name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DagcError)]
+OURS = tuple(f"{name}:" for name in (*ERRORS, "Damaged", "NewerVersion"))
 
 
 def _pending(path: Path) -> tuple[list[str], int, int]:

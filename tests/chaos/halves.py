@@ -1,4 +1,4 @@
-"""Faults between the two halves of the protocol: messages are lost, late, doubled, damaged or forged; every half dies."""
+"""Faults between the two halves of the protocol: messages are lost, late, doubled, damaged or forged; halves die."""
 
 import errno
 import warnings

@@ -54,9 +54,12 @@ class TestFilesThatCannotBeRead:
             newest = checkpoint.save(tmp_path, {"round": round})
         newest.write_bytes(b"damaged")
         reads = iter([False, True])
-        with Faults(0).unreadable(errno.EIO, lambda: next(reads)), pytest.warns(UserWarning, match="damaged"):
-            with pytest.raises(CheckpointError, match="cannot be read"):
-                checkpoint.load(tmp_path)
+        with (
+            Faults(0).unreadable(errno.EIO, lambda: next(reads)),
+            pytest.warns(UserWarning, match="damaged"),
+            pytest.raises(CheckpointError, match="cannot be read"),
+        ):
+            checkpoint.load(tmp_path)
         assert newest.exists()
         with pytest.warns(UserWarning, match="using the one before"):
             assert checkpoint.load(tmp_path) == {"round": 1}
