@@ -11,7 +11,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/dagc compare mlp@digits --methods dagc,dagc-r,top-k,stc,none --ratio 0.001 --first-model drawn --rounds 300 --seeds 3 --output runs/demo
+	$(BIN)/dagc compare mlp@digits --methods dagc,thrifty,none --local-steps 10 --rounds 60 --seeds 3 --output runs/demo
 	@echo
 	@echo "The command dagc is in .venv: run .venv/bin/dagc --help, or put it on your path with  . .venv/bin/activate"
 

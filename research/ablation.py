@@ -1,8 +1,8 @@
-"""From Top-k as others send it to `dagc`, one step at a time. What `docs/studies/ablation.md` is made of."""
+"""From Top-k as others send it to `thrifty`, one step at a time. What `docs/studies/ablation.md` is made of."""
 
 from typing import Any
 
-from research.cells import Cell, Variant
+from research.cells import THRIFTY, Cell, Variant
 
 __all__ = ["ABLATION"]
 
@@ -22,13 +22,13 @@ _LATER: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def _variants(ratio: float, local: dict[str, Any]) -> tuple[Variant, ...]:
-    """All steps at the same ratio; with `local`, clients take several steps. The last is `dagc` with its own budget."""
+    """All steps at the same ratio; with `local`, clients take several steps. The last is `thrifty` with its own budget."""
     fields: dict[str, Any] = {"ratio": ratio}
     found = []
     for label, change in (*_STEPS, (f"+ {local['local_steps']} local steps", local), *_LATER):
         fields = {**fields, **change}
         found.append(Variant(label, fields))
-    return (*found, Variant("dagc, its own budget", {"method": "dagc", **local}))
+    return (*found, Variant("thrifty, its own budget", {**THRIFTY, **local}))
 
 
 def _cell(name: str, title: str, task: str, rounds: int, rate: float, evaluations: int, **more: Any) -> Cell:

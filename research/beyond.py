@@ -5,7 +5,7 @@ from typing import Any
 
 from dagc.policies import POLICIES
 from dagc.policies.plan import usual_bytes
-from research.cells import Cell, Variant
+from research.cells import THRIFTY, Cell, Variant
 from research.rivals import RIVALS
 
 __all__ = ["BEYOND"]
@@ -130,11 +130,11 @@ def _rival(name: str) -> Cell:
 
 
 def _budgets() -> tuple[Cell, ...]:
-    """`dagc` with its own budget and with others, at the rate that was best with its own."""
+    """`thrifty` with its own budget and with others, at the rate that was best with its own."""
     found = []
     for name, rate, own, budgets in (("logistic", 1.0, 44, (22, 32, 64, 96)), ("digits", 0.5, 69, (35, 50, 100))):
-        variants = [Variant(f"{some} bytes", {"method": "dagc", "bytes": some}) for some in budgets]
-        variants.append(Variant(f"{own} bytes, the default", {"method": "dagc"}))
+        variants = [Variant(f"{some} bytes", {**THRIFTY, "bytes": some}) for some in budgets]
+        variants.append(Variant(f"{own} bytes, the default", THRIFTY))
         variants.sort(key=lambda variant: int(variant.label.split()[0]))
         cell = _rival(name)
         fields = {**cell.fields, "learning_rate": rate}
@@ -143,16 +143,17 @@ def _budgets() -> tuple[Cell, ...]:
 
 
 def _data_aware() -> tuple[Cell, ...]:
-    """What allocation by data is worth inside `dagc`: all of it, and the same with as much for every client."""
-    uniform = {"method": "top-k", "bytes": usual_bytes(7850), **POLICIES["dagc"].defaults}
-    variants = Variant("by data", {"method": "dagc"}), Variant("the same for all", uniform)
+    """What allocation by data is worth inside `thrifty`: all of it, and the same with as much for every client."""
+    defaults = {name: value for name, value in POLICIES["thrifty"].defaults.items() if name != "first_bits"}
+    uniform = {"method": "top-k", "bytes": usual_bytes(7850), **defaults}
+    variants = Variant("by data", THRIFTY), Variant("the same for all", uniform)
     splits: dict[str, tuple[str, dict[str, Any]]] = {
         "sr100": ("SR 100", {}),
         "sr1000": ("SR 1,000", {"skew_ratio": 1000.0}),
         "alpha0.1": ("SR 100, label α 0.1", {"label_alpha": 0.1}),
     }
     cell = _rival("logistic-20")
-    rate = {"learning_rate": 1.0}  # the best one for `dagc` with SR 100
+    rate = {"learning_rate": 1.0}  # the best one for `thrifty` with SR 100
     return tuple(
         replace(
             cell,
@@ -167,19 +168,19 @@ def _data_aware() -> tuple[Cell, ...]:
 
 
 def _stc_parts() -> tuple[Cell, ...]:
-    """What makes the difference between STC and `dagc`: STC with our coder, and with step-ahead as well."""
+    """What makes the difference between STC and `thrifty`: STC with our coder, and with step-ahead as well."""
     cell = _rival("logistic-20")
     ratios = {"ratio": (0.004, 0.008, 0.016)}
     coded = {"method": "stc", "frames": "coded"}
     variants = (
-        Variant("dagc", {"method": "dagc", "learning_rate": 1.0}),  # this and STC's: as tuned among the rivals
+        Variant("thrifty", {**THRIFTY, "learning_rate": 1.0}),  # this and STC's: as tuned among the rivals
         Variant("STC", {"method": "stc", "ratio": 0.008, "learning_rate": 0.2}),
         Variant("STC, coded frames", coded, tune=ratios),
         Variant("STC, coded frames, step-ahead", {**coded, "step_ahead": 0.5}, tune=ratios),
     )
     tune = {"learning_rate": (0.2, 0.5, 1.0)}
     return (
-        replace(cell, name="stc-parts", title="Logistic@FMNIST, parts of dagc in STC", variants=variants, tune=tune),
+        replace(cell, name="stc-parts", title="Logistic@FMNIST, parts of thrifty in STC", variants=variants, tune=tune),
     )
 
 
@@ -191,7 +192,7 @@ def _first_model() -> tuple[Cell, ...]:
         ("five-hundred", 0.2, (0.02, 0.2), 0.5),
     ):
         variants = (
-            Variant("dagc", {"method": "dagc", "learning_rate": ours}),
+            Variant("thrifty", {**THRIFTY, "learning_rate": ours}),
             Variant("STC", {"method": "stc", "ratio": ratio, "learning_rate": theirs}),
             Variant("FedAvg", {"method": "none", "rounds": 60, "learning_rate": dense}),
         )

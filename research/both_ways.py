@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from research.cells import Cell, Variant
+from research.cells import THRIFTY, Cell, Variant
 
 __all__ = ["BOTH_WAYS"]
 
@@ -22,14 +22,14 @@ def _variants(
         bytes: Per client and round, up.
         rates: The learning rate of each, the best of a grid on seeds 10 and 11.
         down: The downlink's budget.
-        coded: Bytes per client and round with coded frames; if given, those and `dagc` are compared, too.
+        coded: Bytes per client and round with coded frames; if given, those and `thrifty` are compared, too.
         more: Further settings that they share.
     """
     ours, top_k, lossless, dense = rates
     up = {"bytes": bytes, **_WIRE, **more}
     fewer = {**up, "bytes": coded, "frames": "coded", "learning_rate": ours}
     newer = (
-        Variant("dagc", {**fewer, "method": "dagc", "step_ahead": 0.5, "down": down}),
+        Variant("thrifty", {**fewer, **THRIFTY, "step_ahead": 0.5, "down": down}),
         Variant("DAGC-R, both ways, coded", {**fewer, "method": "dagc-r", "down": down}),
     )
     return (
@@ -100,7 +100,7 @@ BOTH_WAYS = (
         _variants(64, (0.2, 0.2, 0.2, 0.2), local_steps=20),
         (0.75, 0.78),
         3,
-        workers=50,
+        clients=50,
         participation=0.2,
     ),
     _cell(
@@ -110,7 +110,7 @@ BOTH_WAYS = (
         _variants(200, (0.1, 0.1, 0.2, 0.2), down=600, local_steps=20),
         (0.75, 0.78),
         3,
-        workers=500,
+        clients=500,
         participation=0.02,
     ),
     *_optimizers(),

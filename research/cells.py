@@ -10,7 +10,10 @@ from dagc.errors import InvalidInput
 from dagc.report import Panel, Run, Series
 from dagc.training import Config
 
-__all__ = ["Cell", "Variant", "choose"]
+__all__ = ["THRIFTY", "Cell", "Variant", "choose"]
+
+THRIFTY: dict[str, Any] = {"method": "thrifty", "first_bits": "exact"}
+"""The method that needs the fewest bytes, as it was measured: before first models were rounded."""
 
 
 @dataclass(frozen=True)

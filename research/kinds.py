@@ -332,10 +332,10 @@ def _choice(tuned: Tuned, point: Mapping[str, Any]) -> str:
 
 
 def _score(tuned: Tuned, point: Mapping[str, Any]) -> str:
-    """What decided: bytes to the target, or how many seeds reached it and the accuracy."""
+    """What decided: bytes to the target, or how many seeds reached it and the score."""
     if point["bytes_total"] is not None:
         return in_bytes(point["bytes_total"])
-    if point["accuracy"] is None:
+    if point["score"] is None:
         return "diverged"
     there = f"{point['reached']} of {len(tuned.seeds)} seeds, " if point["reached"] else ""
-    return f"{there}{100 * point['accuracy']:.1f} %"
+    return f"{there}{100 * point['score']:.1f} %"

@@ -71,7 +71,7 @@ _TABLE_5: dict[tuple[str, int], dict[float, Figures]] = {
     ("logistic", 100): {0.0005: (83.29, 83.16, 83.20), 0.005: (83.24, 83.20, 83.17), 0.05: (83.04, 82.50, 83.04)},
     ("logistic", 1000): {0.0005: (83.19, 83.19, 82.93), 0.005: (83.18, 83.12, 82.82), 0.05: (83.14, 82.10, 83.05)},
 }
-# Number of workers: the same accuracies for CNN@CIFAR-10 at skew ratio 100.
+# Number of clients: the same accuracies for CNN@CIFAR-10 at skew ratio 100.
 _TABLE_4: dict[int, Figures] = {
     5: (67.68, 67.02, 67.03),
     10: (69.29, 68.87, 68.46),
@@ -119,18 +119,18 @@ def _skew_table(table: dict[tuple[str, int], dict[float, Figures]], absolute: bo
     )
 
 
-def _workers_table(table: dict[int, Figures], absolute: bool) -> tuple[Cell, ...]:
+def _clients_table(table: dict[int, Figures], absolute: bool) -> tuple[Cell, ...]:
     amount = 0.05 if absolute else 0.001
     return tuple(
         Cell(
-            f"{model}/n{workers}",
-            f"{_NAMES[model]}, {workers} clients, SR 100, {_budget(absolute, amount)[1]}",
-            {**_SETUP[model], "skew_ratio": 100.0, "workers": workers},
+            f"{model}/n{clients}",
+            f"{_NAMES[model]}, {clients} clients, SR 100, {_budget(absolute, amount)[1]}",
+            {**_SETUP[model], "skew_ratio": 100.0, "clients": clients},
             _variants(absolute, amount, figures if model == "cnn" else None),
             notes=() if model == "cnn" else ("the paper has this sweep for CNN@CIFAR-10 only",),
         )
         for model in ("cnn", "logistic")
-        for workers, figures in table.items()
+        for clients, figures in table.items()
     )
 
 
@@ -149,7 +149,7 @@ def _motivation() -> tuple[Cell, ...]:
     return tuple(
         Cell(
             f"{model}",
-            f"{_NAMES[model]}, one large worker with half the data and ten small ones, ratio 0.1 %",
+            f"{_NAMES[model]}, one large client with half the data and ten small ones, ratio 0.1 %",
             {**_SETUP[model], "partition": "one-large:share=0.5,clients=11,label_alpha=0.5"},
             tuple(Variant(label, {"method": name, "ratio": 0.001}) for name, label in labels.items()),
             targets,
@@ -251,8 +251,8 @@ TITLES = {
     "bytes": "Equal bytes on the wire",
     "beyond": "Beyond the paper: one budget, spent where it counts",
     "both-ways": "Both ways: a downlink as lean as the uplink",
-    "rivals": "dagc and what others do",
-    "ablation": "From Top-k to dagc, one step at a time",
+    "rivals": "thrifty and what others do",
+    "ablation": "From Top-k to thrifty, one step at a time",
     "step-ahead": "Step-ahead, on and off",
 }
 """The title of each experiment."""
@@ -263,9 +263,9 @@ EXPERIMENTS: dict[str, tuple[Cell, ...]] = {
     "fig4": _time(),
     "fig5": _large_models(),
     "table3": _skew_table(_TABLE_3, absolute=False),
-    "table4": _workers_table(_TABLE_4, absolute=False),
+    "table4": _clients_table(_TABLE_4, absolute=False),
     "table5": _skew_table(_TABLE_5, absolute=True),
-    "table6": _workers_table(_TABLE_6, absolute=True),
+    "table6": _clients_table(_TABLE_6, absolute=True),
     "bytes": _equal_bytes(),
     "beyond": BEYOND,
     "both-ways": BOTH_WAYS,

@@ -1,20 +1,23 @@
-"""Parity: does `dagc` end where uncompressed training ends, at its number of rounds? The source of `docs/studies/parity.md`.
+"""Parity: does `dagc` end where uncompressed training ends, at its number of rounds? The source of `docs/studies/results.md`.
 
 `python -m research.parity --data FOLDER` runs what is missing, a curve at a time, and appends it to `results/parity.jsonl`;
-`python -m research.parity --table` prints the table. It can be stopped and started again at any time.
+`python -m research.parity --table` prints the table, `make results` writes it into the documents. It can be stopped
+and started again at any time.
 """
 
 import argparse
 import json
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dagc.text import count, in_bytes
 from dagc.training import Config, iterate
+from research.measured import in_markdown
 
-__all__ = ["METHODS", "TASKS"]
+__all__ = ["METHODS", "TABLES", "TASKS", "records"]
 
 RESULTS = Path(__file__).parents[1] / "results" / "parity.jsonl"
 NESTEROV: dict[str, Any] = {"optimizer_options": {"momentum": 0.9, "nesterov": True}, "server_rate": 0.5}
@@ -92,7 +95,32 @@ TASKS: dict[str, dict[str, Any]] = {
         "evaluate_every": 8,
     },
 }  # fmt: skip
-"""The tasks of `docs/studies/rivals.md`, at rounds that people would give them."""
+"""Tasks at rounds that people would give them. Ten unequal clients (100:1) unless a name says otherwise."""
+TITLES = {
+    "digits": "MLP, digits",
+    "mlp": "MLP, Fashion-MNIST",
+    "mlp, 6 rounds": "the same, 6 rounds",
+    "logistic": "logistic regression, Fashion-MNIST",
+    "hospitals": "the same, six hospitals",
+    "adult": "logistic regression, census by country",
+    "fifty": "50 clients, ten in a round",
+    "cnn": "CNN, CIFAR-10",
+    "cnn, alpha 0.1": "the same, very unequal labels",
+    "lstm": "LSTM, Shakespeare by role",
+    "five hundred": "500 clients, ten in a round",
+    "roles": "LSTM, 198 roles, ten in a round",
+}
+"""What documents call the tasks."""
+BRIEF = {
+    "mlp": "MLP, Fashion-MNIST",
+    "cnn": "CNN, CIFAR-10",
+    "lstm": "LSTM, Shakespeare by role",
+    "hospitals": "logistic regression, six hospitals' sizes",
+    "adult": "logistic regression, census by country",
+    "fifty": "50 clients, ten in a round",
+    "five hundred": "500 clients, ten in a round",
+}
+"""The tasks of the README, and what it calls them."""
 
 
 def curve(task: str, method: str, seed: int, data: str | None) -> dict[str, Any]:
@@ -127,40 +155,92 @@ def missing(path: Path, tasks: list[str], methods: list[str], seeds: range) -> I
                     yield task, method, seed
 
 
-def table(path: Path) -> str:
-    """For each task: final scores (mean of the last three evaluations), the largest gap to FedAvg, total bytes."""
-    lines = [
-        "| task | method | seeds | final | difference | largest gap after round 5 | MB | times fewer |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    every = records(path)
+Table = tuple[list[str], list[list[str]], str]
+"""The heads of the columns, the rows, and where they come from."""
+
+
+def brief_table(every: Sequence[Mapping[str, Any]]) -> Table:
+    """For each task: the final score without and with `dagc`, the rounds, and total bytes."""
+    heads = ["task", "rounds", "accuracy without", "with dagc", "bytes without", "with dagc", "times fewer"]
+    rows = []
+    for task in BRIEF:
+        pairs = _pairs(every, task, "dagc")
+        if pairs:
+            ours, base = zip(*pairs, strict=True)
+            scores = [statistics.mean(run["scores"][-1][1] for run in runs) for runs in (base, ours)]
+            totals = [statistics.mean(map(_total, runs)) for runs in (base, ours)]
+            rounds = f"{base[0]['scores'][-1][0]:,}"
+            accuracies = [f"{100 * score:.1f} %" for score in scores]
+            amounts = [*map(in_bytes, totals), f"**{totals[0] / totals[1]:.0f}**"]
+            rows.append([BRIEF[task], rounds, *accuracies, *amounts])
+    return heads, rows, _source(every, BRIEF, ("dagc",))
+
+
+def full_table(every: Sequence[Mapping[str, Any]]) -> Table:
+    """For each task and method: the final score, how far below the baseline it was and ended, total bytes."""
+    heads = ["task", "method", "final, %", "difference, points", "lowest after round 5", "total", "times fewer"]
+    rows = []
     for task in TASKS:
-        by_method = {
-            name: {each["seed"]: each for each in every if (each["task"], each["method"]) == (task, name)}
-            for name in METHODS
-        }
-        for name, runs in by_method.items():
-            base = by_method["FedAvg + Nesterov" if "Nesterov" in name else "FedAvg"]
-            shared = sorted(runs.keys() & base.keys())
-            if not shared:
+        first = TITLES[task]
+        for method in METHODS:
+            pairs = _pairs(every, task, method)
+            if not pairs:
                 continue
-            ends = [_end(runs[seed]) for seed in shared]
-            paired = [_end(runs[seed]) - _end(base[seed]) for seed in shared]
-            gaps = [_gap(runs[seed], base[seed]) for seed in shared]
-            total = statistics.mean(runs[seed]["bytes_up"] + runs[seed]["bytes_down"] for seed in shared)
-            dense = statistics.mean(base[seed]["bytes_up"] + base[seed]["bytes_down"] for seed in shared)
-            lines.append(
-                f"| {task} | {name} | {len(shared)} | {100 * statistics.mean(ends):.1f} | {100 * statistics.mean(paired):+.2f} "
-                f"| {100 * statistics.mean(gaps):.2f} | {total / 1e6:.2f} | {dense / total:.0f} |"
+            ours, base = zip(*pairs, strict=True)
+            gaps = [100 * (_end(run) - _end(other)) for run, other in pairs]
+            lowest = max(100 * _gap(run, other) for run, other in pairs)
+            totals = [statistics.mean(map(_total, runs)) for runs in (ours, base)]
+            same = ours == base
+            rows.append(
+                [
+                    first,
+                    method,
+                    _spread([100 * _end(run) for run in ours]),
+                    "" if same else _spread(gaps, sign="+"),
+                    "" if same else _spread([-lowest], sign="+"),
+                    in_bytes(totals[0]),
+                    "" if same else f"{totals[1] / totals[0]:.0f}",
+                ]
             )
-    return "\n".join(lines)
+            first = ""
+    return heads, rows, _source(every, TASKS, METHODS)
 
 
-def _end(run: dict[str, Any]) -> float:
+TABLES: dict[str, Callable[[Sequence[Mapping[str, Any]]], Table]] = {"brief": brief_table, "full": full_table}
+"""What documents may show: `<!-- begin: table parity NAME -->`."""
+
+
+def _pairs(every: Sequence[Mapping[str, Any]], task: str, method: str) -> list[tuple[Any, Any]]:
+    """The runs of a method, each with its baseline's of the same seed."""
+    baseline = "FedAvg + Nesterov" if "Nesterov" in method else "FedAvg"
+    runs, base = (
+        {each["seed"]: each for each in every if (each["task"], each["method"]) == (task, name)}
+        for name in (method, baseline)
+    )
+    return [(runs[seed], base[seed]) for seed in sorted(runs.keys() & base.keys())]
+
+
+def _source(every: Sequence[Mapping[str, Any]], tasks: Iterable[str], methods: Iterable[str]) -> str:
+    counts = [len(pairs) for task in tasks for method in methods if (pairs := _pairs(every, task, method))]
+    fewest, most = (min(counts), max(counts)) if counts else (0, 0)
+    seeds = count(most, "seed", words=True) if fewest == most else f"{fewest} to {most} seeds"
+    return f"Record: `results/parity.jsonl`; {seeds}. Bytes of all clients, both ways, the first model included."
+
+
+def _total(run: Mapping[str, Any]) -> float:
+    return float(run["bytes_up"] + run["bytes_down"])
+
+
+def _spread(values: Sequence[float], sign: str = "") -> str:
+    mean = f"{statistics.mean(values):{sign}z.1f}".replace("-", "−")
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.1f}"
+
+
+def _end(run: Mapping[str, Any]) -> float:
     return statistics.mean(score for _, score in run["scores"][-3:])
 
 
-def _gap(run: dict[str, Any], base: dict[str, Any]) -> float:
+def _gap(run: Mapping[str, Any], base: Mapping[str, Any]) -> float:
     """By how much the run is below the baseline at most, after the fifth round."""
     pairs = zip(run["scores"], base["scores"], strict=True)
     return max((theirs[1] - ours[1] for ours, theirs in pairs if ours[0] > 5), default=0.0)
@@ -177,7 +257,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     if given.table:
-        print(table(given.records))
+        heads, rows, source = full_table(records(given.records))
+        print(in_markdown(heads, rows), source, sep="\n\n")
         return
     os.nice(10)
     tasks = given.tasks.split(";") if ";" in given.tasks or given.tasks in TASKS else list(TASKS)

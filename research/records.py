@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ from research.parts import load
 __all__ = ["Record", "Store", "Tuned", "described", "identity", "plan_of", "record_of"]
 
 KEPT = 20
-"""About as many evaluations are kept for a curve, besides those that first reach an accuracy."""
-COLUMNS = ("round", "accuracy", "bytes_up", "bytes_down", "seconds")
+"""About as many evaluations are kept for a curve, besides those that first reach a score."""
+COLUMNS = ("round", "score", "bytes_up", "bytes_down", "seconds")
 """What is kept of an evaluation."""
 PATIENCE = 60.0
 """Seconds to wait for another process that writes a record."""
@@ -47,12 +46,12 @@ class Record:
         stand_in: The substitute for the data that the settings name, if there was one.
         sizes: The clients' examples.
         parameters: Of the model.
-        metric: What the accuracy is called.
+        metric: What the score is called.
         first_download: As `Run` has it.
-        result: Accuracies, bytes, entries sent, rounds and seconds at the end.
+        result: Scores, bytes, entries sent, rounds and seconds at the end.
         settings: All of them, as the cell has them; `described` makes them.
         evaluations: A list for each of `COLUMNS`. Every evaluation that was better than all before it is there, so the
-            first one at any accuracy is.
+            first one at any score is.
         plan: What the plan's settings were for this model, defaults included; None in old records.
     """
 
@@ -91,7 +90,7 @@ class Tuned:
     Attributes:
         variant: What people call it.
         seeds: Those that it was chosen on.
-        target: The accuracy to be reached.
+        target: The score to be reached.
         commit: What the runs were made with.
         stand_in: The substitute for the data, if there was one.
         chosen: As `Choice` has it.
@@ -152,14 +151,12 @@ def plan_of(fields: Mapping[str, Any], parameters: int) -> dict[str, Any]:
     """The plan of a run, with what its defaults are for a model of that many entries.
 
     Example:
-        >>> plan = plan_of({"task": "logistic@fashion-mnist", "method": "dagc"}, 7850)
+        >>> plan = plan_of({"task": "logistic@fashion-mnist", "method": "thrifty"}, 7850)
         >>> plan["bytes"], plan["values"]
         (44, 'sign')
     """
     plan = _anywhere(fields).plan().for_size(parameters)
-    found = {each.name: getattr(plan, each.name) for each in dataclass_fields(plan)}
-    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
-    return {name: value for name, value in plain.items() if value not in (None, {})}
+    return {name: value for name, value in plan.as_dict().items() if value not in (None, {})}
 
 
 def _anywhere(fields: Mapping[str, Any]) -> Config:
@@ -202,7 +199,7 @@ def _short(name: str, value: Any) -> Any:
     return float(f"{value:.7g}") if name == "seconds" else value
 
 
-RESULT = ("rounds", "final_accuracy", "best_accuracy", "bytes_up", "bytes_down", "seconds", "entries_sent")
+RESULT = ("rounds", "final_score", "best_score", "bytes_up", "bytes_down", "seconds", "entries_sent")
 
 
 def _kept(rows: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -210,9 +207,9 @@ def _kept(rows: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     found, best = {}, -math.inf
     every = -(-len(rows) // KEPT)
     for place, row in enumerate(rows):
-        if row["accuracy"] > best or place >= len(rows) - LAST or (place + 1) % every == 0:
+        if row["score"] > best or place >= len(rows) - LAST or (place + 1) % every == 0:
             found[place] = row
-        best = max(best, row["accuracy"]) if math.isfinite(row["accuracy"]) else best
+        best = max(best, row["score"]) if math.isfinite(row["score"]) else best
     return found
 
 
@@ -232,7 +229,7 @@ class Store:
         self.folder = folder
         self._lines: dict[Path, list[Record | Tuned]] = {}
         self._known: dict[str, list[Record]] = {}
-        for path in sorted(folder.glob("**/*.jsonl")):
+        for path in sorted(folder.glob("*/**/*.jsonl")):
             self._lines[path] = _read(path)
             for line in self._lines[path]:
                 self._learn(line)
@@ -281,7 +278,10 @@ class Store:
 
     def _learn(self, line: Record | Tuned) -> None:
         if isinstance(line, Record):
-            known = self._known.setdefault(identity(line.settings), [])
+            try:
+                known = self._known.setdefault(identity(line.settings), [])
+            except InvalidInput:  # a setting that this version does not have: no run of this version is the same
+                return
             known[:] = [*(one for one in known if one.stand_in != line.stand_in), line]
 
 

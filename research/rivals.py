@@ -1,8 +1,8 @@
-"""Rivals: `dagc` and what others do, each at its best. What `docs/studies/dagc.md` and `rivals.md` are made of."""
+"""Rivals: `thrifty` and what others do, each at its best. What `docs/studies/dagc.md` and `rivals.md` are made of."""
 
 from typing import Any
 
-from research.cells import Cell, Variant
+from research.cells import THRIFTY, Cell, Variant
 
 __all__ = ["RIVALS"]
 
@@ -32,7 +32,7 @@ def _variants(
     *also: Variant,
     rates: tuple[float, ...] = (),
 ) -> tuple[Variant, ...]:
-    """`dagc` without a setting, beside the others at their best.
+    """`thrifty` without a setting, beside the others at their best.
 
     Args:
         stc: Ratios of entries that STC chooses from.
@@ -44,7 +44,7 @@ def _variants(
     """
     own = {"learning_rate": rates} if rates else {}
     return (
-        Variant("dagc", {"method": "dagc"}),
+        Variant("thrifty", THRIFTY),
         Variant("STC", {"method": "stc"}, tune={"ratio": stc}),
         *also,
         Variant("DAGC-R, 0.1 %", {"method": "dagc-r", "ratio": 0.001}),
@@ -55,8 +55,8 @@ def _variants(
 
 
 _RARELY = (
-    Variant("dagc", {"method": "dagc"}),
-    Variant("dagc, 200 bytes up, 600 down", {"method": "dagc", "bytes": 200, "down": 600}),
+    Variant("thrifty", THRIFTY),
+    Variant("thrifty, 200 bytes up, 600 down", {**THRIFTY, "bytes": 200, "down": 600}),
     Variant("STC", {"method": "stc"}, tune={"ratio": (0.01, 0.02, 0.04)}),
     Variant("STC, 2 %, rate 0.2", {"method": "stc", "ratio": 0.02, "learning_rate": 0.2}),
     Variant("STC, 2 % up, 4,000 bytes down", {"method": "stc", "ratio": 0.02, "down": 4000}),
@@ -65,7 +65,7 @@ _RARELY = (
     Variant("FedAvg", {"method": "none", "rounds": 60}),
     Variant("FedAdam", {"method": "none", "optimizer": "Adam", "rounds": 60}, tune={"server_rate": (0.01, 0.03, 0.1)}),
 )
-"""For clients that rarely take part: `dagc` also with the budget that docs/faq.md names for them.
+"""For clients that rarely take part: `thrifty` also with the budget that docs/faq.md names for them.
 
 And STC as it was before tuning: with two seeds, tuning chose something that took more bytes with the others.
 """
@@ -97,7 +97,7 @@ RIVALS = (
             *_variants(
                 (0.004, 0.008), (0.001, 0.004), 60, {"server_rate": (0.03, 0.1), "server_schedule": ("linear",)}
             ),
-            Variant("dagc, from rate 0.5", {"method": "dagc", "learning_rate": 0.5}),
+            Variant("thrifty, from rate 0.5", {**THRIFTY, "learning_rate": 0.5}),
         ),
         {"learning_rate": (0.5, 1.0, 2.0)},
         local_steps=60,
@@ -155,7 +155,7 @@ RIVALS = (
         (0.75, 0.78, 0.80),
         _variants((0.002, 0.004, 0.008, 0.016), (0.001, 0.004), 60, {"server_rate": (0.01, 0.03)}),
         {"learning_rate": (0.1, 0.2, 0.5)},
-        workers=50,
+        clients=50,
         participation=0.2,
         local_steps=20,
     ),
@@ -167,7 +167,7 @@ RIVALS = (
         (0.70, 0.75, 0.78),
         _RARELY,
         {"learning_rate": (0.1, 0.2, 0.5)},
-        workers=500,
+        clients=500,
         participation=0.02,
         local_steps=20,
     ),
@@ -258,9 +258,9 @@ RIVALS = (
                 (0.001,),
                 80,
                 {"server_rate": (0.01, 0.03)},
-                rates=(2.0, 4.0, 8.0),  # 4 and 8 ruin dagc here
+                rates=(2.0, 4.0, 8.0),  # 4 and 8 ruin thrifty here
             ),
-            Variant("dagc, 600 bytes", {"method": "dagc", "bytes": 600}),  # about four times the default
+            Variant("thrifty, 600 bytes", {**THRIFTY, "bytes": 600}),  # about four times the default
         ),
         {"learning_rate": (1.0, 2.0, 4.0)},
         task="token-lstm@shakespeare",

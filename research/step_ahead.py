@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from research.cells import Cell, Variant
+from research.cells import THRIFTY, Cell, Variant
 
 __all__ = ["STEP_AHEAD"]
 
-_VARIANTS = (Variant("with step-ahead", {"method": "dagc"}), Variant("without", {"method": "dagc", "step_ahead": 0.0}))
+_VARIANTS = (Variant("with step-ahead", THRIFTY), Variant("without", {**THRIFTY, "step_ahead": 0.0}))
 
 _ROLES = "token-lstm@shakespeare"
 

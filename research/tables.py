@@ -5,11 +5,14 @@ A document has a table between two markers, the first of which says what is in i
     <!-- begin: table KIND EXPERIMENT CELLS [iterations=N] -->
     <!-- begin: table measured NAME -->
     <!-- begin: table others NAME -->
+    <!-- begin: table parity NAME -->
+    <!-- begin: table kept COMMIT -->
     <!-- end: table -->
 
 KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `python -m research reproduce`; NAME is a table that a
-benchmark has recorded, or one of `research.others.OTHERS`, with other people's code beside ours. Nothing in such a
-table is typed by hand, and a test fails if it is not what the records say.
+benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of
+`research.parity.TABLES`. Nothing in such a table is typed by hand, and a test fails if it is not what the records say.
+A kept table was made by an earlier version, whose formats are gone: that commit can make it again, this one cannot.
 """
 
 import re
@@ -25,6 +28,7 @@ from research.kinds import KINDS, steps
 from research.measured import Measured, in_markdown
 from research.others import compared
 from research.paper import EXPERIMENTS
+from research.parity import TABLES, records
 from research.records import Store
 from research.shown import Shown, shown
 from research.waterfall import write_waterfall
@@ -32,8 +36,8 @@ from research.waterfall import write_waterfall
 __all__ = ["KINDS", "Shown", "rewritten", "shown", "table"]
 
 MARKED = re.compile(r"(<!-- begin: table ([^\n]*?) -->\n)(.*?)(<!-- end: table -->)", re.DOTALL)
-MEASURED, COMPARED = "measured", "others"
-"""The kind of a benchmark's table, and of one of other people's code."""
+MEASURED, COMPARED, PARITY, KEPT = "measured", "others", "parity", "kept"
+"""Kinds of tables that no experiment makes: a benchmark's, one of other people's code, one of curves, an old one."""
 
 
 def table(words: str, store: Store) -> str:
@@ -43,12 +47,13 @@ def table(words: str, store: Store) -> str:
         InvalidInput: There is no such table, or no record for it.
     """
     kind, experiment, *rest = words.split() if len(words.split()) > 1 else [words, ""]
-    if kind in (MEASURED, COMPARED):
+    named = {MEASURED: _measured, COMPARED: _others, PARITY: _parity}
+    if kind in named:
         if not experiment or rest:
             raise InvalidInput(f"table {words!r}: write {kind} NAME")
-        return _measured(experiment, store) if kind == MEASURED else _others(experiment, store)
+        return named[kind](experiment, store)
     if kind not in KINDS:
-        raise unknown("kind of table", kind, [*KINDS, MEASURED, COMPARED])
+        raise unknown("kind of table", kind, [*KINDS, *named, KEPT])
     if experiment not in EXPERIMENTS:
         raise unknown("experiment", experiment, EXPERIMENTS)
     cells = next((each for each in rest if "=" not in each), None)
@@ -77,6 +82,13 @@ def _others(name: str, store: Store) -> str:
     return _in_full(*compared(name, store.folder))
 
 
+def _parity(name: str, store: Store) -> str:
+    """A table of curves with and without compression, at equal rounds."""
+    if name not in TABLES:
+        raise unknown("table of parity", name, TABLES)
+    return _in_full(*TABLES[name](records(store.folder / "parity.jsonl")))
+
+
 def _in_full(heads: list[str], rows: list[list[str]], source: str) -> str:
     return "\n".join([in_markdown(heads, rows), "", source, ""])
 
@@ -98,7 +110,12 @@ def _source(some: Sequence[Shown]) -> str:
 
 def rewritten(text: str, store: Store) -> str:
     """A document with its tables as the records have them."""
-    return MARKED.sub(lambda found: found[1] + table(found[2], store) + found[4], text)
+
+    def again(marked: re.Match[str]) -> str:
+        body = marked[3] if marked[2].split()[0] == KEPT else table(marked[2], store)
+        return marked[1] + body + marked[4]
+
+    return MARKED.sub(again, text)
 
 
 def _not_run(some: Sequence[Shown]) -> list[str]:

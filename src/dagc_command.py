@@ -1,12 +1,36 @@
-"""The `dagc` command before anything heavy is imported: Ctrl-C ends it without a word, even while torch is loaded."""
+"""The `dagc` command before anything heavy is imported: its version, its help and its typos cost no second.
+
+Ctrl-C ends it without a word, even while torch is loaded.
+"""
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
+from textwrap import fill
 
-__all__ = ["main", "quiet"]
+__all__ = ["COMMANDS", "main", "quiet"]
+
+ABOUT = "Train one model over many devices with slow, metered links, for a small fraction of the bytes."
+COMMANDS = {
+    "run": "Train one model over many clients, with one method.",
+    "compare": "Compare methods on the same data, seeds and model; each gets the budget and the options that it takes.",
+    "resume": "Continue a run or a comparison from its last checkpoints. The result is the same, bit for bit.",
+    "report": "Write one page about runs, with tables (CSV, LaTeX, Markdown) and curves (CSV, SVG, PNG).",
+    "plan": "Before training: bytes, time and cost by method. Nothing is trained: random entries are sent.",
+    "allocate": "Show each client's share of the data, its ratio (or threshold), its entries and its bytes per round.",
+    "plugins": "List the packages that add parts to dagc; exit code 1 if something is wrong with one.",
+    "data": "Data sets: list, get, check, show.",
+}
+"""Every command, and what it does."""
+OPTIONS = {
+    "--version": "Print the version and exit.",
+    "--verbose, -v": "Show what the library logs.",
+    "--help": "Show this message, or that of a command: dagc run --help.",
+}
 
 
 @contextmanager
@@ -23,7 +47,41 @@ def quiet() -> Iterator[None]:
 
 
 def main() -> None:
-    """Load dagc, then run its command line."""
+    """Run the command line, and load dagc only if it has work to do."""
     with quiet():
-        from dagc.__main__ import main as run
-    run()
+        done = answered(sys.argv[1:])
+        if done is None:
+            from dagc.__main__ import main as run
+    sys.exit(done) if done is not None else run()
+
+
+def answered(words: Sequence[str]) -> int | None:
+    """The exit code of a command line that needs no more than its words; None if dagc must be loaded."""
+    command = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
+    options = set(words[:command])
+    if "--version" in options:
+        from importlib.metadata import version
+
+        print(f"dagc {version('dagc-fl')}")
+        return 0
+    if command == len(words) and not options - {"--help", "-v", "--verbose"}:
+        print(_help())
+        return 0
+    if command < len(words) and words[command] not in COMMANDS:
+        near = get_close_matches(words[command], COMMANDS, n=1)
+        guess = f" Did you mean {near[0]!r}?" if near else f" Choose one of {', '.join(COMMANDS)}."
+        print(f"error: No such command {words[command]!r}.{guess}", file=sys.stderr)
+        return 2
+    return None
+
+
+def _help() -> str:
+    """The help of the command itself."""
+    sections = [f"Usage: dagc [OPTIONS] COMMAND [ARGS]...\n\n{fill(ABOUT, 78)}"]
+    for title, lines in (("Commands", COMMANDS), ("Options", OPTIONS)):
+        width = max(map(len, lines)) + 4
+        entries = [
+            fill(f"  {name:{width - 2}}{text}", 78, subsequent_indent=" " * width) for name, text in lines.items()
+        ]
+        sections.append("\n".join([f"{title}:", *entries]))
+    return "\n\n".join(sections)

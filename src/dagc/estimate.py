@@ -1,8 +1,8 @@
-"""How many bytes a federation will take: a few rounds of the real protocol, with random uploads instead of training."""
+"""How many bytes a federation will take: a few rounds of the real server, with random changes instead of training."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,40 +10,21 @@ import torch
 from dagc.draws import draw, scramble
 from dagc.errors import InvalidInput
 from dagc.policies import Plan
-from dagc.protocol import Order, Server, Upload
-from dagc.sparse import Sparse
-from dagc.wire import encode
+from dagc.protocol import ModelServer, Order
 
-__all__ = ["Estimate", "Links", "estimate"]
+__all__ = ["Estimate", "estimate"]
 
-ROUNDS, VISITS = 60, 3
+ROUNDS, VISITS = 30, 3
 """How many rounds are played, or visits of each client if that takes longer; further rounds are like these."""
-WORK, MOST_WORK = 5e7, 5e8
-"""About how many entries of models are in these rounds, at most."""
-CARRIED = 2
-"""How many times the model's entries are carried to the server in a round; further uploads are counted like those."""
+LARGEST = 1 << 19
+"""Larger models are played as one of this size with a budget in proportion, since frames then only grow with it."""
+
+HEADER = 14
+"""The bytes of an uncompressed frame besides its values."""
 
 
-@dataclass(frozen=True)
-class Links:
-    """How fast clients are: bits per second up and down, and seconds of computing per round."""
-
-    up: float = 8.4e6
-    down: float = 8.4e6
-    compute_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a training takes, all clients together.
-
-    Attributes:
-        plan: The plan, with every default resolved.
-        bytes_up: All uploads.
-        bytes_down: All downloads.
-        first_download: The part of them that is the first model.
-        seconds: Of all rounds, each of which waits for its slowest client.
-    """
+class Estimate(NamedTuple):
+    """What a training takes, all clients together; `first_download` is the part of `bytes_down` for the first model."""
 
     plan: Plan
     bytes_up: float
@@ -51,132 +32,89 @@ class Estimate:
     first_download: float
     seconds: float
 
-    @property
-    def bytes_total(self) -> float:
-        """Both ways."""
-        return self.bytes_up + self.bytes_down
-
 
 def estimate(
     plan: Plan,
-    parameters: int,
+    size: int,
     examples: Mapping[str, float],
     rounds: int,
     participation: float = 1.0,
-    links: Links | None = None,
+    up: float = 8.4e6,
+    down: float = 8.4e6,
+    compute_seconds: float = 0.0,
 ) -> Estimate:
-    """Estimate what some rounds take.
+    """Estimate what some rounds take at most, each of which waits for its slowest client.
 
-    The server's optimizer is plain SGD; momentum or Adam change every entry, so lossless downloads would be larger.
-    Random entries recur less often than those of a training, so real coded frames are smaller.
+    The server's optimizer is plain SGD; momentum or Adam change every entry: lossless downloads would be larger.
 
     Args:
         plan: What clients and server agree on.
-        parameters: Entries in the model.
+        size: Entries in the model.
         examples: How much data each client holds, by name.
         rounds: The number of rounds.
         participation: Fraction of the clients in a round.
-        links: How fast the clients are.
+        up: Bits per second that each client can upload.
+        down: Bits per second that each client can download.
+        compute_seconds: Seconds of computing per round.
 
     Raises:
         InvalidInput: How much clients send depends on their gradients: a method with thresholds.
 
     Example:
         >>> dense = estimate(Plan(method="none", first_model="drawn"), 7850, {"ann": 900, "bob": 100}, rounds=10)
-        >>> dense.bytes_up / 20
-        31414.0
+        >>> round(dense.bytes_up / 20)
+        31414
     """
-    server = Server(plan, torch.from_numpy(_values(0, parameters)), rounds)
-    for name, size in examples.items():
-        server.join(name, size)
-    present = max(1, math.ceil(participation * len(examples) - 1e-9))
-    played = max(VISITS * len(examples) / present, min(ROUNDS, WORK / parameters))
-    played = math.ceil(min(rounds, played, max(VISITS, MOST_WORK / parameters)))
-    journal = _play(server, list(examples), present, played, links or Links())
-    usual = journal[played // 2 :]
-    new = len(examples) * (1 - (1 - present / len(examples)) ** rounds) if plan.first_model == "sent" else 0.0
-    first = new * len(server.download(None, full=True).frame)
-    visits = present * rounds - new
-    seconds = float(np.mean([each.typical or each.seconds for each in usual]))
-    return Estimate(
-        server.plan,
-        rounds * float(np.mean([each.up for each in usual])),
-        first + visits * sum(each.down for each in usual) / max(1, sum(each.visits for each in usual)),
-        first,
-        rounds * seconds + sum(each.seconds - (each.typical or seconds) for each in journal),
-    )
-
-
-@dataclass
-class _Played:
-    """A round.
-
-    Attributes:
-        up: Bytes of all uploads.
-        down: Bytes of the downloads by clients that had a model.
-        visits: The number of those clients.
-        seconds: Of the round.
-        typical: The same without first downloads; 0 if there are no others.
-    """
-
-    up: float = 0.0
-    down: float = 0.0
-    visits: int = 0
-    seconds: float = 0.0
-    typical: float = 0.0
-
-
-def _play(server: Server, names: list[str], present: int, rounds: int, links: Links) -> list[_Played]:
-    journal: list[_Played] = []
-    clock, target = 0.0, server.model.clone()
-    for number in range(rounds):
-        here = [names[place] for place in draw(scramble(server.plan.seed, number), len(names), present)]
-        wait = 0.0 if server.account is None else server.account.wait(present, clock)
-        orders, result, uploads = server.orders(here, clock + wait), _Played(), []
-        entries, carried, slowest, typical = 0, 0.0, 0.0, 0.0
+    full = plan.for_size(size)
+    scale = max(1.0, size / LARGEST) if full.rate is None else 1.0
+    budgets = {name: getattr(full, name) for name in ("bytes", "down") if isinstance(getattr(full, name), int | float)}
+    played_plan = full.replaced(**{name: value / scale for name, value in budgets.items()})
+    server = ModelServer(played_plan, _random(0, round(size / scale)), rounds)
+    first = len(server.introduction(full=True).frame) * scale if full.first_model == "sent" else 0.0
+    for name, count in examples.items():
+        server.join(name, count)
+    names, present = list(examples), max(1, math.ceil(participation * len(examples) - 1e-9))
+    played = min(rounds, max(ROUNDS, math.ceil(VISITS * len(names) / present)))
+    sent, fetched, visits, clock = [], [], [], [0.0]
+    for number in range(played):
+        here = [names[place] for place in draw(scramble(full.seed, number), len(names), present)]
+        wait = 0.0 if server.budget.account is None else server.budget.account.wait(present, clock[-1])
+        orders = server.orders(here, clock[-1] + wait)
+        known = {name for name in here if server.members[name].model_version >= 0}
+        downloads = {name: len(server.download(name).frame) * scale * (name in known) for name in orders}
+        uploads = {name: _most_bytes(server, order) * scale for name, order in orders.items()}
+        slowest = max(8 * uploads[name] / up + 8 * downloads[name] / down for name in orders)
+        clock.append(clock[-1] + wait + compute_seconds + slowest)
+        sent.append(sum(uploads.values()))
+        fetched.append(sum(downloads.values()))
+        visits.append(len(known))
         for name, order in orders.items():
-            download = server.download(name)
-            known = download.since >= 0
-            count = _entries(server, order)
-            if entries and entries + count > CARRIED * server.size:
-                server.arrived(name)
-                sent = carried / entries * count
-            else:
-                uploads.append(_upload(server, name, order, count, number))
-                sent = float(len(uploads[-1].frame))
-                entries, carried = entries + count, carried + sent
-            result.up += sent
-            result.down += known * len(download.frame)
-            result.visits += known
-            took = 8 * sent / links.up + 8 * len(download.frame) / links.down
-            slowest, typical = max(slowest, took), max(typical, known * took)
-        target -= server.total(uploads)
-        server.close(uploads, target)
-        result.seconds = wait + links.compute_seconds + slowest
-        result.typical = result.seconds - slowest + typical if result.visits else 0.0
-        clock += result.seconds
-        journal.append(result)
-    return journal
+            server.out_of_sync(name) if order.visit else server.arrived(name)
+        server.advance([], _moved(server, list(orders.values()), number))
+    half, new = played // 2, len(names) * (1 - (1 - present / len(names)) ** rounds) if first else 0.0
+    repeated = (present * rounds - new) * sum(fetched[half:]) / max(1, sum(visits[half:]))
+    seconds = (clock[-1] - clock[half]) * rounds / (played - half) + 8 * first / down
+    return Estimate(full, rounds * float(np.mean(sent)), first * new + repeated, first * new, seconds)
 
 
-def _entries(server: Server, order: Order) -> int:
-    if order.most is None and order.compressor != "none":
+def _most_bytes(server: ModelServer, order: Order) -> int:
+    if order.amount is None:
+        return 4 * server.size + HEADER
+    if isinstance(order.amount, float):
         raise InvalidInput(
             f"how many bytes the method {server.plan.method!r} sends depends on the gradients: give a ratio or bytes"
         )
-    return server.size if order.most is None else order.most
+    return server.budget.most_bytes(order)
 
 
-def _upload(server: Server, name: str, order: Order, count: int, number: int) -> Upload:
-    """An answer to an order, with random entries."""
-    seed = scramble(order.seed, number)
-    frame = b""
-    if count:
-        sparse = Sparse(server.size, draw(seed, server.size, count), _values(seed, count))
-        memory = None if server.memories is None else server.memories.of(name, order)
-        frame = encode(sparse, order.values, round=order.stamp, memory=memory, most=order.most)
-    return server.read(name, frame, norm=1.0 if order.norm else None)
+def _moved(server: ModelServer, orders: list[Order], number: int) -> torch.Tensor:
+    """The server's model after a round with random uploads; `dagc` may change every entry."""
+    counts = [server.size if order.most_entries is None else order.most_entries for order in orders]
+    count = min(server.size, sum(counts))
+    target = server.target.clone()
+    target[torch.from_numpy(draw(number, server.size, count))] += _random(number, count)
+    return target
 
 
-def _values(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    return np.random.default_rng(seed).standard_normal(count, dtype=np.float32)
+def _random(seed: int, count: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(count, dtype=np.float32))

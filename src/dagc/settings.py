@@ -40,6 +40,8 @@ class Setting:
         example: How to write it on the command line.
         in_bytes: Whether text such as `16 kB` stands for a number of bytes.
         infinite: Whether a number may be infinite.
+        group: The heading under which `--help` and the docs list it.
+        alias: A shorter name of its flag.
     """
 
     kind: Kind
@@ -56,6 +58,8 @@ class Setting:
     example: str = ""
     in_bytes: bool = False
     infinite: bool = False
+    group: str = ""
+    alias: str = ""
 
     @property
     def limits(self) -> str:
@@ -184,7 +188,7 @@ class Settings:
         schema = self.schema()
         for name in values:
             if name not in schema:
-                raise unknown("setting", name, schema)
+                raise self._unknown(name)
         object.__setattr__(self, "_explicit", frozenset(name for name, value in values.items() if value is not None))
         values = self._completed(values)
         for name, each in schema.items():
@@ -208,6 +212,15 @@ class Settings:
         metadata = {each.name: each.metadata["setting"] for each in fields(cls)}  # type: ignore[arg-type]
         defined = [name for kind in cls.__mro__ for name in vars(kind).get("__annotations__", ())]
         return {name: metadata[name] for name in dict.fromkeys(defined) if name in metadata}
+
+    @classmethod
+    def _unknown(cls, name: str) -> InvalidInput:
+        full = next((full for full, each in cls.schema().items() if name and each.alias == name), None)
+        return (
+            InvalidInput(f"there is no setting {name!r}: write {full}")
+            if full
+            else unknown("setting", name, cls.schema())
+        )
 
     @classmethod
     def default(cls, name: str) -> Any:

@@ -17,12 +17,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import dagc
-from dagc import VALUE_CODECS, Config, InvalidInput
+from dagc import VALUE_CODECS, BudgetWarning, Config, InvalidInput
 from dagc.cli import app, main
 from dagc.cli.options import CODECS, FRAME_KINDS
-from dagc.cli.train import _bars
+from dagc.cli.progress import progress_of
 from dagc.policies import POLICIES
-from dagc.policies.checks import FRAMES
+from dagc.policies.plan import FRAMES
+from dagc.training import Federation
 
 
 def run(*arguments):
@@ -82,7 +83,7 @@ def test_allocate_knows_the_methods_of_a_training():
     ("arguments", "says"),
     [
         (["allocate", "--sizes", "5000,x", "--ratio", "0.1"], "size 'x'"),
-        (["allocate", "--sizes", "5000", "--ratio", "7"], "not 7"),
+        (["allocate", "--sizes", "5000", "--ratio", "7"], "ratio is 7: it must be a number above 0 and at most 1"),
         (["allocate", "--sizes", "5,4", "--method", "best"], "no method 'best': choose one of uniform, dagc-r"),
         (["allocate", "--sizes", "5,4", "--caps", "0.1,0.1"], """caps is '0.1,0.1': write JSON, e.g. '{"3": 0.001}'"""),
         (["allocate", "--sizes", "5,4", "--caps", '{"7": 0.1}'], "no client '7': choose one of 0, 1"),
@@ -149,10 +150,15 @@ def test_help_lists_every_codec_and_kind_of_frames_in_a_line(command):
         (["run", "mlp@digits", "--ratio", "0.1", "--schedule", "cosin"], "did you mean 'cosine'"),
         (["run", "mlp@digits", "--ratio", "0.1", "--partition", "idd"], "did you mean 'iid'"),
         (["run", "mlp@digits", "--ratio", "0.1", "--network", "constnt"], "did you mean 'constant'"),
-        (["run", "mlp@digits", "--ratio", "much"], "'much' is not a valid float"),
+        (["run", "mlp@digits", "--ratio", "much"], "ratio is 'much': it must be a number above 0 and at most 1"),
         (["run", "own@digits", "--ratio", "0.1"], "pass your own model in Python, dagc.train(config, model=…)"),
         (["data", "get", "digit"], "did you mean 'digits'"),
         (["report", "no/such/folder"], "there is no folder"),
+        (["run", "mlp@digits", "--method", "fedavg"], "there is no method 'fedavg': it is called none"),
+        (["run", "mlp@digits", "--method", "FedAdam"], "it is called none with the optimizer Adam"),
+        (["run", "mlp@digits", "--method", "fedavgm"], "it is called none with momentum 0.9"),
+        (["compare", "mlp@digits", "--methods", "fedavg"], "it is called none"),
+        (["run", "mlp@digits", "--workers", "3"], "No such option"),
     ],
 )
 def test_whatever_is_wrong_is_one_line_with_a_guess(command, arguments, says):
@@ -208,14 +214,47 @@ def test_ctrl_c_at_start_up_and_a_closed_pipe_are_quiet():
 def test_the_progress_of_a_run_fits_80_columns(monkeypatch):
     text = io.StringIO()
     console = Console(file=text, width=80, force_terminal=True, color_system=None)
-    monkeypatch.setattr("dagc.cli.train.log", console)
-    with _bars(["a-rather-long-name-of-a-file.csv dagc-r"], [20_000]) as show:
+    monkeypatch.setattr("dagc.cli.progress.log", console)
+    with progress_of(["a-rather-long-name-of-a-file.csv dagc-r"], [20_000]) as show:
         show(0, 12_345, "accuracy 91.3%, up 318 kB, down 2.65 MB")
     last = [line for line in text.getvalue().replace("\r", "\n").splitlines() if "12345" in line][-1]
     assert cell_len(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", last)) <= 80
     assert "12345/20000" in last
     assert "accuracy 91.3%" in last
     assert "…" in last  # what does not fit is cut, never the numbers
+
+
+def test_amounts_are_written_as_people_write_them(tmp_path):
+    arguments = ["run", "logistic@digits", "--method", "thrifty", "--lr", "1e-1", "--participation", "50%"]
+    arguments += ["--rounds", "2", "--clients", "4", "--skew-ratio", "2", "--output", str(tmp_path / "run")]
+    assert run(*arguments, "--bytes", "0.2kB").exit_code == 0
+    config = Config.read(tmp_path / "run")
+    assert (config.bytes, config.learning_rate, config.participation, config.clients) == (200, 0.1, 0.5, 4)
+    shares = json.loads(run("allocate", "--sizes", "9,1", "--ratio", "0.1%", "--json").output)
+    assert sum(client["entries"] for client in shares["clients"]) == 2000
+    with pytest.raises(InvalidInput, match="there is no setting 'lr': write learning_rate"):
+        Config(lr=0.1)
+
+
+def test_help_groups_the_settings():
+    said = run("run", "--help").output
+    places = [said.index(f" {group} ") for group in ("Budget", "Data", "Training", "Network", "Bounds", "Run")]
+    assert all(place > 0 for place in places)
+    assert "--learning-rate" in said
+    assert "--lr" in said
+
+
+def test_a_budget_under_which_nobody_sends_is_refused(command, tmp_path):
+    arguments = ["run", "logistic@digits", "--rounds", "3", "--output", str(tmp_path / "run")]
+    code, _, err = command(*arguments, "--bytes", "0.1")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "nobody sends anything in 3 rounds of 0.1 bytes per client: raise bytes or rounds" in err
+
+
+def test_a_plan_that_cannot_learn_in_its_rounds_is_warned_about(tmp_path):
+    config = {"task": "mlp@digits", "bytes": 125, "rounds": 3}
+    with pytest.warns(BudgetWarning, match=r"3 rounds of 125 bytes per client hold at most .* % of the model's"):
+        Federation(Config(**config))
 
 
 def test_an_unknown_flag_gets_the_nearest_one(command):
@@ -225,7 +264,7 @@ def test_an_unknown_flag_gets_the_nearest_one(command):
 
 
 def test_a_round_in_which_nobody_answers_does_not_end_a_run(tmp_path):
-    arguments = ["run", "logistic@digits", "--ratio", "0.02", "--rounds", "3", "--workers", "2", "--failures", "0.999"]
+    arguments = ["run", "logistic@digits", "--ratio", "0.02", "--rounds", "3", "--clients", "2", "--failures", "0.999"]
     result = run(*arguments, "--output", str(tmp_path / "run"))
     assert result.exit_code == 0
     assert "nobody answered" in result.stderr

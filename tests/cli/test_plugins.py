@@ -62,7 +62,7 @@ def packages(tmp_path, monkeypatch):
     return install
 
 
-SMALL = ("--ratio", "0.1", "--rounds", "2", "--workers", "3", "--skew-ratio", "2", "--json")
+SMALL = ("--ratio", "0.1", "--rounds", "2", "--clients", "3", "--skew-ratio", "2", "--json")
 
 
 def test_what_a_package_registers_is_known_to_the_command(packages):

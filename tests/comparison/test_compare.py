@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from dagc import InvalidInput
 from dagc.cli import app
-from dagc.cli.train import _print_comparison as table
+from dagc.cli.compare import print_comparison as table
 from dagc.comparison import comparison_fields, run_all, split_methods, tune
 from dagc.comparison.tuning import best_of
 from dagc.folder import finished as finished_run
@@ -64,10 +64,10 @@ def test_what_came_of_it(finished):
         mine = [
             read_metrics(path) for config, path in zip(configs, paths, strict=True) if config.method == row["method"]
         ]
-        ends = [[line["accuracy"] for line in lines if "accuracy" in line][-1] for lines in mine]
-        assert row["final_accuracy"] == pytest.approx(sum(ends) / 2)
-        assert row["final_accuracy_sd"] == pytest.approx(abs(ends[0] - ends[1]) / 2**0.5)
-        firsts = [next(line for line in lines if line.get("accuracy", 0) >= 0.5) for lines in mine]
+        ends = [[line["score"] for line in lines if "score" in line][-1] for lines in mine]
+        assert row["final_score"] == pytest.approx(sum(ends) / 2)
+        assert row["final_score_sd"] == pytest.approx(abs(ends[0] - ends[1]) / 2**0.5)
+        firsts = [next(line for line in lines if line.get("score", 0) >= 0.5) for lines in mine]
         found = row["to_target"]
         assert found["reached"] == 2
         assert found["rounds"] == sum(line["round"] for line in firsts) / 2
@@ -105,11 +105,11 @@ def test_what_is_finished_is_not_done_again(finished):
         (["top-k", "top-k"], {"ratio": 0.1}, "'top-k' is named twice"),
         (["top-k", "top-k:frames=plain"], {"ratio": 0.1}, "'top-k:frames=plain' is the same as 'top-k'"),
         (["top-k:frame=raw"], {"ratio": 0.1}, "no setting of a variant 'frame': did you mean 'frames'"),
-        (["top-k:workers=3"], {"ratio": 0.1}, "no setting of a variant 'workers'"),
+        (["top-k:clients=3"], {"ratio": 0.1}, "no setting of a variant 'clients'"),
         (["top-k:raw"], {"ratio": 0.1}, "'raw' is not key=value: write e.g. top-k:values=int8"),
         (["top-k:caps={3"], {"ratio": 0.1}, "caps is '{3': write JSON"),
         (["none:overhead=0.1"], {}, "clients of method 'none' cannot wait"),
-        (["top-k"], {"ratio": 0.1, "workers": [2, 3]}, "no setting with several values 'workers'"),
+        (["top-k"], {"ratio": 0.1, "clients": [2, 3]}, "no setting with several values 'clients'"),
         (
             ["dagc", "dagc-a", "none"],
             {"threshold": 0.1},
@@ -213,12 +213,12 @@ def test_tuning_chooses_for_each_way_and_does_it_once(tmp_path, monkeypatch):
     assert [choice.by for choice in by_bytes[:2]] == ["bytes_total", "bytes_total"]
     assert [choice.at_the_edge for choice in by_bytes] == [[], [], []]
     low, good, wild = by_bytes[1].tried
-    assert (low["bytes_total"], wild["bytes_total"], wild["accuracy"]) == (None, None, None)
-    assert low["accuracy"] < good["accuracy"]
+    assert (low["bytes_total"], wild["bytes_total"], wild["score"]) == (None, None, None)
+    assert low["score"] < good["score"]
     runs = [read_run(path) for path in sorted((tmp_path / "bytes" / "tuning").glob("none-*")) if finished_run(path)]
     mine = [run for run in runs if run.settings["learning_rate"] == 0.3]
     assert sorted(run.seed for run in mine) == [1000, 1001]
-    firsts = [next(row for row in run.rows if row["accuracy"] >= 0.5) for run in mine]
+    firsts = [next(row for row in run.rows if row["score"] >= 0.5) for run in mine]
     assert good["bytes_total"] == sum(row["bytes_up"] + row["bytes_down"] for row in firsts) / 2
     with pytest.raises(InvalidInput, match="holds no run"):
         read_runs([tmp_path / "bytes"])  # what was only tried is no result
@@ -234,12 +234,12 @@ def test_tuning_without_a_target_or_one_that_nobody_reaches_is_by_accuracy(tmp_p
     ways = comparison_fields(settings, ["top-k"], {"learning_rate": [0.001, 0.3]})
     for target in (None, 1.0):
         (choice,) = tune(ways, ["learning_rate"], [1000], target, tmp_path / str(target), jobs=2)
-        assert (choice.chosen, choice.by, choice.at_the_edge) == ({"learning_rate": 0.3}, "accuracy", ["learning_rate"])
+        assert (choice.chosen, choice.by, choice.at_the_edge) == ({"learning_rate": 0.3}, "score", ["learning_rate"])
 
 
 def test_of_two_that_need_as_many_bytes_the_higher_accuracy_is_chosen():
     tried = [
-        {"learning_rate": rate, "bytes_total": need, "reached": 2, "accuracy": accuracy}
+        {"learning_rate": rate, "bytes_total": need, "reached": 2, "score": accuracy}
         for rate, need, accuracy in ((0.1, 9e6, 0.75), (0.2, 9e6, 0.76), (0.5, 9.1e6, 0.8))
     ]
     assert best_of(tried, ["learning_rate"]).chosen == best_of(tried[::-1], ["learning_rate"]).chosen
@@ -291,7 +291,7 @@ def test_compare_from_the_command_line(tmp_path):
     result = run(*arguments, "--skew-ratio", 20, "--output", tmp_path / "out", "--json")
     found = json.loads(result.stdout)
     assert [row["method"] for row in found["methods"]] == ["dagc-r", "none"]
-    keys = {"final_accuracy", "final_accuracy_sd", "best_accuracy", "bytes_up", "bytes_down", "to_target"}
+    keys = {"final_score", "final_score_sd", "best_score", "bytes_up", "bytes_down", "to_target"}
     assert all(keys <= set(row) for row in found["methods"])
     assert found["methods"][1]["bytes_up"] > 20 * found["methods"][0]["bytes_up"]
     assert found["methods"][0]["bytes_total"] == sum(found["methods"][0][f"bytes_{way}"] for way in ("up", "down"))
@@ -308,13 +308,13 @@ def test_the_table_fits_a_terminal_and_counts_both_ways(monkeypatch, capsys, tar
 
     def row(method, up, down, rounds=12_345.0, seconds=123_456.7):
         traffic = {"bytes_up": up, "bytes_down": down, "bytes_total": None if up is None else up + down}
-        goal = {"accuracy": target, "reached": 2, "rounds": rounds, "seconds": seconds, **traffic}
+        goal = {"score": target, "reached": 2, "rounds": rounds, "seconds": seconds, **traffic}
         return {
             "method": method,
             "label": method,
             "seeds": 4,
-            "final_accuracy": 0.8312,
-            "final_accuracy_sd": 0.0123,
+            "final_score": 0.8312,
+            "final_score_sd": 0.0123,
             "to_target": goal,
         }
 
@@ -384,23 +384,23 @@ def test_another_comparison_has_another_folder(tmp_path, monkeypatch):
         1,
         "--jobs",
         1,
-        "--workers",
+        "--clients",
     ]
-    for workers in (2, 3):
-        run(*arguments, workers)
+    for clients in (2, 3):
+        run(*arguments, clients)
     assert len(list(tmp_path.glob("runs/compare-logistic@digits-*/report.html"))) == 2
 
 
 def test_a_comparison_is_resumed_and_never_overwrites_another(tmp_path, monkeypatch):
     folder = tmp_path / "out"
     arguments = ["compare", "logistic@digits", "--methods", "top-k,none", "--ratio", 0.1, "--rounds", 3, "--jobs", 1]
-    small = [*arguments, "--seeds", 1, "--workers", 2, "--skew-ratio", 2, "--target", 0.01]
+    small = [*arguments, "--seeds", 1, "--clients", 2, "--skew-ratio", 2, "--target", 0.01]
 
     def stopped(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dagc.cli.train.run_all", stopped)
+        patched.setattr("dagc.cli.compare.run_all", stopped)
         assert run(*small, "--output", folder).exit_code != 0
     assert not (folder / "report.html").exists()
     assert (folder / "compare.json").exists()
@@ -436,7 +436,7 @@ def test_a_comparison_is_resumed_and_never_overwrites_another(tmp_path, monkeypa
 
 def test_compare_takes_the_task_of_its_configuration_and_a_flag_replaces_its_budget(tmp_path):
     (tmp_path / "run.toml").write_text(
-        'task = "logistic@digits"\nrounds = 2\nworkers = 2\nskew_ratio = 2.0\nratio = 0.05\n'
+        'task = "logistic@digits"\nrounds = 2\nclients = 2\nskew_ratio = 2.0\nratio = 0.05\n'
     )
     arguments = ("--methods", "top-k", "--seeds", 1, "--jobs", 1, "--bytes", 150, "--output", tmp_path / "out")
     found = json.loads(run("compare", "--config", tmp_path / "run.toml", *arguments, "--json").stdout)
@@ -463,8 +463,16 @@ def test_flags_that_contradict_are_refused(flags, says):
 
 def test_what_a_file_says_is_replaced_by_what_is_tuned(tmp_path):
     """A run's own config.toml has every setting."""
-    train(Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=4), tmp_path / "run").run()
+    train(Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=4), tmp_path / "run")
     flags = ["--config", tmp_path / "run" / "config.toml", "--methods", "dagc-r", "--seeds", 1, "--tune-seeds", 1]
     done = run("compare", *flags, "--tune", "learning-rate=0.1,0.2", "--jobs", 1, "--output", tmp_path / "both")
     assert done.exit_code == 0
     assert "tuned on seed 1000" in done.stdout
+
+
+def test_a_comparison_uses_the_clients_that_the_data_names(tmp_path, monkeypatch):
+    rows = [f"{number % 7},{number % 5},{'north' if number % 3 else 'south'},{number % 2}" for number in range(90)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,client,label", *rows]))
+    (config,) = configs_of({"task": f"logistic@{tmp_path / 'table.csv'}", "rounds": 2}, ["dagc"], [0])
+    (path,) = run_all([config], tmp_path / "runs", jobs=1)
+    assert read_run(path).clients["names"] == ["north", "south"]

@@ -29,7 +29,7 @@ NAMES = [
 def run(tmp_path_factory):
     """A finished run."""
     folder = tmp_path_factory.mktemp("run") / "run"
-    train(Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=3), folder).run()
+    train(Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=3), folder)
     return folder
 
 
@@ -163,10 +163,10 @@ def test_a_score_of_strangers_may_be_anything_but_words(copy):
     lines = (copy / "metrics.jsonl").read_text().splitlines()
     row = json.loads(lines[-1])
     for value, expected in ((1e300, np.nan), (float("inf"), np.nan), (-0.25, -0.25)):
-        (copy / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps({**row, "accuracy": value}), ""]))
-        assert np.array_equal([read_run(copy).rows[-1]["accuracy"]], [expected], equal_nan=True)
-    (copy / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps({**row, "accuracy": "high"}), ""]))
-    with pytest.raises(InvalidInput, match="has 'high' as accuracy, which is no number of a run"):
+        (copy / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps({**row, "score": value}), ""]))
+        assert np.array_equal([read_run(copy).rows[-1]["score"]], [expected], equal_nan=True)
+    (copy / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps({**row, "score": "high"}), ""]))
+    with pytest.raises(InvalidInput, match="has 'high' as score, which is no number of a run"):
         read_run(copy)
 
 

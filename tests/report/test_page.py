@@ -39,7 +39,7 @@ def report(tmp_path_factory):
         for seed in (0, 1):
             config = Config(task="logistic@digits", method=method, rounds=30, seed=seed, **fields)
             path = folder / f"{method}-{seed}"
-            train(config, path).run()
+            train(config, path)
             runs.append(read_run(path))
         return Series(label, tuple(runs))
 
@@ -63,7 +63,7 @@ def flower(path):
     with (path / "metrics.jsonl").open("w") as file:
         for number, accuracy in enumerate([0.3, math.nan, 0.5], 1):
             sent = {"entries": 20, "bytes_up": 90 * number, "bytes_down": 2100 + 400 * number, "seconds": float(number)}
-            file.write(json.dumps({"round": number, "accuracy": accuracy, **sent}) + "\n")
+            file.write(json.dumps({"round": number, "score": accuracy, **sent}) + "\n")
     return read_run(path)
 
 

@@ -47,7 +47,7 @@ def runs(tmp_path_factory):
     for method, budget in (("none", {}), ("top-k", {"ratio": 0.02}), ("dagc-r", {"ratio": 0.02})):
         for seed in (0, 1):
             config = Config(task="logistic@digits", method=method, rounds=12, seed=seed, evaluate_every=3, **budget)
-            train(config, folder / f"{method}-{seed}").run()
+            train(config, folder / f"{method}-{seed}")
     return folder
 
 
@@ -133,7 +133,7 @@ def test_labels_and_titles_say_what_differs():
 
 
 def test_budgets_and_options_are_ways_to_solve_one_problem():
-    waiting = {"bytes": 13, "values": "sign", "overhead": 0.125}
+    waiting = {"bytes": 13, "values": "sign", "frames": "compact", "overhead": 0.125}
     runs = [
         made([0.5], method="dagc-r"),
         made([0.5], method="dagc-r", **waiting),
@@ -416,7 +416,7 @@ def test_whether_the_first_model_is_counted_is_always_noted(runs):
 @pytest.mark.parametrize("fields", [{"first_model": "drawn"}, {"participation": 0.5}, {"failures": 0.9}])
 def test_a_first_download_is_known_only_where_everybody_has_one(tmp_path, fields):
     config = Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=2, evaluate_every=1, **fields)
-    train(config, tmp_path / "run").run()
+    train(config, tmp_path / "run")
     assert read_run(tmp_path / "run").first_download is None
 
 
@@ -467,9 +467,9 @@ def test_the_command_repeats_the_run(runs):
 
 
 def test_the_command_has_every_setting(tmp_path):
-    fields = {"bytes": 20, "caps": {"0": 0.5}, "per_tensor": True, "overhead": 0.25, "workers": 3}
+    fields = {"bytes": 20, "caps": {"0": 0.5}, "per_tensor": True, "frames": "compact", "overhead": 0.25, "clients": 3}
     config = Config(task="logistic@digits", rounds=2, optimizer_options={"momentum": 0.5, "nesterov": True}, **fields)
-    train(config, tmp_path / "one").run()
+    train(config, tmp_path / "one")
     words = shlex.split(run_command(read_run(tmp_path / "one").settings))
     result = CliRunner().invoke(app, [*words[1:], "--output", str(tmp_path / "other"), "--json"])
     assert result.exit_code == 0, result.output

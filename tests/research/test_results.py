@@ -78,7 +78,7 @@ def test_a_record_has_all_that_a_report_needs(made):
         assert len(kept.rows) < len(run.rows)  # thinned, and yet the first evaluation at any accuracy is there
         for thousandths in range(1000):
             goal = thousandths / 1000
-            first = [next((row for row in one.rows if row["accuracy"] >= goal), None) for one in (kept, run)]
+            first = [next((row for row in one.rows if row["score"] >= goal), None) for one in (kept, run)]
             assert first[0] == (None if first[1] is None else recorded(first[1], first[0]))
 
 
@@ -180,7 +180,7 @@ def test_settings_are_tuned_on_other_seeds_and_recorded(tmp_path, monkeypatch):
     assert {name: run.settings[name] for name in tuned.chosen} == tuned.chosen
     stopped = [read_run(path) for path in (tmp_path / "tuning").glob("*/tuning/*")]
     assert len(stopped) == 8
-    assert {run.finished for run in stopped if run.result["best_accuracy"] >= 0.5} == {False}  # that was enough
+    assert {run.finished for run in stopped if run.result["best_score"] >= 0.5} == {False}  # that was enough
     monkeypatch.setattr("research.reproduce.tune", None)  # once is enough, elsewhere, too
     shutil.rmtree(tmp_path / "tuning")
     Laboratory(tmp_path, store).run([("small", cell)], 1)
@@ -239,7 +239,7 @@ def test_tables_are_made_of_records(made, known, kind):
     assert tables.rewritten(text, store) == text
     assert tables.rewritten(text.replace("ours", "mine"), store) == text
     ours = Store(made / "results").lines()[made / "results" / "small" / "small" / "a.jsonl"][0]
-    assert f"{100 * ours.result['final_accuracy']:.0f}" in text or kind in JUDGED
+    assert f"{100 * ours.result['final_score']:.0f}" in text or kind in JUDGED
 
 
 def test_the_documents_waterfall_is_what_the_records_say(tmp_path):
@@ -305,11 +305,9 @@ def judged(kind, variants, targets=(0.5,)):
         runs = []
         for seed, (bytes, end) in enumerate(zip(taken, ends, strict=True)):
             rows = (
-                []
-                if bytes is None
-                else [{"round": 5, "accuracy": 0.5, "bytes_up": bytes, "bytes_down": 0, "seconds": 1}]
+                [] if bytes is None else [{"round": 5, "score": 0.5, "bytes_up": bytes, "bytes_down": 0, "seconds": 1}]
             )
-            result = {"final_accuracy": end, "best_accuracy": 0.5}
+            result = {"final_score": end, "best_score": 0.5}
             runs.append(Run(Path(), {"seed": seed, "task": "mlp@digits", "method": method}, {}, rows, result))
         series += [Series(label, tuple(runs), paper)] if runs else []
     found = replace(cell, variants=tuple(made))
@@ -393,10 +391,10 @@ def test_costs_are_rounds_and_accuracy_beside_what_sends_everything():
         runs = []
         for seed, (rounds, end) in enumerate(zip(firsts, ends, strict=True)):
             rows = [
-                {"round": number, "accuracy": goal, "bytes_up": 1, "bytes_down": 0, "seconds": 1}
+                {"round": number, "score": goal, "bytes_up": 1, "bytes_down": 0, "seconds": 1}
                 for number, goal in zip(rounds, (0.5, 0.6), strict=True)
             ]
-            result = {"final_accuracy": end, "best_accuracy": 0.6, "rounds": 30}
+            result = {"final_score": end, "best_score": 0.6, "rounds": 30}
             runs.append(Run(Path(), {"seed": seed, "task": "mlp@digits", "method": method}, {}, rows, result))
         series += [Series(label, tuple(runs))] if runs else []
     found = Shown("x", replace(cell, variants=tuple(made)), Panel("A cell", tuple(series), cell.targets), (), ())

@@ -9,12 +9,13 @@ import typer
 
 import dagc
 from dagc.cli.allocate import allocate
+from dagc.cli.compare import compare
 from dagc.cli.data import app as data_app
 from dagc.cli.plan import plan
 from dagc.cli.plugins import plugins
 from dagc.cli.report import report
+from dagc.cli.run import resume, run
 from dagc.cli.terminal import say, show_log, show_warnings
-from dagc.cli.train import compare, resume, run
 from dagc.errors import DagcError
 from dagc.files import failure
 from dagc.plugins import load_plugins

@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 import dagc
-from dagc.cli.options import from_json
+from dagc.cli.options import AsJson, from_json, number
 from dagc.cli.parse import client_sizes, quantity
 from dagc.cli.terminal import say
 from dagc.errors import BudgetWarning, InvalidInput, unknown
-from dagc.policies.rate import MOST_BYTES
 
 __all__ = ["allocate"]
 
@@ -24,10 +23,10 @@ SAME = {"top-k": "uniform", "random-k": "uniform", "hard-threshold": "uniform"}
 
 def allocate(
     sizes: Annotated[str, typer.Option(help="Examples per client: 5000,3000,200, or a CSV file with a column 'size'.")],
-    ratio: Annotated[float | None, typer.Option(help="Budget: the mean ratio of entries sent, e.g. 0.001.")] = None,
+    ratio: Annotated[str | None, typer.Option(help="Budget: the mean ratio of entries sent, e.g. 0.1%.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Budget: the mean threshold (methods dagc-a, power).")] = None,
     bytes: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             help="Budget: bytes per client and round, on average. (dagc.allocate in Python takes the sum over clients.)"
         ),
@@ -38,7 +37,7 @@ def allocate(
     caps: Annotated[
         str | None, typer.Option(help="The largest ratio of a client, by its name (or number), e.g. '{\"3\": 0.001}'.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show each client's share of the data, its ratio (or threshold), its entries and its bytes per round.
 
@@ -49,39 +48,38 @@ def allocate(
     limits = None if caps is None else _caps(caps, names)
     if method not in dagc.ALLOCATORS and method not in SAME:
         raise unknown("method", method, [*dagc.ALLOCATORS, *SAME])
-    if bytes is not None and not 0 < bytes <= MOST_BYTES:
-        raise InvalidInput(f"--bytes is {bytes:g}: it must be above 0 and at most 2^48")
-    if ratio is None and threshold is None and bytes is None:
-        ratio = 0.001
+    share, budget = number(ratio, "ratio"), number(bytes, "bytes")
+    if share is None and threshold is None and budget is None:
+        share = 0.001
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", BudgetWarning)
-        given = dagc.allocate(
+        amounts = dagc.allocate(
             weights,
-            ratio=ratio,
+            ratio=share,
             threshold=threshold,
-            bytes=None if bytes is None else int(bytes * np.count_nonzero(weights)),
+            bytes=None if budget is None else int(budget * np.count_nonzero(weights)),
             method=SAME.get(method, method),
             caps=limits,
-            size=size if bytes is not None else None,
+            size=size if budget is not None else None,
             values=values,
         )
     messages = [str(warning.message) for warning in caught if issubclass(warning.category, BudgetWarning)]
     scaled = weights / weights.max()  # the sum of huge ones would overflow
-    share = scaled / scaled.sum()
+    shares = scaled / scaled.sum()
     clients: list[dict[str, Any]] = [
-        {"client": name, "size": float(w), "share": float(s)} for name, w, s in zip(names, weights, share, strict=True)
+        {"client": name, "size": float(w), "share": float(s)} for name, w, s in zip(names, weights, shares, strict=True)
     ]
     if threshold is not None:
-        for client, value in zip(clients, given, strict=True):
+        for client, value in zip(clients, amounts, strict=True):
             client["threshold"] = float(value) if np.isfinite(value) else None
     else:
-        counts = dagc.entries(given, size, caps=limits)
+        counts = dagc.entries(amounts, size, caps=limits)
         most = dagc.payload_size(size, counts, values)
-        for client, value, count, bound in zip(clients, given, counts, most, strict=True):
+        for client, value, count, bound in zip(clients, amounts, counts, most, strict=True):
             client |= {"ratio": float(value), "entries": int(count), "bytes": int(bound) if count else 0}
     if as_json:
-        found = {"method": method, "parameters": size, "values": values, "clients": clients, "warnings": messages}
-        print(json.dumps(found))
+        fields = {"method": method, "parameters": size, "values": values, "clients": clients, "warnings": messages}
+        print(json.dumps(fields))
         return
     _print(clients, method, size, values)
     for line in messages:
@@ -116,10 +114,10 @@ def _print(clients: list[dict[str, Any]], method: str, parameters: int, values: 
 
 
 def _caps(text: str, names: list[str]) -> list[float]:
-    given = from_json(text, "caps")
-    if not isinstance(given, dict) or not all(isinstance(cap, (int, float)) for cap in given.values()):
+    caps = from_json(text, "caps")
+    if not isinstance(caps, dict) or not all(isinstance(cap, (int, float)) for cap in caps.values()):
         raise InvalidInput(f"caps is {text!r:.100}: write a ratio for each name, e.g. '{{\"{names[0]}\": 0.001}}'")
-    for name in given:
+    for name in caps:
         if name not in names:
             raise unknown("client", name, names)
-    return [float(given.get(name, 1.0)) for name in names]
+    return [float(caps.get(name, 1.0)) for name in names]

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagc import data
+from dagc.cli.options import AsJson
 from dagc.errors import DagcError
 from dagc.text import in_bytes, printable
 
@@ -24,7 +25,6 @@ app = typer.Typer(help="Data sets: list, get, check, show.", no_args_is_help=Tru
 DataDir = Annotated[
     str | None, typer.Option("--data-dir", help="The data folder (default: DAGC_DATA, or the user's cache).")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 _COLOURS = ("blue", "red", "green", "yellow", "magenta", "cyan", "bright_blue", "bright_red", "bright_green", "white")
 _SYMBOLS = "0123456789abcdefghijklmnopqrstuvwxyz"

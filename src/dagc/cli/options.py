@@ -1,20 +1,26 @@
-"""The flags that several commands share: one for every field of `Config`, with its description as help."""
+"""The flags that several commands share: one for every setting, with its description as help."""
 
 import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
 
 import typer
 
 from dagc.errors import InvalidInput
+from dagc.folder import read_settings
 from dagc.policies import POLICIES
 from dagc.training import Config
 from dagc.wire import VALUE_CODECS
 
-__all__ = ["from_json", "given_fields", "several", "with_config_flags"]
+__all__ = ["AsJson", "ConfigFile", "Jobs", "from_json", "number", "passed", "settings_of", "several", "with_flags"]
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings; flags override it.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the number of cores).")]
+BUDGETS = ("ratio", "threshold", "bytes", "rate")
 OBJECTS = {name: each.example for name, each in Config.schema().items() if each.kind in ("numbers", "options")}
 """Settings that hold names and values are JSON on the command line; an example of each."""
 
@@ -32,36 +38,30 @@ FRAME_KINDS = {
 """A line about each kind of frames."""
 
 
-def with_config_flags(
-    *left_out: str, lists: Collection[str] = ()
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command that takes `**fields` a flag for every field of `Config`, except those left out.
+def with_flags(*left_out: str, lists: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command that takes `**flags` a flag for every setting, except those left out, in groups.
 
-    Fields in `lists` accept several values, separated by commas.
+    Settings in `lists` accept several values, separated by commas.
     """
+    schema = Config.schema()
+    groups = list(dict.fromkeys(each.group for each in schema.values()))
+    names = [name for name in schema if name not in ("task", *left_out)]
 
     def extend(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        flags = [_flag(name, name in lists) for name in Config.schema() if name not in ("task", *left_out)]
-        command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
-        command.__doc__ = "\n\n".join([inspect.cleandoc(command.__doc__ or ""), *_names()])
+        parameters = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters += [_flag(name) for name in sorted(names, key=lambda name: groups.index(schema[name].group))]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        codecs = {name: CODECS.get(name, "from a plugin") for name in VALUE_CODECS}
+        lines = [
+            _lines("Methods (--method):", {name: spec.about for name, spec in POLICIES.items()}),
+            _lines("Value codecs (--values):", codecs | {"auto": "sign, int8 or fp32, depending on the budget"}),
+            _lines("Frames (--frames):", FRAME_KINDS),
+        ]
+        command.__doc__ = "\n\n".join([inspect.cleandoc(command.__doc__ or ""), *lines])
         return command
 
     return extend
-
-
-def _names() -> list[str]:
-    """A line for every method, value codec and kind of frames."""
-    methods = {name: kind.about for name, kind in POLICIES.items()}
-    codecs = {name: CODECS.get(name, "from a plugin") for name in VALUE_CODECS} | {
-        "auto": "sign, int8 or fp32, depending on the budget"
-    }
-    return [
-        _lines("Methods (--method):", methods),
-        _lines("Value codecs (--values):", codecs),
-        _lines("Frames (--frames):", FRAME_KINDS),
-    ]
 
 
 def _lines(title: str, names: Mapping[str, str]) -> str:
@@ -70,15 +70,41 @@ def _lines(title: str, names: Mapping[str, str]) -> str:
     return "\n".join(["\b", title, *lines])
 
 
-def given_fields(fields: dict[str, Any], lists: Collection[str] = ()) -> dict[str, Any]:
-    """The flags that were given, as `Config` takes them; several values of a field in `lists` as a list."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    for name in given.keys() & set(lists):
-        if "," in given[name]:
-            given[name] = several(given[name], f"--{name.replace('_', '-')}")
-    for name in OBJECTS.keys() & given.keys():
-        given[name] = from_json(given[name], name)
-    return given
+def _flag(name: str) -> inspect.Parameter:
+    setting, default = Config.schema()[name], Config.default(name)
+    kind = bool if setting.kind == "switch" else str  # the setting parses its own text: 0.1 %, 16 kB
+    suffix = "" if default is None or default == {} else f" (default: {default})"
+    if any(name in spec.defaults for spec in POLICIES.values()):
+        suffix = f" (default: {default}, or the method's own)" if suffix else " (some methods have their own)"
+    words = setting.help + (f": {setting.example}" if setting.example else "")
+    help_text = f"{words[0].upper()}{words[1:]}{suffix}."
+    spelled = [f"--{each}".replace("_", "-") for each in (name, setting.alias) if each]
+    option = typer.Option(*spelled, help=help_text, show_default=False, rich_help_panel=setting.group)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def passed(flags: Mapping[str, Any], lists: Collection[str] = ()) -> dict[str, Any]:
+    """The flags that were passed, as `Config` takes them; several values of a setting in `lists` as a list."""
+    values = {name: value for name, value in flags.items() if value is not None}
+    for name in values.keys() & set(lists):
+        if "," in values[name]:
+            values[name] = several(values[name], f"--{name.replace('_', '-')}")
+    return {name: from_json(value, name) if name in OBJECTS else value for name, value in values.items()}
+
+
+def settings_of(values: Mapping[str, Any], config: Path | None) -> dict[str, Any]:
+    """The settings of a file, overridden by the command line. A budget there replaces any in the file."""
+    settings = {} if config is None else read_settings(config)
+    if values.keys() & set(BUDGETS):
+        settings = {name: value for name, value in settings.items() if name not in BUDGETS}
+    return {**settings, **values}
+
+
+def number(text: str | None, name: str) -> Any:
+    """The value of a setting from the command line, checked; None if it was not passed."""
+    return None if text is None else Config.schema()[name].check(name, text)
 
 
 def several(text: str, what: str) -> list[str]:
@@ -95,17 +121,3 @@ def from_json(text: str, name: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise InvalidInput(f"{name} is {text!r:.100}: write JSON, e.g. '{OBJECTS[name]}'") from None
-
-
-def _flag(name: str, several: bool = False) -> inspect.Parameter:
-    setting, default = Config.schema()[name], Config.default(name)
-    kind = bool if setting.kind == "switch" else str  # texts are parsed by the setting itself: 0.1 %, 16 kB
-    suffix = "" if default is None or default == {} else f" (default: {default})"
-    if any(name in spec.defaults for spec in POLICIES.values()):
-        suffix = f" (default: {default}, or the method's own)" if suffix else " (some methods have their own)"
-    words = setting.help + (f": {setting.example}" if setting.example else "")
-    help_text = f"{words[0].upper()}{words[1:]}{suffix}."
-    option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, show_default=False)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )

@@ -34,9 +34,12 @@ def client_sizes(text: str) -> tuple[list[str], np.ndarray[Any, np.dtype[np.floa
             numbers.append(float(part))
         except (TypeError, ValueError):
             raise InvalidInput(f"--sizes: client {name} has size {part!r}, which is not a number") from None
-    weights = np.array(numbers)
+    names, weights = [name for name, _ in pairs], np.array(numbers)
     dagc.allocate(weights, ratio=0.5, method="uniform")  # refuses NaN, negative and empty ones with the reason
-    return [name for name, _ in pairs], weights
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(f"--sizes: two clients are called {twice!r:.100}: give each its own name")
+    return names, weights
 
 
 def quantity(text: str, option: str) -> float:
@@ -58,6 +61,8 @@ def link_rate(text: str, option: str) -> float:
         bare = f"{found[1]}{found[2]}"
         full = f"{found[1]}{found[2] or 'M'}"
         raise InvalidInput(f"{option} is {text!r:.100}: {bare} of what? Write {full}b/s for bits, {full}B/s for bytes")
+    if not number > 0:
+        raise InvalidInput(f"{option} is {text}: it must be above 0")
     return number * (8 if found[3] == "B/s" else 1)
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dagc import testing
+from dagc.cli.options import AsJson
 from dagc.plugins import GROUP, REGISTRIES, load_plugins
 
 __all__ = ["plugins"]
@@ -25,9 +26,9 @@ CHECKS: dict[str, Callable[[Any, str], None]] = {
 
 def plugins(
     check: Annotated[bool, typer.Option("--check", help="Run the contracts of dagc.testing on what they add.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """List the packages that add methods, codecs, models or data sets to dagc; exit code 1 if something is wrong with one."""
+    """List the packages that add parts to dagc; exit code 1 if something is wrong with one."""
     found = []
     for plugin in load_plugins():
         wrong = {f"{kind} {name}": _problem(kind, name) for kind, name in plugin.added} if check else {}

@@ -27,7 +27,7 @@ def report(
     targets: Annotated[str | None, typer.Option(help="Accuracies to reach, e.g. 0.75,0.8.")] = None,
     figures: Annotated[bool, typer.Option(help="Also draw SVG and PNG files (needs matplotlib).")] = True,
 ) -> None:
-    """Write one self-contained page about runs, with tables (CSV, LaTeX, Markdown) and curves (CSV, SVG, PNG).
+    """Write one page about runs, with tables (CSV, LaTeX, Markdown) and curves (CSV, SVG, PNG).
 
     Runs that differ only in the seed become one line with a band. Unreadable runs are left out, with a warning.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from dagc.errors import InvalidInput, unknown
 from dagc.policies import POLICIES
+from dagc.policies.policy import unknown_method
 from dagc.training import SOLUTION, Config
 
 __all__ = ["SWEPT", "comparison_fields", "split_methods"]
@@ -120,7 +121,7 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     """The method and the settings of `NAME:key=value,key=value`."""
     method, colon, rest = text.partition(":")
     if method not in POLICIES:
-        raise unknown("method", method, POLICIES)
+        raise unknown_method(method)
     overrides: dict[str, Any] = {}
     for part in re.split(r",(?![^{]*})", rest) if colon else ():
         key, equals, value = part.partition("=")

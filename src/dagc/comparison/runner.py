@@ -67,7 +67,7 @@ def run_all(
         progress: Called from time to time.
         diverged: Called with a run whose model or gradients became NaN or too large; without it, that stops all runs.
         done: Called with a run that has come to its end, and its folder.
-        until: An accuracy at which a run may end; it is not finished then, and nothing is trained if it is asked again.
+        until: A score at which a run may end; it is not finished then, and nothing is trained if it is asked again.
         begin: Called with a run's folder in the process that works on it, before it does: a function that can be
             pickled.
     """
@@ -87,7 +87,7 @@ def run_all(
                     done(number, path)
                 else:
                     alone = config if config.threads else config.replaced(threads=threads)
-                    fields = alone.as_dict()
+                    fields = alone.explicit()  # a default that was not asked for may be adapted to the data
                     tasks[pool.submit(_run, fields, path, until, begin)] = number
         waiting = set(tasks)
         while waiting:

@@ -20,7 +20,7 @@ __all__ = ["TUNING_SEEDS", "Choice", "best_of", "candidates_hash", "tune"]
 
 TUNING_SEEDS = 1000
 """The first seed for tuning; comparisons use 0, 1, 2, …"""
-NOTHING: dict[str, float | None] = {"bytes_total": None, "reached": 0, "accuracy": None}
+NOTHING: dict[str, float | None] = {"bytes_total": None, "reached": 0, "score": None}
 """What is known of a candidate that diverged."""
 
 
@@ -30,9 +30,9 @@ class Choice:
 
     Attributes:
         chosen: The settings that the other candidates have otherwise; empty if there was nothing to choose.
-        by: What decided: `bytes_total`, the bytes both ways to the target, or `accuracy`, the final one.
+        by: What decided: `bytes_total`, the bytes both ways to the target, or `score`, the final one.
         tried: For each candidate its settings, `bytes_total` (None if a seed did not reach the target), `reached` (how
-            many seeds did) and `accuracy` (None if a seed diverged), means over the seeds.
+            many seeds did) and `score` (None if a seed diverged), means over the seeds.
     """
 
     chosen: dict[str, Any]
@@ -62,21 +62,21 @@ def tune(
     known: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = lambda fields: None,
     begin: Callable[[Path], object] | None = None,
 ) -> list[Choice]:
-    """Choose one of the candidates for every line: the fewest total bytes to the target, or the highest accuracy.
+    """Choose one of the candidates for every line: the fewest total bytes to the target, or the highest score.
 
-    By accuracy where there is no target, or no candidate reaches it with all seeds: then of those that reach it with
-    most. If two need equally many bytes, the higher accuracy decides. What was chosen is kept in `tuning.json`, so
+    By score where there is no target, or no candidate reaches it with all seeds: then of those that reach it with
+    most. If two need equally many bytes, the higher score decides. What was chosen is kept in `tuning.json`, so
     that it is done once; the runs are kept in a folder beside it.
 
     Args:
         ways: For each line, the fields of its candidates, as `comparison_fields` returns them.
         names: The settings to choose.
         seeds: The seeds, other than those of the comparison.
-        target: The accuracy to reach.
+        target: The score to reach.
         folder: The comparison's folder.
         jobs: Runs at a time.
         watch: Makes what is called with the progress of the runs.
-        until: An accuracy at which a run may end, to be done sooner.
+        until: A score at which a run may end, to be done sooner.
         known: What is known of a candidate from before, as in `Choice.tried`; None if it is to be run.
         begin: As for `run_all`.
     """
@@ -121,28 +121,28 @@ def candidates_hash(ways: Sequence[Sequence[Mapping[str, Any]]], seeds: Sequence
 
 def _scores(paths: Sequence[Path], target: float | None) -> dict[str, float | None]:
     series = Series("", tuple(map(read_run, paths)))
-    accuracy = final(series).mean
+    score = final(series).mean
     goal = None if target is None else reached(series, target)
     return {
         "bytes_total": None if goal is None or goal.bytes_total is None else goal.bytes_total.mean,
         "reached": 0 if goal is None else goal.seeds,
-        "accuracy": accuracy if math.isfinite(accuracy) else None,
+        "score": score if math.isfinite(score) else None,
     }
 
 
 def best_of(tried: list[dict[str, Any]], names: Sequence[str]) -> Choice:
     """Choose one of the candidates that were tried, as `tune` describes."""
     successful = [each for each in tried if each["bytes_total"] is not None]
-    by = "bytes_total" if successful else "accuracy"
+    by = "bytes_total" if successful else "score"
     if not tried:
         return Choice({}, by, [])
-    measured = successful or [each for each in tried if each["accuracy"] is not None]
+    measured = successful or [each for each in tried if each["score"] is not None]
     if not measured:
         raise InvalidInput(f"every candidate of {', '.join(names)} diverged: try smaller learning rates")
     if successful:
-        best = min(successful, key=lambda each: (each["bytes_total"], -(each["accuracy"] or 0.0)))
+        best = min(successful, key=lambda each: (each["bytes_total"], -(each["score"] or 0.0)))
     else:
-        best = max(measured, key=lambda each: (each["reached"], each["accuracy"]))
+        best = max(measured, key=lambda each: (each["reached"], each["score"]))
     return Choice({name: best[name] for name in names}, by, tried)
 
 

@@ -1,16 +1,17 @@
 """The plan: everything that clients and server agree on before training, the same in every engine."""
 
-import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from logging import getLogger
 from typing import Any, Self
 
 from dagc._numba import compiled
 from dagc.allocation import most_entries
 from dagc.errors import InvalidInput, unknown
 from dagc.feedback import SMALLEST_CLIP
-from dagc.policies.policy import POLICIES, Method, Policy
+from dagc.policies.defaults import level_bytes, usual_bytes
+from dagc.policies.policy import POLICIES, Method, Policy, unknown_method
 from dagc.policies.rate import MOST_BYTES, Account, make_rate
 from dagc.settings import Settings, setting
 from dagc.wire import VALUE_CODECS
@@ -18,13 +19,10 @@ from dagc.wire.coder import MOST_SIZE
 
 __all__ = ["FRAMES", "ClientPlan", "Plan", "level_bytes", "usual_bytes"]
 
+log = getLogger("dagc.policies")
 FRAMES = ("compact", "coded", "auto")
 CODED_BELOW = 1 << 18
 """With "auto", models of up to this many entries use coded frames; `docs/studies/coder.md` explains why."""
-NO_CODER = (
-    "frames are compact, about a third longer: the coder needs numba, which is not installed or switched off; "
-    "to code without it, many times slower, set frames to coded"
-)
 SIGNS_BELOW = 0.1
 """With "auto", signs are sent below this ratio of entries: `docs/studies/beyond.md` measured ratios up to 7 %."""
 SIGNS_BELOW_BYTES = 48
@@ -35,27 +33,13 @@ BUDGETS = ("ratio", "threshold", "bytes", "rate")
 EXAMPLES = {"ratio": "ratio 0.001", "threshold": "threshold 0.05"}
 
 
-def usual_bytes(size: int) -> float:
-    """The default budget of methods that count entries: half the square root of the model's size, at least 8.
-
-    Example:
-        >>> usual_bytes(7850), usual_bytes(236_000)
-        (44.0, 243.0)
-    """
-    return max(8.0, float(round(0.5 * math.sqrt(size))))
-
-
-def level_bytes(size: int) -> float:
-    """The default budget of `dagc`: as accurate as training without compression, at its number of rounds.
-
-    That is 24 times the square root of the model's size, but never more than a tenth of a byte per entry, and at least
-    64 bytes. `docs/studies/level.md` has what was measured.
-
-    Example:
-        >>> level_bytes(7850), level_bytes(236_000)
-        (785.0, 11659.0)
-    """
-    return max(64.0, float(round(min(24 * math.sqrt(size), size / 10))))
+@cache
+def _warn_without_numba() -> None:
+    """Once per process. The choice must not depend on the machine: both sides, and a resumed run, make the same."""
+    log.warning(
+        "frames are coded, which takes seconds per frame here, since numba cannot be used: install it, or choose "
+        "frames='compact', whose frames are longer"
+    )
 
 
 def _rate(text: Any) -> str:
@@ -73,17 +57,19 @@ class ClientPlan(Settings):
         "text",
         registry=lambda: (*VALUE_CODECS, "auto"),
         noun="value codec",
+        group="Method",
     )
     frames: str = setting(
-        "compact", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames"
+        "compact", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames", group="Method"
     )
-    per_tensor: bool = setting(False, "select within each tensor of the model", "switch")
+    per_tensor: bool = setting(False, "select within each tensor of the model", "switch", group="Method")
     step_ahead: float = setting(
         0.0,
         "train ahead of the model by this fraction of what was not sent yet, but no farther than the last update moved",
         least=0,
         most=1,
         note="a number from 0 (off) to 1",
+        group="Method",
     )
     seed: int = setting(
         0,
@@ -92,6 +78,7 @@ class ClientPlan(Settings):
         least=0,
         below=1 << 63,
         note="an integer from 0 to 2^63 - 1",
+        group="Run",
     )
 
 
@@ -114,27 +101,40 @@ class Plan(ClientPlan):
         dagc.errors.InvalidInput: there is no setting 'ration': did you mean 'ratio'? Choose one of method, ...
     """
 
-    method: str = setting("dagc", "how each client's compression is chosen", "text", registry=lambda: POLICIES)
+    method: str = setting(
+        "dagc", "how each client's compression is chosen", "text", registry=lambda: POLICIES, group="Method"
+    )
     ratio: float | None = setting(
-        None, "budget: the mean ratio of entries sent; for dagc, of the bytes of an uncompressed model", above=0, most=1
+        None,
+        "budget: the mean ratio of entries sent; for dagc, of the bytes of an uncompressed model",
+        above=0,
+        most=1,
+        group="Budget",
     )
     threshold: float | None = setting(
         None,
         "budget: the mean threshold, in the units of what is compressed",
         above=0,
         note="a number above 0 and finite",
+        group="Budget",
     )
     bytes: float | None = setting(
-        None, "budget: uploaded bytes per client and round, on average", above=0, most=MOST_BYTES, in_bytes=True
+        None,
+        "budget: uploaded bytes per client and round, on average",
+        above=0,
+        most=MOST_BYTES,
+        in_bytes=True,
+        group="Budget",
     )
     rate: str | None = setting(
         None,
         "budget: each client's uploaded bytes over time: 200 kB/training, or 1 MB/hour with bytes",
         "text",
         parse=_rate,
+        group="Budget",
     )
     caps: Mapping[str, float] = setting(
-        {}, "the largest ratio of a client, by its name", "numbers", example='{"3": 0.001}'
+        {}, "the largest ratio of a client, by its name", "numbers", example='{"3": 0.001}', group="Budget"
     )
     exponent: float | None = setting(
         None,
@@ -142,6 +142,7 @@ class Plan(ClientPlan):
         least=0,
         most=4,
         note="a number from 0 (uniform) to 4",
+        group="Method",
     )
     overhead: float | None = setting(
         None,
@@ -149,6 +150,7 @@ class Plan(ClientPlan):
         least=0,
         most=1,
         note="a number from 0 (nobody waits) to 1",
+        group="Budget",
     )
     down: float | str | None = setting(
         None,
@@ -158,34 +160,45 @@ class Plan(ClientPlan):
         words=("lossless", "same"),
         in_bytes=True,
         note="a number of bytes above 0",
+        group="Budget",
     )
     first_model: str = setting(
-        "sent", "initial model: sent to all clients, or drawn by each from the seed", "text", words=("sent", "drawn")
+        "sent",
+        "initial model: sent to all clients, or drawn by each from the seed",
+        "text",
+        words=("sent", "drawn"),
+        group="Budget",
     )
-    first_bits: int | None = setting(
+    first_bits: int | str | None = setting(
         None,
         "round the first model to so many bits per entry, and start from that: 8 lose nothing, nor do 4 of a random "
         "one; exact if not given",
         "integer",
         least=2,
         most=8,
+        words=("exact",),
+        group="Budget",
     )
-    options: Mapping[str, float] = setting({}, "further options of the method", "numbers", example='{"interval": 5}')
+    options: Mapping[str, float] = setting(
+        {}, "further options of the method", "numbers", example='{"interval": 5}', group="Method"
+    )
     clip: float | None = setting(
         None, "the largest norm of what a client sends in a round; the rest stays for later", least=SMALLEST_CLIP,
-        note=f"a number of at least {SMALLEST_CLIP:.3g} and finite",
+        note=f"a number of at least {SMALLEST_CLIP:.3g} and finite", group="Bounds",
     )  # fmt: skip
     norm_bound: float | None = setting(
         None, "reject uploads this many times larger than the median of recent ones", above=1,
-        note="a number above 1 and finite",
+        note="a number above 1 and finite", group="Bounds",
     )  # fmt: skip
-    most_examples: float | None = setting(None, "count at most this many examples of a client", above=0, most=1 << 53)
+    most_examples: float | None = setting(
+        None, "count at most this many examples of a client", above=0, most=1 << 53, group="Bounds"
+    )
 
     def _completed(self, values: dict[str, Any]) -> dict[str, Any]:
         """The settings with the method's own defaults for those that are missing or None."""
         method = values.get("method", self.default("method"))
         if not isinstance(method, str) or method not in POLICIES:
-            raise unknown("method", method, POLICIES)
+            raise unknown_method(method)
         defaults = {name: value for name, value in POLICIES[method].defaults.items() if values.get(name) is None}
         plain = {name: value for name, value in values.items() if value is not None or self.default(name) is None}
         return {**plain, **defaults}
@@ -268,7 +281,9 @@ class Plan(ClientPlan):
             raise InvalidInput(f"frames is 'coded', but {size:,} entries are too many for it: choose compact or auto")
         resolved: dict[str, Any] = {}
         if self.frames == "auto":
-            resolved["frames"] = self._frames_for(size)
+            resolved["frames"] = "coded" if size <= CODED_BELOW else "compact"
+            if resolved["frames"] == "coded" and not compiled():
+                _warn_without_numba()
         if "bytes" in self.method_spec.budgets and not self.budgets_set:
             resolved["bytes"] = level_bytes(size) if self.method_spec.encodes else usual_bytes(size)
         if self.method_spec.encodes and self.ratio is not None:
@@ -276,14 +291,6 @@ class Plan(ClientPlan):
         if self.values == "auto":
             resolved["values"] = self._values_for(size, resolved.get("bytes", self.bytes))
         return self.replaced(**resolved) if resolved else self
-
-    def _frames_for(self, size: int) -> str:
-        if size > CODED_BELOW:
-            return "compact"
-        if not compiled():
-            warnings.warn(NO_CODER, stacklevel=4)
-            return "compact"
-        return "coded"
 
     def _values_for(self, size: int, budget: float | None) -> str:
         if self.ratio is None and not self.in_bytes:
@@ -366,6 +373,11 @@ class Plan(ClientPlan):
     def exact_values(self) -> str:
         """The value codec of lossless downloads: fp32, unless a baseline sends indices as integers."""
         return self.values if self.values in VALUE_CODECS and VALUE_CODECS[self.values].index_bytes else "fp32"
+
+    @property
+    def rounded_bits(self) -> int | None:
+        """The bits per entry of the first model that clients download; None if they get it exactly, or draw it."""
+        return self.first_bits if isinstance(self.first_bits, int) and self.first_model == "sent" else None
 
     @property
     def in_bytes(self) -> bool:

@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from dagc.errors import InvalidInput, unknown
+
 if TYPE_CHECKING:
     from dagc.policies.plan import Plan
 
-__all__ = ["POLICIES", "Method", "Policy", "Report", "Situation"]
+__all__ = ["POLICIES", "Method", "Policy", "Report", "Situation", "unknown_method"]
 
 
 class Report(NamedTuple):
@@ -89,3 +91,27 @@ class Method(NamedTuple):
 
 POLICIES: dict[str, Method] = {}
 """Every training method by name. Add yours, and every engine knows it."""
+
+ELSEWHERE = {
+    "fedavg": "none",
+    "fedsgd": "none with one local step",
+    "fedadam": "none with the optimizer Adam",
+    "fedavgm": "none with momentum 0.9",
+    "topk": "top-k",
+    "randomk": "random-k",
+    "dgc": "top-k",
+}
+"""What others call methods, in small letters without hyphens."""
+
+
+def unknown_method(name: object) -> InvalidInput:
+    """Make the error for a method that does not exist. Names from the literature get ours.
+
+    Example:
+        >>> print(unknown_method("FedAdam"))
+        there is no method 'FedAdam': it is called none with the optimizer Adam
+    """
+    called = ELSEWHERE.get(name.lower().replace("-", "").replace("_", "")) if isinstance(name, str) else None
+    if called is None:
+        return unknown("method", name, POLICIES)
+    return InvalidInput(f"there is no method {name!r}: it is called {called}")

@@ -217,8 +217,9 @@ class ModelServer(Server):
     ) -> None:
         super().__init__(plan, len(model), rounds, shapes)
         vector = model.detach().cpu().numpy()
-        bits = self.plan.first_bits if self.plan.first_model == "sent" else None
-        self.downlink = Downlink(self.plan.downward(), vector, shapes, rounds, self.plan.exact_values, bits)
+        self.downlink = Downlink(
+            self.plan.downward(), vector, shapes, rounds, self.plan.exact_values, self.plan.rounded_bits
+        )
         self._seconds = 0.0
         self._visited = False  # whether all clients of this round visit: none of them downloads broadcasts
         self._free = not plan.budgets_set  # nobody has said what a visit may cost
@@ -294,7 +295,9 @@ class ModelServer(Server):
         if self._visited:
             self.downlink.jump(vector)
         else:
-            self.downlink.advance(vector, self.round, self.plan.down_share(1 / self.roster.gap), self._seconds)
+            # Newcomers download the whole model: they must not make the others wait for broadcasts.
+            gap = self.roster.gap if self.plan.down == "same" else self.roster.return_gap
+            self.downlink.advance(vector, self.round, self.plan.down_share(1 / gap), self._seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """As `Server.state_dict`."""

@@ -24,7 +24,7 @@ def history_html(rows: Sequence[Mapping[str, Any]], title: str = "", metric: str
         metric: What the score is called.
 
     Example:
-        >>> rows = [{"round": 1, "accuracy": 0.5, "bytes_up": 10, "bytes_down": 90, "seconds": 2.0}]
+        >>> rows = [{"round": 1, "score": 0.5, "bytes_up": 10, "bytes_down": 90, "seconds": 2.0}]
         >>> history_html(rows, metric="accuracy").count("<tr>")
         2
     """

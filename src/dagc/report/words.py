@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from dagc.policies import Plan
 from dagc.report.numbers import BYTES, difference, final, reached, targets
 from dagc.report.panels import Panel, Series
 from dagc.text import count, in_bytes, percent
@@ -62,9 +63,9 @@ def _alone(series: Series) -> str:
 
 
 def _by_bytes(panel: Panel) -> str:
-    """The series with the fewest total bytes to the highest target that most reach, compared with its rivals.
+    """What the default method took to the highest target that most series reach; else, the one with the fewest bytes.
 
-    First with no compression, if that has reached the target; then with the best of the other methods.
+    Compared first with no compression, if that has reached the target; then with the best of the other methods.
     """
     if not any(math.isfinite(final(each).mean) for each in panel.series):
         return "No series has a valid score."
@@ -75,21 +76,24 @@ def _by_bytes(panel: Panel) -> str:
         best = max(panel.series, key=lambda each: (math.isfinite(final(each).mean), final(each).mean))
         who = f"only {ranking[0].label}" if ranking else "no method"
         return f"{best.label} ends highest, at {percent(final(best), 1)}; {who} reached {goal} with every seed."
-    best, *rest = ranking
+    best = next((each for each in ranking if _method(each) == Plan.default("method")), ranking[0])
+    rest = [each for each in ranking if each is not best]
     methods = [series for series in rest if _method(series) not in ("none", _method(best))]
     plain = [series for series in rest if _method(series) == "none"]
     rival, *others = (plain + methods[:1]) or rest
     clients = count(len(best.runs[0].clients["sizes"]), "client", words=True)
     rounds = [_rounds(each, target) for each in (best, rival)]
     unclear = _unclear(rival, best, target)
+    more = "each" if round(rounds[0]) == round(rounds[1]) else f"instead of {rounds[1]:,.0f}"
     words = (
         f"To reach {goal} {panel.metric}, {clients} exchanged {in_bytes(totals[best])} {_with(best, rival)} instead of "
-        f"{in_bytes(totals[rival])} {_with(rival, best)}{unclear}, in {count(rounds[0], 'round')} instead of "
-        f"{rounds[1]:,.0f}. Final {panel.metric}: {percent(final(best), 1)} compared with {percent(final(rival), 1)}."
+        f"{in_bytes(totals[rival])} {_with(rival, best)}{unclear}, in {count(rounds[0], 'round')} {more}. "
+        f"Final {panel.metric}: {percent(final(best), 1)} compared with {percent(final(rival), 1)}."
     )
     for other in [each for each in others if each is not rival][:1]:
         words += f" The best other method, {other.label}, needed {in_bytes(totals[other])}"
-        words += f"{_unclear(other, best, target)}, in {count(_rounds(other, target), 'round')}."
+        words += f"{_unclear(other, best, target)}, in {count(_rounds(other, target), 'round')}"
+        words += f", and ended at {percent(final(other), 1)}."
     return words
 
 
@@ -119,7 +123,7 @@ def _with(series: Series, other: Series) -> str:
 def _unclear(series: Series, best: Series, target: float) -> str:
     """A remark if a difference of bytes is smaller than its spread."""
     gap = difference(series, best, target)
-    return "" if gap.sd is None or gap.mean >= gap.sd else " (a difference within the spread between seeds)"
+    return "" if gap.sd is None or abs(gap.mean) >= gap.sd else " (a difference within the spread between seeds)"
 
 
 def _over_panels(panels: Sequence[Panel]) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from dagc.data import Partition
 from dagc.errors import InvalidInput
 from dagc.folder import read_metrics, summary
-from dagc.training.callbacks import CsvLog, TensorBoard, ToTarget
+from dagc.training.callbacks import CsvLog, EarlyStopping, MLflow, TensorBoard, ToTarget, WandB
 from dagc.training.config import OWN, SOLUTION, Config
 from dagc.training.custom import customize
 from dagc.training.federation import Federation, Round
@@ -26,13 +26,16 @@ __all__ = [
     "Callback",
     "Config",
     "CsvLog",
+    "EarlyStopping",
     "Federation",
+    "MLflow",
     "Result",
     "Round",
     "RunFolder",
     "TensorBoard",
     "ToTarget",
     "Training",
+    "WandB",
     "iterate",
     "read_metrics",
     "summary",

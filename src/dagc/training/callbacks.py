@@ -1,9 +1,11 @@
-"""Callbacks for every round: write a CSV file or TensorBoard logs, and detect when a score is reached."""
+"""Callbacks for every round: stop early, detect when a score is reached, and log to a file or another program."""
 
 import csv
 import io
+import math
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +13,10 @@ from dagc.errors import InvalidInput, MissingExtra
 from dagc.files import failure, write_atomically
 
 if TYPE_CHECKING:
-    from dagc.training.federation import Federation, Round
+    from dagc.training.federation import Federation
+    from dagc.training.round import Round
 
-__all__ = ["CsvLog", "TensorBoard", "ToTarget"]
+__all__ = ["CsvLog", "EarlyStopping", "MLflow", "TensorBoard", "ToTarget", "WandB"]
 
 TO_TARGET = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
 COLUMNS = (
@@ -57,6 +60,35 @@ class ToTarget:
             self.reached = dict(zip(TO_TARGET, amounts, strict=True))
 
 
+class EarlyStopping:
+    """Stops a training whose score no longer rises.
+
+    Args:
+        patience: How many evaluations in a row may pass without a new best score.
+        least: By how much a score must be above the best one to count.
+
+    Example:
+        >>> import dagc
+        >>> config = dagc.Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=500, evaluate_every=1)
+        >>> len(dagc.train(config, callbacks=[EarlyStopping(patience=5)]).rounds) < 500
+        True
+    """
+
+    def __init__(self, patience: int, least: float = 0.0) -> None:
+        if patience < 1:
+            raise InvalidInput(f"patience is {patience}: give a number of evaluations, at least 1")
+        self.patience, self.least = patience, least
+        self.best, self.waited = -math.inf, 0
+
+    def __call__(self, federation: "Federation", result: "Round") -> bool:
+        """After a round; whether to stop."""
+        if result.score is None:
+            return False
+        better = result.score > self.best + self.least
+        self.best, self.waited = (result.score, 0) if better else (self.best, self.waited + 1)
+        return self.waited >= self.patience
+
+
 class _Log(ToTarget):
     """Writes a line for every round. A resumed run continues from its checkpoint."""
 
@@ -68,13 +100,13 @@ class _Log(ToTarget):
     def __call__(self, federation: "Federation", result: "Round") -> None:
         if self._began is None:
             self._began = time.perf_counter()
-            self._open(result.round)
+            self._open(result.round, federation)
         super().__call__(federation, result)
         elapsed = self._before + time.perf_counter() - self._began
         total = {"bytes_total": result.bytes_up + result.bytes_down, "elapsed": round(elapsed, 3)}
         self._write({**vars(result), **total, **self.reached})
 
-    def _open(self, round: int) -> None:
+    def _open(self, round: int, federation: "Federation") -> None:
         """Prepare for the first round that is written; for subclasses."""
 
     def _write(self, fields: Mapping[str, Any]) -> None:
@@ -102,7 +134,7 @@ class CsvLog(_Log):
         super().__init__(target)
         self.path = Path(path)
 
-    def _open(self, round: int) -> None:
+    def _open(self, round: int, federation: "Federation") -> None:
         kept = [row for row in self._rows() if int(row["round"]) < round]
         if kept:
             self._before = float(kept[-1]["elapsed"])
@@ -149,23 +181,66 @@ class TensorBoard(_Log):
 
     def __init__(self, folder: str | Path, target: float | None = None) -> None:
         super().__init__(target)
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingExtra("TensorBoard logs need the package tensorboard: pip install tensorboard") from error
+        self._make = _imported("tensorboard", "torch.utils.tensorboard").SummaryWriter
         self.folder = Path(folder)
-        self._make: Any = SummaryWriter
         self._writer: Any = None
         self._written = False
 
-    def _open(self, round: int) -> None:
+    def _open(self, round: int, federation: "Federation") -> None:
         self._writer = self._make(str(self.folder), purge_step=round if round > 1 else None)
 
     def _write(self, fields: Mapping[str, Any]) -> None:
-        for name in COLUMNS[1:]:
-            once = name in TO_TARGET
-            if fields.get(name) is not None and not (once and self._written):
-                self._writer.add_scalar(name, fields[name], fields["round"])
+        for name, value in _numbers(fields).items():
+            if name not in TO_TARGET or not self._written:
+                self._writer.add_scalar(name, value, fields["round"])
         self._written = bool(self.reached)
         if fields["score"] is not None:
             self._writer.flush()
+
+
+class WandB(_Log):
+    """A callback that logs the settings and every round to Weights & Biases. It needs the package wandb.
+
+    Args:
+        target: A score; what it took to reach it is logged as `rounds_to_target` and so on.
+        settings: Passed to `wandb.init`, e.g. a project.
+    """
+
+    def __init__(self, target: float | None = None, **settings: Any) -> None:
+        super().__init__(target)
+        self._package, self._settings = _imported("wandb"), settings
+
+    def _open(self, round: int, federation: "Federation") -> None:
+        self._run = self._package.init(**{"config": federation.config.as_dict(), **self._settings})
+
+    def _write(self, fields: Mapping[str, Any]) -> None:
+        self._run.log(_numbers(fields), step=fields["round"])
+
+
+class MLflow(_Log):
+    """A callback that logs the settings and every round to the active run of MLflow. It needs the package mlflow.
+
+    Args:
+        target: A score; what it took to reach it is logged as `rounds_to_target` and so on.
+    """
+
+    def __init__(self, target: float | None = None) -> None:
+        super().__init__(target)
+        self._package = _imported("mlflow")
+
+    def _open(self, round: int, federation: "Federation") -> None:
+        self._package.log_params(federation.config.as_dict())
+
+    def _write(self, fields: Mapping[str, Any]) -> None:
+        self._package.log_metrics(_numbers(fields), step=fields["round"])
+
+
+def _numbers(fields: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(fields[name]) for name in COLUMNS[1:] if fields.get(name) is not None}
+
+
+def _imported(package: str, module: str = "") -> Any:
+    try:
+        return import_module(module or package)
+    except ImportError as error:
+        raise MissingExtra(f"such logs need the package {package}: pip install {package}") from error

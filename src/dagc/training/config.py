@@ -69,12 +69,12 @@ def _device(device: str) -> str:
     return device
 
 
-def _step_size(default: float | None, help: str) -> Any:
-    return setting(default, help, above=0, most=1e30)
+def _step_size(default: float | None, help: str, alias: str = "") -> Any:
+    return setting(default, help, above=0, most=1e30, group="Training", alias=alias)
 
 
 def _schedule(help: str) -> Any:
-    return setting("constant", help, "text", words=SCHEDULES)
+    return setting("constant", help, "text", words=SCHEDULES, group="Training")
 
 
 @dataclass(frozen=True, init=False)
@@ -91,48 +91,69 @@ class Config(Plan):
     """
 
     task: str = setting(
-        "mlp@digits", "MODEL@DATA, e.g. cnn@cifar-10; DATA may be a path to your own", "text", parse=_task
+        "mlp@digits", "MODEL@DATA, e.g. cnn@cifar-10; DATA may be a path to your own", "text", parse=_task, group="Data"
     )
     threshold_units: str = setting(
         "update",
         "units of the threshold: gradient, or update = learning rate x gradient",
         "text",
         words=("update", "gradient"),
+        group="Budget",
     )
-    clients: int = setting(10, "number of clients", "integer", least=1)
-    skew_ratio: float = setting(100.0, "size of the largest / size of the smallest client", least=1)
+    clients: int = setting(10, "number of clients", "integer", least=1, group="Data")
+    skew_ratio: float = setting(100.0, "size of the largest / size of the smallest client", least=1, group="Data")
     label_alpha: float = setting(
-        0.5, "Dirichlet parameter of the labels per client; inf for equal mixes", above=0, infinite=True
+        0.5, "Dirichlet parameter of the labels per client; inf for equal mixes", above=0, infinite=True, group="Data"
     )
     partition: str | None = setting(
         None,
         "another split, e.g. iid:clients=10 or by-client, instead of clients, skew ratio and label alpha",
         "text",
+        group="Data",
     )
     objective: str = setting(
         "auto",
         "what to learn: classification, regression, next-token; auto: depends on the data",
         "text",
         words=OBJECTIVES,
+        group="Data",
     )
-    label: str | None = setting(None, "column of your data to predict; label if not given", "text")
-    client: str | None = setting(None, "column of your data with the owner of each row; client if not given", "text")
-    data_dir: str | None = setting(None, "data folder; DAGC_DATA or the user's cache if not given", "text")
-    augment: bool = setting(False, "crop and flip images", "switch")
-    rounds: int = setting(1000, "number of rounds", "integer", least=1)
-    learning_rate: float = _step_size(0.1, "step size; that of the clients' own steps if they take several")
+    label: str | None = setting(None, "column of your data to predict; label if not given", "text", group="Data")
+    client: str | None = setting(
+        None, "column of your data with the owner of each row; client if not given", "text", group="Data"
+    )
+    data_dir: str | None = setting(
+        None, "data folder; DAGC_DATA or the user's cache if not given", "text", group="Data"
+    )
+    augment: bool = setting(False, "crop and flip images", "switch", group="Data")
+    rounds: int = setting(1000, "number of rounds", "integer", least=1, group="Training")
+    learning_rate: float = _step_size(0.1, "step size; that of the clients' own steps if they take several", alias="lr")
     schedule: str = _schedule("of the learning rate: constant, linear or cosine (to 0)")
-    batch_size: int = setting(32, "examples per client and step", "integer", least=1)
-    local_steps: int = setting(1, "steps per round; above 1 the model difference is sent", "integer", least=1)
-    epochs: float | None = setting(
-        None, "passes of every client over its own data per round, instead of local steps", above=0, most=1e6
+    batch_size: int = setting(32, "examples per client and step", "integer", least=1, group="Training")
+    local_steps: int = setting(
+        1, "steps per round; above 1 the model difference is sent", "integer", least=1, group="Training"
     )
-    client_momentum: float = setting(0.0, "momentum of the clients' own steps, reset in every round", least=0, below=1)
-    client_weight_decay: float = setting(0.0, "weight decay of the clients' own steps", least=0, most=1e30)
-    participation: float = setting(1.0, "fraction of the clients asked in a round", above=0, most=1)
-    failures: float = setting(0.0, "probability that a client asked does not answer", least=0, below=1)
-    late: float = setting(0.0, "probability that an upload arrives too late to be accepted", least=0, below=1)
-    optimizer: str = setting("SGD", "the server's optimizer: any class of torch.optim", "text", parse=_optimizer)
+    epochs: float | None = setting(
+        None,
+        "passes of every client over its own data per round, instead of local steps",
+        above=0,
+        most=1e6,
+        group="Training",
+    )
+    client_momentum: float = setting(
+        0.0, "momentum of the clients' own steps, reset in every round", least=0, below=1, group="Training"
+    )
+    client_weight_decay: float = setting(
+        0.0, "weight decay of the clients' own steps", least=0, most=1e30, group="Training"
+    )
+    participation: float = setting(1.0, "fraction of the clients asked in a round", above=0, most=1, group="Network")
+    failures: float = setting(0.0, "probability that a client asked does not answer", least=0, below=1, group="Network")
+    late: float = setting(
+        0.0, "probability that an upload arrives too late to be accepted", least=0, below=1, group="Network"
+    )
+    optimizer: str = setting(
+        "SGD", "the server's optimizer: any class of torch.optim", "text", parse=_optimizer, group="Training"
+    )
     server_rate: float | None = _step_size(
         None, "step size of the server on the clients' model differences; 1 if not given"
     )
@@ -141,25 +162,32 @@ class Config(Plan):
         "Nesterov momentum of the server's steps: 0.9 ends higher than none; the server rate is then 0.5 if not given",
         least=0,
         below=1,
+        group="Training",
     )
     server_schedule: str = _schedule("of the server rate: constant, linear or cosine (to 0)")
     optimizer_options: Mapping[str, Any] = setting(
-        {}, "options of the optimizer", "options", example='{"momentum": 0.9}'
+        {}, "options of the optimizer", "options", example='{"momentum": 0.9}', group="Training"
     )
     network: str = setting(
-        "constant:up=8.4,down=8.4", "the links, for the simulated clock, in Mb/s", "text", parse=_network
+        "constant:up=8.4,down=8.4",
+        "the links, for the simulated clock, in Mb/s",
+        "text",
+        parse=_network,
+        group="Network",
     )
     compute_seconds: float | str = setting(
-        0.0, "compute time per client and round for the clock", least=0, most=1e9, words=("measured",)
+        0.0, "compute time per client and round for the clock", least=0, most=1e9, words=("measured",), group="Network"
     )
     evaluate_every: int | None = setting(
-        None, "rounds between evaluations; a twentieth of all rounds if not given", "integer", least=1
+        None, "rounds between evaluations; a twentieth of all rounds if not given", "integer", least=1, group="Run"
     )
     checkpoint_every: int | None = setting(
-        None, "rounds between checkpoints; a tenth of all rounds if not given", "integer", least=1
+        None, "rounds between checkpoints; a tenth of all rounds if not given", "integer", least=1, group="Run"
     )
-    device: str = setting("cpu", "where to compute", "text", parse=_device)
-    threads: int | None = setting(None, "number of threads; the result does not depend on it", "integer", least=1)
+    device: str = setting("cpu", "where to compute", "text", parse=_device, group="Run")
+    threads: int | None = setting(
+        None, "number of threads; the result does not depend on it", "integer", least=1, group="Run"
+    )
 
     @property
     def model(self) -> str:

@@ -4,7 +4,7 @@ import copy
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from logging import getLogger
 from typing import Any
 
@@ -26,6 +26,8 @@ from dagc.training.gradients import Computed, Gradients, OwnSteps, Traits, shari
 from dagc.training.objective import Goal, forward, goal_of
 from dagc.training.optimizer import ServerOptimizer, as_one_vector
 from dagc.training.parallel import Parallel, one_thread, return_memory
+from dagc.training.prospects import check_rounds
+from dagc.training.round import Round
 from dagc.training.schedule import rate_at
 
 __all__ = ["Federation", "Round"]
@@ -39,37 +41,6 @@ RANDOM_BITS = 4
 """Bits per entry of a random first model: training from it ends where it ends from the exact one."""
 TESTED = 50
 """Test samples per batch."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """What one round did.
-
-    Attributes:
-        round: How many rounds are done, this one included.
-        loss: The training loss of the clients that answered, weighted by their data; None if none did.
-        present: How many clients answered.
-        entries: How many entries were uploaded.
-        up: Bytes uploaded in this round, including late uploads.
-        down: Bytes downloaded in this round.
-        bytes_up: Bytes uploaded so far.
-        bytes_down: Bytes downloaded so far.
-        seconds: The time on the network's simulated clock.
-        score: On the test set, if this round was evaluated: accuracy, R² for numbers, or the metric given.
-        test_loss: On the test set, if this round was evaluated.
-    """
-
-    round: int
-    loss: float | None
-    present: int
-    entries: int
-    up: int
-    down: int
-    bytes_up: int
-    bytes_down: int
-    seconds: float
-    score: float | None = None
-    test_loss: float | None = None
 
 
 class Federation:
@@ -118,6 +89,8 @@ class Federation:
         options = {**nesterov, **config.optimizer_options}
         self.optimizer = ServerOptimizer(self.server.target.clone(), config.optimizer, **options)
         self.first_orders()
+        examples = dict(zip(self.names, map(float, self.partition.sizes), strict=True))
+        check_rounds(self._plan(), self.size, examples, config.rounds, config.participation)
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
         own = OwnSteps(config.local_steps, config.epochs, config.client_momentum, config.client_weight_decay)

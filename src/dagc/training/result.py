@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any
 
 from torch import nn
 
 from dagc.errors import MissingExtra
 from dagc.folder import summary
-from dagc.training.federation import Round
+from dagc.training.round import Round
 
 __all__ = ["Result"]
 
@@ -63,6 +64,11 @@ class Result:
 
     def _rows(self) -> list[dict[str, Any]]:
         return [{name: value for name, value in asdict(each).items() if value is not None} for each in self.rounds]
+
+    def _repr_html_(self) -> str:
+        """A table and a curve, for notebooks."""
+        report = import_module("dagc.report")  # not above: reports are made of trainings
+        return str(report.history_html(self._rows(), metric=self.metric))
 
     def __repr__(self) -> str:
         """One line with the score and the bytes."""

@@ -1,0 +1,154 @@
+"""`dagc run` and `dagc resume`: training from the command line."""
+
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dagc.cli.compare import COMPARISON, compare_as, read_question
+from dagc.cli.options import AsJson, ConfigFile, Jobs, passed, settings_of, with_flags
+from dagc.cli.progress import is_narrow, progress_of
+from dagc.cli.terminal import say
+from dagc.comparison import stopping
+from dagc.errors import InvalidInput
+from dagc.folder import BEST, FINAL, FINAL_RULE, SCORE, read_settings
+from dagc.text import Spread, in_bytes, percent
+from dagc.training import Config, CsvLog, Round, TensorBoard, ToTarget, iterate, read_metrics, summary
+
+__all__ = ["resume", "run"]
+
+Output = Annotated[
+    Path | None, typer.Option(help="The run's folder (default: runs/TASK/METHOD-…).", show_default=False)
+]
+Tensors = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs to the run's folder.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Also write log.csv to the run's folder: a line for every round.")]
+Target = Annotated[float | None, typer.Option(help="A score, e.g. 0.75: report what it took to reach it.")]
+
+
+@with_flags()
+def run(
+    task: Annotated[str | None, typer.Argument(help="MODEL@DATA, e.g. cnn@cifar-10.")] = None,
+    config: ConfigFile = None,
+    output: Output = None,
+    as_json: AsJson = False,
+    tensorboard: Tensors = False,
+    csv: Csv = False,
+    target: Target = None,
+    **flags: Any,
+) -> None:
+    """Train one model over many clients, with one method.
+
+    If it was killed or stopped with Ctrl-C, the same command continues from the last checkpoint.
+
+    Example: dagc run logistic@fashion-mnist --local-steps 20 --lr 0.3 --rounds 200
+    """
+    values = passed({"task": task, **flags})
+    if not values and config is None:
+        raise InvalidInput("nothing to train: give a task, e.g. dagc run mlp@digits, or --config FILE")
+    checked = Config(**settings_of(values, config))
+    folder = output or Path("runs") / _short(checked.task) / f"{checked.method}-{checked.key()}"
+    _train(checked, folder, as_json, tensorboard, csv, target)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of an unfinished run or comparison.")],
+    as_json: AsJson = False,
+    tensorboard: Tensors = False,
+    csv: Csv = False,
+    target: Target = None,
+    jobs: Jobs = None,
+) -> None:
+    """Continue a run or a comparison from its last checkpoints. The result is the same, bit for bit."""
+    if (folder / COMPARISON).exists():
+        for name, value in (("--tensorboard", tensorboard), ("--csv", csv), ("--target", target is not None)):
+            if value:
+                raise InvalidInput(f"{folder} holds a comparison, but {name} is for runs: leave {name} out")
+        compare_as(read_question(folder)[1], folder, jobs, as_json)
+        return
+    if jobs is not None:
+        raise InvalidInput(f"{folder} does not hold a comparison, but --jobs is for comparisons: leave --jobs out")
+    if not (folder / "config.toml").exists():
+        raise InvalidInput(
+            f"{folder} is not the folder of a run (it has no config.toml) or of a comparison (it has no {COMPARISON})"
+        )
+    settings = read_settings(folder)
+    if "engine" in settings:
+        raise InvalidInput(f"{folder} holds a run of {settings['engine']}: start its own app again to continue it")
+    _train(Config(**settings), folder, as_json, tensorboard, csv, target)
+
+
+def _train(
+    config: Config, folder: Path, as_json: bool, tensorboard: bool, csv: bool = False, target: float | None = None
+) -> None:
+    if (folder / COMPARISON).exists():
+        raise InvalidInput(f"{folder} holds a comparison, not a run: choose another --output")
+    callbacks = [ToTarget(target)]  # refuses impossible targets
+    callbacks += [TensorBoard(folder / "tensorboard", target)] if tensorboard else []
+    callbacks += [CsvLog(folder / "log.csv", target)] if csv else []
+    training = iterate(config, folder, callbacks)
+    metric = training.federation.goal.metric
+    for note in training.federation.notes:
+        say(f"note: {note}")
+    score, measured = "", 0
+    with progress_of([f"{_short(config.task)} {config.method}"], [config.rounds]) as show, stopping() as stop:
+        for result in training:
+            if result.score is not None:
+                score, measured = f"{'' if is_narrow() else f'{metric} '}{result.score:.1%}", result.round
+            older = "" if is_narrow() or measured == result.round else f" in round {measured:,}"
+            show(0, result.round, (score and f"{score}{older}, ") + _in_words(result))
+            if stop.is_set() and result.round < config.rounds:
+                break
+        else:
+            stop.clear()
+    if stop.is_set():
+        say(f"stopped, with a checkpoint; continue with: dagc resume {shlex.quote(str(folder))}")
+        sys.exit(130)
+    rows = read_metrics(folder)
+    summed = {"task": config.task, "method": config.method, **summary(rows), "folder": str(folder)}
+    if target is not None:
+        there = next((row for row in rows if row.get(SCORE, -math.inf) >= target), None)
+        amounts = ("round", "bytes_up", "bytes_down", "seconds")
+        summed["to_target"] = None if there is None else {SCORE: target, **{name: there[name] for name in amounts}}
+    if as_json:
+        print(json.dumps(summed))
+    else:
+        _print(summed, metric, config.network, target)
+
+
+def _print(summed: dict[str, Any], metric: str, network: str, target: float | None) -> None:
+    table = Table(show_header=False)
+    for name, value in (
+        ("task, method", f"{summed['task']}, {summed['method']}"),
+        (f"final {metric}", f"{percent(Spread(summed[FINAL]))} ({FINAL_RULE})"),
+        (f"best {metric}", percent(Spread(summed[BEST]))),
+        ("uploaded", in_bytes(summed["bytes_up"])),
+        ("downloaded", in_bytes(summed["bytes_down"])),
+        ("in total", in_bytes(summed["bytes_up"] + summed["bytes_down"])),
+        *([] if target is None else [(f"to {100 * target:g} %", _to_target(summed["to_target"]))]),
+        ("network's clock", f"{summed['seconds']:,.1f} s on {network}"),
+        ("folder", summed["folder"]),
+    ):
+        table.add_row(name, value)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _to_target(there: dict[str, Any] | None) -> str:
+    if there is None:
+        return "not reached"
+    both = in_bytes(there["bytes_up"] + there["bytes_down"])
+    return f"{there['round']:,} rounds, {both} in total, {there['seconds']:,.1f} s"
+
+
+def _in_words(result: Round) -> str:
+    nobody = "nobody answered, " if result.loss is None else ""
+    return f"{nobody}up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
+
+
+def _short(task: str) -> str:
+    return Path(task).name if "/" in task else task

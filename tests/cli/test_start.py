@@ -1,0 +1,49 @@
+"""What the command answers before torch is loaded."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dagc
+import dagc_command
+from dagc.cli import app
+
+SOURCE = str(Path(dagc.__file__).parent.parent)
+
+
+def test_every_command_is_listed_with_its_first_line():
+    lines = {(each.name or each.callback.__name__): each.callback.__doc__ for each in app.registered_commands}
+    lines |= {each.name: each.typer_instance.info.help for each in app.registered_groups}
+    assert list(dagc_command.COMMANDS) == list(lines)
+    assert {name: text.partition("\n")[0] for name, text in lines.items()} == dagc_command.COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "out", "err"),
+    [
+        (["--version"], 0, f"dagc {dagc.__version__}\n", ""),
+        (["--help"], 0, "Usage: dagc", ""),
+        ([], 0, "Usage: dagc", ""),
+        (["rnu"], 2, "", "error: No such command 'rnu'. Did you mean 'run'?\n"),
+        (["-v", "xyzzy"], 2, "", "error: No such command 'xyzzy'. Choose one of run, "),
+    ],
+)
+def test_the_command_itself_needs_no_torch(words, code, out, err):
+    program = (
+        f"import sys; sys.path.insert(0, {SOURCE!r}); sys.argv[1:] = {words!r}; import dagc_command, atexit\n"
+        "atexit.register(lambda: print('heavy' if {'torch', 'numpy', 'typer'} & sys.modules.keys() else 'light'))\n"
+        "dagc_command.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stdout.startswith(out)
+    assert done.stdout.endswith("light\n")
+    assert done.stderr.startswith(err)
+    assert bool(done.stderr) == bool(err)
+
+
+def test_everything_else_is_left_to_the_commands():
+    for words in (["run", "--version"], ["data", "list"], ["--unknown"], ["-v", "run"]):
+        assert dagc_command.answered(words) is None
