@@ -148,9 +148,9 @@ class TestFolder:
         checkpoints(tmp_path / "checkpoints")[0].write_bytes(b"damaged")
         with pytest.warns(UserWarning, match="damaged"):
             folder = CounterFolder(tmp_path, counter := Counter()).__enter__()
-        with folder:
-            assert counter.round == 3
-            assert not folder.finished
+        assert counter.round == 3
+        assert not folder.finished
+        folder.close()
         count(tmp_path, 4)
         finish(tmp_path)
         assert {name: (tmp_path / name).read_bytes() for name in before} == before

@@ -133,7 +133,7 @@ def test_labels_and_titles_say_what_differs():
 
 
 def test_budgets_and_options_are_ways_to_solve_one_problem():
-    waiting = {"bytes": 13, "values": "sign", "overhead": 0.125}
+    waiting = {"bytes": 13, "values": "sign", "frames": "compact", "overhead": 0.125}
     runs = [
         made([0.5], method="dagc-r"),
         made([0.5], method="dagc-r", **waiting),
