@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from benchmarks.tables import arguments, show
 
+from benchmarks.tables import arguments, show
 from dagc.compressors import top_k
 from dagc.data import data_folder, load
 from dagc.errors import MissingData

@@ -197,6 +197,9 @@ class Folder:
                     "another run in another folder"
                 )
             self._saved.load_state_dict(loaded["state"])
+        self._metrics.seek(kept)
+        if b"\n" in self._metrics.read():  # an older checkpoint than the last: the run has not ended here
+            (self.path / "result.json").unlink(missing_ok=True)
         self._metrics.truncate(kept)
         self._metrics.seek(kept)
 

@@ -152,7 +152,9 @@ def parse_state(content: bytes, kind: str, newest: int, where: str) -> dict[str,
     """Read the bytes of such a file; `where` says in errors what they are. It raises what `load_state` raises."""
     try:
         known, version, state = _read(content)
-    except (ValueError, TypeError, KeyError, RecursionError, MemoryError, safetensors.SafetensorError) as error:
+    except MemoryError as error:  # nothing is wrong with the file: whoever sets damaged ones aside must not do it
+        raise CheckpointError(f"{where} cannot be read now: there is too little memory") from error
+    except (ValueError, TypeError, KeyError, RecursionError, safetensors.SafetensorError) as error:
         raise Damaged(f"{where} is damaged: {str(error) or type(error).__name__}") from error
     if known != kind:
         raise Damaged(f"{where} holds a state of kind {known!r:.100}, not {kind!r}")

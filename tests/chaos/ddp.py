@@ -27,11 +27,14 @@ __all__ = ["break_ddp"]
 RANKS, STEPS, PATIENCE = 2, 10, 600
 EXAMPLES = (100, 700)
 PLANS: tuple[dict[str, Any], ...] = (
-    {"ratio": 0.05},
-    {"bytes": 40, "values": "sign", "frames": "compact", "overhead": 0.25},
+    {"method": "dagc", "bytes": 80},
+    {"method": "dagc", "bytes": 80, "clip": 5.0, "norm_bound": 100},
+    {"method": "dagc-r", "ratio": 0.05},
+    {"method": "thrifty", "bytes": 40},
+    {"method": "stc", "bytes": 40, "down": "lossless"},
     {"method": "random-k", "ratio": 0.05, "values": "int8"},
     {"method": "accordion", "ratio": 0.05, "options": {"interval": 1}, "norm_bound": 100},
-    {"bytes": 40, "values": "sign", "frames": "coded", "overhead": 0.25},
+    {"method": "none"},
 )
 
 
@@ -101,8 +104,8 @@ class Local:
 
     plans = (
         *PLANS,
-        {"bytes": 40, "values": "sign", "frames": "coded", "step_ahead": 0.5, "clip": 5.0},
-        {"ratio": 0.05, "values": "fp16", "momentum": 0.5, "outer_rate": 0.7},
+        {"method": "dagc", "bytes": 80, "step_ahead": 0.5, "momentum": 0.5, "outer_rate": 0.7},
+        {"method": "thrifty", "bytes": 40, "step_ahead": 0.5, "clip": 5.0},
     )
 
     def __init__(self, plan: dict[str, Any], saved: bytes = b"") -> None:
@@ -167,6 +170,17 @@ def _disturbed(faults: Faults) -> list[Tensor]:
         if faults.happens("killed ranks", 0.1):
             training = again()
             continue
+        if saved and faults.happens("mixed timelines", 0.05):
+            training.close()
+            training = kind(plan, saved)
+            newer = training.saved()  # the same step of a later start
+            training.close()
+            _mixed(kind, plan, saved, newer)
+            training = kind(plan, saved)
+            continue
+        if faults.happens("rank that cannot start", 0.03):
+            wrong = {**plan, **({"clip": -1.0} if training.rank == faults.number(2) else {})}
+            refused("a rank with impossible settings", lambda wrong=wrong: kind(wrong).close())
         if faults.happens("gradient that is not finite", 0.1):
             _refused("a gradient that is not finite", training, torch.nan if training.rank == faults.number(2) else 1.0)
         if faults.happens("damaged payload", 0.1):
@@ -180,6 +194,19 @@ def _disturbed(faults: Faults) -> list[Tensor]:
             saved, at = training.saved(), training.step
     training.close()
     return training.result
+
+
+def _mixed(kind: type[Training] | type[Local], plan: dict[str, Any], saved: bytes, newer: bytes) -> None:
+    """A rank has a checkpoint of the same step from before a restart: the states do not belong together."""
+
+    def mixed() -> None:
+        training = kind(plan, saved if dist.get_rank() else newer)
+        try:
+            training.backward()
+        finally:
+            training.close()
+
+    refused("to continue from different starts", mixed)
 
 
 def _refused(doing: str, training: Training | Local, spoil: float) -> None:

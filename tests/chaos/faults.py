@@ -1,11 +1,12 @@
 """A schedule of faults: drawn from a seed, so that the same seed breaks the same things at the same moments."""
 
 import errno
+import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dagc.draws import scramble
 from dagc.errors import DagcError
@@ -92,6 +93,36 @@ class Faults:
             yield
         finally:
             os.fsync = usual
+
+    @contextmanager
+    def unreadable(self, code: int, fails: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """In this block, files cannot be read with this error of the system, whenever `fails` says so."""
+        usual = io.open
+
+        def opened(file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
+            if "r" in mode and fails():
+                raise OSError(code, os.strerror(code), str(file))
+            return usual(file, mode, *more, **options)
+
+        io.open = opened  # type: ignore[assignment]  # what pathlib calls
+        try:
+            yield
+        finally:
+            io.open = usual
+
+    @contextmanager
+    def reading(self, chance: float) -> Iterator[None]:
+        """In this block, one of the first files may not be readable: a bad sector, or too many open files."""
+        left = self.number(3) if self.happens("unreadable file", chance) else -1
+        code = self.pick((errno.EIO, errno.EMFILE, errno.EACCES)) if left >= 0 else 0
+
+        def fails() -> bool:
+            nonlocal left
+            left -= 1
+            return left == -1
+
+        with self.unreadable(code, fails):
+            yield
 
 
 def refused(doing: str, function: Callable[[], object]) -> None:

@@ -1,7 +1,9 @@
 """Faults around Flower's strategy and mod, in this process: messages, nodes, the server and all disks."""
 
 import os
-from collections.abc import Iterable, Sequence
+import random
+import warnings
+from collections.abc import Iterable
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from itertools import count
@@ -16,13 +18,15 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
-from dagc.errors import CheckpointError, DagcError, InvalidInput
+from dagc import errors
+from dagc.checkpoint import checkpoints
+from dagc.errors import CheckpointError, DagcError, InvalidInput, TooFewNodes
 from dagc.flower import DataAware, compress
 from dagc.flower.local import LocalGrid
-from dagc.flower.messages import RECORD, record_of
+from dagc.flower.messages import RECORD, TRAIN, record_of
 from dagc.flower.node import STATE_VARIABLE, read_node, state_path
-from dagc.flower.run import FlowerRun
 from dagc.protocol import Order, Upload
+from dagc.state import load_state, save_state
 from tests.chaos.faults import Broken, Faults, Killed
 
 __all__ = ["break_flower"]
@@ -30,16 +34,19 @@ __all__ = ["break_flower"]
 SHAPES = {"a": (10, 12), "b": (30,)}
 SIZE, NODES, ROUNDS, RUN = 150, 4, 8, "chaos"
 PLANS: tuple[dict[str, Any], ...] = (
-    {"method": "thrifty", "ratio": 0.05},
-    {"method": "thrifty", "ratio": 0.05, "values": "int8", "down": 60},
-    {"method": "thrifty", "bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.25, "down": "same"},
+    {"method": "dagc"},
+    {"method": "dagc", "bytes": 60, "clip": 30.0, "step_ahead": 0.5},
+    {"method": "dagc", "bytes": 60, "down": "lossless", "norm_bound": 30, "min_nodes": 1, "patience": 2},
+    {"method": "dagc", "bytes": 60, "rate": "20 kB/hour", "down": 80},
+    {"method": "thrifty", "bytes": 30},
+    {"method": "dagc-r", "ratio": 0.05, "min_nodes": 1, "patience": 1},
+    {"method": "dagc-r", "ratio": 0.05, "values": "int8", "down": 60},
+    {"method": "dagc-r", "ratio": 0.05, "values": "fp16", "frames": "coded", "down": 60, "clip": 30.0},
+    {"method": "stc", "bytes": 30},
     {"method": "random-k", "bytes": 60, "values": "fp16"},
     {"method": "dagc-a", "threshold": 1.0},
     {"method": "accordion", "ratio": 0.05, "options": {"interval": 1}},
-    {"method": "thrifty", "bytes": 30, "values": "sign", "frames": "coded", "overhead": 0.25, "down": "same"},
-    {"method": "thrifty", "bytes": 30, "values": "sign", "frames": "coded", "down": 60, "step_ahead": 0.5},
-    {"method": "thrifty", "ratio": 0.05, "values": "fp16", "frames": "coded", "down": 60, "clip": 30.0},
-    {"method": "dagc"},
+    {"method": "none"},
 )
 
 
@@ -55,6 +62,7 @@ class Grid(LocalGrid):
         self.faults = faults
         self.changes: dict[int, torch.Tensor] = {}  # what each node has learnt in its last training
         self.computed: dict[str, torch.Tensor] = {}
+        self.visits: dict[str, int] = {}  # the round of each client's last visit, with which its books begin
         self.late: list[Message] = []
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -83,6 +91,10 @@ class Grid(LocalGrid):
         faults, node = self.faults, message.metadata.dst_node_id
         if faults.happens("lost order", 0.07):
             return []
+        about = message.content[RECORD]
+        if about["kind"] == TRAIN and faults.happens("forged order", 0.01):
+            about["round"] = about["order.round"] = 1 << 47
+            return [self._work(message, node)]
         reply = self._work(message, node)
         if faults.happens("doubled order", 0.05):
             again = self._work(message, node)
@@ -103,18 +115,41 @@ class Grid(LocalGrid):
 
     def _work(self, message: Message, node: int) -> Message:
         """A node's reply; what it has learnt counts once it is in the node's file."""
+        faults, name = self.faults, f"partition-{node - 1}"
         path = state_path(RUN, self.contexts[node])
+        self._wrong_file(message, node, path)
+        about = message.content[RECORD]
         before = _pending(path)
-        with self.faults.disk(0.03):
+        with faults.disk(0.03), faults.reading(0.03, path.parent):
             reply = self._answer(message)
         why = (reply.error.reason or "") if reply.has_error() else None
-        if why is not None and not why.startswith((*OURS, f"partition-{node - 1} is out of sync")):
+        if why is not None and not why.startswith((*OURS, f"{name} is out of sync")):
             raise Broken(f"a node answers with an error that is not ours: {why}")
         after = _pending(path)
-        if after != before and after[1]:
-            name = f"partition-{node - 1}"
+        if after != before and after[2] and about["kind"] == TRAIN:
             self.computed[name] = self.computed.get(name, torch.zeros(SIZE)) + self.changes[node].double()
+            if about["order.visit"]:
+                self.computed[name], self.visits[name] = torch.zeros(SIZE).double(), about["round"]
+                faults.happened["visit"] += 1
         return reply
+
+    def _wrong_file(self, message: Message, node: int, path: Path) -> None:
+        """Another node's file, or that of a newer version, is used for nothing and stays as it is."""
+        other, faults = state_path(RUN, self.contexts[1 + node % NODES]), self.faults
+        if not path.exists() or not other.exists():
+            return
+        right = path.read_bytes()
+        if faults.happens("copied file", 0.02):
+            path.write_bytes(other.read_bytes())
+        elif faults.happens("file of a newer version", 0.02):
+            save_state(path, "node", 99, load_state(path, "node", 3))
+        else:
+            return
+        wrong = path.read_bytes()
+        reply = self._answer(message)
+        if not reply.has_error() or not (reply.error.reason or "").startswith(OURS) or path.read_bytes() != wrong:
+            raise Broken("a file that is not this node's was used")
+        path.write_bytes(right)
 
     def _damage(self, reply: Message) -> None:
         """One bit of the payload, or something of the record, is another one."""
@@ -128,15 +163,17 @@ class Grid(LocalGrid):
         record[self.faults.pick(("round", "name", "version"))] = self.faults.pick(wrong)
 
 
-OURS = tuple(f"{kind.__name__}:" for kind in (DagcError, InvalidInput, CheckpointError))
+OURS = tuple(
+    f"{name}:" for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DagcError)
+) + ("Damaged:", "NewerVersion:")
 
 
-def _pending(path: Path) -> tuple[str, int]:
-    """Under which start of the server a node has answered last, and which round, by its file."""
+def _pending(path: Path) -> tuple[list[str], int, int]:
+    """The start of the server, the round that a node has answered last, and that of its last upload, by its file."""
     if not path.exists():
-        return "", 0
+        return [], 0, 0
     node = read_node(path)
-    return (node.servers or [""])[-1], node.answered
+    return node.servers[-1:], node.answered, node.uplink.sent_round
 
 
 def _app(grid: Grid) -> ClientApp:
@@ -164,27 +201,29 @@ class Watched(DataAware):
     def __init__(self, faults: Faults, taken: dict[int, list[Upload]], **options: Any) -> None:
         kind = FedAdam if faults.seed % 4 == 3 else FedAvg
         inner = kind(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-        super().__init__(inner, run=RUN, min_nodes=0, **options)
+        super().__init__(inner, run=RUN, **{"min_nodes": 0, **options})
         self.faults, self.taken = faults, taken
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         """As it is; then the server may die before the round's checkpoint."""
         run = self._started()
-        usual = FlowerRun.advance
+        usual = type(run).advance
 
-        def advance(uploads: Sequence[Upload], model: Any) -> None:
+        def advance(uploads: list[Upload], model: Any) -> None:
             usual(run, uploads, model)
-            self.taken[run.round] = list(uploads) if model is not None else []
+            self.taken[run.round] = uploads if model is not None else []
 
-        run.advance = advance  # type: ignore[method-assign]
-        arrays = super().aggregate_train(server_round, replies)
+        run.advance = advance  # type: ignore[method-assign, assignment]
+        if self.faults.happens("clock jump", 0.05):
+            run.began -= 86_400.0
+        found = super().aggregate_train(server_round, replies)
         if self.faults.happens("killed server", 0.03):
             raise Killed
-        return arrays
+        return found
 
     def _close_round(self) -> None:
-        pending = self._exchange is not None and self._exchange.result is not None
-        with self.faults.disk(0.04) if pending else nullcontext():
+        done = self._exchange is not None and self._exchange.result is not None
+        with self.faults.disk(0.04) if done else nullcontext():
             super()._close_round()
 
 
@@ -204,45 +243,57 @@ def _quiet(folder: Path) -> Any:
             os.environ[STATE_VARIABLE] = before
 
 
-def _damage_newest(folder: Path, faults: Faults, taken: dict[int, list[Upload]]) -> None:
-    """The newest checkpoint is damaged, if there is one before it; what was taken in its round is forgotten."""
-    checkpoints = sorted(folder.glob("round-*.safetensors"))
-    if len(checkpoints) > 1:
-        checkpoints[-1].write_bytes(faults.damaged(checkpoints[-1].read_bytes()))
-        last = int(checkpoints[-2].stem.removeprefix("round-"))
-        for round in [round for round in taken if round > last]:
-            del taken[round]
-
-
 def break_flower(faults: Faults, folder: Path) -> None:
     """Eight rounds of four nodes, with faults; `Broken` if a promise does not hold."""
+    random.seed(faults.seed)  # Flower samples nodes
     plan, grid, taken = faults.pick(PLANS), Grid(faults), dict[int, list[Upload]]()
     first = ArrayRecord({name: Array(np.zeros(shape, np.float32)) for name, shape in SHAPES.items()})
-    with _quiet(folder):
+    with _quiet(folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # damaged checkpoints are reported
+        damaged = 0
         for starts in count(1):
             strategy = Watched(faults, taken, folder=folder / "runs", **plan)
             try:
-                result = strategy.start(grid, first, num_rounds=ROUNDS)
+                with faults.reading(0.05, folder):
+                    result = strategy.start(grid, first, num_rounds=ROUNDS)
                 break
-            except (Killed, CheckpointError):  # a new process: of the server, not of the nodes
-                grid.late = []
-                grid._replies.clear()
-                if faults.happens("damaged checkpoint", 0.2):
-                    _damage_newest(folder / "runs" / RUN / "checkpoints", faults, taken)
-                if starts == MOST:
-                    raise Broken(f"the run has not ended after {MOST} starts") from None
-        run = strategy._started()
-        for name, computed in grid.computed.items():
-            node = read_node(folder / "nodes" / RUN / f"{name}.safetensors")
-            accepted = run.server.members[name].accepted_round if name in run.server.members else 0
-            node.settle(Order(ROUNDS + 1, 0, accepted=accepted))  # as the next order would
-            delivered = [one.update.dense().double() for t in taken for one in taken[t] if one.client == name]
-            has = sum(delivered, node.uplink.feedback.residual.double())
-            error = float((has - computed).abs().max() / computed.abs().max())
-            if not error < 1e-5:
-                raise Broken(f"{name} has lost {error:.2g} of its largest entry")
+            except (Killed, CheckpointError, TooFewNodes):  # a new process: of the server, not of the nodes
+                pass
+            except InvalidInput as error:
+                if "be read" not in str(error):
+                    raise
+            if starts == MOST:
+                raise Broken(f"the run has not ended after {MOST} starts")
+            grid.late = []
+            grid._replies.clear()
+            damaged = _damage_newest(faults, folder, damaged)
+        _check_books(grid, strategy, taken, folder)
     sent = sum(len(one.frame) for t in taken for one in taken[t])
     if "bytes" in plan and sent > plan["bytes"] * NODES * ROUNDS:
         raise Broken(f"{sent} bytes were taken and {plan['bytes'] * NODES * ROUNDS} allowed")
     if not all(np.isfinite(array.numpy()).all() for array in result.arrays.values()):
         raise Broken("the model is not finite")
+
+
+def _damage_newest(faults: Faults, folder: Path, last: int) -> int:
+    """Damage the newest checkpoint. A node can take back the last accepted upload only, so not twice in a row."""
+    kept = checkpoints(folder / "runs" / RUN / "checkpoints")
+    newest = int(kept[0].stem.partition("-")[2]) if kept else 0
+    if len(kept) < 2 or newest < last + 3 or not faults.happens("damaged checkpoint", 0.5):
+        return last
+    kept[0].write_bytes(faults.damaged(kept[0].read_bytes()))
+    return newest
+
+
+def _check_books(grid: Grid, strategy: Watched, taken: dict[int, list[Upload]], folder: Path) -> None:
+    """What was taken from a node and what it keeps are together what it has learnt."""
+    members = strategy._started().server.members
+    for name, computed in grid.computed.items():
+        node = read_node(folder / "nodes" / RUN / f"{name}.safetensors")
+        node.settle(Order(ROUNDS, 0, accepted=members[name].accepted_round if name in members else 0))
+        rounds = [t for t in taken if t > grid.visits.get(name, 0)]
+        delivered = [one.update.dense().double() for t in rounds for one in taken[t] if one.client == name]
+        has = sum(delivered, node.uplink.feedback.residual.double())
+        error = float((has - computed).abs().max() / (1 + computed.abs().max()))
+        if not error < 1e-5:
+            raise Broken(f"{name} has lost {error:.2g} of its largest entry")

@@ -468,3 +468,11 @@ def test_what_a_file_says_is_replaced_by_what_is_tuned(tmp_path):
     done = run("compare", *flags, "--tune", "learning-rate=0.1,0.2", "--jobs", 1, "--output", tmp_path / "both")
     assert done.exit_code == 0
     assert "tuned on seed 1000" in done.stdout
+
+
+def test_a_comparison_uses_the_clients_that_the_data_names(tmp_path, monkeypatch):
+    rows = [f"{number % 7},{number % 5},{'north' if number % 3 else 'south'},{number % 2}" for number in range(90)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,client,label", *rows]))
+    (config,) = configs_of({"task": f"logistic@{tmp_path / 'table.csv'}", "rounds": 2}, ["dagc"], [0])
+    (path,) = run_all([config], tmp_path / "runs", jobs=1)
+    assert read_run(path).clients["names"] == ["north", "south"]

@@ -140,6 +140,28 @@ class TestFolder:
             (tmp_path / "result.json").write_bytes(damage)
             assert not finished(tmp_path)
 
+    def test_a_finished_run_that_falls_back_to_an_older_checkpoint_goes_on_to_the_same_end(self, tmp_path):
+        """Its last lines are gone with the newest checkpoint: it must not pass for finished."""
+        count(tmp_path, 4)
+        finish(tmp_path)
+        before = {name: (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "result.json")}
+        checkpoints(tmp_path / "checkpoints")[0].write_bytes(b"damaged")
+        with pytest.warns(UserWarning, match="damaged"), CounterFolder(tmp_path, counter := Counter()) as folder:
+            assert counter.round == 3
+            assert not folder.finished
+        count(tmp_path, 4)
+        finish(tmp_path)
+        assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+    def test_half_a_line_after_the_end_of_a_finished_run_is_removed(self, tmp_path):
+        count(tmp_path, 4)
+        finish(tmp_path)
+        before = (tmp_path / "metrics.jsonl").read_bytes()
+        (tmp_path / "metrics.jsonl").write_bytes(before + b'{"round": 5, "lo')
+        with CounterFolder(tmp_path, Counter()) as folder:
+            assert folder.finished
+        assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
     def test_what_killed_processes_left_is_removed(self, tmp_path):
         count(tmp_path, 2)
         left = [

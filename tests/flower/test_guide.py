@@ -22,8 +22,8 @@ from tests.flower.superlink import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 PROJECT = Path(__file__).parents[2]
-PAGES = ("flower.md", "flower-hosts.md", "lora.md")
-GUIDE = "".join((PROJECT / "docs" / "how-to" / page).read_text() for page in PAGES)
+PAGES = ("how-to/flower.md", "how-to/flower-hosts.md", "recipes/lora.md")
+GUIDE = "".join((PROJECT / "docs" / page).read_text() for page in PAGES)
 OURS = {"pip", "python", "flwr", "flower-superlink", "flower-supernode", "dagc"}
 """Commands that the environment must have."""
 TEXT = "**/tinyshakespeare_by_role*.json"

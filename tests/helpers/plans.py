@@ -6,12 +6,27 @@ from dagc.policies import POLICIES
 
 __all__ = ["BOUNDED", "CLIPPED", "plans"]
 
-BOUNDED = {"ratio": 0.02, "norm_bound": 1.2, "most_examples": 200}
+BOUNDED = {"method": "thrifty", "first_bits": 7, "ratio": 0.02, "norm_bound": 1.2, "most_examples": 200}
 CLIPPED = {
-    "encoded": {"bytes": 100, "clip": 0.05},
-    "int8": {"method": "thrifty", "ratio": 0.02, "clip": 0.05, "values": "int8"},
-    "coded signs": {"method": "thrifty", "ratio": 0.02, "clip": 0.05, "values": "sign", "frames": "coded"},
-    "bytes": {"method": "thrifty", "bytes": 30, "clip": 0.05, "values": "fp16", "frames": "compact", "overhead": 0.25},
+    "encoded": {"bytes": 100, "clip": 0.05, "first_bits": 7},
+    "int8": {"method": "thrifty", "first_bits": 7, "ratio": 0.02, "clip": 0.05, "values": "int8"},
+    "coded signs": {
+        "method": "thrifty",
+        "first_bits": 7,
+        "ratio": 0.02,
+        "clip": 0.05,
+        "values": "sign",
+        "frames": "coded",
+    },
+    "bytes": {
+        "method": "thrifty",
+        "first_bits": 7,
+        "bytes": 30,
+        "clip": 0.05,
+        "values": "fp16",
+        "frames": "compact",
+        "overhead": 0.25,
+    },
 }
 BUDGETS = {"ratio": {"ratio": 0.02}, "threshold": {"threshold": 0.01}}
 FRAMES = {

@@ -15,15 +15,18 @@ from tests.helpers.states import copied, same
 from tests.protocol.runs import ACTIONS, SIZE, Run, gradient
 
 PLANS = [
-    {"ratio": 0.02},
-    {"method": "thrifty", "bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.2},
+    {"method": "dagc", "bytes": 40},
+    {"method": "dagc", "bytes": 40, "down": 60, "clip": 30.0},
+    {"method": "dagc-r", "ratio": 0.02},
+    {"method": "dagc-r", "bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.2},
+    {"method": "thrifty", "bytes": 30},
     {"method": "random-k", "bytes": 60, "values": "int8"},
     {"method": "dagc-a", "threshold": 1.0, "values": "fp16"},
     {"method": "accordion", "ratio": 0.02, "options": {"interval": 1}},
 ]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.get("method", "dagc-r"))
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan["method"])
 @given(actions=ACTIONS)
 @settings(max_examples=25, deadline=None)
 def test_nothing_is_lost_whatever_is_lost_or_restarted(plan, actions):

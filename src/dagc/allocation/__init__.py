@@ -38,6 +38,9 @@ __all__ = [
     "uniform",
 ]
 
+CAPPED = "the caps allow less than the budget: every client gets its cap"
+"""The text is always the same, since Python remembers every text of a warning."""
+
 
 class Allocator(NamedTuple):
     """A method's rule for ratios, its rule for thresholds, or both; the values of `ALLOCATORS`."""
@@ -255,7 +258,7 @@ def _capped(rule: Rule, shares: Array, total: float, caps: Array) -> Array:
     if caps.sum() <= total:
         if caps.sum() < total * (1 - 1e-9):
             warnings.warn(
-                f"the caps add up to {caps.sum():.4g}, less than the budget of {total:.4g}: every client gets its cap",
+                CAPPED,
                 BudgetWarning,
                 stacklevel=3,
             )
@@ -298,7 +301,7 @@ def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int
         least, most = (middle, most) if fits(middle) else (least, middle - 1)
     if least == int(limits.sum()) and caps.min() < 1:
         warnings.warn(
-            f"the caps together need less than the budget of {budget} bytes: every client gets its cap",
+            CAPPED,
             BudgetWarning,
             stacklevel=3,
         )

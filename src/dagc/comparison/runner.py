@@ -87,7 +87,7 @@ def run_all(
                     done(number, path)
                 else:
                     alone = config if config.threads else config.replaced(threads=threads)
-                    fields = alone.as_dict()
+                    fields = alone.explicit()  # a default that was not asked for may be adapted to the data
                     tasks[pool.submit(_run, fields, path, until, begin)] = number
         waiting = set(tasks)
         while waiting:

@@ -18,11 +18,11 @@ def usual_bytes(size: int) -> float:
 def level_bytes(size: int) -> float:
     """The default budget of `dagc`: as accurate as training without compression, at its number of rounds.
 
-    That is 24 times the square root of the model's size, but never more than a tenth of a byte per entry, and at least
-    64 bytes. `docs/studies/level.md` has what was measured.
+    That is 20 times the square root of the model's size, but never more than a tenth of a byte per entry, and at least
+    64 bytes. `docs/studies/results.md` has what was measured.
 
     Example:
         >>> level_bytes(7850), level_bytes(236_000)
-        (785.0, 11659.0)
+        (785.0, 9716.0)
     """
-    return max(64.0, float(round(min(24 * math.sqrt(size), size / 10))))
+    return max(64.0, float(round(min(20 * math.sqrt(size), size / 10))))

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from logging import getLogger
 from typing import Any, Self
 
+from dagc._numba import compiled
 from dagc.allocation import most_entries
 from dagc.errors import InvalidInput, unknown
 from dagc.feedback import SMALLEST_CLIP
@@ -17,6 +20,7 @@ from dagc.wire.indices import RAW_SIZE
 
 __all__ = ["FRAMES", "ClientPlan", "Plan", "level_bytes", "usual_bytes"]
 
+log = getLogger("dagc.policies")
 FRAMES = ("plain", "compact", "coded", "auto", "raw")
 CODED_BELOW = 1 << 18
 """With "auto", models of up to this many entries use coded frames; `docs/studies/coder.md` explains why."""
@@ -28,6 +32,15 @@ LEAST_SHARE = 1 / 8
 """With "same", the least part of the downlink's budget for a round: `docs/studies/dagc.md` has what was measured."""
 BUDGETS = ("ratio", "threshold", "bytes", "rate")
 EXAMPLES = {"ratio": "ratio 0.001", "threshold": "threshold 0.05"}
+
+
+@cache
+def _warn_without_numba() -> None:
+    """Once per process. The choice must not depend on the machine: both sides, and a resumed run, make the same."""
+    log.warning(
+        "frames are coded, which takes seconds per frame here, since numba cannot be used: install it, or choose "
+        "frames='compact', whose frames are longer"
+    )
 
 
 def _rate(text: Any) -> str:
@@ -274,6 +287,8 @@ class Plan(ClientPlan):
         resolved: dict[str, Any] = {}
         if self.frames == "auto":
             resolved["frames"] = "coded" if size <= CODED_BELOW else "compact"
+            if resolved["frames"] == "coded" and not compiled():
+                _warn_without_numba()
         if "bytes" in self.method_spec.budgets and not self.budgets_set:
             resolved["bytes"] = level_bytes(size) if self.method_spec.encodes else usual_bytes(size)
         if self.method_spec.encodes and self.ratio is not None:

@@ -89,7 +89,10 @@ class Account:
             self._by_round = min(self._by_round + earned, max(SAVED_ROUNDS * earned, SAVED_BYTES))
         if self.rate is not None:
             each = self._part() if self.rate.per == "training" else (seconds - self._seconds) / 3600
-            self._by_rate += self.rate.bytes * each * clients
+            earned = self.rate.bytes * each * clients
+            self._by_rate += earned
+            if self.rate.per == "training":
+                self._by_rate = min(self._by_rate, max(SAVED_ROUNDS * earned, SAVED_BYTES))
             self._seconds = seconds
 
     def _part(self) -> float:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dagc.policies import Plan, Report, Situation
 from dagc.policies.rate import finite
 from dagc.protocol.messages import BEST, Order, Upload
@@ -45,7 +47,8 @@ class Budget:
             allowance = self.account.balance
         examples = {name: member.examples for name, member in members.items()}
         situation = Situation(round, holding, examples, self.reports, allowance)
-        return dict(zip(holding, self.policy.decide(situation), strict=True))
+        amounts = map(_plain, self.policy.decide(situation))
+        return dict(zip(holding, amounts, strict=True))
 
     def reserve(self, orders: Sequence[Order]) -> None:
         """Spend the most that answers to these orders can take: one that never arrives may still have been sent."""
@@ -91,6 +94,11 @@ class Budget:
         self.reports = [_report(*fields) for fields in sequence(snapshot["reports"])]
         self.policy.load_state_dict(snapshot["policy"])
         load_part(self.account, snapshot["account"])
+
+
+def _plain(amount: Any) -> Any:
+    """A number from numpy, as a policy of somebody else may return it, as Python's."""
+    return amount.item() if isinstance(amount, np.generic) else amount
 
 
 def _report(client: str, norm: float | None, entries: int, bytes: int) -> Report:

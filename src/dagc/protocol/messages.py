@@ -22,6 +22,8 @@ MOST = 2.0**100
 """No honest order has a larger number."""
 MOST_ROUNDS = 1 << 48
 """No training has this many rounds: an order beyond it is damaged or forged."""
+MOST_VERSIONS = 1 << 31
+"""No model changes this often: a server keeps versions in 32 bits."""
 
 
 class Order(NamedTuple):
@@ -61,7 +63,7 @@ class Order(NamedTuple):
         """
         valid: dict[str, Callable[[Any], bool]] = {
             "round": lambda round: is_count(round) and round < MOST_ROUNDS,
-            "amount": lambda amount: amount is None or _is_amount(amount),
+            "amount": lambda amount: _is_amount(amount, self.compressor),
             "compressor": lambda name: isinstance(name, str),
             "number": lambda number: is_count(number) and number < 1 << 48,
             "accepted": lambda round: is_count(round) and round < MOST_ROUNDS,
@@ -110,6 +112,19 @@ class Download(NamedTuple):
     steps: int
     frame: bytes
 
+    def checked(self) -> Self:
+        """Itself; `MalformedPayload` if it cannot be a download: a server may have made it up."""
+        since, version, _, steps, _ = self
+        valid = all(isinstance(number, int) and not isinstance(number, bool) for number in self[:4])
+        valid = valid and since >= -1 and -1 <= version < MOST_VERSIONS and 0 <= self.checksum < 1 << 32
+        if version == -1:
+            valid = valid and since == -1 and steps == 0
+        else:
+            valid = valid and since <= version and steps in (0, version - max(since, 0))
+        if not valid:
+            raise MalformedPayload(f"the download cannot be {shown(self[:4], 100)}: since, version, checksum, steps")
+        return self
+
 
 class Upload(NamedTuple):
     """What a client sends, or what the server has read of it.
@@ -127,11 +142,14 @@ class Upload(NamedTuple):
     norm: float | None = None
 
 
-def _is_amount(value: Any) -> bool:
-    """Whether it is a number of entries, or a threshold."""
-    if isinstance(value, int):
+def _is_amount(value: object, compressor: str) -> bool:
+    """Whether it is in this compressor's unit: a number of bytes or of entries, a threshold, or nothing."""
+    unit = COMPRESSORS[compressor].parameter if compressor in COMPRESSORS else "entries"
+    if value is None or unit == "none":
+        return (value is None and unit == "none") or (is_count(value) and value == 0)
+    if unit == "entries":
         return is_count(value) and value < MAX_SIZE
-    return isinstance(value, float) and 0 <= value < MOST
+    return _is_real(value) and 0 <= value < MOST
 
 
 def _is_real(value: object) -> bool:

@@ -56,12 +56,9 @@ class Replica:
             OutOfSync: If the download does not build on this client's model. It needs the full model.
             MalformedPayload: If the download is damaged.
         """
+        download.checked()
         if download.version == -1:
             return self._receive_rounded(download)
-        if download.since < -1 or download.version < 0 or download.steps < 0:
-            raise MalformedPayload(
-                f"{download.steps} steps cannot lead from version {download.since} to {download.version}"
-            )
         if download.since >= 0 and (self.model is None or self.version < download.since):
             present = "no model" if self.model is None else f"version {self.version}"
             raise OutOfSync(
@@ -93,8 +90,6 @@ class Replica:
 
     def _receive_rounded(self, download: Download) -> torch.Tensor:
         """Take a rounded model, for a visit; no later download builds on it."""
-        if download.since != -1 or download.steps:
-            raise MalformedPayload(f"a rounded model cannot build on version {download.since}")
         model = decode_update(download.frame, self.shapes).dense()
         if checksum(model.numpy()) != download.checksum:
             raise OutOfSync("the model differs from the server's after the download")
@@ -131,8 +126,8 @@ class Replica:
             if model is not None and (model.shape != (self.size,) or model.dtype != np.float32):
                 raise ValueError(f"the model must be {self.size} float32 numbers, not {model.dtype} {model.shape}")
             self.version = whole(state["version"], -1)
-            if (model is None) != (self.version < 0):
-                raise ValueError(f"version {self.version} does not go with {'no' if model is None else 'a'} model")
+            if model is None and self.version >= 0:  # a model without a version was rounded, for a visit
+                raise ValueError(f"version {self.version} does not go with no model")
             self.model = None if model is None else torch.from_numpy(model.copy())
             self.memory = None if memory is None else Memory.restored(self.shapes, memory)
 

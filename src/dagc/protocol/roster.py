@@ -46,7 +46,9 @@ class Roster:
 
     Attributes:
         members: By name.
-        gap: The typical number of rounds between two visits of a client.
+        gap: The typical number of rounds between two visits of a client. Before its first visit, a client counts as
+            away for all rounds.
+        return_gap: The same for clients that come back.
 
     Example:
         >>> roster = Roster(most_examples=100)
@@ -58,7 +60,7 @@ class Roster:
     def __init__(self, newcomer: int = -1, most_examples: float | None = None) -> None:
         self.newcomer, self.most_examples = newcomer, most_examples
         self.members: dict[str, Member] = {}
-        self.gap = 1.0
+        self.gap = self.return_gap = 1.0
 
     def join(self, name: str, examples: float) -> None:
         """Add a client, or update its number of examples."""
@@ -81,18 +83,22 @@ class Roster:
         return sorted((self.members[name] for name in listed), key=lambda member: member.number)
 
     def visit(self, present: list[Member], round: int) -> None:
-        """Note who takes part in a round. Medians, so that a few newcomers matter little.
-
-        A client that is here for the first time counts as away for all rounds so far.
-        """
+        """Note who takes part in a round. Medians, so that a few clients matter little."""
         if present:
             self.gap += SMOOTHING * (median(round - member.last_round for member in present) - self.gap)
+        back = [round - member.last_round for member in present if member.last_round]
+        if back:
+            self.return_gap += SMOOTHING * (median(back) - self.return_gap)
         for member in present:
             member.last_round = round
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state."""
-        return {"gap": self.gap, "members": [asdict(member) for member in self.members.values()]}
+        return {
+            "gap": self.gap,
+            "return_gap": self.return_gap,
+            "members": [asdict(member) for member in self.members.values()],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
@@ -101,9 +107,9 @@ class Roster:
             self.members = {member.name: member for member in members}
             if [member.number for member in members] != list(range(len(self.members))):
                 raise ValueError("a member is listed twice, or out of place")
-            self.gap = finite(state["gap"])
-            if self.gap <= 0:
-                raise ValueError(f"the rounds between visits are {self.gap}")
+            self.gap, self.return_gap = finite(state["gap"]), finite(state["return_gap"])
+            if self.gap <= 0 or self.return_gap <= 0:
+                raise ValueError(f"the rounds between visits are {self.gap} and {self.return_gap}")
 
     def snapshot(self) -> dict[str, Any]:
         """What `rollback` needs."""
@@ -112,7 +118,7 @@ class Roster:
     def rollback(self, snapshot: dict[str, Any]) -> None:
         """Undo everything since `snapshot`."""
         self.members = {fields["name"]: Member(**fields) for fields in snapshot["members"]}
-        self.gap = snapshot["gap"]
+        self.gap, self.return_gap = snapshot["gap"], snapshot["return_gap"]
 
 
 def _member(

@@ -295,7 +295,9 @@ class ModelServer(Server):
         if self._visited:
             self.downlink.jump(vector)
         else:
-            self.downlink.advance(vector, self.round, self.plan.down_share(1 / self.roster.gap), self._seconds)
+            # Newcomers download the whole model: they must not make the others wait for broadcasts.
+            gap = self.roster.gap if self.plan.down == "same" else self.roster.return_gap
+            self.downlink.advance(vector, self.round, self.plan.down_share(1 / gap), self._seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """As `Server.state_dict`."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from dagc.feedback import ErrorFeedback
 from dagc.policies import ClientPlan
 from dagc.policies.rate import finite
 from dagc.protocol.downlink import sizes_of
+from dagc.protocol.growth import EVERY, Growth
 from dagc.protocol.messages import BEST, STAMPS, Order, Upload
 from dagc.sparse import Sparse
 from dagc.state import all_or_nothing, flag, whole
@@ -52,6 +54,7 @@ class Uplink:
         pending: The last upload, until the server has said whether it was accepted.
         memory: What both sides remember of this client's coded uploads; None before the first.
         excluded: Parts of the vector, ascending, from which nothing is sent in the next upload.
+        growth: Finds tensors of which more and more is left unsent.
 
     Example:
         >>> from dagc.policies import Plan
@@ -75,6 +78,7 @@ class Uplink:
         self.pending: Sparse | Update | None = None
         self.memory: Memory | None = None
         self.excluded: Sequence[slice] = ()
+        self.growth = Growth(self.sizes)
         self._frame = b""  # of a pending update
         self._counts = False  # whether the memory counts the pending upload if it is accepted
 
@@ -100,6 +104,7 @@ class Uplink:
         The upload is pending until `settle`. If the gradient is refused, nothing changes.
         """
         parts = [change] if isinstance(change, torch.Tensor) else list(change)
+        order.checked()
         if order.compressor == BEST:
             return self._upload_best(parts, order)
         feedback = self.feedback
@@ -110,6 +115,7 @@ class Uplink:
         frame = b"" if order.silent else self._encode(update, order)
         self.last_update_norm = update_norm
         self.sent_round, self.pending, self._counts = order.round, update, self._is_counted(frame, order)
+        self._look(parts)
         return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
 
     def _upload_best(self, parts: list[torch.Tensor], order: Order) -> Upload:
@@ -129,6 +135,7 @@ class Uplink:
         feedback.residual, feedback.steps = left, feedback.steps + 1
         self.last_update_norm = update_norm
         self.sent_round, self.pending, self._frame, self._counts = order.round, update, frame, False
+        self._look(parts)
         return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
 
     def _upload_visit(self, parts: list[torch.Tensor], order: Order) -> Upload:
@@ -139,6 +146,13 @@ class Uplink:
         feedback.residual, feedback.steps = torch.zeros_like(change), feedback.steps + 1
         self.sent_round, self.pending, self._counts = order.round, None, False
         return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
+
+    def _look(self, parts: Sequence[torch.Tensor]) -> None:
+        """Now and then, whether what is not sent grows and grows."""
+        if self.feedback.steps % EVERY == 0:
+            tensors = self.growth.look(self.feedback.residual, parts)
+            if tensors:
+                self.growth.warn(tensors, [shape for shape in self.shapes if sizes_of([shape])])
 
     def settle(self, accepted_round: int) -> None:
         """Forget the pending upload if the server accepted it or a later one; otherwise keep its entries for later."""
@@ -190,6 +204,7 @@ class Uplink:
             "counts": self._counts,
             "pending": None,
             "memory": None,
+            "growth": self.growth.state_dict(),
         }
         if isinstance(self.pending, Update):
             frame = np.frombuffer(self._frame, dtype=np.uint8)
@@ -210,6 +225,8 @@ class Uplink:
             if self.last_update_norm < 0:
                 raise ValueError(f"the last update has norm {self.last_update_norm}")
             pending, memory = state["pending"], state["memory"]
+            self.growth = Growth(self.sizes)
+            self.growth.load_state_dict(state["growth"])
             self.pending = None
             if pending is not None and "frame" in pending:
                 self._frame = pending["frame"].tobytes()
@@ -223,11 +240,15 @@ class Uplink:
     def snapshot(self) -> tuple[Any, ...]:
         """What `rollback` needs to undo everything up to the next `settle`."""
         feedback = self.feedback.residual, self.feedback.steps
-        return feedback, self.sent_round, self.last_update_norm, self.pending, self.memory, self._counts
+        pending = self.pending, self._frame
+        growth = copy(self.growth)
+        return feedback, self.sent_round, self.last_update_norm, pending, self.memory, self._counts, growth
 
     def rollback(self, snapshot: tuple[Any, ...]) -> None:
         """Undo everything since `snapshot`."""
-        feedback, self.sent_round, self.last_update_norm, self.pending, self.memory, self._counts = snapshot
+        feedback, self.sent_round, self.last_update_norm, pending, self.memory, self._counts, growth = snapshot
+        self.growth = copy(growth)
+        self.pending, self._frame = pending
         self.feedback.residual, self.feedback.steps = feedback
 
 

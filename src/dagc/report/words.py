@@ -84,10 +84,11 @@ def _by_bytes(panel: Panel) -> str:
     clients = count(len(best.runs[0].clients["sizes"]), "client", words=True)
     rounds = [_rounds(each, target) for each in (best, rival)]
     unclear = _unclear(rival, best, target)
+    more = "each" if round(rounds[0]) == round(rounds[1]) else f"instead of {rounds[1]:,.0f}"
     words = (
         f"To reach {goal} {panel.metric}, {clients} exchanged {in_bytes(totals[best])} {_with(best, rival)} instead of "
-        f"{in_bytes(totals[rival])} {_with(rival, best)}{unclear}, in {count(rounds[0], 'round')} instead of "
-        f"{rounds[1]:,.0f}. Final {panel.metric}: {percent(final(best), 1)} compared with {percent(final(rival), 1)}."
+        f"{in_bytes(totals[rival])} {_with(rival, best)}{unclear}, in {count(rounds[0], 'round')} {more}. "
+        f"Final {panel.metric}: {percent(final(best), 1)} compared with {percent(final(rival), 1)}."
     )
     for other in [each for each in others if each is not rival][:1]:
         words += f" The best other method, {other.label}, needed {in_bytes(totals[other])}"

@@ -99,7 +99,8 @@ def encode_update(
     size = size_of(shapes)
     original = checked(vector, size)
     values, shift = normalized(original)
-    room = frames.most_body(8 * size + 64 if max_bytes is None else max_bytes)
+    longest = 8 * size + 64
+    room = frames.most_body(longest if max_bytes is None else min(max_bytes, longest))
     job = _Job(values, shift, shapes, room, share, state, most_terms)
     out = None if residual is None else _array(residual, size)
     with one_thread():

@@ -1,0 +1,95 @@
+"""Finds tensors of which more and more is left unsent: too few bytes, or a client that does not start from its model."""
+
+from collections.abc import Mapping, Sequence
+from logging import getLogger
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dagc.state import flag
+
+__all__ = ["EVERY", "Growth"]
+
+log = getLogger("dagc.protocol")
+EVERY = 20
+"""Uploads between two looks: the norms of all tensors take about as long as adding two vectors."""
+LARGER = 100.0
+"""What is left is suspicious from this many usual updates on. `tests/protocol/test_growth.py` has what is usual."""
+FASTER = 1.1
+"""And if it has grown by this factor since the look before."""
+LOOKS = 3
+"""So many looks in a row."""
+
+
+class Growth:
+    """The norms of a client's residual, tensor by tensor.
+
+    Args:
+        sizes: The number of entries of each tensor.
+
+    Attributes:
+        norms: Of the residual of each tensor at the last look.
+        usual: The norm of the largest update of each tensor that was looked at.
+        streak: For how many looks in a row each tensor's residual was large and grew.
+        warned: Whether the warning was given.
+
+    Example:
+        >>> growth = Growth([2, 1])
+        >>> change = [torch.ones(2), torch.ones(1)]
+        >>> for norm in (100.0, 200.0, 400.0):
+        ...     tensors = growth.look(torch.tensor([1.0, 1.0, norm]), change)
+        >>> tensors
+        [1]
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = list(sizes)
+        self.norms, self.usual = np.zeros(len(sizes)), np.zeros(len(sizes))
+        self.streak = np.zeros(len(sizes), np.int64)
+        self.warned = False
+
+    def look(self, residual: torch.Tensor, change: Sequence[torch.Tensor]) -> list[int]:
+        """The tensors whose residual keeps growing, if that is newly known.
+
+        Args:
+            residual: What was not sent, of all tensors.
+            change: The last update: the tensors, or all of them as one vector.
+        """
+        parts = list(torch.split(change[0].reshape(-1), self.sizes)) if len(change) == 1 else list(change)
+        if self.warned or len(parts) != len(self.sizes):
+            return []
+        norms, self.usual = _norms(torch.split(residual, self.sizes)), np.maximum(self.usual, _norms(parts))
+        suspicious = (self.usual > 0) & (norms >= LARGER * self.usual) & (norms > FASTER * self.norms)
+        self.norms, self.streak = norms, np.where(suspicious, self.streak + 1, 0)
+        tensors = [int(place) for place in np.flatnonzero(self.streak >= LOOKS)]
+        self.warned = bool(tensors)
+        return tensors
+
+    def warn(self, tensors: Sequence[int], shapes: Sequence[Any]) -> None:
+        """Log what was found, once."""
+        names = ", ".join(f"tensor {place} of shape {shapes[place]}" for place in tensors[:5])
+        log.warning(
+            "what is not sent of %s is more than %d usual updates, and has kept growing for %d rounds: give a larger "
+            "budget or a lower learning rate, and check that the client trains on the model it is given",
+            names, LARGER, LOOKS * EVERY,
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state."""
+        return {"norms": self.norms, "usual": self.usual, "streak": self.streak, "warned": self.warned}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`; ValueError if it does not fit."""
+        for name in ("norms", "usual", "streak"):
+            array, like = state[name], getattr(self, name)
+            if array.dtype != like.dtype or array.shape != like.shape or not np.isfinite(array).all():
+                raise ValueError(f"{name} of {len(self.sizes)} tensors is {array.dtype} {array.shape}")
+        self.norms, self.usual, self.streak = (state[name].copy() for name in ("norms", "usual", "streak"))
+        self.warned = flag(state["warned"])
+
+
+def _norms(parts: Sequence[torch.Tensor]) -> NDArray[np.float64]:
+    norms = [torch.linalg.vector_norm(part.detach().float()) for part in parts]
+    return torch.stack(norms).cpu().numpy().astype(np.float64)
