@@ -56,7 +56,9 @@ def made(accuracies, *, seed=0, method="top-k", step=100, entries=10, clients=No
     budgets = {"ratio", "bytes", "rate", "threshold"}
     budget = {} if method == "none" or budgets & fields.keys() else {"ratio": 0.01}
     config = Config(task="logistic@digits", method=method, seed=seed, **{"rounds": len(accuracies), **budget, **fields})
-    return with_settings({n: v for n, v in config.as_dict().items() if v is not None}, accuracies, step, entries, clients)
+    return with_settings(
+        {n: v for n, v in config.as_dict().items() if v is not None}, accuracies, step, entries, clients
+    )
 
 
 def flower(accuracies, name="digits", *, strategy="FedAvg", step=100, entries=10, clients=None, **plan):
