@@ -22,7 +22,7 @@ _LATER: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def _variants(ratio: float, local: dict[str, Any]) -> tuple[Variant, ...]:
-    """All steps at the same ratio; with `local`, clients take several steps. The last is `thrifty` with its own budget."""
+    """All steps at the same ratio; with `local`, clients take several steps. The last is `thrifty` itself."""
     fields: dict[str, Any] = {"ratio": ratio}
     found = []
     for label, change in (*_STEPS, (f"+ {local['local_steps']} local steps", local), *_LATER):

@@ -196,7 +196,7 @@ def check_update(
         assert np.isclose(update.norm() ** 2, float(decoded.double().square().sum()), rtol=1e-6), f"{where}: wrong norm"
         twice = decoded.clone()
         update.add_to(twice, 0.3)
-        expected = decoded + decoded * np.float32(0.3)
+        expected = decoded + decoded * float(np.float32(0.3))
         assert twice.numpy().tobytes() == expected.numpy().tobytes(), f"{where}: adds other bits with a weight"
 
 

@@ -115,7 +115,7 @@ class Faults:
 
     @contextmanager
     def reading(self, chance: float, folder: Path) -> Iterator[None]:
-        """In this block, one of the first files below a folder may not be readable: bad sectors, too many open files."""
+        """In this block, one of the first files below a folder may not be readable: bad sectors, open files."""
         left = self.number(3) if self.happens("unreadable file", chance) else -1
         code = self.pick((errno.EIO, errno.EMFILE, errno.EACCES)) if left >= 0 else 0
 

@@ -1,5 +1,6 @@
 """Flower in this process: equal to the local engine to the bit, nothing lost, and deaf to rubbish."""
 
+import contextlib
 import difflib
 import errno
 import json

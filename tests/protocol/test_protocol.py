@@ -180,10 +180,10 @@ class TestReading:
                 server.read(name, self.frame(4))
 
     def test_something_where_nothing_was_ordered(self):
-        server, orders = self.server(bytes=11, ratio=None)
+        server, orders = self.server(bytes=6, ratio=None)
         silent = next(name for name, order in orders.items() if order.silent)
         assert len(server.read(silent, b"").update) == 0
-        server, _ = self.server(bytes=11, ratio=None)
+        server, _ = self.server(bytes=6, ratio=None)
         with pytest.raises(MalformedPayload, match="was ordered to send nothing"):
             server.read(silent, self.frame(1))
 

@@ -89,7 +89,7 @@ def test_malformed_bytes_are_refused_each_with_its_own_words(payload, says):
         (b"\x05\x00\x00\x00" * 2, 2, "do not ascend, or one is out of range"),
     ],
 )
-def test_malformed_integer_indices_are_refused(index, entries, says, plain_indices):
+def test_malformed_integer_indices_are_refused(index, entries, says, plain_indices):  # noqa: F811
     with pytest.raises(MalformedPayload, match=says):
         decode(frame(3, 15, entries, index, bytes(4 * entries)), 1000)
     with pytest.raises(MalformedPayload, match="index rule 0 does not go with"):

@@ -217,8 +217,9 @@ class ModelServer(Server):
     ) -> None:
         super().__init__(plan, len(model), rounds, shapes)
         vector = model.detach().cpu().numpy()
-        bits = self.plan.rounded_bits
-        self.downlink = Downlink(self.plan.downward(), vector, shapes, rounds, self.plan.exact_values, bits)
+        self.downlink = Downlink(
+            self.plan.downward(), vector, shapes, rounds, self.plan.exact_values, self.plan.rounded_bits
+        )
         self._seconds = 0.0
         self._visited = False  # whether all clients of this round visit: none of them downloads broadcasts
         self._free = not plan.budgets_set  # nobody has said what a visit may cost

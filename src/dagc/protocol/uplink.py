@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dagc._memory import pool
 from dagc.compressors import COMPRESSORS, Compressor, Gradient, per_tensor
+from dagc.compressors import compressor as declared
 from dagc.draws import scramble
 from dagc.errors import unknown
 from dagc.feedback import ErrorFeedback
@@ -283,6 +284,7 @@ def _entries(size: int, indices: Any, values: Any) -> Sparse:
 def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:
     """A compressor that selects nothing from some parts of the vector; what is there stays in the residual."""
 
+    @declared(compressor.parameter)
     def select(vector: Gradient, parameter: Any, *, seed: int = 0) -> Sparse:
         assert isinstance(vector, torch.Tensor)
         included = torch.ones_like(vector, dtype=torch.bool)
