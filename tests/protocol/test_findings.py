@@ -282,3 +282,14 @@ class TestStatesOfUpdates:
         check_all_or_nothing(run.clients["1"].uplink)
         check_all_or_nothing(run.clients["1"].replica)
         check_all_or_nothing(run.server)
+
+    def test_an_upload_that_is_cut_to_nothing_is_not_accepted(self):
+        """No bytes are a valid update that says nothing: its client must not take its own for accepted."""
+        server, uplink = ModelServer(Plan(method="dagc", bytes=50), torch.zeros(400)), Uplink(FULL, [400])
+        server.join("a", 10)
+        change = torch.randn(400)
+        upload = uplink.upload(change, server.orders("a")["a"])
+        assert upload.frame
+        server.advance([server.read("a", b"")], server.target)
+        uplink.settle(server.orders("a")["a"].accepted)
+        assert torch.allclose(uplink.feedback.residual, change, atol=1e-5)

@@ -15,7 +15,7 @@ def test_hostile_updates_with_right_checksums_are_refused_or_read_within_bounds(
     counts = attack.run(2000)
     attack.check()
     assert counts["refused"] > 500
-    assert counts["read"] > 200
+    assert counts["read"] > 100
     assert attack.slowest < MOST_SECONDS
     assert attack.memory < MOST_KB
 

@@ -145,7 +145,8 @@ class Server:
         """End the round: these uploads were accepted."""
         self.round += 1
         for upload in uploads:
-            self.members[upload.client].accepted_round = self.round
+            if upload.frame:  # an empty one may have been cut off: what its client sent must go back
+                self.members[upload.client].accepted_round = self.round
         self.budget.report(uploads)
         self.receiver.close(uploads, list(self.members))
         self._orders = {}
