@@ -1,4 +1,4 @@
-"""Step-ahead, on and off: small models and larger ones, one local step and many. Part of `docs/studies/dagc.md`."""
+"""Step-ahead, on and off: small models and larger ones, one local step and many. Part of `docs/studies/thrifty.md`."""
 
 from typing import Any
 

@@ -41,9 +41,9 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"method": "thrifty", "bytes": 30},
     {"method": "dagc-r", "ratio": 0.05, "min_nodes": 1, "patience": 1},
     {"method": "dagc-r", "ratio": 0.05, "values": "int8", "down": 60},
-    {"method": "dagc-r", "ratio": 0.05, "values": "fp16", "frames": "coded", "down": 60, "clip": 30.0},
+    {"method": "dagc-r", "ratio": 0.05, "values": "int8", "frames": "coded", "down": 60, "clip": 30.0},
     {"method": "stc", "bytes": 30},
-    {"method": "random-k", "bytes": 60, "values": "fp16"},
+    {"method": "random-k", "bytes": 60, "values": "int8"},
     {"method": "dagc-a", "threshold": 1.0},
     {"method": "accordion", "ratio": 0.05, "options": {"interval": 1}},
     {"method": "none"},
@@ -163,9 +163,8 @@ class Grid(LocalGrid):
         record[self.faults.pick(("round", "name", "version"))] = self.faults.pick(wrong)
 
 
-OURS = tuple(
-    f"{name}:" for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DagcError)
-) + ("Damaged:", "NewerVersion:")
+ERRORS = [name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DagcError)]
+OURS = tuple(f"{name}:" for name in (*ERRORS, "Damaged", "NewerVersion"))
 
 
 def _pending(path: Path) -> tuple[list[str], int, int]:

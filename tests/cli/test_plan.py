@@ -32,7 +32,7 @@ def planned(*arguments):
         {"method": "thrifty"},
         {"method": "thrifty", "ratio": 0.02},
         {"method": "dagc-r", "ratio": 0.02},
-        {"method": "dagc-r", "bytes": 40, "values": "sign", "frames": "compact", "down": 60},
+        {"method": "dagc-r", "bytes": 40, "values": "sign", "down": 60},
         {"method": "stc", "ratio": 0.02},
         {"method": "stc", "ratio": 0.02, "participation": 0.4},
         {"method": "none", "participation": 0.4},

@@ -138,6 +138,7 @@ def group():
         dist.destroy_process_group()
 
 
+@pytest.mark.filterwarnings("ignore::dagc.BudgetWarning")  # commands run with fewer rounds than they have on the page
 @pytest.mark.parametrize("page", [page for page, found in CODE.items() if found], ids=lambda page: page.stem)
 def test_every_block_of_code_runs(page, tmp_path, monkeypatch, capsys, group):
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Here)

@@ -23,7 +23,7 @@ CLIPPED = {
         "first_bits": 7,
         "bytes": 30,
         "clip": 0.05,
-        "values": "fp16",
+        "values": "int8",
         "frames": "compact",
         "overhead": 0.25,
     },
@@ -33,10 +33,9 @@ FRAMES = {
     "plain": {"values": "fp32"},
     "compact": {"values": "sign", "frames": "compact"},
     "coded": {"values": "sign", "frames": "coded"},
-    "coded fp16": {"values": "fp16", "frames": "coded"},
-    "raw": {"frames": "raw"},
+    "coded int8": {"values": "int8", "frames": "coded"},
 }
-FEW = ("coded fp16", "raw")
+FEW = ("coded int8",)
 """These are tried with every method, but not with everything else it takes."""
 
 

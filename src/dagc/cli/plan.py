@@ -25,11 +25,11 @@ NEEDED = (*(name for name in Plan.schema() if name not in ("method", "seed")), "
 LARGEST, RATIO = 1 << 30, 0.001
 """A model of so many entries takes 4 GB; the default budget of methods from the literature."""
 MORE_ROUNDS = 30
-"""How many times as many rounds as no compression `thrifty` took at most in `docs/studies/dagc.md`."""
+"""How many times as many rounds as no compression `thrifty` took at most in `docs/studies/thrifty.md`."""
 EXPECTED = {
     "none": "the accuracy to compare with",
     "dagc": "with its own budget or more, about the accuracy of none at the same rounds: docs/studies/results.md",
-    "thrifty": f"up to {MORE_ROUNDS} times the rounds of none, and often ends less accurate: docs/studies/dagc.md",
+    "thrifty": f"up to {MORE_ROUNDS} times the rounds of none, and often ends less accurate: docs/studies/thrifty.md",
 }
 
 

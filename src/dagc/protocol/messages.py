@@ -144,12 +144,14 @@ class Upload(NamedTuple):
 
 def _is_amount(value: object, compressor: str) -> bool:
     """Whether it is in this compressor's unit: a number of bytes or of entries, a threshold, or nothing."""
-    unit = COMPRESSORS[compressor].parameter if compressor in COMPRESSORS else "entries"
-    if value is None or unit == "none":
-        return (value is None and unit == "none") or (is_count(value) and value == 0)
-    if unit == "entries":
-        return is_count(value) and value < MAX_SIZE
-    return _is_real(value) and 0 <= value < MOST
+    count = is_count(value) and value < MAX_SIZE  # type: ignore[operator]
+    threshold = _is_real(value) and 0 <= value < MOST  # type: ignore[operator]
+    if compressor == BEST:
+        return count
+    if compressor not in COMPRESSORS:
+        return value is None or count or threshold
+    unit = COMPRESSORS[compressor].parameter
+    return {"entries": count, "threshold": threshold, "none": value is None or value == 0}[unit]
 
 
 def _is_real(value: object) -> bool:

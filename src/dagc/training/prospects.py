@@ -12,7 +12,7 @@ __all__ = ["check_rounds"]
 
 LEAST_PART = 0.02
 """Plans whose rounds hold no more than this part of the entries get a warning. The leanest that learned in
-`docs/studies/dagc.md` hold several times as many."""
+`docs/studies/thrifty.md` hold several times as many."""
 
 
 def check_rounds(plan: Plan, size: int, examples: Mapping[str, float], rounds: int, participation: float = 1.0) -> None:
