@@ -1,8 +1,8 @@
-"""Parity: does `dagc` end where uncompressed training ends, at its number of rounds? The source of `docs/studies/results.md`.
+"""Parity: does `dagc` end where uncompressed training ends, at its rounds? The source of `docs/studies/results.md`.
 
-`python -m research.parity --data FOLDER` runs what is missing, a curve at a time, and appends it to `results/parity.jsonl`;
-`python -m research.parity --table` prints the table, `make results` writes it into the documents. It can be stopped
-and started again at any time.
+`python -m research.parity --data FOLDER` runs what is missing, a curve at a time, and appends it to
+`results/parity.jsonl`; `python -m research.parity --table` prints the table, `make results` writes it into the
+documents. It can be stopped and started again at any time.
 """
 
 import argparse
@@ -32,8 +32,20 @@ METHODS: dict[str, dict[str, Any]] = {
 TASKS: dict[str, dict[str, Any]] = {
     "digits": {"task": "mlp@digits", "rounds": 60, "local_steps": 10, "learning_rate": 0.1, "evaluate_every": 2},
     "mlp": {"task": "mlp@fashion-mnist", "rounds": 30, "local_steps": 20, "learning_rate": 0.1, "evaluate_every": 1},
-    "mlp, 6 rounds": {"task": "mlp@fashion-mnist", "rounds": 6, "local_steps": 20, "learning_rate": 0.1, "evaluate_every": 1},
-    "logistic": {"task": "logistic@fashion-mnist", "rounds": 60, "local_steps": 60, "learning_rate": 0.1, "evaluate_every": 2},
+    "mlp, 6 rounds": {
+        "task": "mlp@fashion-mnist",
+        "rounds": 6,
+        "local_steps": 20,
+        "learning_rate": 0.1,
+        "evaluate_every": 1,
+    },
+    "logistic": {
+        "task": "logistic@fashion-mnist",
+        "rounds": 60,
+        "local_steps": 60,
+        "learning_rate": 0.1,
+        "evaluate_every": 2,
+    },
     "hospitals": {
         "task": "logistic@fashion-mnist",
         "partition": "from-sizes:sizes=12413/3954/3363/2259/819/439,scale=true,label_alpha=0.5",
@@ -94,7 +106,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "learning_rate": 4.0,
         "evaluate_every": 8,
     },
-}  # fmt: skip
+}
 """Tasks at rounds that people would give them. Ten unequal clients (100:1) unless a name says otherwise."""
 TITLES = {
     "digits": "MLP, digits",
@@ -243,7 +255,7 @@ def _end(run: Mapping[str, Any]) -> float:
 def _gap(run: Mapping[str, Any], base: Mapping[str, Any]) -> float:
     """By how much the run is below the baseline at most, after the fifth round."""
     pairs = zip(run["scores"], base["scores"], strict=True)
-    return max((theirs[1] - ours[1] for ours, theirs in pairs if ours[0] > 5), default=0.0)
+    return max((float(theirs[1] - ours[1]) for ours, theirs in pairs if ours[0] > 5), default=0.0)
 
 
 def main() -> None:

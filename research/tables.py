@@ -26,9 +26,9 @@ from dagc.report.numbers import on_shared_seeds
 from research.cells import choose
 from research.kinds import KINDS, steps
 from research.measured import Measured, in_markdown
-from research.parity import TABLES, records
 from research.others import compared
 from research.paper import EXPERIMENTS
+from research.parity import TABLES, records
 from research.records import Store
 from research.shown import Shown, shown
 from research.waterfall import write_waterfall

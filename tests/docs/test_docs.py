@@ -65,7 +65,15 @@ def internet(folder):
         names["optimizer"].step()
         exchanged = local.step()
     assert exchanged.round == 10
-    return {**names, "model": module, "local": local, "exchanged": exchanged, "evaluate": id, "world": 1, "folder": folder}
+    return {
+        **names,
+        "model": module,
+        "local": local,
+        "exchanged": exchanged,
+        "evaluate": id,
+        "world": 1,
+        "folder": folder,
+    }
 
 
 def own_data(folder):
