@@ -249,7 +249,7 @@ def _spread(values: Sequence[float], sign: str = "") -> str:
 
 
 def _end(run: Mapping[str, Any]) -> float:
-    return statistics.mean(score for _, score in run["scores"][-3:])
+    return float(statistics.mean(score for _, score in run["scores"][-3:]))
 
 
 def _gap(run: Mapping[str, Any], base: Mapping[str, Any]) -> float:
