@@ -27,7 +27,7 @@ from dagc.wire import Memory, encode
 from dagc.wire.coder import TABLES, Shapes
 from research import STAND_INS
 
-SIGNS: dict[str, Any] = {"values": "sign", "frames": "compact", "first_model": "drawn", "method": "dagc-r"}
+SIGNS: dict[str, Any] = {"values": "sign", "first_model": "drawn", "method": "dagc-r"}
 LOGISTIC: dict[str, Any] = {**SIGNS, "task": "logistic@fashion-mnist", "overhead": 0.125, "learning_rate": 0.1}
 CNN: dict[str, Any] = {**SIGNS, "task": "cnn@cifar-10", "learning_rate": 0.05, "rounds": 100}
 DIGITS = data_folder() / STAND_INS["speech-commands"].data
@@ -124,7 +124,7 @@ class Coded:
             self.memories[name] = Memory(shapes, self.clocks, values == "sign")
             self._leave_out(self.memories[name])
         memory = self.memories[name]
-        frame = encode(sparse, values, frames="compact", memory=memory, most=most)
+        frame = encode(sparse, values, memory=memory, most=most)
         self.bytes += len(frame)
         if frame:  # every frame that is taken counts, as in the protocol
             memory.learn(sparse)

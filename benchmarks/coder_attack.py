@@ -23,7 +23,7 @@ from dagc.errors import MalformedPayload
 from dagc.sparse import Sparse
 from dagc.wire import VALUE_CODECS, Memory, decode, is_coded, quantise
 from dagc.wire.coder import Shapes
-from dagc.wire.frame import _coded, _coded_checksum
+from dagc.wire.frame import CODED_FIRST, checksum, encode_coded
 
 MODELS: tuple[tuple[Shapes, int], ...] = (
     ([1], 1),
@@ -40,7 +40,7 @@ EXPLAINED = {
     "frames": "hostile frames",
     "refused": "refused",
     "not coded": "… of these, no longer marked as coded",
-    "compact": "read as a compact frame",
+    "compact": "read as a frame that is not coded",
     "taken": "read as a coded frame",
     "unchanged": "… of these, with the entries that were sent (values may differ)",
     "noticed": "… of these, other entries, noticed at the next frame",
@@ -98,7 +98,7 @@ class Attack:
     def _connections(self) -> Iterator[Connection]:
         """All kinds: with and without clocks, signs, a known number of entries, an empty memory."""
         for shapes, count in MODELS:
-            for values in ("sign", "fp16", "int8"):
+            for values in ("sign", "fp32", "int8"):
                 for clocks in (True, False):
                     for history in (0, 1, 6):
                         yield self._connection(shapes, count, values, clocks, history)
@@ -149,8 +149,8 @@ class Attack:
             body = body or bytearray(b"\0")
         if rng.random() < 0.05:
             return bytes(body) + rng.bytes(2)
-        first = body[0] >> 4 == 7
-        return bytes(body) + _coded_checksum(bytes(body), 0, connection.memory, connection.most, first)
+        coded = connection.memory if is_coded(body) else None
+        return bytes(body) + checksum(bytes(body), connection.memory.size, 0, coded, connection.most)
 
     def _forged(self, connection: Connection) -> bytes:
         """A frame that nobody sent, of nearly the same entries, or of any."""
@@ -173,7 +173,7 @@ class Attack:
 
     def _read(self, connection: Connection, payload: bytes) -> Sparse:
         memory, most = connection.memory, connection.most
-        sparse = decode(payload, size=memory.size, memory=memory, most=most)
+        sparse = decode(payload, memory.size, memory=memory, most=most)
         Sparse(sparse.size, sparse.indices, sparse.values)  # sorted, each once, in range, finite
         if is_coded(payload):
             assert sparse.size == memory.size
@@ -184,12 +184,12 @@ class Attack:
         """When the receiver, having counted this frame, notices."""
         receiver = _copy(connection.memory, connection.shapes)
         writer = receiver if payload[0] >> 4 == 8 else Memory(connection.shapes, receiver.clocks, receiver.signs)
-        if writer.frames or payload[0] >> 4 == 7:  # 6 with an empty memory is never written
+        if writer.frames or payload[0] >> 4 == CODED_FIRST:  # 8 with an empty memory is never written
             values = connection.values if receiver.signs else NAMES[payload[0] & 15]
             again = _frame(sparse, values, writer, connection.most)
             same = len(payload) if receiver.signs else len(payload) - len(_values(sparse, values))
             assert again[: same - 4] == payload[: same - 4], "written again, it is not the same"
-        read = decode(payload, memory=receiver, most=connection.most)
+        read = decode(payload, receiver.size, memory=receiver, most=connection.most)
         receiver.learn(read)
         sent = _copy(connection.sent, connection.shapes)
         if receiver.fingerprint == sent.fingerprint:
@@ -198,7 +198,7 @@ class Attack:
         for when, upcoming in zip(("noticed", LAST), connection.upcoming, strict=False):
             frame = _frame(upcoming, connection.values, sent, connection.most)
             try:
-                receiver.learn(decode(frame, memory=receiver, most=connection.most))
+                receiver.learn(decode(frame, receiver.size, memory=receiver, most=connection.most))
             except MalformedPayload:
                 return when
             sent.learn(upcoming)
@@ -207,7 +207,7 @@ class Attack:
 
 def _frame(sparse: Sparse, values: str, memory: Memory, most: int | None) -> bytes:
     """A coded frame, even where another one would be smaller."""
-    frame = _coded(sparse, VALUE_CODECS[values], 0, memory, most, 1 << 20)
+    frame = encode_coded(sparse, VALUE_CODECS[values], 0, memory, most, 1 << 20)
     assert frame is not None
     return frame
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from benchmarks.tables import arguments, show
 
+from benchmarks.tables import arguments, show
 from dagc.compressors import top_k
 from dagc.data import data_folder, load
 from dagc.errors import MissingData
@@ -50,9 +50,9 @@ def sparse(vector: torch.Tensor, most: int, values: str) -> float:
     low, high, best = 0, min(len(vector), 8 * most), 0.0
     while high - low > max(1, low // 100):
         count = (low + high + 1) // 2
-        frame = encode(top_k(vector, count), values, frames="compact")
+        frame = encode(top_k(vector, count), values)
         if len(frame) <= most:
-            low, best = count, carried(vector, decode(frame, size=len(vector)).dense())
+            low, best = count, carried(vector, decode(frame, len(vector)).dense())
         else:
             high = count - 1
     return best

@@ -3,7 +3,7 @@
     make bench-ddp                                          # needs root; this is its second part
     python -m benchmarks.internet --task gpt                # or cnn@cifar-10
     python -m benchmarks.internet --seconds 5 10 --only ours hook      # methods whose names contain one of these
-    python -m benchmarks.internet --only 'ours, 10 %, two bits'        # a whole name is that method alone
+    python -m benchmarks.internet --only 'ours, 10 %, int8'        # a whole name is that method alone
     python -m benchmarks.internet --cost                    # no root, no network: an exchange of 100 M parameters
     python -m benchmarks.internet --record                  # keeps the tables for docs/studies/performance.md
 
@@ -51,16 +51,16 @@ EVERY_STEP = {
     "dagc-r 1 %": "our hook, dagc-r 1 %, in every step",
 }
 DENSE = {"post-local": "PyTorch's PostLocalSGD", "diloco": "dense DiLoCo"}
-TWO_BIT = {"method": "thrifty", "ratio": 0.1, "values": "two-bit"}
+INT8 = {"method": "thrifty", "ratio": 0.1, "values": "int8"}
 OURS: dict[str, dict[str, Any]] = {
     "ours, default": {},
     "ours, encoded, 2 %": {"ratio": 0.02},
     "ours, 2 %, signs": {"method": "thrifty", "ratio": 0.02},
-    "ours, 2 %, two bits": {**TWO_BIT, "ratio": 0.02},
-    "ours, 10 %, two bits": TWO_BIT,
-    "ours, 10 %, two bits, momentum 0.5": {**TWO_BIT, "momentum": 0.5},
-    "ours, 10 %, two bits, momentum 0.9, outer rate 0.7": {**TWO_BIT, "outer_rate": 0.7, "momentum": 0.9},
-    "ours, 10 %, two bits, overlap": {**TWO_BIT, "overlap": True},
+    "ours, 2 %, int8": {**INT8, "ratio": 0.02},
+    "ours, 10 %, int8": INT8,
+    "ours, 10 %, int8, momentum 0.5": {**INT8, "momentum": 0.5},
+    "ours, 10 %, int8, momentum 0.9, outer rate 0.7": {**INT8, "outer_rate": 0.7, "momentum": 0.9},
+    "ours, 10 %, int8, overlap": {**INT8, "overlap": True},
 }
 METHODS = {**EVERY_STEP, **DENSE, **{name: name for name in OURS}}
 TASKS = {
@@ -222,7 +222,7 @@ def cost(record: bool, size: int = 100_000_000, tensors: int = 20) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = nn.ParameterList([torch.randn(size // tensors) for _ in range(tensors)])
     before = memory("VmRSS")
-    local = dagc.ddp.LocalSteps(model, examples=1, steps=1, **{**TWO_BIT, "ratio": 0.01})
+    local = dagc.ddp.LocalSteps(model, examples=1, steps=1, **{**INT8, "ratio": 0.01})
     found = []
     for _ in range(6):
         for parameter in model:
@@ -241,7 +241,7 @@ def cost(record: bool, size: int = 100_000_000, tensors: int = 20) -> None:
         "internet-cost",
         "An exchange on one rank",
         [*heads, "vectors beside the model, during", "after"],
-        [[f"{size:,} parameters, 1 %, two bits", *seconds, *beside]],
+        [[f"{size:,} parameters, 1 %, int8", *seconds, *beside]],
         record,
         notes,
     )

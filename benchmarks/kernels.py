@@ -240,13 +240,13 @@ def measure_codes(quick: bool) -> Figures:
         indices = np.flatnonzero(rng.permutation(LARGE) < count)
         figures[str(ratio)] = {"bound": least_bits(LARGE, count)}
         for adaptive in (False, True):
-            section = memoryview(rice.write(rice.plan(indices, adaptive), adaptive))
+            section = memoryview(rice.write(rice.plan(indices, LARGE, adaptive)))
             assert np.array_equal(rice.read(section, LARGE, count, adaptive), indices)
             repeat = max(1, 200_000 // count)
 
             def encode(_: object, indices: Any = indices, adaptive: bool = adaptive, repeat: int = repeat) -> None:
                 for _ in range(repeat):
-                    rice.write(rice.plan(indices, adaptive), adaptive)
+                    rice.write(rice.plan(indices, LARGE, adaptive))
 
             def decode(
                 _: object, section: Any = section, count: int = count, adaptive: bool = adaptive, repeat: int = repeat

@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector
 
 from benchmarks.internet import STEPS, Task
 from benchmarks.tables import arguments, kept
-from dagc import Sparse, encode, quantise, read_header, top_k
+from dagc import VALUE_CODECS, Sparse, encode, quantise, top_k
 from dagc.compressors import Gradient
 from dagc.errors import MissingData
 from dagc.feedback import ErrorFeedback
@@ -54,7 +54,7 @@ def changes(name: str, rounds: int) -> list[torch.Tensor]:
 
 
 def layouts(name: str, rounds: int) -> Iterator[list[str]]:
-    """Rows: ours with the entries that SparseLoCo selects and with as many of the whole model, two bits and signs."""
+    """Rows: ours with the entries that SparseLoCo selects and with as many of the whole model, int8 and signs."""
     moved = changes(name, rounds)
     size = len(moved[0])
     ways = {
@@ -62,16 +62,16 @@ def layouts(name: str, rounds: int) -> Iterator[list[str]]:
         "as many, the largest of all": (top_k, KEPT * size // CHUNK),
     }
     for label, (compressor, parameter) in ways.items():
-        for values in ("two-bit", "sign"):
+        for values in ("int8", "sign"):
             feedback = ErrorFeedback(compressor, size, values=values)
             counted = []
             for change in moved:
                 exact = compressor(feedback.residual + change, parameter)
                 frame = encode(feedback.step(change, parameter), values)
-                header = read_header(frame)
+                value_bytes = VALUE_CODECS[values].size(len(exact))
                 lost = np.square(quantise(exact.values, values) - exact.values).sum() / np.square(exact.values).sum()
-                bits = 8 * header.index_bytes, 8 * header.value_bytes, len(frame)
-                counted.append((*(one / header.entries for one in bits), lost))
+                bits = 8 * (len(frame) - value_bytes), 8 * value_bytes, len(frame)
+                counted.append((*(part / len(exact) for part in bits), lost))
             index, value, total, lost = np.mean(counted[rounds // 2 :], axis=0)
             figures = f"{index:.2f}", f"{value:.2f}", f"{total:.2f}", f"{100 * lost:.1f} %"
             yield [f"ours, {MODELS[name]}", label, values, *figures]

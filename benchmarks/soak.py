@@ -28,7 +28,7 @@ from dagc.policies import Plan
 from dagc.protocol import Client, Server
 
 SIZE = 500
-PLAN = Plan(method="dagc-r", bytes=16, frames="compact", overhead=0.25)
+PLAN = Plan(method="dagc-r", bytes=16, overhead=0.25)
 GRADIENTS = 64
 FAILURES = 0.05
 HEADS = [

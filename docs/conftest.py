@@ -12,7 +12,7 @@ from dagc.policies import POLICIES
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
     """Leave every registry as it was."""
-    every = (dagc.ALLOCATORS, dagc.COMPRESSORS, dagc.VALUE_CODECS, dagc.INDEX_CODECS, POLICIES, MODELS)
+    every = (dagc.ALLOCATORS, dagc.COMPRESSORS, dagc.VALUE_CODECS, POLICIES, MODELS)
     before = [dict(registry) for registry in every]
     yield
     for registry, held in zip(every, before, strict=True):

@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--task", default="mlp@digits", help="MODEL@DATA, as for the dagc command")
     parser.add_argument("--method", default="dagc")
     parser.add_argument("--ratio", type=float, help="part of the gradient that is sent; by its size if not given")
-    parser.add_argument("--values", help="with other methods than dagc: fp32, fp16, bf16, int8, two-bit or sign")
+    parser.add_argument("--values", help="with other methods than dagc: fp32, int8 or sign")
     parser.add_argument("--skew-ratio", type=float, default=10, help="largest over smallest share of the data")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--every", type=int, default=50, help="steps between reports and checkpoints")

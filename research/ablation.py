@@ -7,11 +7,10 @@ from research.cells import THRIFTY, Cell, Variant
 __all__ = ["ABLATION"]
 
 _STEPS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("Top-k, int32 + fp32", {"method": "top-k", "frames": "raw"}),
+    ("Top-k, int32 + fp32", {"method": "top-k", "values": "int32+fp32"}),
     ("+ allocation by data", {"method": "dagc-r"}),
-    ("+ signs", {"values": "sign"}),
-    ("+ Rice codes for indices", {"frames": "plain"}),
-    ("+ compact frames", {"frames": "compact"}),
+    ("+ signs", {"values": "int32+sign"}),
+    ("+ Rice codes for indices", {"values": "sign"}),
     ("+ waiting", {"overhead": 0.125}),
     ("+ the coder", {"frames": "coded"}),
 )
@@ -23,7 +22,7 @@ _LATER: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def _variants(ratio: float, local: dict[str, Any]) -> tuple[Variant, ...]:
-    """All steps at the same ratio; with `local`, clients take several steps. The last is `thrifty` with its own budget."""
+    """All steps at the same ratio; with `local`, clients take several steps. The last is `thrifty` itself."""
     fields: dict[str, Any] = {"ratio": ratio}
     found = []
     for label, change in (*_STEPS, (f"+ {local['local_steps']} local steps", local), *_LATER):

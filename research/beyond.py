@@ -10,7 +10,7 @@ from research.rivals import RIVALS
 
 __all__ = ["BEYOND"]
 
-_LOGISTIC: dict[str, Any] = {"task": "logistic@fashion-mnist", "learning_rate": 0.1, "frames": "compact"}
+_LOGISTIC: dict[str, Any] = {"task": "logistic@fashion-mnist", "learning_rate": 0.1}
 _TARGETS = (0.75, 0.78, 0.80)
 _WAITING: dict[str, Any] = {"overhead": 0.125}
 _SIGNS: dict[str, Any] = {"values": "sign"}
@@ -51,7 +51,7 @@ def _fewest_bytes() -> tuple[Cell, ...]:
         _variant("dagc-r", 20, ", 20 bytes", **_SIGNS, **_WAITING),
         _variant("dagc-r", 13, ", 13 bytes", **_SIGNS),
         _variant("top-k", 13, ", 13 bytes", **_SIGNS, **_WAITING),
-        Variant("uniform Top-k, int32 + fp32", {"method": "top-k", "ratio": 0.001, "frames": "raw"}),
+        Variant("uniform Top-k, int32 + fp32", {"method": "top-k", "ratio": 0.001, "values": "int32+fp32"}),
         _DENSE,
     )
     fields = {**_LOGISTIC, "skew_ratio": 100.0, "rounds": 1_100}
@@ -71,11 +71,6 @@ def _studies() -> tuple[Cell, ...]:
     overheads = tuple(
         _variant("dagc-r", 13, f", overhead {part:g}", **_SIGNS, overhead=part) for part in (1.0, 0.25, 0.125, 0.08)
     )
-    frames = tuple(
-        _variant("dagc-r", 13, f", {kind} frames", **_SIGNS, frames=kind, **waiting)
-        for kind in ("compact", "plain")
-        for waiting in (_WAITING, {})
-    )
     codecs = [
         _studied(
             f"codec/{name}",
@@ -91,7 +86,6 @@ def _studies() -> tuple[Cell, ...]:
     return (
         _studied("exponent", "the power s of the weights", 600, exponents),
         _studied("overhead", "the largest fraction of a frame that may be overhead", 600, overheads),
-        _studied("frames", "compact and plain frames", 600, frames),
         *codecs,
     )
 

@@ -6,7 +6,7 @@ from research.cells import THRIFTY, Cell, Variant
 
 __all__ = ["BOTH_WAYS"]
 
-_WIRE: dict[str, Any] = {"values": "sign", "frames": "compact", "overhead": 0.125}
+_WIRE: dict[str, Any] = {"values": "sign", "overhead": 0.125}
 
 
 def _variants(

@@ -220,7 +220,10 @@ def _large_models() -> tuple[Cell, ...]:
 
 def _equal_bytes() -> tuple[Cell, ...]:
     """Not from the paper: the same uplink for all methods, 64 bytes per client and round."""
-    raw = {"ratio": 0.001, "frames": "raw"}  # 78 entries of 8 bytes for ten clients: 62 bytes each, and a frame's 4
+    raw = {
+        "ratio": 0.001,
+        "values": "int32+fp32",
+    }  # 78 entries of 8 bytes for ten clients: 62 bytes each, and a frame's 4
     wire = [Variant(f"DAGC-R, our wire, {v}", {"method": "dagc-r", "bytes": 64, "values": v}) for v in _VALUES]
     variants = (
         *reversed(wire),

@@ -1,4 +1,4 @@
-"""What the experiments add to dagc, by the same registries as any plugin: allocators, models and data sets."""
+"""What the experiments add to dagc, as plugins do: allocators, value codecs, models and data sets."""
 
 from dagc.allocation import ALLOCATORS, Allocator
 from dagc.data import CATALOGUE
@@ -6,8 +6,10 @@ from dagc.errors import DagcError
 from dagc.models import MODELS
 from dagc.plugins import load_plugins
 from dagc.policies import POLICIES, relative
+from dagc.wire import VALUE_CODECS
 from research import models
 from research.allocators import RULES
+from research.codecs import CODECS
 from research.datasets import ENTRIES
 
 __all__ = ["load", "register"]
@@ -21,6 +23,7 @@ def register() -> None:
     for name, (rule, about) in RULES.items():
         ALLOCATORS[name] = Allocator(ratios=rule)
         POLICIES[name] = relative(name, about)
+    VALUE_CODECS.update(CODECS)
     MODELS.update(models.MODELS)
     CATALOGUE.update({entry.name: entry for entry in ENTRIES})
 

@@ -48,7 +48,7 @@ def _variants(
         Variant("STC", {"method": "stc"}, tune={"ratio": stc}),
         *also,
         Variant("DAGC-R, 0.1 %", {"method": "dagc-r", "ratio": 0.001}),
-        Variant("Top-k, int32 + fp32", {"method": "top-k", "frames": "raw"}, tune={"ratio": top_k}),
+        Variant("Top-k, int32 + fp32", {"method": "top-k", "values": "int32+fp32"}, tune={"ratio": top_k}),
         Variant("FedAvg", {"method": "none", "rounds": dense}, tune=own),
         Variant("FedAdam", {"method": "none", "optimizer": "Adam", "rounds": dense}, tune={**own, **adam}),
     )
@@ -61,7 +61,7 @@ _RARELY = (
     Variant("STC, 2 %, rate 0.2", {"method": "stc", "ratio": 0.02, "learning_rate": 0.2}),
     Variant("STC, 2 % up, 4,000 bytes down", {"method": "stc", "ratio": 0.02, "down": 4000}),
     Variant("DAGC-R, 0.1 %", {"method": "dagc-r", "ratio": 0.001}),
-    Variant("Top-k, int32 + fp32", {"method": "top-k", "frames": "raw"}, tune={"ratio": (0.001, 0.004)}),
+    Variant("Top-k, int32 + fp32", {"method": "top-k", "values": "int32+fp32"}, tune={"ratio": (0.001, 0.004)}),
     Variant("FedAvg", {"method": "none", "rounds": 60}),
     Variant("FedAdam", {"method": "none", "optimizer": "Adam", "rounds": 60}, tune={"server_rate": (0.01, 0.03, 0.1)}),
 )

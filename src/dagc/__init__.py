@@ -30,7 +30,7 @@ from dagc.errors import (
 from dagc.feedback import ErrorFeedback
 from dagc.policies import Plan
 from dagc.sparse import Sparse, aggregate
-from dagc.wire import INDEX_CODECS, VALUE_CODECS, decode, encode, payload_size, quantise, read_header
+from dagc.wire import VALUE_CODECS, decode, encode, payload_size, quantise
 
 if TYPE_CHECKING:
     from dagc.training import Callback, Config, Result, iterate, train
@@ -42,7 +42,6 @@ __version__ = "0.2.0"  # pyproject.toml reads it here
 __all__ = [
     "ALLOCATORS",
     "COMPRESSORS",
-    "INDEX_CODECS",
     "VALUE_CODECS",
     "Allocator",
     "BudgetTooSmall",
@@ -78,7 +77,6 @@ __all__ = [
     "per_tensor",
     "quantise",
     "random_k",
-    "read_header",
     "release_memory",
     "top_k",
     "train",

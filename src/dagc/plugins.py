@@ -6,7 +6,7 @@ A package names a module, or a function to call, in the entry points of its `pyp
     mine = "my_package.methods"
 
 Loading it registers its parts: `dagc.policies.POLICIES["mine"] = Method(…)`, and likewise in `dagc.ALLOCATORS`,
-`dagc.COMPRESSORS`, `dagc.VALUE_CODECS`, `dagc.INDEX_CODECS`, `dagc.models.MODELS` and `dagc.data.CATALOGUE`.
+`dagc.COMPRESSORS`, `dagc.VALUE_CODECS`, `dagc.models.MODELS` and `dagc.data.CATALOGUE`.
 `dagc plugins --check` runs the contracts of `dagc.testing` on all of them.
 """
 
@@ -19,7 +19,7 @@ from dagc.compressors import COMPRESSORS
 from dagc.data import CATALOGUE
 from dagc.models import MODELS
 from dagc.policies import POLICIES
-from dagc.wire import INDEX_CODECS, VALUE_CODECS
+from dagc.wire import VALUE_CODECS
 
 __all__ = ["GROUP", "Plugin", "load_plugins"]
 
@@ -30,7 +30,6 @@ REGISTRIES: Mapping[str, dict[Any, Any]] = {
     "allocator": ALLOCATORS,
     "compressor": COMPRESSORS,
     "value codec": VALUE_CODECS,
-    "index codec": INDEX_CODECS,
     "model": MODELS,
     "data set": CATALOGUE,
 }

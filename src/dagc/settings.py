@@ -175,10 +175,10 @@ class Settings:
         ...     method: str = setting("filter", "how to brew", "text", words=("filter", "press"))
         >>> Brew(grams=55).changed()
         {'grams': 55}
-        >>> Brew(method="pres")
+        >>> Brew(method="pressed")
         Traceback (most recent call last):
         ...
-        dagc.errors.InvalidInput: method is 'pres': did you mean 'press'? It must be filter or press
+        dagc.errors.InvalidInput: method is 'pressed': did you mean 'press'? It must be filter or press
     """
 
     _explicit: frozenset[str]

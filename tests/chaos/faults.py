@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from dagc.draws import scramble
@@ -95,12 +96,14 @@ class Faults:
             os.fsync = usual
 
     @contextmanager
-    def unreadable(self, code: int, fails: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """In this block, files cannot be read with this error of the system, whenever `fails` says so."""
+    def unreadable(
+        self, code: int, fails: Callable[[], bool] = lambda: True, folder: Path = Path("/")
+    ) -> Iterator[None]:
+        """In this block, files below a folder cannot be read with this error of the system, if `fails` says so."""
         usual = io.open
 
         def opened(file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
-            if "r" in mode and fails():
+            if "r" in mode and folder in Path(file).parents and fails():
                 raise OSError(code, os.strerror(code), str(file))
             return usual(file, mode, *more, **options)
 
@@ -111,8 +114,8 @@ class Faults:
             io.open = usual
 
     @contextmanager
-    def reading(self, chance: float) -> Iterator[None]:
-        """In this block, one of the first files may not be readable: a bad sector, or too many open files."""
+    def reading(self, chance: float, folder: Path) -> Iterator[None]:
+        """In this block, one of the first files below a folder may not be readable: bad sectors, open files."""
         left = self.number(3) if self.happens("unreadable file", chance) else -1
         code = self.pick((errno.EIO, errno.EMFILE, errno.EACCES)) if left >= 0 else 0
 
@@ -121,7 +124,7 @@ class Faults:
             left -= 1
             return left == -1
 
-        with self.unreadable(code, fails):
+        with self.unreadable(code, fails, folder):
             yield
 
 

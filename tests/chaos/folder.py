@@ -80,7 +80,7 @@ def _ended(config: Config, path: Path, faults: Faults) -> bool:
     training = iterate(config, path, [kill])
     while True:
         try:
-            with faults.disk(0.1), faults.reading(0.03):
+            with faults.disk(0.1), faults.reading(0.03, path):
                 result = next(training, None)
                 if result is not None and faults.happens("stopped", 0.1):
                     training.close()

@@ -32,7 +32,7 @@ def planned(*arguments):
         {"method": "thrifty"},
         {"method": "thrifty", "ratio": 0.02},
         {"method": "dagc-r", "ratio": 0.02},
-        {"method": "dagc-r", "bytes": 40, "values": "sign", "frames": "compact", "down": 60},
+        {"method": "dagc-r", "bytes": 40, "values": "sign", "down": 60},
         {"method": "stc", "ratio": 0.02},
         {"method": "stc", "ratio": 0.02, "participation": 0.4},
         {"method": "none", "participation": 0.4},
@@ -103,7 +103,12 @@ def test_the_table(tmp_path):
     assert (found[1]["settings"]["values"], found[2]["settings"]["ratio"]) == ("sign", 0.001)
     printed = run(*arguments)
     assert max(map(len, printed.partition("\n\ndagc (")[0].splitlines())) <= 80
-    for words in ("112,000 parameters, 3 clients", "cost $", "Up to 1.34 MB are the first model", "nobody knows how accurate"):
+    for words in (
+        "112,000 parameters, 3 clients",
+        "cost $",
+        "Up to 1.34 MB are the first model",
+        "nobody knows how accurate",
+    ):
         assert words in printed
     assert "first model;" not in run(*arguments, "--first-model", "drawn")
 

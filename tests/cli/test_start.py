@@ -17,7 +17,7 @@ def test_every_command_is_listed_with_its_first_line():
     lines = {(each.name or each.callback.__name__): each.callback.__doc__ for each in app.registered_commands}
     lines |= {each.name: each.typer_instance.info.help for each in app.registered_groups}
     assert list(dagc_command.COMMANDS) == list(lines)
-    assert dagc_command.COMMANDS == {name: text.partition("\n")[0] for name, text in lines.items()}
+    assert {name: text.partition("\n")[0] for name, text in lines.items()} == dagc_command.COMMANDS
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_what_is_finished_is_not_done_again(finished):
     [
         (["dagc-r", "dagc-a"], {"ratio": 0.1}, "'dagc-a' needs a budget: give threshold, e.g. threshold 0.05"),
         (["best"], {"ratio": 0.1}, "'best': choose one of"),
-        (["top_k"], {"ratio": 0.1}, "did you mean 'top-k'"),
+        (["top_k"], {"ratio": 0.1}, "it is called top-k"),
         (["accordion"], {"rate": "3 kB/training"}, "'accordion' needs a budget: give ratio or threshold"),
         (["dagc-r", "none"], {"ratio": 0.1, "bytes": 5}, "give one budget, not ratio and bytes"),
         (["accordion", "none"], {"ratio": 0.1, "overhead": 0.1}, "none of the methods accordion, none takes overhead"),
@@ -106,7 +106,7 @@ def test_what_is_finished_is_not_done_again(finished):
         (["top-k", "top-k:frames=plain"], {"ratio": 0.1}, "'top-k:frames=plain' is the same as 'top-k'"),
         (["top-k:frame=raw"], {"ratio": 0.1}, "no setting of a variant 'frame': did you mean 'frames'"),
         (["top-k:clients=3"], {"ratio": 0.1}, "no setting of a variant 'clients'"),
-        (["top-k:raw"], {"ratio": 0.1}, "'raw' is not key=value: write e.g. top-k:frames=raw"),
+        (["top-k:raw"], {"ratio": 0.1}, "'raw' is not key=value: write e.g. top-k:values=int8"),
         (["top-k:caps={3"], {"ratio": 0.1}, "caps is '{3': write JSON"),
         (["none:overhead=0.1"], {}, "clients of method 'none' cannot wait"),
         (["top-k"], {"ratio": 0.1, "clients": [2, 3]}, "no setting with several values 'clients'"),
@@ -136,7 +136,7 @@ def test_every_method_gets_the_budget_and_the_settings_that_it_takes():
         "dagc-a": [None, 0.1, None, None, {}, None, {}, "sign"],
         "none": [None, None, None, None, {}, None, {}, "fp32"],  # no compression stays what it is
     }
-    (stc,) = configs_of({**BASE, "ratio": 0.1, "values": "fp32", "frames": "plain"}, ["stc"], [0])
+    (stc,) = configs_of({**BASE, "ratio": 0.1, "values": "fp32"}, ["stc"], [0])
     assert (stc.values, stc.frames) == ("sign", "compact")  # what a run's config.toml holds anyway changes nothing
     budgets = {"rate": "1 MB/hour", "bytes": 300, "threshold": 0.1}
     hourly = configs_of({**BASE, **budgets}, ["top-k", "accordion", "none"], [0])
@@ -148,25 +148,25 @@ def test_every_method_gets_the_budget_and_the_settings_that_it_takes():
 
 
 def test_a_variant_has_settings_of_its_own():
-    assert split_methods('dagc-r, top-k:caps={"3": 0.1, "4": 0.2},frames=raw,none') == [
+    assert split_methods('dagc-r, top-k:caps={"3": 0.1, "4": 0.2},values=int8,none') == [
         "dagc-r",
-        'top-k:caps={"3": 0.1, "4": 0.2},frames=raw',
+        'top-k:caps={"3": 0.1, "4": 0.2},values=int8',
         "none",
     ]
     settings = {**BASE, "ratio": 0.02, "overhead": 0.1, "local_steps": 5, "server_rate": 0.5}
-    methods = ["top-k", "top-k:frames=raw,learning-rate=0.2", "top-k:bytes=40", "stc:values=int8", "none:values=fp16"]
+    methods = ["top-k", "top-k:values=int8,learning-rate=0.2", "top-k:bytes=40", "stc:values=int8", "none:values=int8"]
     methods += ["none:local_steps=1,rounds=30", "none:epochs=2", 'accordion:options={"interval": 3, "change": 0.1}']
     found = configs_of(settings, methods, [7])
     fields = ("method", "frames", "learning_rate", "ratio", "bytes", "overhead", "values", "local_steps", "epochs")
     assert [tuple(getattr(config, name) for name in fields) for config in found] == [
-        ("top-k", "plain", 0.1, 0.02, None, 0.1, "fp32", 5, None),
-        ("top-k", "raw", 0.2, 0.02, None, 0.1, "fp32", 5, None),
-        ("top-k", "plain", 0.1, None, 40, 0.1, "fp32", 5, None),
+        ("top-k", "compact", 0.1, 0.02, None, 0.1, "fp32", 5, None),
+        ("top-k", "compact", 0.2, 0.02, None, 0.1, "int8", 5, None),
+        ("top-k", "compact", 0.1, None, 40, 0.1, "fp32", 5, None),
         ("stc", "compact", 0.1, 0.02, None, None, "int8", 5, None),
-        ("none", "plain", 0.1, None, None, None, "fp16", 5, None),
-        ("none", "plain", 0.1, None, None, None, "fp32", 1, None),
-        ("none", "plain", 0.1, None, None, None, "fp32", 1, 2.0),
-        ("accordion", "plain", 0.1, 0.02, None, None, "fp32", 5, None),
+        ("none", "compact", 0.1, None, None, None, "int8", 5, None),
+        ("none", "compact", 0.1, None, None, None, "fp32", 1, None),
+        ("none", "compact", 0.1, None, None, None, "fp32", 1, 2.0),
+        ("accordion", "compact", 0.1, 0.02, None, None, "fp32", 5, None),
     ]
     assert [config.server_rate for config in found] == [*[0.5] * 5, None, 0.5, 0.5]
     assert [config.rounds for config in found] == [*[12] * 5, 30, 12, 12]
@@ -253,7 +253,7 @@ def test_if_everything_diverges_tuning_says_so(tmp_path):
 
 
 def test_compare_tunes_sweeps_and_takes_variants_on_the_command_line(tmp_path):
-    arguments = ["compare", "logistic@digits", "--methods", "top-k,top-k:frames=raw,none", "--seeds", 2, "--rounds", 6]
+    arguments = ["compare", "logistic@digits", "--methods", "top-k,top-k:values=int8,none", "--seeds", 2, "--rounds", 6]
     arguments += ["--ratio", "0.02,0.05", "--skew-ratio", 20, "--target", 0.3, "--evaluate-every", 1]
     arguments += ["--tune", "learning-rate=0.001,0.1,0.2", "--tune-seeds", 1, "--output", tmp_path / "out"]
     found = json.loads(run(*arguments, "--json").stdout)
@@ -280,7 +280,7 @@ def test_compare_asks_for_a_budget_and_for_values_that_can_be(tmp_path):
         run("compare", "logistic@digits", "--methods", "dagc,dagc-a")
     with pytest.raises(InvalidInput, match=r"--ratio is '0\.1,,0\.2': write different values, separated by commas"):
         run("compare", "logistic@digits", "--ratio", "0.1,,0.2")
-    with pytest.raises(InvalidInput, match="ratio is 'much': it must be a valid number"):
+    with pytest.raises(InvalidInput, match="ratio is 'much': it must be a number above 0 and at most 1"):
         run("compare", "logistic@digits", "--ratio", "much")
     with pytest.raises(InvalidInput, match="--tune is 'learning-rate': write a setting and values"):
         run("compare", "logistic@digits", "--ratio", 0.1, "--tune", "learning-rate")
@@ -400,7 +400,7 @@ def test_a_comparison_is_resumed_and_never_overwrites_another(tmp_path, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dagc.cli.compare.run_all", stopped)
+        patched.setattr(sys.modules["dagc.cli.compare"], "run_all", stopped)
         assert run(*small, "--output", folder).exit_code != 0
     assert not (folder / "report.html").exists()
     assert (folder / "compare.json").exists()
@@ -452,7 +452,7 @@ def test_compare_takes_the_task_of_its_configuration_and_a_flag_replaces_its_bud
         (["--tune", "learning-rate=0.1,0.2", "--tune", "learning-rate=0.3"], "--tune learning-rate is given twice"),
         (
             ["--tune", "learning-rate=0.1,0.2", "--learning-rate", "0.3"],
-            "--learning-rate is given, and --tune chooses it",
+            "--learning-rate is given, but --tune chooses it",
         ),
     ],
 )

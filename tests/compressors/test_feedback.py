@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import dagc
 from dagc import ErrorFeedback, InvalidInput, NonFiniteGradient, Sparse, hard_threshold, per_tensor, random_k, top_k
+from dagc.wire.indices import SEED
 
 floats = st.floats(-(2.0**100), 2.0**100, width=32)
 
@@ -17,12 +18,12 @@ def test_what_is_decoded_plus_the_residual_is_everything(gradients, k):
     feedback = ErrorFeedback(top_k, size=9)
     for gradient in gradients:
         total = feedback.residual + torch.tensor(gradient)
-        sparse = dagc.decode(dagc.encode(feedback.step(torch.tensor(gradient), k)))
+        sparse = dagc.decode(dagc.encode(feedback.step(torch.tensor(gradient), k)), 9)
         assert len(sparse) <= k
         assert torch.equal(sparse.dense() + feedback.residual, total)
 
 
-@pytest.mark.parametrize("values", ["fp16", "bf16", "int8", "sign", "two-bit"])
+@pytest.mark.parametrize("values", ["int8", "sign"])
 def test_the_rounding_error_of_a_codec_stays_in_the_residual(values):
     generator = torch.Generator().manual_seed(0)
     feedback = ErrorFeedback(top_k, size=5000, values=values)
@@ -31,7 +32,7 @@ def test_the_rounding_error_of_a_codec_stays_in_the_residual(values):
         gradient = torch.randn(5000, generator=generator).pow(3)
         everything += gradient
         sparse = feedback.step(gradient, 100)
-        assert dagc.decode(dagc.encode(sparse, values)) == sparse
+        assert dagc.decode(dagc.encode(sparse, values), sparse.size) == sparse
         sent += sparse.dense()
     assert torch.allclose(sent + feedback.residual, everything, rtol=1e-5, atol=1e-5)
     assert sent.abs().sum() > 0
@@ -144,7 +145,7 @@ def test_compressor_values_and_seed_may_change_between_steps():
         (top_k, "fp32", 0, 50),
         (hard_threshold, "int8", 1, 0.5),
         (random_k, "sign", 2, 70),
-        (top_k, "fp16", 3, 9),
+        (top_k, "int8", 3, 9),
     ]
     one = ErrorFeedback(top_k, size=500)
     state = one.state_dict()
@@ -212,7 +213,7 @@ def test_what_is_sent_is_within_the_clip_however_small_it_is(values, scale):
         feedback.clip = clip
         sparse = feedback.step(gradient, 100)
         assert np.linalg.norm(sparse.values.astype(np.float64)) <= clip
-        assert dagc.decode(dagc.encode(sparse, values)) == sparse
+        assert dagc.decode(dagc.encode(sparse, values), sparse.size) == sparse
         assert torch.allclose(sparse.dense() + feedback.residual, gradient)
 
 
@@ -234,8 +235,8 @@ def test_top_k_takes_the_largest_the_first_of_equals_and_no_zeros():
 def test_the_receiver_draws_the_same_random_indices():
     sparse = random_k(torch.randn(100_000), 1000, seed=12345)
     payload = dagc.encode(sparse)
-    assert dagc.read_header(payload).index_codec == "seed"
-    assert dagc.decode(payload) == sparse
+    assert payload[0] >> 4 == SEED
+    assert dagc.decode(payload, 100_000) == sparse
     assert len(payload) < 4 * 1000 + 30
 
 

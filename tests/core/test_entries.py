@@ -8,7 +8,6 @@ import dagc
 from dagc import InvalidInput, MalformedPayload, Sparse, aggregate, aggregate_sparse
 from dagc._numba import compiled
 from dagc.wire import VALUE_CODECS, Memory, is_coded
-from dagc.wire.indices import INDEX_CODECS
 
 
 def unchecked(size, indices, values=None):
@@ -54,12 +53,12 @@ def test_what_a_compressor_of_somebody_else_selects_is_looked_at():
 
 
 def test_what_a_codec_of_somebody_else_reads_is_looked_at(monkeypatch):
-    frame = dagc.encode(Sparse(10, [1, 2], [1.0, 2.0]), indices="rice")
-    for wrong in ([-1, 3], [2, 10], [2, 1], [1]):
-        codec = INDEX_CODECS["rice"]._replace(read=lambda *_, w=wrong: np.array(w))
-        monkeypatch.setitem(INDEX_CODECS, "rice", codec)
-        with pytest.raises(MalformedPayload, match="rice"):
-            dagc.decode(frame)
+    frame = dagc.encode(Sparse(10, [1, 2], [1.0, 2.0]))
+    for wrong in ([1.0], [1.0, 2.0, 3.0], [[1.0, 2.0]]):
+        codec = VALUE_CODECS["fp32"]._replace(read=lambda *_, w=wrong: np.array(w, np.float32))
+        monkeypatch.setitem(VALUE_CODECS, "fp32", codec)
+        with pytest.raises(MalformedPayload, match="value codec 0 returned bad entries"):
+            dagc.decode(frame, 10)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +67,7 @@ def test_what_a_codec_of_somebody_else_reads_is_looked_at(monkeypatch):
 def test_nothing_is_made_of_entries_that_are_not_in_the_vector(kernels, indices):
     """Kernels that write gaps between indices would run over their memory, or for ever."""
     bad = unchecked(100_000, np.array(indices))
-    ways = [{}, {"frames": "compact"}, {"frames": "raw"}, {"memory": Memory([100_000], signs=False)}]
-    ways += [{"indices": name} for name in INDEX_CODECS]
+    ways = [{}, {"values": "sign"}, {"memory": Memory([100_000], signs=False)}]
     for way in ways:
         with pytest.raises(InvalidInput, match="do not ascend"):
             dagc.encode(bad, **way)
@@ -102,36 +100,30 @@ def doubled(number, read=lambda section, count: np.frombuffer(section, "<f4") / 
     )
 
 
-@pytest.mark.parametrize("way", [{}, {"frames": "compact"}, {"memory": Memory([10], signs=False)}], ids=list)
+@pytest.mark.parametrize("way", [{}, {"memory": Memory([10], signs=False)}], ids=list)
 def test_codecs_that_were_registered_later_are_read(monkeypatch, way):
     monkeypatch.setitem(VALUE_CODECS, "doubled", doubled(9))
-    monkeypatch.setitem(INDEX_CODECS, "again", INDEX_CODECS["raw"]._replace(id=7))
     sparse = Sparse(10, [1, 7], [1.0, 2.0])
-    frame = dagc.encode(sparse, "doubled", indices="again", **way)
-    assert dagc.decode(frame, size=10, memory=way.get("memory")) == sparse
-    if not way:
-        assert dagc.read_header(frame)[3:5] == ("again", "doubled")
+    frame = dagc.encode(sparse, "doubled", **way)
+    assert dagc.decode(frame, 10, values="doubled", **way) == sparse
 
 
-@pytest.mark.parametrize("number", [0, 4, 16, -1])
+@pytest.mark.parametrize("number", [0, 2, 16, -1])
 def test_a_codec_with_a_number_of_another_is_refused(monkeypatch, number):
     """Or frames would be read by the other one, and be something else."""
     sparse = Sparse(10, [1, 7], [1.0, 2.0])
     monkeypatch.setitem(VALUE_CODECS, "thief", doubled(number))
     with pytest.raises(InvalidInput, match="value codec 'thief' has the number"):
         dagc.encode(sparse, "thief")
-    monkeypatch.setitem(INDEX_CODECS, "thief", INDEX_CODECS["raw"]._replace(id=8 if number == 4 else number))
-    with pytest.raises(InvalidInput, match="index codec 'thief' has the number"):
-        dagc.encode(sparse, indices="thief")
 
 
 @pytest.mark.parametrize("wrong", [np.ones(1), np.ones(3), np.full(2, np.nan), np.ones((2, 1))], ids=str)
 def test_what_a_value_codec_of_somebody_else_reads_is_looked_at_in_coded_frames_too(monkeypatch, wrong):
     monkeypatch.setitem(VALUE_CODECS, "doubled", doubled(9))
-    for frames, memory in (("compact", None), ("plain", Memory([10], signs=False))):
-        frame = dagc.encode(Sparse(10, [1, 7], [1.0, 2.0]), "doubled", frames=frames, memory=memory)
+    for memory in (None, Memory([10], signs=False)):
+        frame = dagc.encode(Sparse(10, [1, 7], [1.0, 2.0]), "doubled", memory=memory)
         assert is_coded(frame) == (memory is not None)
         with monkeypatch.context() as other:
             other.setitem(VALUE_CODECS, "doubled", doubled(9, lambda *_: wrong.astype(np.float32)))
             with pytest.raises(MalformedPayload):
-                dagc.decode(frame, size=10, memory=memory)
+                dagc.decode(frame, 10, memory=memory)

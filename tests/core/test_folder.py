@@ -146,9 +146,11 @@ class TestFolder:
         finish(tmp_path)
         before = {name: (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "result.json")}
         checkpoints(tmp_path / "checkpoints")[0].write_bytes(b"damaged")
-        with pytest.warns(UserWarning, match="damaged"), CounterFolder(tmp_path, counter := Counter()) as folder:
-            assert counter.round == 3
-            assert not folder.finished
+        with pytest.warns(UserWarning, match="damaged"):
+            folder = CounterFolder(tmp_path, counter := Counter()).__enter__()
+        assert counter.round == 3
+        assert not folder.finished
+        folder.close()
         count(tmp_path, 4)
         finish(tmp_path)
         assert {name: (tmp_path / name).read_bytes() for name in before} == before

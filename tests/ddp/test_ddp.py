@@ -122,9 +122,9 @@ def as_engine(config, optimiser):
         (2, "dagc-r", {"ratio": 0.01}, "fp32", {}),
         (4, "dagc-r", {"ratio": 0.001}, "fp32", {}),
         (4, "dagc-r", {"ratio": 0.01}, "int8", {"momentum": 0.9}),
-        (4, "dagc-a", {"threshold": 0.01}, "fp16", {}),
+        (4, "dagc-a", {"threshold": 0.01}, "int8", {}),
         (4, "accordion", {"ratio": 0.01}, "fp32", {}),
-        (4, "random-k", {"ratio": 0.05}, "bf16", {}),
+        (4, "random-k", {"ratio": 0.05}, "int8", {}),
         (4, "power", {"bytes": 750}, "sign", {}),
         (4, "dagc-r", {"bytes": 100}, "sign", {"momentum": 0.9}),
         (2, "none", {}, "fp32", {}),
@@ -271,7 +271,7 @@ def test_nothing_sent_is_lost_where_no_rank_used_a_parameter(two, settings):
 
 def in_bf16():
     model = wrapped(nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 5)).to(torch.bfloat16))
-    hook = hooked(model, values="bf16", per_tensor=True)
+    hook = hooked(model, values="int8", per_tensor=True)
     for step in range(5):
         model.zero_grad()
         model(inputs(step).bfloat16()).float().square().mean().backward()

@@ -28,7 +28,7 @@ PLANS = {
     "top-k": {"method": "top-k", "ratio": 0.005},
     "per tensor": {"method": "top-k", "ratio": 0.005, "per_tensor": True, "values": "int8"},
     "dagc-r, signs": {"method": "dagc-r", "ratio": 0.005, "values": "sign", "frames": "compact"},
-    "dagc-r, coded": {"method": "dagc-r", "ratio": 0.005, "values": "two-bit", "frames": "coded"},
+    "dagc-r, coded": {"method": "dagc-r", "ratio": 0.005, "values": "int8", "frames": "coded"},
     "random-k": {"method": "random-k", "ratio": 0.005},
     "dagc-a": {"method": "dagc-a", "threshold": 2.9},
     "accordion": {"method": "accordion", "ratio": 0.005},
@@ -163,7 +163,7 @@ LOCAL = {
 
 @pytest.mark.parametrize(("more", "options"), LOCAL.values(), ids=LOCAL)
 def test_local_steps_have_the_same_bits_on_a_device_and_only_entries_and_checksums_cross(more, options):
-    plan = {"method": "dagc-r", "ratio": 0.005, "values": "two-bit", **more}
+    plan = {"method": "dagc-r", "ratio": 0.005, "values": "int8", **more}
     shared, residual, _, _ = run_local(lambda tensor: tensor, plan, **options)
     there, kept, crossings, last = run_local(Elsewhere, plan, **options)
     if "step_ahead" in more:  # norms are added up in another order

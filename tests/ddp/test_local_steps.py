@@ -131,17 +131,17 @@ def as_engine(config, options):
     ("world", "settings", "options"),
     [
         (2, {"ratio": 0.01}, {}),
-        (4, {"ratio": 0.01, "values": "two-bit"}, {}),
+        (4, {"ratio": 0.01, "values": "int8"}, {}),
         (4, {"ratio": 0.02, "values": "sign", "per_tensor": True}, {"momentum": 0.9}),
-        (4, {"bytes": 100, "values": "two-bit", "frames": "compact"}, {"momentum": 0.5}),
+        (4, {"bytes": 100, "values": "int8", "frames": "compact"}, {"momentum": 0.5}),
         (4, {"bytes": 20, "values": "sign", "frames": "compact", "overhead": 0.25}, {}),
         (4, {"bytes": 60, "values": "sign", "frames": "coded"}, {}),
-        (4, {"ratio": 0.02, "values": "two-bit", "frames": "coded"}, {"momentum": 0.9}),
+        (4, {"ratio": 0.02, "values": "int8", "frames": "coded"}, {"momentum": 0.9}),
         (4, {"rate": "2 kB/training", "values": "int8"}, {}),
         (4, {"ratio": 0.02, "caps": {"0": 0.01, "3": 0.05}}, {}),
         (4, {"method": "accordion", "ratio": 0.01}, {}),
-        (4, {"method": "random-k", "ratio": 0.05, "values": "bf16"}, {}),
-        (4, {"method": "dagc-a", "threshold": 0.01, "values": "fp16"}, {}),
+        (4, {"method": "random-k", "ratio": 0.05, "values": "int8"}, {}),
+        (4, {"method": "dagc-a", "threshold": 0.01, "values": "int8"}, {}),
         (4, {"method": "dagc", "down": "lossless", "first_model": "drawn"}, {"momentum": 0.9}),
         (4, {"method": "thrifty", "down": "lossless", "first_model": "drawn"}, {}),
         (4, {"ratio": 0.01, "step_ahead": 1.0, "clip": 0.5}, {"outer_rate": 0.5, "momentum": 0.5}),
@@ -224,7 +224,7 @@ def in_half(dtype, values):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("values", ["fp32", "two-bit"])
+@pytest.mark.parametrize("values", ["fp32", "int8"])
 def test_half_precision_parameters_have_float32_residuals_and_lose_nothing(two, dtype, values):
     answers = good(two.run(in_half, dtype, values))
     assert alike([model for model, *_ in answers])
@@ -345,7 +345,7 @@ def overlapping(settings):
     return vectors, ahead, weights(model), offered, local.uplink.feedback.residual, start, losses
 
 
-@pytest.mark.parametrize("settings", [{}, {"values": "two-bit", "momentum": 0.5}])
+@pytest.mark.parametrize("settings", [{}, {"values": "int8", "momentum": 0.5}])
 def test_with_overlap_the_shared_model_is_bit_identical_and_the_books_balance(two, settings):
     answers = good(two.run(overlapping, settings))
     assert len(answers[0][0]) == 49
@@ -430,10 +430,10 @@ def saving(folder, settings, rounds, die=None):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"values": "two-bit", "momentum": 0.9, "outer_rate": 0.7, "step_ahead": 0.5},
+        {"values": "int8", "momentum": 0.9, "outer_rate": 0.7, "step_ahead": 0.5},
         {"method": "accordion", "ratio": None, "threshold": 0.002, "values": "int8"},
         {"overlap": True, "values": "sign", "step_ahead": 0.5},
-        {"overlap": True, "values": "two-bit", "frames": "coded"},
+        {"overlap": True, "values": "int8", "frames": "coded"},
     ],
 )
 def test_killed_and_resumed_with_the_same_ranks_is_as_if_nothing_had_happened(two, tmp_path, settings):
@@ -472,7 +472,7 @@ def saved(folder, world):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_killed_and_resumed_with_fewer_and_then_more_ranks_the_books_balance(four, two, tmp_path, overlap):
-    settings = {"values": "two-bit", "frames": "coded", "overlap": overlap}
+    settings = {"values": "int8", "frames": "coded", "overlap": overlap}
     (tmp_path / "store").mkdir()
     doomed = Ranks(4, tmp_path / "store")
     try:
@@ -925,7 +925,7 @@ rank, world, first = dist.get_rank(), dist.get_world_size(), os.environ["TORCHEL
 torch.manual_seed(0)
 model = torch.nn.Linear(20, 5)
 states = [torch.load(path, weights_only=True) for path in sorted(Path(".").glob("*.pt"))]
-local = dagc.ddp.LocalSteps(model, examples=10 + rank, steps=2, ratio=0.1, values="two-bit", timeout=30, resume=states)
+local = dagc.ddp.LocalSteps(model, examples=10 + rank, steps=2, ratio=0.1, values="int8", timeout=30, resume=states)
 print(f"rank {rank} begins after {local.round} exchanges", flush=True)
 while local.round < 8:
     for parameter in model.parameters():

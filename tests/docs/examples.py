@@ -54,7 +54,7 @@ def blocks(page: Path) -> list[Block]:
         flags = tuple(shlex.split(comment.get("run with", "")))
         line = text.count("\n", 0, fence.start("kind")) + 1
         name = page.relative_to(PROJECT).as_posix()
-        found.append(Block(name, line, fence["kind"].strip(), fence["text"], comment.get("not run"), flags))
+        found.append(Block(name, line, fence["kind"].strip().partition(" ")[0], fence["text"], comment.get("not run"), flags))
     return found
 
 

@@ -5,9 +5,13 @@ import sys
 
 import pytest
 
+from dagc import checkpoint
+from dagc.errors import CheckpointError
 from dagc.feedback import ErrorFeedback
 from dagc.policies.rate import Account
-from dagc.protocol import Client, Server
+from dagc.protocol import Server, Uplink
+from dagc.state import Damaged
+from dagc.updates import Update
 from tests.chaos import ENGINES, Broken, Faults, break_engine
 
 
@@ -41,19 +45,33 @@ def broken(engine, seeds=range(30)):
 
 @pytest.mark.parametrize("engine", ["halves", "flower"])
 def test_an_upload_that_is_forgotten_is_noticed(monkeypatch, engine):
-    monkeypatch.setattr(ErrorFeedback, "unsend", lambda self, sparse: None)
+    def settle(self, accepted_round):
+        self.pending = None
+
+    monkeypatch.setattr(Uplink, "settle", settle)
     assert "has lost" in broken(engine)
 
 
 @pytest.mark.parametrize("engine", ["halves", "flower"])
 def test_an_upload_that_is_sent_twice_is_noticed(monkeypatch, engine):
-    def settle(self, taken):
-        if self.pending is not None:
-            self.feedback.unsend(self.pending)
-        self.pending = None
-
-    monkeypatch.setattr(Client, "settle", settle)
+    usual = Uplink.settle
+    monkeypatch.setattr(Uplink, "settle", lambda self, accepted_round: usual(self, 0))
     assert "has lost" in broken(engine)
+
+
+def test_entries_that_are_forgotten_are_noticed(monkeypatch):
+    monkeypatch.setattr(ErrorFeedback, "unsend", lambda self, sparse: None)
+    assert "has lost" in broken("halves")
+
+
+def test_an_update_of_which_a_little_is_forgotten_is_noticed(monkeypatch):
+    usual = Update.add_to
+
+    def add_to(self, vector, weight=1.0):
+        usual(self, vector, weight if weight == -1.0 else weight * 1.001)
+
+    monkeypatch.setattr(Update, "add_to", add_to)
+    assert "has lost" in broken("halves")
 
 
 def test_a_server_that_takes_second_uploads_is_noticed(monkeypatch):
@@ -71,7 +89,33 @@ def test_a_server_that_takes_second_uploads_is_noticed(monkeypatch):
 
 def test_a_budget_that_is_passed_is_noticed(monkeypatch):
     monkeypatch.setattr(Account, "spend", lambda self, bytes: None)
-    assert "allowed" in broken("halves")
+    assert "allowed" in broken("halves", range(60))
+
+
+def test_a_checkpoint_that_is_removed_because_it_cannot_be_read_is_noticed(monkeypatch):
+    usual = checkpoint.load_state
+
+    def load_state(*arguments):
+        try:
+            return usual(*arguments)
+        except Damaged:
+            raise
+        except CheckpointError as error:
+            raise Damaged(str(error)) from error
+
+    monkeypatch.setattr(checkpoint, "load_state", load_state)
+    usual_load = checkpoint.load
+
+    def load(folder):
+        try:
+            return usual_load(folder)
+        except CheckpointError:
+            for path in checkpoint.checkpoints(folder)[:1]:
+                path.unlink()
+            raise
+
+    monkeypatch.setattr(checkpoint, "load", load)
+    assert "has changed" in broken("halves")
 
 
 def test_bytes_are_damaged_in_every_way():
@@ -87,8 +131,8 @@ def test_the_command_prints_what_repeats_a_failure():
     script = (
         "import sys, tests.chaos.__main__ as main\n"
         "sys.argv = ['chaos', '--engine', 'halves', '--seed', '5', '--schedules', '3']\n"
-        "from dagc.feedback import ErrorFeedback\n"
-        "ErrorFeedback.unsend = lambda self, sparse: None\n"
+        "from dagc.protocol import Uplink\n"
+        "Uplink.settle = lambda self, accepted_round: setattr(self, 'pending', None)\n"
         "main.main()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

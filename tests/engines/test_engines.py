@@ -108,7 +108,15 @@ def test_flower_and_the_local_engine_are_bit_identical_while_clients_come_and_go
     assert [lines[t]["down"] for t in later] == [rounds[t].down for t in later]
 
 
-AHEAD = {"method": "thrifty", "first_bits": 7, "ratio": 0.02, "clip": 0.05, "frames": "coded", "step_ahead": 0.5, "down": "same"}
+AHEAD = {
+    "method": "thrifty",
+    "first_bits": 7,
+    "ratio": 0.02,
+    "clip": 0.05,
+    "frames": "coded",
+    "step_ahead": 0.5,
+    "down": "same",
+}
 
 
 @pytest.mark.parametrize("settings", [*CLIPPED.values(), AHEAD], ids=[*CLIPPED, "ahead"])

@@ -271,9 +271,7 @@ class Own(Counting):
         return super().aggregate_train(server_round, list(replies))
 
 
-@pytest.mark.parametrize(
-    ("kind", "counts"), [(Counting, [(1, 0), (1, 1), (1, 0)]), (Own, [(4, 0), (3, 1), (3, 0)])]
-)
+@pytest.mark.parametrize(("kind", "counts"), [(Counting, [(1, 0), (1, 1), (1, 0)]), (Own, [(4, 0), (3, 1), (3, 0)])])
 def test_the_inner_strategy_gets_one_mean_or_every_nodes_model_and_all_failures(caplog, kind, counts):
     grid = LocalGrid(client_app(), NODES)
 

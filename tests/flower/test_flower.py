@@ -1,5 +1,6 @@
 """Flower in this process: equal to the local engine to the bit, nothing lost, and deaf to rubbish."""
 
+import contextlib
 import difflib
 import errno
 import json
@@ -132,7 +133,7 @@ def budget_of(method):
     [
         *((method, "fp32", budget_of(method), {}) for method in POLICIES if method != "accordion"),
         ("accordion", "fp32", BUDGETS["ratio"], {"interval": 2.0, "change": 0.05}),
-        *(("dagc-r", values, BUDGETS["ratio"], {}) for values in ("fp16", "bf16", "int8", "sign", "auto")),
+        *(("dagc-r", values, BUDGETS["ratio"], {}) for values in ("int8", "sign", "auto")),
         ("power", "int8", BUDGETS["bytes"], {}),
     ],
 )
@@ -534,17 +535,26 @@ def without(name):
     return spoil
 
 
+def read_frame(payload):
+    """What it holds, and its round, which only the checksum knows."""
+    size = sum(parameter.numel() for parameter in task().build().parameters())
+    for round in range(20):
+        with contextlib.suppress(MalformedPayload):
+            return dagc.decode(payload, size, round=round), round
+    raise AssertionError("a frame of none of the first rounds")
+
+
 def nan_frame(payload):
-    sparse = dagc.decode(payload)
+    sparse, round = read_frame(payload)
     bad = dagc.Sparse.trusted(sparse.size, sparse.indices, np.full(len(sparse), np.nan, np.float32))
-    return dagc.encode(bad, round=dagc.read_header(payload).round)
+    return dagc.encode(bad, round=round)
 
 
 def again(payload, **changes):
-    sparse = dagc.decode(payload)
+    sparse, round = read_frame(payload)
     size, entries = changes.get("size", sparse.size), changes.get("entries", len(sparse))
     new = dagc.Sparse(size, np.arange(entries), np.ones(entries, np.float32))
-    return dagc.encode(new, changes.get("values", "fp32"), round=changes.get("round", dagc.read_header(payload).round))
+    return dagc.encode(new, changes.get("values", "fp32"), round=changes.get("round", round))
 
 
 def whole_arrays(reply):

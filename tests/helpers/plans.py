@@ -10,18 +10,32 @@ BOUNDED = {"method": "thrifty", "first_bits": 7, "ratio": 0.02, "norm_bound": 1.
 CLIPPED = {
     "encoded": {"bytes": 100, "clip": 0.05, "first_bits": 7},
     "int8": {"method": "thrifty", "first_bits": 7, "ratio": 0.02, "clip": 0.05, "values": "int8"},
-    "coded signs": {"method": "thrifty", "first_bits": 7, "ratio": 0.02, "clip": 0.05, "values": "sign", "frames": "coded"},
-    "bytes": {"method": "thrifty", "first_bits": 7, "bytes": 30, "clip": 0.05, "values": "fp16", "frames": "compact", "overhead": 0.25},
+    "coded signs": {
+        "method": "thrifty",
+        "first_bits": 7,
+        "ratio": 0.02,
+        "clip": 0.05,
+        "values": "sign",
+        "frames": "coded",
+    },
+    "bytes": {
+        "method": "thrifty",
+        "first_bits": 7,
+        "bytes": 30,
+        "clip": 0.05,
+        "values": "int8",
+        "frames": "compact",
+        "overhead": 0.25,
+    },
 }
 BUDGETS = {"ratio": {"ratio": 0.02}, "threshold": {"threshold": 0.01}}
 FRAMES = {
     "plain": {"values": "fp32"},
     "compact": {"values": "sign", "frames": "compact"},
     "coded": {"values": "sign", "frames": "coded"},
-    "coded fp16": {"values": "fp16", "frames": "coded"},
-    "raw": {"frames": "raw"},
+    "coded int8": {"values": "int8", "frames": "coded"},
 }
-FEW = ("coded fp16", "raw")
+FEW = ("coded int8",)
 """These are tried with every method, but not with everything else it takes."""
 
 

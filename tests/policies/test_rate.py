@@ -97,7 +97,7 @@ BUDGETS = [{"bytes": 25}, {"rate": "1500/training"}]
 
 
 @pytest.mark.parametrize(("method", "waiting"), METHODS)
-@pytest.mark.parametrize("fields", [{}, {"values": "sign", "frames": "compact"}, {"participation": 0.5, "late": 0.2}])
+@pytest.mark.parametrize("fields", [{}, {"values": "sign"}, {"participation": 0.5, "late": 0.2}])
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_budget_is_never_exceeded_and_nearly_spent(method, waiting, fields, budget):
     federation, rounds = run(method=method, **waiting, **budget, **fields)
@@ -108,7 +108,7 @@ def test_a_budget_is_never_exceeded_and_nearly_spent(method, waiting, fields, bu
 
 
 def test_the_longer_the_less_is_left():
-    federation, _ = run(300, method="dagc-r", bytes=20, values="sign", frames="compact")
+    federation, _ = run(300, method="dagc-r", bytes=20, values="sign")
     assert 0.999 * 60_000 < federation.bytes_up <= 60_000
 
 
@@ -144,7 +144,7 @@ def test_a_rate_that_does_not_fit_is_refused_before_any_work(fields, says):
 def test_fields_at_their_defaults_do_not_change_a_runs_name():
     own = Config(task="mlp@digits", ratio=0.01)
     assert own.key() == Config(task="mlp@digits", ratio=0.01, frames="auto", method="dagc").key()
-    assert own.key() != Config(task="mlp@digits", ratio=0.01, frames="compact").key()
+    assert own.key() != Config(task="mlp@digits", ratio=0.01).key()
 
 
 # Waiting
@@ -170,11 +170,11 @@ def test_each_sends_its_part_in_the_long_run_and_few_at_a_time():
 
 
 def test_a_budget_that_is_too_small_for_everybody_is_shared_in_turns():
-    usual = policy(bytes=6, values="sign", frames="compact")
+    usual = policy(bytes=6, values="sign")
     sent = np.zeros(10)
     for t in range(300):
         counts = np.array(usual.decide(now(t, allowance=60)))
-        taken = payload_size(10_000, counts[counts > 0], "sign", frames="compact").sum()
+        taken = payload_size(10_000, counts[counts > 0], "sign").sum()
         assert 45 < taken <= 60
         sent += counts
     assert np.all(sent > 0), "everybody has a turn"
@@ -182,12 +182,12 @@ def test_a_budget_that_is_too_small_for_everybody_is_shared_in_turns():
 
 @pytest.mark.parametrize(("bytes", "fewest", "most"), [(2, 0, 1), (6, 0, 2), (13, 1, 3), (400, 10, 10)])
 def test_who_has_too_little_for_a_frame_waits(bytes, fewest, most):
-    waiting, account = policy(bytes=bytes, values="sign", frames="compact", overhead=0.125), Account(bytes)
+    waiting, account = policy(bytes=bytes, values="sign", overhead=0.125), Account(bytes)
     sent = np.zeros(10)
     for t in range(600):
         account.earn(10)
         counts = np.array(waiting.decide(now(t, allowance=account.balance)))
-        taken = payload_size(10_000, counts[counts > 0], "sign", frames="compact")
+        taken = payload_size(10_000, counts[counts > 0], "sign")
         assert taken.sum() <= account.balance
         account.spend(taken.sum())
         assert np.all(counts[counts > 0] >= 0.75 * waiting.least), "worth a frame, if the frames are alike"
@@ -200,12 +200,12 @@ def test_who_has_too_little_for_a_frame_waits(bytes, fewest, most):
 
 def test_nobody_waits_while_others_cannot_use_the_budget():
     caps = dict.fromkeys(NAMES, 0.002)
-    waiting = policy(bytes=400, caps=caps, values="sign", frames="compact", overhead=0.125)
+    waiting = policy(bytes=400, caps=caps, values="sign", overhead=0.125)
     assert waiting.decide(now(allowance=4_000)) == [20] * 10
 
 
 def test_a_round_that_is_too_small_for_a_frame_leaves_the_savings_alone():
-    waiting, other = (policy(bytes=13, values="sign", frames="compact", overhead=0.125) for _ in range(2))
+    waiting, other = (policy(bytes=13, values="sign", overhead=0.125) for _ in range(2))
     for t in range(100):
         assert waiting.decide(now(t, allowance=1)) == [0] * 10
     assert waiting.decide(now(100, allowance=130)) == other.decide(now(allowance=130))

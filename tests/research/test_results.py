@@ -305,9 +305,7 @@ def judged(kind, variants, targets=(0.5,)):
         runs = []
         for seed, (bytes, end) in enumerate(zip(taken, ends, strict=True)):
             rows = (
-                []
-                if bytes is None
-                else [{"round": 5, "score": 0.5, "bytes_up": bytes, "bytes_down": 0, "seconds": 1}]
+                [] if bytes is None else [{"round": 5, "score": 0.5, "bytes_up": bytes, "bytes_down": 0, "seconds": 1}]
             )
             result = {"final_score": end, "best_score": 0.5}
             runs.append(Run(Path(), {"seed": seed, "task": "mlp@digits", "method": method}, {}, rows, result))

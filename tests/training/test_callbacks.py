@@ -48,7 +48,9 @@ class Recorder:
     log_metrics = log
 
 
-@pytest.mark.parametrize(("name", "make"), [("wandb", lambda: WandB(0.1, project="p")), ("mlflow", lambda: MLflow(0.1))])
+@pytest.mark.parametrize(
+    ("name", "make"), [("wandb", lambda: WandB(0.1, project="p")), ("mlflow", lambda: MLflow(0.1))]
+)
 def test_every_round_is_logged_with_the_settings(name, make, monkeypatch):
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, name, recorder)

@@ -131,9 +131,9 @@ def test_gradients_of_clients_taken_together_are_those_of_each_alone(model):
 
 GOLDEN_RUNS = {
     **{method: {"method": method} for method in POLICIES},
-    "compact frames": {"frames": "compact"},
+    "compact frames": {},
     "waiting": {"overhead": 0.125},
-    "waiting, in bytes": {"ratio": None, "bytes": 20, "values": "sign", "frames": "compact", "overhead": 0.125},
+    "waiting, in bytes": {"ratio": None, "bytes": 20, "values": "sign", "overhead": 0.125},
     "caps": {"method": "power", "caps": {"0": 0.005, "3": 0.01}},
     "bytes": {"ratio": None, "bytes": 64},
     "too few bytes for everybody": {"ratio": None, "bytes": 3},
@@ -229,7 +229,7 @@ def test_absent_and_late_clients_keep_their_residuals_bit_for_bit():
 
 def test_stc_is_a_preset_of_top_k(tmp_path):
     stc = config("stc")
-    wire = {"values": "sign", "frames": "compact", "down": "same"}
+    wire = {"values": "sign", "down": "same"}
     assert stc.as_dict() == {**config("top-k", **wire).as_dict(), "method": "stc"}
     train(stc, tmp_path / "run")
     assert Config.read(tmp_path / "run") == stc
@@ -239,19 +239,22 @@ def test_stc_is_a_preset_of_top_k(tmp_path):
     assert torch.equal(one.vector, other.vector)
 
 
-def test_raw_frames_train_alike_and_take_eight_bytes_an_entry_both_ways():
-    plain, _ = final(config("top-k"))
-    raw, rounds = final(config("top-k", frames="raw"))
-    assert torch.equal(plain.vector, raw.vector)
-    assert rounds[-1].bytes_up == sum(8 * one.entries + 4 * 10 for one in rounds)
-    changed = (rounds[1].down - 10 * (2 + 1 + 1 + 1 + 2 + 1 + 2 + 4)) / 80
+def test_integer_indices_train_alike_and_take_eight_bytes_an_entry_both_ways(monkeypatch):
+    """As a baseline registers them."""
+    codec = dagc.VALUE_CODECS["fp32"]._replace(id=15, index_bytes=4)
+    monkeypatch.setitem(dagc.VALUE_CODECS, "int32+fp32", codec)
+    ours, _ = final(config("top-k"))
+    theirs, rounds = final(config("top-k", values="int32+fp32"))
+    assert torch.equal(ours.vector, theirs.vector)
+    assert rounds[-1].bytes_up == sum(8 * each.entries + 4 * 10 for each in rounds)
+    changed = (rounds[1].down - 10 * (1 + 2 + 4)) / 80
     assert changed == int(changed)
     assert changed <= rounds[0].entries
 
 
 def test_plain_and_compact_frames_train_alike():
     plain, _ = final(config("dagc-r", values="sign"))
-    compact, _ = final(config("dagc-r", values="sign", frames="compact"))
+    compact, _ = final(config("dagc-r", values="sign"))
     assert torch.equal(plain.vector, compact.vector)
     assert compact.bytes_up < plain.bytes_up
 
@@ -318,7 +321,7 @@ def test_the_downlink_brings_every_client_the_servers_model_bit_for_bit():
 
     def spy(name):
         found = download(name)
-        changes = dagc.decode(found.frame, size=size)
+        changes = dagc.decode(found.frame, size, round=found.version)
         own = have.setdefault(name, np.full(size, np.nan, dtype=np.float32))
         own[changes.indices] = changes.values
         assert np.array_equal(own, federation.vector.numpy())
@@ -340,7 +343,7 @@ def test_the_whole_model_is_downloaded_where_that_is_smaller():
     server.advance([], (torch.arange(10_000) % 200 > 0).float())
     changes = server.download("a")
     assert changes.frame == server.introduction().frame, "a newcomer's"
-    assert len(dagc.decode(changes.frame)) == 10_000
+    assert len(dagc.decode(changes.frame, 10_000, round=changes.version)) == 10_000
 
 
 def test_a_gradient_that_is_not_finite_names_the_client_and_the_round():

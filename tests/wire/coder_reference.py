@@ -1,7 +1,7 @@
-"""The coded frame in plain Python, written from its two pages in docs/reference alone; `dagc.wire.Memory` must agree.
+"""The coded frame in plain Python, written from docs/reference/wire-entries.md alone; `dagc.wire.Memory` must agree.
 
 Lists and integers of any length, one coordinate after the other, nothing shared with the library. It is slow, and it
-is meant to be read beside wire-coded.md and wire-coder.md.
+is meant to be read next to that page.
 """
 
 import copy
@@ -20,8 +20,8 @@ FIRST_WEIGHTS = {
 PHASES = [4, 6, 7, 8, 9, 10, 12, 16, 24, 48]
 OCTAVE = 65536
 STEP = 94548  # 65536 / ln 2
-SIGN = 5  # the value codec
-VALUE_BYTES = {0: lambda k: 4 * k, 1: lambda k: 2 * k, 2: lambda k: 2 * k, 3: lambda k: k + 4 * -(-k // 256)}
+SIGN = 2  # the value codec
+VALUE_BYTES = {0: lambda k: 4 * k, 1: lambda k: k + 4 * -(-k // 256)}
 
 
 class Refused(Exception):

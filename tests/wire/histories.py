@@ -2,14 +2,15 @@
 
 import contextlib
 import importlib.util
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from dagc import VALUE_CODECS, Sparse
-from dagc.wire import _coder, coder
-from dagc.wire.frame import _coded
+from dagc.wire import _coder, _range_coder, coder
+from dagc.wire.frame import encode_coded
 from tests.wire.coder_reference import FIRST_WEIGHTS, Entries, ReferenceMemory
 
 SIGN = VALUE_CODECS["sign"].id
@@ -111,14 +112,15 @@ def without_kernels():
     """The coder as it runs where numba is not installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagc._numba.compiled", lambda: False)
-        spec = importlib.util.spec_from_file_location("plain_coder", _coder.__file__)
-        plain = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(plain)
-        patch.setattr("dagc.wire._coder", plain)
-        patch.setattr(coder, "compiled", lambda: False)
+        for module in (_range_coder, _coder):  # the second imports the first
+            spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
+            plain = importlib.util.module_from_spec(spec)
+            patch.setitem(sys.modules, module.__name__, plain)
+            spec.loader.exec_module(plain)
+        patch.setattr(coder, "_coder", lambda: plain)
         yield
 
 
 def coded_frame(sparse, values, round, memory, most):
     """A coded frame, even where another one would be smaller."""
-    return _coded(sparse, VALUE_CODECS[values], round, memory, most, limit=1 << 20)
+    return encode_coded(sparse, VALUE_CODECS[values], round, memory, most, limit=1 << 20)

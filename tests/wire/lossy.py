@@ -21,7 +21,7 @@ PLANS = {
     "lossless": {"bytes": 30, "values": "sign"},
     "same": {"bytes": 30, "values": "sign", "down": "same"},
     "waiting": {"bytes": 30, "values": "sign", "down": "same", "overhead": 0.25},
-    "fp16": {"ratio": 0.04, "values": "fp16", "down": 40},
+    "exact": {"ratio": 0.04, "values": "int8", "down": 40},
 }
 CLIENT_FAULTS = [
     "absent",

@@ -79,7 +79,7 @@ def agree(network, name="0"):
     return client.uplink.memory.frames > 0 and state(client.uplink.memory) == state(other)
 
 
-@pytest.mark.parametrize("plan", ["lossless", "same", "fp16"])
+@pytest.mark.parametrize("plan", ["lossless", "same", "exact"])
 @pytest.mark.parametrize(
     "fault",
     [

@@ -66,7 +66,7 @@ def test_a_frame_of_an_empty_memory_empties_the_receivers_when_it_is_counted(sha
     for sparse, most in data.draw(histories(size, True)):
         first = not sender.frames
         frame = coded_frame(sparse, "sign", 0, sender, most)
-        receiver.learn(decode(frame, memory=receiver, most=most))
+        receiver.learn(decode(frame, size, memory=receiver, most=most))
         sender.learn(sparse)
         assert state(receiver) == state(sender)
         assert frame[0] >> 4 == (9 if first else 8)

@@ -69,7 +69,6 @@ def allocate(
     caps: ArrayLike | None = None,
     size: int | None = None,
     values: str = "fp32",
-    frames: str = "plain",
 ) -> Array:
     """Divide one budget into one compression parameter per client, in the order of `weights`.
 
@@ -89,7 +88,6 @@ def allocate(
             gets its cap, with a `BudgetWarning`.
         size: The number of entries in the vector, with `bytes`.
         values: The value codec that will be used, with `bytes`.
-        frames: The kind of frames that will be used, with `bytes`; a name in `dagc.wire.FRAMES`.
 
     Example:
         >>> allocate([5000, 3000, 200, 10], ratio=0.001, method="power").round(6)
@@ -133,7 +131,7 @@ def allocate(
         assert bytes is not None
         if size is None:
             raise InvalidInput("a budget in bytes needs size=, the number of entries in the vector")
-        result[order] = _within_bytes(rule, shares, cap, bytes, size, values, frames)
+        result[order] = _within_bytes(rule, shares, cap, bytes, size, values)
     return result
 
 
@@ -214,8 +212,6 @@ def apportion_bytes(
     most: NDArray[np.int64],
     size: int,
     values: str = "fp32",
-    *,
-    frames: str = "plain",
 ) -> NDArray[np.int64]:
     """Integers up to `most`, as proportional to `quota` as possible, whose frames fit into the budget.
 
@@ -223,14 +219,14 @@ def apportion_bytes(
     too little for another entry, or at most 0.4 % of it.
 
     Example:
-        >>> counts = apportion_bytes(np.array([3.0, 1.0, 0.0]), 500, np.array([9000, 9000, 9000]), 10_000, "fp16")
-        >>> counts, payload_size(10_000, counts[:2], "fp16").sum()
-        (array([113,  37,   0]), np.int64(500))
+        >>> counts = apportion_bytes(np.array([3.0, 1.0, 0.0]), 500, np.array([9000, 9000, 9000]), 10_000, "int8")
+        >>> counts, payload_size(10_000, counts[:2], "int8").sum()
+        (array([179,  60,   0]), np.int64(499))
     """
 
     def shared(total: int) -> tuple[NDArray[np.int64], int]:
         counts = apportion(quota, total, most, least=0)
-        return counts, int(payload_size(size, counts[counts > 0], values, frames=frames).sum())
+        return counts, int(payload_size(size, counts[counts > 0], values).sum())
 
     fits, best = 0, np.zeros(len(quota), dtype=np.int64)
     too_many = min(int(most[quota > 0].sum()), 8 * max(0, budget)) + 1
@@ -276,12 +272,12 @@ def _capped(rule: Rule, shares: Array, total: float, caps: Array) -> Array:
     return result
 
 
-def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int, values: str, frames: str) -> Array:
+def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int, values: str) -> Array:
     """The largest ratios whose payloads fit into the budget even in the worst case."""
     n = len(shares)
 
     def taken(counts: NDArray[np.int64]) -> int:
-        return int(payload_size(size, counts, values, frames=frames).sum())
+        return int(payload_size(size, counts, values).sum())
 
     def ratios(total: int) -> Array:
         return _capped(rule, shares, total / size, caps)

@@ -14,7 +14,6 @@ from dagc.cli.options import AsJson, from_json, number
 from dagc.cli.parse import client_sizes, quantity
 from dagc.cli.terminal import say
 from dagc.errors import BudgetWarning, InvalidInput, unknown
-from dagc.policies.plan import FRAMES
 
 __all__ = ["allocate"]
 
@@ -35,7 +34,6 @@ def allocate(
     method: Annotated[str, typer.Option(help=f"One of {', '.join([*dagc.ALLOCATORS, *SAME])}.")] = "dagc-r",
     parameters: Annotated[str, typer.Option(help="Entries in the model, e.g. 11.2M.")] = "1M",
     values: Annotated[str, typer.Option(help=f"Value codec: {', '.join(dagc.VALUE_CODECS)}.")] = "fp32",
-    frames: Annotated[str, typer.Option(help=f"One of {', '.join(FRAMES)}.")] = "plain",
     caps: Annotated[
         str | None, typer.Option(help="The largest ratio of a client, by its name (or number), e.g. '{\"3\": 0.001}'.")
     ] = None,
@@ -48,15 +46,11 @@ def allocate(
     names, weights = client_sizes(sizes)
     size = round(quantity(parameters, "--parameters"))
     limits = None if caps is None else _caps(caps, names)
-    if frames not in FRAMES:
-        raise unknown("kind of frames", frames, FRAMES)
     if method not in dagc.ALLOCATORS and method not in SAME:
         raise unknown("method", method, [*dagc.ALLOCATORS, *SAME])
     share, budget = number(ratio, "ratio"), number(bytes, "bytes")
     if share is None and threshold is None and budget is None:
         share = 0.001
-    if frames == "auto":  # coded or compact, which have the same bound
-        frames = "compact"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", BudgetWarning)
         amounts = dagc.allocate(
@@ -68,7 +62,6 @@ def allocate(
             caps=limits,
             size=size if budget is not None else None,
             values=values,
-            frames=frames,
         )
     messages = [str(warning.message) for warning in caught if issubclass(warning.category, BudgetWarning)]
     scaled = weights / weights.max()  # the sum of huge ones would overflow
@@ -81,7 +74,7 @@ def allocate(
             client["threshold"] = float(value) if np.isfinite(value) else None
     else:
         counts = dagc.entries(amounts, size, caps=limits)
-        most = dagc.payload_size(size, counts, values, frames=frames)
+        most = dagc.payload_size(size, counts, values)
         for client, value, count, bound in zip(clients, amounts, counts, most, strict=True):
             client |= {"ratio": float(value), "entries": int(count), "bytes": int(bound) if count else 0}
     if as_json:

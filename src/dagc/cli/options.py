@@ -26,19 +26,14 @@ OBJECTS = {name: each.example for name, each in Config.schema().items() if each.
 
 CODECS = {
     "fp32": "exact, 4 bytes each",
-    "fp16": "2 bytes each, three digits, up to 65,504",
-    "bf16": "2 bytes each, two digits, any size",
     "int8": "1 byte each, and one scale per 256 values",
-    "two-bit": "2 bits each: a sign and one of two magnitudes per 256 values",
     "sign": "1 bit each, and one magnitude for all",
 }
 """A line about each built-in value codec."""
 FRAME_KINDS = {
-    "plain": "self-contained",
-    "compact": "small frames leave out what the receiver knows",
+    "compact": "without a memory of earlier ones",
     "coded": "both sides remember earlier frames: about a third smaller",
-    "auto": "coded up to 262,144 entries, else compact",
-    "raw": "int32 indices, as in other systems: a baseline",
+    "auto": "coded up to 262,144 entries if numba is installed, else compact",
 }
 """A line about each kind of frames."""
 

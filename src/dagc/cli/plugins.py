@@ -20,7 +20,6 @@ CHECKS: dict[str, Callable[[Any, str], None]] = {
     "allocator": testing.check_allocator,
     "compressor": lambda part, name: testing.check_compressor(part, name=name),
     "value codec": testing.check_value_codec,
-    "index codec": testing.check_index_codec,
 }
 """The contracts; models and data sets have none."""
 

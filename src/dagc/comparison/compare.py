@@ -105,8 +105,8 @@ def split_methods(text: str) -> list[str]:
     """Split methods separated by commas; a variant's settings are separated by commas, too.
 
     Example:
-        >>> split_methods("dagc-r,top-k:frames=raw,values=int8,none")
-        ['dagc-r', 'top-k:frames=raw,values=int8', 'none']
+        >>> split_methods("dagc-r,top-k:frames=coded,values=int8,none")
+        ['dagc-r', 'top-k:frames=coded,values=int8', 'none']
     """
     methods: list[str] = []
     for part in re.split(r",(?![^{]*})", text):  # not within JSON
@@ -127,7 +127,7 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
         key, equals, value = part.partition("=")
         name = key.strip().replace("-", "_")
         if not equals:
-            raise InvalidInput(f"{text!r}: {part!r} is not key=value: write e.g. {method}:frames=raw")
+            raise InvalidInput(f"{text!r}: {part!r} is not key=value: write e.g. {method}:values=int8")
         if name not in VARIED:
             raise unknown("setting of a variant", name, VARIED)
         overrides[name] = value.strip()

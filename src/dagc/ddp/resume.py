@@ -183,6 +183,7 @@ def _check_first_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not any(each is parameter for group in optimizer.param_groups for each in group["params"]):
             continue
         del WATCHED[owner]
+        assert parameter is not None
         state = optimizer.state.get(parameter, {})
         continued = bool(state) and float(state.get("step", 1)) > 0
         restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")

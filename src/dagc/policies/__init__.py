@@ -51,7 +51,7 @@ POLICIES |= {
         (),
         Everything,
         about="no compression: everything is sent",
-        defaults={"values": "fp32", "frames": "plain"},
+        defaults={"values": "fp32", "frames": "compact"},
         fixed=True,
     ),
     "top-k": relative("uniform", "the largest entries, equally many from every client"),

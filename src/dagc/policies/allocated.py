@@ -72,7 +72,6 @@ class Allocated:
             exponent=plan.exponent,
             size=self.size,
             values=plan.values,
-            frames=plan.frames,
             caps=caps,
         )
         if plan.threshold is not None:
@@ -116,7 +115,7 @@ class Allocated:
         assert now.allowance is not None
         limit = np.array([self.size])
         plan = self.plan
-        one = apportion_bytes(np.ones(1), now.allowance, limit, self.size, plan.values, frames=plan.frames)
+        one = apportion_bytes(np.ones(1), now.allowance, limit, self.size, plan.values)
         enough = self.least if one[0] >= self.size else 1.0  # if everything fits, a tenth less may never be enough
         return max(0.9 * float(one[0]), min(float(enough), float(one[0])))  # of one frame; several take more
 
@@ -125,7 +124,7 @@ class Allocated:
         plan = self.plan
         if plan.ratio is None:
             assert allowance is not None
-            return apportion_bytes(quota, allowance, most, self.size, plan.values, frames=plan.frames)
+            return apportion_bytes(quota, allowance, most, self.size, plan.values)
         return apportion(quota, min(int(total), int(most.sum())), most, least=0)
 
     def _caps(self, present: Sequence[str]) -> Array | None:
@@ -146,12 +145,12 @@ def worth_a_frame(plan: Plan, size: int) -> int:
     """The fewest entries that keep overhead below `plan.overhead` of the frame; at most 1,024.
 
     Example:
-        >>> worth_a_frame(Plan(method="power", bytes=13, values="sign", frames="compact", overhead=0.125), 7850)
+        >>> worth_a_frame(Plan(method="power", bytes=13, values="sign", overhead=0.125), 7850)
         37
     """
     assert plan.overhead is not None
     counts = np.arange(1, min(size, 1024) + 1)
-    taken = payload_size(size, counts, plan.values, frames=plan.frames)
+    taken = payload_size(size, counts, plan.values)
     empty = 2 * int(taken[0]) - int(taken[min(1, len(taken) - 1)])
     enough = counts[plan.overhead * taken >= empty]
     return int(enough[0] if len(enough) else counts[-1])

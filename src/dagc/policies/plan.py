@@ -16,12 +16,11 @@ from dagc.policies.rate import MOST_BYTES, Account, make_rate
 from dagc.settings import Settings, setting
 from dagc.wire import VALUE_CODECS
 from dagc.wire.coder import MOST_SIZE
-from dagc.wire.indices import RAW_SIZE
 
 __all__ = ["FRAMES", "ClientPlan", "Plan", "level_bytes", "usual_bytes"]
 
 log = getLogger("dagc.policies")
-FRAMES = ("plain", "compact", "coded", "auto", "raw")
+FRAMES = ("compact", "coded", "auto")
 CODED_BELOW = 1 << 18
 """With "auto", models of up to this many entries use coded frames; `docs/studies/coder.md` explains why."""
 SIGNS_BELOW = 0.1
@@ -61,7 +60,7 @@ class ClientPlan(Settings):
         group="Method",
     )
     frames: str = setting(
-        "plain", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames", group="Method"
+        "compact", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames", group="Method"
     )
     per_tensor: bool = setting(False, "select within each tensor of the model", "switch", group="Method")
     step_ahead: float = setting(
@@ -90,7 +89,7 @@ class Plan(ClientPlan):
     `docs/reference/settings.md` describes every setting.
 
     Example:
-        >>> Plan(method="dagc-r", bytes=13, values="sign", frames="compact", overhead=0.125).in_bytes
+        >>> Plan(method="dagc-r", bytes=13, values="sign", overhead=0.125).in_bytes
         True
         >>> Plan(method="dagcr", ratio=0.01)
         Traceback (most recent call last):
@@ -280,10 +279,6 @@ class Plan(ClientPlan):
                 raise InvalidInput(f"caps: the cap {cap:g} of {name!r} is below one entry of {size}: raise it")
         if self.frames == "coded" and size > MOST_SIZE:
             raise InvalidInput(f"frames is 'coded', but {size:,} entries are too many for it: choose compact or auto")
-        if self.frames == "raw" and size > RAW_SIZE:
-            raise InvalidInput(
-                f"frames is 'raw', but int32 indices are too small for {size:,} entries: choose compact or auto"
-            )
         resolved: dict[str, Any] = {}
         if self.frames == "auto":
             resolved["frames"] = "coded" if size <= CODED_BELOW else "compact"
@@ -375,9 +370,9 @@ class Plan(ClientPlan):
         return self.rate is not None and make_rate(self.rate).per == "hour"
 
     @property
-    def indices(self) -> str | None:
-        """The index codec of lossless downloads; None for the smallest."""
-        return "raw" if self.frames == "raw" else None
+    def exact_values(self) -> str:
+        """The value codec of lossless downloads: fp32, unless a baseline sends indices as integers."""
+        return self.values if self.values in VALUE_CODECS and VALUE_CODECS[self.values].index_bytes else "fp32"
 
     @property
     def rounded_bits(self) -> int | None:

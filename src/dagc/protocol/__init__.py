@@ -13,7 +13,7 @@ A client is an `Uplink`, what it sends, and a `Replica`, what it has. A `Server`
 the state of both halves. Here is a small one:
 
     >>> import torch
-    >>> plan = Plan(method="dagc-r", bytes=40, values="sign", frames="compact", overhead=0.25)
+    >>> plan = Plan(method="dagc-r", bytes=40, values="sign", overhead=0.25)
     >>> server = ModelServer(plan, model=torch.zeros(1000))
     >>> uplinks = {name: Uplink(server.plan.for_clients(), [1000]) for name in ("ann", "bob", "cleo")}
     >>> replicas = {name: Replica([1000]) for name in uplinks}

@@ -66,7 +66,7 @@ class Budget:
             return int(order.amount)
         if not order.most_entries:
             return 0
-        return int(payload_size(self.size, order.most_entries, self.plan.values, frames=self.plan.frames)[0])
+        return int(payload_size(self.size, order.most_entries, self.plan.values)[0])
 
     def report(self, uploads: Sequence[Upload]) -> None:
         """Note the uploads accepted in this round."""

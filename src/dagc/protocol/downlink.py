@@ -62,7 +62,7 @@ class Downlink:
         model: The initial model, a float32 vector; copied.
         shapes: The shapes of the model's tensors, for plans that select per tensor and for coded frames.
         rounds: How many rounds the training has, for a rate per training.
-        indices: The index codec of downloads that are not broadcasts, `Plan.indices`.
+        values: The value codec of downloads that are not broadcasts, `Plan.exact_values`.
         first_bits: The training starts from the initial model rounded to so many bits per entry; None not to round it.
 
     Attributes:
@@ -81,7 +81,7 @@ class Downlink:
         (array([ 0.,  0., 38., 39.], dtype=float32), array([36., 37.,  0.,  0.], dtype=float32))
         >>> from dagc.wire import decode
         >>> (_, frame), = broadcasts(downlink.since(0))
-        >>> decode(frame).values
+        >>> decode(frame, 40, round=1).values
         array([38., 39.], dtype=float32)
     """
 
@@ -91,10 +91,10 @@ class Downlink:
         model: NDArray[np.float32],
         shapes: Shapes | None = None,
         rounds: int | None = None,
-        indices: str | None = None,
+        values: str = "fp32",
         first_bits: int | None = None,
     ) -> None:
-        self.plan, self.indices = plan, indices
+        self.plan, self.values = plan, values
         self.version = 0
         self._shapes = [len(model)] if shapes is None else shapes
         self._first = b""  # the first model's frame, if it was rounded
@@ -203,7 +203,7 @@ class Downlink:
             memory.reset()
         self._restart = False
         stamp = (self.version + 1) % STAMPS
-        frame = encode(sparse, plan.values, round=stamp, frames=plan.frames, memory=memory)
+        frame = encode(sparse, plan.values, round=stamp, memory=memory)
         if memory is not None and (is_coded(frame) or memory.frames):
             memory.learn(sparse)
         return frame
@@ -301,8 +301,7 @@ class Downlink:
 
     def _values(self, indices: NDArray[np.int64]) -> bytes:
         sparse = Sparse.trusted(len(self.model), indices, self.model[indices])
-        everything = len(indices) == len(self.model)
-        return encode(sparse, round=self.version % STAMPS, indices=None if everything else self.indices)
+        return encode(sparse, self.values, round=self.version % STAMPS)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state."""
@@ -331,8 +330,8 @@ class Downlink:
                     raise ValueError(f"its {name} is {array.dtype} {array.shape}, not {expected.shape}")
             self.version = whole(state["version"], below=1 << 31)
             self.model, self.changed = state["model"].copy(), state["changed"].copy()
-            if state["first"].dtype != np.uint8:
-                raise ValueError(f"its first model is {state['first'].dtype}, not bytes")
+            if state["first"].dtype != np.uint8 or state["first"].ndim != 1:
+                raise ValueError(f"the first model's frame is {state['first'].dtype} {state['first'].shape}")
             self._first = state["first"].tobytes()
             self._forget()
             self.target = self.model
@@ -385,7 +384,7 @@ def broadcasts(download: Download) -> Iterator[tuple[int, memoryview]]:
     for step in range(count):
         frame = rest
         if count > 1:
-            length, at = read_varint(rest, 0, 0)
+            length, at = read_varint(rest, 0, len(rest))
             frame, rest = rest[at : at + length], rest[at + length :]
             if len(frame) < length:
                 raise MalformedPayload(f"broadcast {step + 1} of {count} is truncated")

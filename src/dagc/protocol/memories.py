@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from dagc.protocol.messages import Order, Upload
+from dagc.sparse import Sparse
 from dagc.wire import Memory
 from dagc.wire.coder import Shapes, memory_bytes
 
@@ -82,7 +83,7 @@ class Memories:
         answered = set()
         for upload in accepted:
             answered.add(upload.client)
-            if upload.frame and upload.client in self.by_name:
+            if upload.frame and upload.client in self.by_name and isinstance(upload.update, Sparse):
                 self.by_name[upload.client].learn(upload.update)
         for name in self._unread - answered:
             self.by_name.pop(name, None)

@@ -116,7 +116,7 @@ class Download(NamedTuple):
         """Itself; `MalformedPayload` if it cannot be a download: a server may have made it up."""
         since, version, _, steps, _ = self
         valid = all(isinstance(number, int) and not isinstance(number, bool) for number in self[:4])
-        valid = valid and -1 <= since and -1 <= version < MOST_VERSIONS and 0 <= self.checksum < 1 << 32
+        valid = valid and since >= -1 and -1 <= version < MOST_VERSIONS and 0 <= self.checksum < 1 << 32
         if version == -1:
             valid = valid and since == -1 and steps == 0
         else:
@@ -144,12 +144,14 @@ class Upload(NamedTuple):
 
 def _is_amount(value: object, compressor: str) -> bool:
     """Whether it is in this compressor's unit: a number of bytes or of entries, a threshold, or nothing."""
-    unit = COMPRESSORS[compressor].parameter if compressor in COMPRESSORS else "entries"
-    if value is None or unit == "none":
-        return value is None and unit == "none" or is_count(value) and value == 0
-    if unit == "entries":
-        return is_count(value) and value < MAX_SIZE
-    return _is_real(value) and 0 <= value < MOST
+    count = is_count(value) and value < MAX_SIZE  # type: ignore[operator]
+    threshold = _is_real(value) and 0 <= value < MOST  # type: ignore[operator]
+    if compressor == BEST:
+        return count
+    if compressor not in COMPRESSORS:
+        return value is None or count or threshold
+    unit = COMPRESSORS[compressor].parameter
+    return {"entries": count, "threshold": threshold, "none": value is None or value == 0}[unit]
 
 
 def _is_real(value: object) -> bool:

@@ -13,7 +13,7 @@ from dagc.protocol.messages import BEST, Order, Upload
 from dagc.sparse import Sparse
 from dagc.state import all_or_nothing, load_part, sequence
 from dagc.updates import Update, decode_update
-from dagc.wire import VALUE_CODECS, decode, is_coded, payload_size, read_header
+from dagc.wire import decode, is_coded, payload_size
 from dagc.wire.coder import Shapes
 
 __all__ = ["LARGEST", "Receiver"]
@@ -103,40 +103,19 @@ class Receiver:
             if len(frame):
                 raise MalformedPayload(f"it sends {len(frame)} bytes, but was ordered to send nothing")
             return Sparse(self.size, [], [])
+        memory = None
         if self.memories is not None:
-            self.memories.of(name, order)  # a frame counts even if it was smaller without the coder
-        if is_coded(frame):
-            self._check_length(order, frame)
-            if self.memories is None:
-                raise MalformedPayload(f"its frame is coded, but {self.plan.frames} frames were ordered")
-            return self._decode_coded(self.memories, name, order, frame)
-        header = read_header(frame, size=self.size, round=order.stamp)
-        if header.round != order.stamp:
-            raise MalformedPayload(f"its upload is from round {header.round}, not {order.stamp}")
-        if header.value_codec != self.plan.values:
-            raise MalformedPayload(f"its values are {header.value_codec}, not {self.plan.values}")
-        if order.most_entries is not None and header.entries > order.most_entries:
-            raise MalformedPayload(f"it sends {header.entries} entries, but may send {order.most_entries}")
-        self._check_length(order, frame)
-        return decode(frame, size=self.size, round=order.stamp)
-
-    def _check_length(self, order: Order, frame: bytes | memoryview) -> None:
-        entries = order.most_entries
-        if entries is None:
-            return
-        most = int(payload_size(self.size, entries, self.plan.values, frames=self.plan.frames)[0])
-        if len(frame) > most:
-            raise MalformedPayload(f"it sends {len(frame)} bytes for {entries} entries, which take at most {most}")
-
-    def _decode_coded(self, memories: Memories, name: str, order: Order, frame: bytes | memoryview) -> Sparse:
-        values = self.plan.values
-        if frame[0] & 15 != VALUE_CODECS[values].id:
-            raise MalformedPayload(f"its values use codec {frame[0] & 15}, not {values}")
-        memory = memories.of(name, order)
+            memory = self.memories.of(name, order)  # a frame counts even if it was smaller without the coder
+        elif is_coded(frame):
+            raise MalformedPayload(f"its frame is coded, but {self.plan.frames} frames were ordered")
+        values, most = self.plan.values, order.most_entries
+        if most is not None and len(frame) > (longest := int(payload_size(self.size, most, values)[0])):
+            raise MalformedPayload(f"it sends {len(frame)} bytes for {most} entries, which take at most {longest}")
         try:
-            return decode(frame, size=self.size, round=order.stamp, memory=memory, most=order.most_entries)
+            return decode(frame, self.size, values=values, round=order.stamp, memory=memory, most=most)
         except MalformedPayload:
-            memories.mark_unreadable(name)
+            if self.memories is not None and is_coded(frame):
+                self.memories.mark_unreadable(name)
             raise
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from dagc._memory import pool
 from dagc.errors import MalformedPayload, OutOfSync
 from dagc.protocol.downlink import broadcasts, checksum, sizes_of
-from dagc.protocol.messages import Download
+from dagc.protocol.messages import STAMPS, Download
 from dagc.state import all_or_nothing, whole
 from dagc.updates import decode_update, is_update
 from dagc.wire import Memory, decode, has_signs, is_coded
@@ -80,7 +80,7 @@ class Replica:
             if is_update(download.frame):
                 decode_update(download.frame, self.shapes).add_to(model.zero_())
             else:
-                sparse = decode(download.frame, size=self.size)
+                sparse = decode(download.frame, self.size, round=download.version % STAMPS)
                 model.numpy()[sparse.indices] = sparse.values
             memory = None
         if checksum(model.numpy()) != download.checksum:
@@ -102,7 +102,7 @@ class Replica:
             decode_update(frame, self.shapes, round=stamp).add_to(model)
             return
         try:
-            sparse = decode(frame, size=self.size, round=stamp, memory=memory)
+            sparse = decode(frame, self.size, round=stamp, memory=memory)
         except MalformedPayload as error:
             if not is_coded(frame):
                 raise

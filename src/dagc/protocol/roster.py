@@ -94,7 +94,11 @@ class Roster:
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state."""
-        return {"gap": self.gap, "return_gap": self.return_gap, "members": [asdict(member) for member in self.members.values()]}
+        return {
+            "gap": self.gap,
+            "return_gap": self.return_gap,
+            "members": [asdict(member) for member in self.members.values()],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""

@@ -218,7 +218,7 @@ class ModelServer(Server):
         super().__init__(plan, len(model), rounds, shapes)
         vector = model.detach().cpu().numpy()
         self.downlink = Downlink(
-            self.plan.downward(), vector, shapes, rounds, self.plan.indices, self.plan.rounded_bits
+            self.plan.downward(), vector, shapes, rounds, self.plan.exact_values, self.plan.rounded_bits
         )
         self._seconds = 0.0
         self._visited = False  # whether all clients of this round visit: none of them downloads broadcasts

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dagc._memory import pool
 from dagc.compressors import COMPRESSORS, Compressor, Gradient, per_tensor
+from dagc.compressors import compressor as declared
 from dagc.draws import scramble
 from dagc.errors import unknown
 from dagc.feedback import ErrorFeedback
@@ -177,12 +178,12 @@ class Uplink:
         return is_coded(frame) or self.memory.frames == order.counted
 
     def _encode(self, update: Sparse, order: Order) -> bytes:
-        values, frames, memory = self.plan.values, self.plan.frames, None
-        if frames == "coded":
+        values, memory = self.plan.values, None
+        if self.plan.frames == "coded":
             signs, memory = values == "sign", self.memory
             if memory is None or (memory.clocks, memory.signs, memory.frames) != (order.clocks, signs, order.counted):
                 self.memory = memory = Memory(self.shapes, order.clocks, signs)
-        return encode(update, values, round=order.stamp, frames=frames, memory=memory, most=order.most_entries)
+        return encode(update, values, round=order.stamp, memory=memory, most=order.most_entries)
 
     def _compressor(self, order: Order) -> Compressor:
         if order.compressor not in COMPRESSORS:
@@ -283,6 +284,7 @@ def _entries(size: int, indices: Any, values: Any) -> Sparse:
 def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:
     """A compressor that selects nothing from some parts of the vector; what is there stays in the residual."""
 
+    @declared(compressor.parameter)
     def select(vector: Gradient, parameter: Any, *, seed: int = 0) -> Sparse:
         assert isinstance(vector, torch.Tensor)
         included = torch.ones_like(vector, dtype=torch.bool)

@@ -175,8 +175,8 @@ def in_words(name: str, value: Any) -> str:
     """A setting in words.
 
     Example:
-        >>> in_words("ratio", 0.001), in_words("frames", "raw"), in_words("step_ahead", 0.5)
-        ('ratio 0.1 %', 'raw frames', 'step ahead 0.5')
+        >>> in_words("ratio", 0.001), in_words("frames", "coded"), in_words("step_ahead", 0.5)
+        ('ratio 0.1 %', 'coded frames', 'step ahead 0.5')
     """
     plain = name.replace("_", " ")
     number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,16 +1,11 @@
-"""Sparse entries to bytes and back: the frame, its index codecs and its value codecs."""
+"""Sparse entries to bytes and back: the frame, how it holds indices and values, and the coder with memory."""
 
 from dagc.wire.coder import Memory
-from dagc.wire.frame import FRAMES, Header, decode, encode, has_signs, is_coded, payload_size, read_header
-from dagc.wire.indices import INDEX_CODECS, IndexCodec
+from dagc.wire.frame import decode, encode, has_signs, is_coded, payload_size
 from dagc.wire.values import VALUE_CODECS, ValueCodec, quantise
 
 __all__ = [
-    "FRAMES",
-    "INDEX_CODECS",
     "VALUE_CODECS",
-    "Header",
-    "IndexCodec",
     "Memory",
     "ValueCodec",
     "decode",
@@ -19,5 +14,4 @@ __all__ = [
     "is_coded",
     "payload_size",
     "quantise",
-    "read_header",
 ]

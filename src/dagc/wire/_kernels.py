@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 
 from dagc._numba import kernel
 
-__all__ = ["int8_write", "rice_parameters", "rice_read", "rice_read_parameters", "rice_write"]
+__all__ = ["int8_write", "quotients", "rice_read", "rice_write"]
 
 _I64 = ir.IntType(64)
 ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
@@ -66,26 +66,18 @@ def _ones(typing: Any, word: Any) -> Any:
 
 
 @kernel
-def rice_parameters(indices, block, parameters):
-    """Fill in the best parameter of each block, and return the bits that the low bits and the quotients take."""
-    low = unary = 0
+def quotients(indices, block, parameters):
+    """The sum of all gaps' quotients."""
+    total = np.uint64(0)
     for j in range(len(parameters)):
         start, stop = j * block, min(len(indices), (j + 1) * block)
+        width = np.uint64(parameters[j])
         before = indices[start - 1] if start else -1
-        count = stop - start
-        total = indices[stop - 1] - before - count  # gaps add up to this
-        x = (2 * total + count) * 4812 // (20000 * count)
-        width = 0
-        while x >> width:
-            width += 1
-        parameters[j] = width
-        low += width * count
-        quotients = np.uint64((indices[start] - before - 1) >> width)
+        total += np.uint64(indices[start] - before - 1) >> width
         ahead, behind = indices[start + 1 : stop], indices[start : stop - 1]
         for i in range(len(ahead)):
-            quotients += np.uint64(ahead[i] - behind[i] - 1) >> np.uint64(width)
-        unary += count + np.int64(quotients)
-    return low, unary
+            total += np.uint64(ahead[i] - behind[i] - 1) >> width
+    return np.int64(total)
 
 
 @kernel
@@ -130,20 +122,17 @@ def _fours(indices, start, fours, width, low, unary, lengths):
 
 
 @kernel
-def rice_write(indices, block, parameters, parameter_bits, low_start, unary_start, out):
-    """Write parameters, low bits and quotients to `out`; the last two begin at the given places.
+def rice_write(indices, block, parameters, sent, head, out):
+    """Write parameters and low bits to `out`, `head` bits; and quotients, 8 bytes behind where they belong.
 
-    Eight spare bytes follow the low bits, and the quotients. Eight indices are written at a time if the low bits of
-    four fit into a word, and the quotients of eight do.
+    If their first bits belong into a byte with low bits, that byte is in both places. Eight indices are written at a
+    time if the low bits of four fit into a word, and the quotients of eight do.
     """
-    start = np.int64(out.ctypes.data)
-    at, word, bits = start, ZERO, ZERO
-    for width in parameters:
-        at, word, bits = _put(at, word | np.uint64(width) << bits, bits + np.uint64(parameter_bits))
-    _store(at, word)
-
-    at, word, bits = start + low_start, ZERO, ZERO
-    unary_at, unary_word, unary_bits = start + unary_start, ZERO, ZERO
+    at, word, bits = np.int64(out.ctypes.data), ZERO, ZERO
+    unary_at, unary_word, unary_bits = at + (head >> 3) + 8, ZERO, np.uint64(head) & LOW
+    if sent:
+        for width in parameters:
+            at, word, bits = _put(at, word | np.uint64(width) << bits, bits + np.uint64(sent))
     low, unary, lengths = np.empty(FOURS, np.uint64), np.empty(FOURS, np.uint64), np.empty(FOURS, np.uint64)
     before, i = np.int64(-1), np.int64(0)
     for j in range(len(parameters)):
@@ -175,23 +164,6 @@ def rice_write(indices, block, parameters, parameter_bits, low_start, unary_star
 
 
 @kernel
-def rice_read_parameters(data, parameter_bits, block, count, most, parameters):
-    """Fill in the parameters, and return the number of low bits; -1 if anything is wrong."""
-    start = np.int64(data.ctypes.data)
-    mask = (np.uint64(1) << np.uint64(parameter_bits)) - np.uint64(1)
-    low = bit = 0
-    for j in range(len(parameters)):
-        parameters[j] = np.int64(_load(start + (bit >> 3)) >> np.uint64(bit & 7) & mask)
-        bit += parameter_bits
-        if parameters[j] > most:
-            return -1
-        low += parameters[j] * min(block, count - j * block)
-    if bit & 7 and data[bit >> 3] >> (bit & 7):
-        return -1
-    return low
-
-
-@kernel
 def _places(word, base, places, found):
     """Append the place of each set bit, counted from `base`; always four at a time, even if there are fewer."""
     at = np.uint64(found)
@@ -203,17 +175,18 @@ def _places(word, base, places, found):
 
 
 @kernel
-def rice_read(data, block, parameters, low_start, unary_start, end, size, out):
+def rice_read(data, block, parameters, low, unary, end, size, out):
     """Fill in the indices from `data`, in which eight zero bytes follow `end`. False if anything is wrong.
 
-    A quotient is the distance between two ones, so the places of the ones give the sum of all quotients up to any
-    index. The sum of the low bits is kept along the way.
+    Low bits begin at bit `low`, quotients at bit `unary`. A quotient is the distance between two ones, so the places of
+    the ones give the sum of all quotients up to any index. The sum of the low bits is kept along the way.
     Invariant: all bits before `low` and all ones up to `last` are read, and `before` is the last index; the places of
     the `found` ones that follow are known, and all are before `unary`.
     """
     start = np.int64(data.ctypes.data)
-    low, unary = 8 * low_start, 8 * unary_start
     last, before, found = unary - 1, np.int64(-1), 0
+    low_bits = np.uint64(unary) & LOW  # in the first byte with quotients
+    unary -= np.int64(low_bits)
     places = np.empty(CHUNK + 2 * 64, np.int64)
     for j in range(len(parameters)):
         width = np.uint64(parameters[j])
@@ -224,7 +197,8 @@ def rice_read(data, block, parameters, low_start, unary_start, end, size, out):
             while found < count:
                 if unary >= 8 * end:
                     return False
-                word = _load(start + (unary >> 3))
+                word = _load(start + (unary >> 3)) >> low_bits << low_bits
+                low_bits = ZERO
                 _places(word, unary, places, found)
                 found += _ones(word)
                 unary += 64
@@ -252,11 +226,12 @@ def rice_read(data, block, parameters, low_start, unary_start, end, size, out):
             found -= count
             for i in range(np.uint64(found)):
                 places[i] = places[i + np.uint64(count)]
-    if found or (low & 7 and data[low >> 3] >> (low & 7)):
+    if found:
         return False
     while unary < 8 * end:
-        if _load(start + (unary >> 3)):
+        if _load(start + (unary >> 3)) >> low_bits:
             return False
+        low_bits = ZERO
         unary += 64
     return 8 * end - last - 1 < 8
 

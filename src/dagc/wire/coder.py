@@ -21,20 +21,18 @@ moves. Phase and near take 4 bytes per coordinate; a memory without clocks does 
 
 The memory changes only with frames that were accepted (`learn`); reading and writing do not change it. So either both
 sides have counted a frame or neither has. `fingerprint` identifies everything counted so far, and is part of a frame's
-checksum. `docs/reference/wire-coded.md` has every step, `docs/studies/coder.md` what each table is worth.
+checksum. `docs/reference/wire-entries.md` has every step, `docs/studies/coder.md` what each table is worth.
 """
 
 import zlib
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cache, lru_cache
-from math import isqrt
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dagc._numba import compiled
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
 
@@ -48,8 +46,6 @@ MOST_ENTRIES = 1 << 18
 
 OCTAVE = 1 << 16
 """One, as a weight."""
-STEP = 94548
-"""The largest move of a weight: 1 / ln 2 octaves."""
 SEEN = 4 << 16
 """Every context starts as if four entries had been seen."""
 FULL = 0xFFFF
@@ -106,6 +102,7 @@ class Memory:
         if self.size > MOST_SIZE:
             raise InvalidInput(f"the coder is for models of at most {MOST_SIZE:,} entries, not {self.size:,}")
         self.clocks, self.signs = clocks, signs
+        self._places = _places(len(self._rows) // 3)
         self.layout = zlib.crc32(bytes((clocks, signs)), zlib.crc32(self._rows.astype("<u4").data))
         self.reset()
 
@@ -136,7 +133,7 @@ class Memory:
         if len(sparse) > (MOST_ENTRIES if most is None else min(most, MOST_ENTRIES)):
             return None
         data = np.zeros(64 + 4 * len(sparse) + self.size // 4 if limit is None else limit, dtype=np.uint8)
-        length, _ = self._walk("WRITE", data, self._entries(sparse), most)
+        length, _ = self._walk(_coder().WRITE, data, self._entries(sparse), most)
         return None if length < 0 else data[:length].tobytes()
 
     def read(self, section: memoryview | bytes, most: int | None = None, first: bool = False) -> tuple[Sparse, int]:
@@ -160,7 +157,7 @@ class Memory:
             return read
         room = min(self.size if most is None else most, self.size, MOST_ENTRIES)
         entries = _Entries(np.zeros(room, dtype=np.int64), np.zeros(room, dtype=np.uint8), 0)
-        length, entries = self._walk("READ", np.frombuffer(section, dtype=np.uint8).copy(), entries, most)
+        length, entries = self._walk(_coder().READ, np.frombuffer(section, dtype=np.uint8).copy(), entries, most)
         if length < 0 or (self.signs and not entries.mean and entries.negative.any()):
             raise MalformedPayload("the coded section is invalid: damaged, or written with another memory")
         return _sparse(self.size, entries, self.signs), length
@@ -174,7 +171,7 @@ class Memory:
             self.fingerprint,
             entries.fingerprint(self.fingerprint),
         ):
-            self._walk("LEARN", np.zeros(0, dtype=np.uint8), entries, None)
+            self._walk(_coder().LEARN, np.zeros(0, dtype=np.uint8), entries, None)
             lesson = self._lesson
         assert lesson is not None
         self._tables, self.fingerprint, self._lesson = lesson.tables, lesson.after, None
@@ -205,69 +202,26 @@ class Memory:
             self._last[indices] = now
 
     def _walk(
-        self, mode: str, data: NDArray[np.uint8], entries: "_Entries", most: int | None
+        self, mode: int, data: NDArray[np.uint8], entries: "_Entries", most: int | None
     ) -> tuple[int, "_Entries"]:
         """Write, read or only learn. Returns the section's length, or -1, and the entries."""
-        from dagc.wire import _coder
-
-        following = 0
-        for byte in data[:4].tolist() + [0] * (4 - min(4, len(data))):
-            following = following << 8 | byte
-        coder = np.array([0, 0xFFFFFFFF, 0, following])
-        tables, at = self._tables.copy(), _places(len(self._rows) // 3)
-        contexts = at[6]
-        recent = np.full(len(self._columns), 8)
+        coder = _coder()
+        following = int.from_bytes(data[:4].tobytes().ljust(4, b"\0"), "big")
+        learned = self._tables.copy()
+        tables = coder.Tables(*np.split(learned, self._places))
+        columns = np.full(len(self._columns), 8)
         sent = self._columns > 0
-        recent[sent] = _octave(self._now - self._columns[sent].astype(np.int64))
-        mean = np.array([entries.mean, self._mean])
-        count = len(entries.indices) if mode != "READ" else -1
-        indices = np.append(entries.indices, -1)  # the kernel may read one past the end
-        negative = np.append(entries.negative, np.uint8(0))
-        scratch: tuple[Any, ...] = (
-            np.empty(self.size, dtype=np.int32),
-            np.empty(self.size if self.clocks else 0, dtype=np.int16),
-            np.zeros(contexts, dtype=np.int64),
-            np.zeros(contexts, dtype=np.int64),
-        )
-        arguments: Any = (self._rows, self._last, self._interval, recent)
-        bytes_: Any = data
-        if not compiled():  # plain Python is faster with lists
-            both = (bytes_, coder, tables, indices, negative, mean)
-            bytes_, coder, tables, indices, negative, mean = (array.tolist() for array in both)
-            arguments = tuple(array.tolist() for array in arguments)
-            scratch = tuple(array.tolist() for array in scratch)
-        rows, last, interval, recent_columns = arguments
-        found = _coder.walk(
-            getattr(_coder, mode),
-            bytes_,
-            len(data),
-            coder,
-            tables,
-            at,
-            rows,
-            last,
-            interval,
-            recent_columns,
-            self.clocks,
-            self._now,
-            _constants(compiled()),
-            scratch,
-            -1 if most is None else most,
-            indices,
-            negative,
-            count,
-            self.signs,
-            mean,
-        )
-        if found < 0:
+        columns[sent] = _octave(self._now - self._columns[sent].astype(np.int64))
+        past = coder.Past(self._rows, self._last, self._interval, columns, self._now, self.size)
+        indices, negative = np.append(entries.indices, -1), np.append(entries.negative, np.uint8(0))
+        frame = coder.Frame(indices, negative, self.signs, -1 if most is None else most)
+        start, known = (0, 0xFFFFFFFF, 0, following), (len(entries.indices), entries.mean, self._mean)
+        count, mean, length = coder.walk(mode, data, start, tables, past, frame, *known)
+        if count < 0:
             return -1, entries
-        if bytes_ is not data and mode == "WRITE":
-            data[:] = bytes_
-        done = _Entries(
-            np.array(indices[:found], dtype=np.int64), np.array(negative[:found], dtype=np.uint8), int(mean[0])
-        )
-        self._lesson = _Lesson(self.fingerprint, done.fingerprint(self.fingerprint), np.array(tables))
-        return int(coder[2]), done
+        done = _Entries(indices[:count], negative[:count], int(mean))
+        self._lesson = _Lesson(self.fingerprint, done.fingerprint(self.fingerprint), learned)
+        return int(length), done
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         arrays: dict[str, NDArray[Any]] = {"tables": self._tables, "columns": self._columns}
@@ -305,7 +259,7 @@ class Memory:
 
     def _in_range(self) -> bool:
         """Whether the state can have come from frames, as far as the kernels rely on that."""
-        parts = np.split(self._tables, _places(len(self._rows) // 3)[6:])
+        parts = np.split(self._tables, self._places)
         limits = ((-12 * OCTAVE, 12 * OCTAVE), (1, 1 << 50), (1, 65535), (0, 255), (-8, 8))
         return (
             all(np.all((low <= part) & (part <= high)) for part, (low, high) in zip(parts, limits, strict=True))
@@ -375,14 +329,18 @@ def _rows(shapes: tuple[tuple[int, ...], ...]) -> tuple[NDArray[np.int64], int]:
     return np.array(rows, dtype=np.int64), columns
 
 
-@lru_cache(maxsize=16)
-def _places(rows: int) -> tuple[int, ...]:
-    """Where each part of the tables begins: five of fixed length, the rows, what was seen of each, and the signs."""
-    found = [0]
-    for weights in TABLES.values():
-        found.append(found[-1] + len(weights))
-    contexts = found[-1] + rows
-    return (*found, contexts, 2 * contexts, 2 * contexts + SIGNS, 2 * contexts + 2 * SIGNS)
+def _places(rows: int) -> list[int]:
+    """Where each part of the tables but the first begins: weights, what was seen of each, signs, trials, leans."""
+    contexts = sum(map(len, TABLES.values())) + rows
+    return [contexts, 2 * contexts, 2 * contexts + SIGNS, 2 * contexts + 2 * SIGNS]
+
+
+@cache
+def _coder() -> Any:
+    """Imported on first use, since it compiles."""
+    from dagc.wire import _coder
+
+    return _coder
 
 
 @lru_cache(maxsize=16)
@@ -397,31 +355,6 @@ def _first_chance(lean: int, last: int) -> int:
     same = 2 if lean < 0 else 1
     percent = AGREE[min(abs(lean), 1) + (abs(lean) == 8)][0 if not last else 2 if last == same else 1]
     return (percent if lean < 0 else 100 - percent) * 65536 // 100
-
-
-@lru_cache(maxsize=2)
-def _constants(arrays: bool) -> tuple[Any, ...]:
-    """Phases by eighths of an interval, powers of two, octaves by distance, and the largest step."""
-    phases = [7 + sum(eighths >= limit for limit in (4, 6, 7, 8, 9, 10, 12, 16, 24)) for eighths in range(48)]
-    octaves = [min((distance - 1).bit_length(), 7) for distance in range(66)]
-    powers = [_power(sixteenth) for sixteenth in range(-3072, 3073)]
-    if not arrays:
-        return phases, powers, octaves, STEP
-    return (*(np.array(x, dtype=np.int64) for x in (phases, powers, octaves)), STEP)
-
-
-@cache
-def _root(fraction: int) -> int:
-    """2^(30 + fraction / 256), rounded down, by taking the square root eight times."""
-    number = 1 << (256 * 30 + fraction)
-    for _ in range(8):
-        number = isqrt(number)
-    return number
-
-
-def _power(log: int) -> int:
-    """2^(16 + log / 256), rounded down."""
-    return _root(log % 256) << 13 >> (27 - log // 256)
 
 
 def _octave(ages: NDArray[np.int64]) -> NDArray[np.int64]:

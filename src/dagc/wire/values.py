@@ -1,4 +1,4 @@
-"""How values are written: six codecs. Each is a projection: decoded values encode to the same bytes again.
+"""How values are written: three codecs. Each is a projection: decoded values encode to the same bytes again.
 
 So error feedback knows exactly what the server will read, before anything is sent.
 """
@@ -10,16 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagc._numba import compiled
-from dagc.errors import MalformedPayload, unknown
+from dagc.errors import InvalidInput, MalformedPayload, unknown
 
-__all__ = ["RETIRED", "VALUE_CODECS", "ValueCodec", "quantise", "value_codec"]
+__all__ = ["VALUE_CODECS", "ValueCodec", "codec_of", "quantise", "value_codec"]
 
 Floats = NDArray[np.float32]
 
 BLOCK = 256
-"""How many values share a scale with int8, or two magnitudes with two-bit."""
-ROUNDS = 8
-"""How often the two magnitudes of a block are fitted, at most; more would reduce the error by less than 1 %."""
+"""How many int8 values share a scale."""
 NORMAL = np.finfo(np.float32).smallest_normal
 
 
@@ -31,35 +29,19 @@ class ValueCodec(NamedTuple):
         size: The number of bytes for a number of values; more values never take fewer.
         write: Encodes finite values. Those beyond the codec's range become its largest.
         read: Decodes exactly `size(count)` bytes, and raises `MalformedPayload` for bytes that `write` never makes.
+        index_bytes: If not 0, each index is written next to its value, as an integer of 4 or 8 bytes. Other systems
+            do this; a codec with it is a baseline.
     """
 
     id: int
     size: Callable[[int], int]
     write: Callable[[Floats], bytes]
     read: Callable[[memoryview, int], Floats]
+    index_bytes: int = 0
 
 
 def _read_fp32(section: memoryview, count: int) -> Floats:
     return np.frombuffer(section, dtype="<f4").astype(np.float32)
-
-
-def _write_fp16(values: Floats) -> bytes:
-    return np.clip(values, -65504, 65504).astype("<f2").tobytes()
-
-
-def _read_fp16(section: memoryview, count: int) -> Floats:
-    return np.frombuffer(section, dtype="<f2").astype(np.float32)
-
-
-def _write_bf16(values: Floats) -> bytes:
-    bits = values.view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
-    overflow = (rounded & 0x7F80) == 0x7F80
-    return np.where(overflow, (rounded & 0x8000) | 0x7F7F, rounded).astype("<u2").tobytes()
-
-
-def _read_bf16(section: memoryview, count: int) -> Floats:
-    return (np.frombuffer(section, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
 
 
 def _write_int8(values: Floats) -> bytes:
@@ -109,93 +91,56 @@ def _read_int8(section: memoryview, count: int) -> Floats:
 
 
 def _write_sign(values: Floats) -> bytes:
-    """The mean magnitude as bf16, then one bit per value: 1 for negative."""
+    """The mean magnitude as bf16, rounded to even, then one bit per value: 1 for negative."""
     if not len(values):
         return b""
-    mean = _write_bf16(np.abs(values).mean(dtype=np.float64, keepdims=True).astype(np.float32))
-    return mean + np.packbits((values < 0) & (_read_bf16(memoryview(mean), 1) > 0), bitorder="little").tobytes()
+    mean = int(np.float32(np.abs(values).mean(dtype=np.float64)).view(np.uint32))
+    mean = min((mean + 0x7FFF + (mean >> 16 & 1)) >> 16, 0x7F7F)
+    negative = (values < 0) & (mean > 0)
+    return mean.to_bytes(2, "little") + np.packbits(negative, bitorder="little").tobytes()
 
 
 def _read_sign(section: memoryview, count: int) -> Floats:
     if not count:
         return np.zeros(0, dtype=np.float32)
-    mean = _read_bf16(section[:2], 1)[0]
+    bits = int.from_bytes(section[:2], "little")
     negative = np.unpackbits(np.frombuffer(section[2:], dtype=np.uint8), bitorder="little")
-    if np.signbit(mean) or negative[count:].any() or (mean == 0 and negative.any()):
+    if bits >> 15 or negative[count:].any() or (bits == 0 and negative.any()):
         raise MalformedPayload("the mean magnitude is negative, or sign bits are set where there is no value")
+    mean = np.uint32(bits << 16).view(np.float32)
     return np.array([mean, -mean], dtype=np.float32)[negative[:count]]
-
-
-def _write_two_bit(values: Floats) -> bytes:
-    """Two magnitudes per block as bf16, then two bits per value: whether it is negative, whether it is large.
-
-    The magnitudes are the means of the block's small and of its large values, divided halfway between the two means
-    (Lloyd's method). Values of only two magnitudes are their own means, so decoded values encode to the same bytes.
-    """
-    if not len(values):
-        return b""
-    starts = np.arange(0, len(values), BLOCK)
-    counts = np.diff(starts, append=len(values))
-    magnitudes = np.abs(values).astype(np.float64)
-
-    def means(chosen: NDArray[np.bool_], otherwise: NDArray[np.float64]) -> NDArray[np.float64]:
-        number = np.add.reduceat(chosen, starts, dtype=np.int64)
-        total = np.add.reduceat(np.where(chosen, magnitudes, 0.0), starts)
-        return np.where(number > 0, total / np.maximum(number, 1), otherwise)
-
-    split = np.add.reduceat(magnitudes, starts) / counts
-    for _ in range(ROUNDS):
-        large = magnitudes > np.repeat(split, counts)
-        low = means(~large, split)
-        high = means(large, low)
-        middle = (low + high) / 2
-        if np.array_equal(middle, split):
-            break
-        split = middle
-    pairs = _write_bf16(np.stack([low, high], axis=1).astype(np.float32).ravel())
-    lows, highs = _read_bf16(memoryview(pairs), 2 * len(starts)).reshape(-1, 2).T
-    large &= np.repeat(lows < highs, counts)
-    negative = (values < 0) & (np.where(large, np.repeat(highs, counts), np.repeat(lows, counts)) > 0)
-    return pairs + np.packbits(np.stack([negative, large], axis=1).ravel(), bitorder="little").tobytes()
-
-
-def _read_two_bit(section: memoryview, count: int) -> Floats:
-    if not count:
-        return np.zeros(0, dtype=np.float32)
-    starts = np.arange(0, count, BLOCK)
-    counts = np.diff(starts, append=count)
-    lows, highs = _read_bf16(section[: 4 * len(starts)], 2 * len(starts)).reshape(-1, 2).T
-    if np.signbit(lows).any() or not np.all(lows <= highs):
-        raise MalformedPayload("a small magnitude of the two-bit values is negative or above the large one")
-    bits = np.unpackbits(np.frombuffer(section[4 * len(starts) :], dtype=np.uint8), bitorder="little")
-    negative, large = bits[: 2 * count].reshape(-1, 2).astype(np.bool_).T
-    number = np.add.reduceat(large, starts, dtype=np.int64)
-    if np.any(np.where(lows < highs, (number == 0) | (number == counts), number > 0)):
-        raise MalformedPayload("a block of the two-bit values does not use both of its magnitudes, or they are equal")
-    values = np.where(large, np.repeat(highs, counts), np.repeat(lows, counts))
-    if bits[2 * count :].any() or np.any(negative & (values == 0)):
-        raise MalformedPayload("bits of the two-bit values are set where there is no value")
-    return np.where(negative, -values, values)
 
 
 VALUE_CODECS: dict[str, ValueCodec] = {
     "fp32": ValueCodec(0, lambda count: 4 * count, lambda values: values.astype("<f4").tobytes(), _read_fp32),
-    "fp16": ValueCodec(1, lambda count: 2 * count, _write_fp16, _read_fp16),
-    "bf16": ValueCodec(2, lambda count: 2 * count, _write_bf16, _read_bf16),
-    "int8": ValueCodec(3, lambda count: count + 4 * -(-count // BLOCK), _write_int8, _read_int8),
-    "sign": ValueCodec(5, lambda count: 2 * min(1, count) + -(-count // 8), _write_sign, _read_sign),
-    "two-bit": ValueCodec(6, lambda count: 4 * -(-count // BLOCK) + -(-count // 4), _write_two_bit, _read_two_bit),
+    "int8": ValueCodec(1, lambda count: count + 4 * -(-count // BLOCK), _write_int8, _read_int8),
+    "sign": ValueCodec(2, lambda count: 2 * min(1, count) + -(-count // 8), _write_sign, _read_sign),
 }
 """Every value codec by name."""
-RETIRED = {4: "signs with a mean of 4 bytes"}
-"""The ids of former codecs, and what they were. They must never be reused."""
 
 
 def value_codec(name: str) -> ValueCodec:
-    """The codec of that name; an unknown name is refused with a list of all names."""
+    """The codec of that name. Its number must be its own.
+
+    Raises:
+        InvalidInput: If there is none; the message lists all names.
+    """
     if name not in VALUE_CODECS:
         raise unknown("value codec", name, VALUE_CODECS)
-    return VALUE_CODECS[name]
+    codec = VALUE_CODECS[name]
+    if not 0 <= codec.id < 16 or codec_of(codec.id) is not codec:
+        raise InvalidInput(
+            f"the value codec {name!r} has the number {codec.id}, which is taken or not from 0 to 15: give it another"
+        )
+    return codec
+
+
+def codec_of(number: int) -> ValueCodec:
+    """The first codec that was registered with this number."""
+    for codec in VALUE_CODECS.values():
+        if codec.id == number:
+            return codec
+    raise MalformedPayload(f"the frame uses the unknown value codec {number}")
 
 
 def quantise(values: Floats, name: str) -> Floats:
