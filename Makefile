@@ -28,7 +28,7 @@ test-flower: $(READY)
 
 # Faults of every kind, from a seed: make chaos SEED=1 MINUTES=30
 SEED ?= 0
-MINUTES ?= 5
+MINUTES ?= 15
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES)
 

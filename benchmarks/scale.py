@@ -5,7 +5,7 @@
 The real server reads real frames of real clients. Only its own work is timed, as CPU time of one thread: what it does
 for each client (an order, a download, reading an upload) and what it does once a round (the sum, the step, the
 broadcast). Costs are fitted to that; the last three tables are those costs multiplied out, most of them beyond what was
-measured. Their frames are those that `frames="auto"` chooses.
+measured. Updates are those of the default method, with its default bytes; coded frames are those of `thrifty`.
 """
 
 import math
@@ -21,19 +21,22 @@ from numpy.typing import NDArray
 
 from benchmarks.tables import arguments, kept, show
 from dagc.policies import Plan
-from dagc.policies.plan import CODED_BELOW, usual_bytes
-from dagc.protocol import Client, Server
+from dagc.policies.plan import level_bytes
+from dagc.protocol import ModelServer, Replica, Server, Uplink
 from dagc.protocol.memories import MEMORIES
 from dagc.text import in_bytes
 from dagc.wire import Memory
 
 CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
 SIZES = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
+PLANS = {"updates": Plan(method="dagc", first_model="drawn"), "coded": Plan(method="thrifty", first_model="drawn")}
 MEASURED = {
-    "coded": ((10**4, 100), (10**4, 300), (10**5, 60), (10**6, 10)),
-    "compact": ((10**4, 100), (10**4, 300), (10**5, 60), (10**6, 10), (10**7, 3)),
+    "updates": ((10**4, 100), (10**4, 300), (10**5, 60), (10**6, 10), (10**7, 3)),
+    "coded": ((10**4, 100), (10**4, 300), (10**5, 60)),
 }
 """By the kind of frames: entries of the model, and clients."""
+COLUMNS = 100
+"""The model is one matrix with rows of this length."""
 MEASURED_HEADS = [
     "frames", "parameters", "clients", "entries up", "bytes up", "bytes down", "for each client", "once a round"
 ]  # fmt: skip
@@ -69,8 +72,12 @@ class Federation:
     """A server that is timed, and clients that are not."""
 
     def __init__(self, size: int, clients: int, frames: str) -> None:
-        self.server = Server(Plan(method="dagc", frames=frames, first_model="drawn"), torch.zeros(size))
-        self.clients = {str(number): Client([size], first_model=torch.zeros(size)) for number in range(clients)}
+        shapes = [(size // COLUMNS, COLUMNS)]
+        self.server = ModelServer(PLANS[frames], torch.zeros(size), shapes=shapes)
+        setup = self.server.plan.for_clients()
+        self.clients = {
+            str(number): (Uplink(setup, shapes), Replica(shapes, torch.zeros(size))) for number in range(clients)
+        }
         for number, name in enumerate(self.clients):
             self.server.join(name, 100 + number)
         self.model = torch.zeros(size)
@@ -96,22 +103,22 @@ class Federation:
             orders = self.server.orders(self.clients)
         frames = {}
         for number, (name, order) in enumerate(orders.items()):
-            client = self.clients[name]
+            uplink, replica = self.clients[name]
             with self.timed("each"):
                 download = self.server.download(name)
                 self.server.arrived(name)
             self.down += len(download.frame)
-            client.settle(order.taken)
-            client.receive(download)
+            uplink.settle(order.accepted)
+            replica.receive(download)
             drawn = self.gradients[(self.server.round + number) % len(self.gradients)]
-            frames[name] = client.upload(drawn, order).frame
+            frames[name] = uplink.upload(drawn, order).frame
             self.up += len(frames[name])
         with self.timed("each"):
             uploads = [self.server.read(name, frame) for name, frame in frames.items()]
         with self.timed("once"):
             self.model -= 0.1 * self.server.total(uploads)
-            self.server.close(uploads, self.model)
-        self.entries += sum(len(upload.sparse) for upload in uploads)
+            self.server.advance(uploads, self.model)
+        self.entries += sum(len(upload.update) for upload in uploads)
 
 
 def measured(size: int, clients: int, frames: str) -> Cost:
@@ -189,10 +196,10 @@ def memory() -> Bytes:
     members = (tracemalloc.get_traced_memory()[0] - before) / MEMBERS
     size = 2_000_000
     before, _ = tracemalloc.get_traced_memory()
-    large = Server(Plan(method="dagc", first_model="drawn"), torch.zeros(size))
+    large = ModelServer(PLANS["updates"], torch.zeros(size))
     for _ in range(3):
         large.orders([])
-        large.close([], torch.randn(size))
+        large.advance([], torch.randn(size))
     parameters = (tracemalloc.get_traced_memory()[0] - before) / size
     tracemalloc.stop()
     return Bytes(members, parameters, Memory([10**6], clocks=False).nbytes / 10**6)
@@ -280,22 +287,20 @@ def main() -> None:
     show("scale-costs", "Fitted costs", ["", *costs], cost_rows(costs, per_byte, held), record, notes)
 
     def cpu(clients: int, size: int) -> str:
-        frames = "coded" if size <= CODED_BELOW else "compact"
-        entries = per_byte[frames] * usual_bytes(size)
-        found = costs[frames]
+        entries = per_byte["updates"] * level_bytes(size)
+        found = costs["updates"]
         return in_words(clients * found.each(entries, size) + found.once(clients, entries, size))
 
     def space(clients: int, size: int) -> str:
-        coder = min(MEMORIES, clients * held.coder * size) if size <= CODED_BELOW else 0
-        return in_bytes(clients * held.member + (held.parameter + MODEL) * size + coder)
+        return in_bytes(clients * held.member + (held.parameter + MODEL) * size)
 
     powers = [f"10{'⁰¹²³⁴⁵⁶⁷⁸⁹'[round(math.log10(size))]}" for size in SIZES]
     heads = ["clients", f"{powers[0]} parameters", *powers[1:]]
     title = "CPU of one core in a round of all these clients"
-    auto = [f"Coded frames up to {CODED_BELOW:,} parameters, compact ones above"]
+    auto = ["With the default method and its default bytes"]
     show("scale-cpu", title, heads, product(cpu), record, auto)
     show("scale-memory", "Memory of the server", heads, product(space), record, auto)
-    sent = product(lambda clients, size: in_bytes(clients * usual_bytes(size)))
+    sent = product(lambda clients, size: in_bytes(clients * level_bytes(size)))
     show("scale-bytes", "Bytes up in a round, and as many down", heads, sent, record)
 
 

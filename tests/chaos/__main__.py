@@ -14,7 +14,7 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the first schedule; each further one has the next seed"
     )
-    parser.add_argument("--minutes", type=float, default=5.0, help="when to stop (default: 5)")
+    parser.add_argument("--minutes", type=float, default=15.0, help="when to stop (default: 15)")
     parser.add_argument("--schedules", type=int, help="when to stop, as a number of schedules")
     parser.add_argument("--engine", choices=list(ENGINES), action="append", help="default: all, in turn")
     parser.add_argument("--rate", type=float, default=1.0, help="number of faults, as a multiple of the usual")

@@ -41,7 +41,7 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"method": "thrifty", "bytes": 30},
     {"method": "dagc-r", "ratio": 0.05, "min_nodes": 1, "patience": 1},
     {"method": "dagc-r", "ratio": 0.05, "values": "int8", "down": 60},
-    {"method": "dagc-r", "ratio": 0.05, "values": "int8", "frames": "coded", "down": 60, "clip": 30.0},
+    {"method": "dagc-r", "ratio": 0.05, "values": "fp32", "frames": "coded", "down": 60, "clip": 30.0},
     {"method": "stc", "bytes": 30},
     {"method": "random-k", "bytes": 60, "values": "int8"},
     {"method": "dagc-a", "threshold": 1.0},
@@ -163,8 +163,8 @@ class Grid(LocalGrid):
         record[self.faults.pick(("round", "name", "version"))] = self.faults.pick(wrong)
 
 
-ERRORS = [name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DagcError)]
-OURS = tuple(f"{name}:" for name in (*ERRORS, "Damaged", "NewerVersion"))
+KINDS_OF_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DagcError)]
+OURS = (*(f"{kind.__name__}:" for kind in KINDS_OF_ERRORS), "Damaged:", "NewerVersion:")
 
 
 def _pending(path: Path) -> tuple[list[str], int, int]:

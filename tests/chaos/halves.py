@@ -1,4 +1,4 @@
-"""Faults between the two halves of the protocol: messages are lost, late, doubled, damaged or forged; halves die."""
+"""Faults between the halves of the protocol: messages are lost, late, doubled, damaged or forged; every half dies."""
 
 import errno
 import warnings
@@ -39,7 +39,7 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"method": "dagc-r", "ratio": 0.05},
     {"method": "dagc-r", "ratio": 0.05, "values": "int8", "down": 60},
     {"method": "dagc-r", "bytes": 25, "values": "sign", "frames": "compact", "first_model": "drawn"},
-    {"method": "dagc-r", "ratio": 0.05, "values": "int8", "frames": "coded", "down": 60, "first_bits": 4},
+    {"method": "dagc-r", "ratio": 0.05, "values": "fp32", "frames": "coded", "down": 60, "first_bits": 4},
     {"method": "random-k", "bytes": 60, "values": "int8"},
     {"method": "power", "rate": "900 B/training", "values": "int8", "norm_bound": 30},
     {"method": "dagc-a", "threshold": 1.0},

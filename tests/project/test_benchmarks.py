@@ -1,5 +1,6 @@
 """What benchmarks print is kept if it is complete, and nothing else replaces a record."""
 
+import importlib
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -154,8 +155,36 @@ def test_every_context_of_the_coder_is_measured():
 
 def test_a_whole_name_of_a_method_is_that_method_alone():
     assert list(internet.chosen(None)) == list(internet.METHODS)
-    assert list(internet.chosen(["ours, 10 %, two bits", "PowerSGD"])) == ["powersgd", "ours, 10 %, two bits"]
+    assert list(internet.chosen(["ours, 10 %, int8", "PowerSGD"])) == ["powersgd", "ours, 10 %, int8"]
     assert list(internet.chosen(["dense"])) == ["dense"]
     assert len(internet.chosen(["10 %"])) == 4
     with pytest.raises(SystemExit, match="no method is called 'gossip'"):
         internet.chosen(["dense", "gossip"])
+
+
+BENCHMARKS = sorted(path.stem for path in Path(tables.__file__).parent.glob("*.py") if path.stem != "__main__")
+
+
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name != "tables"])
+def test_every_benchmark_can_be_imported_and_says_how_it_is_run(name):
+    module = importlib.import_module(f"benchmarks.{name}")
+    assert callable(getattr(module, "main", None)) or "__main__" in Path(str(module.__file__)).read_text()
+    assert f"benchmarks.{name}" in module.__doc__ or "benchmarks" in (module.__doc__ + Path("Makefile").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("soak", ["--clients", "5", "--rounds", "20"]),
+        ("soak", ["--clients", "5", "--rounds", "20", "--method", "dagc-r"]),
+        ("update_attack", ["--frames", "50"]),
+        ("chaos", ["--schedules", "1"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_short_run_of_a_benchmark_ends_well(monkeypatch, capsys, name, options):
+    module = importlib.import_module(f"benchmarks.{name}")
+    monkeypatch.setattr(sys, "argv", [name, *options])
+    monkeypatch.setattr(module.torch, "set_num_threads", lambda threads: None)
+    assert module.main() in (0, 1 if name == "soak" else 0)  # twenty rounds are too few to be flat
+    assert "not recorded" not in capsys.readouterr().err

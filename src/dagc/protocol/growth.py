@@ -1,4 +1,4 @@
-"""Finds tensors of which more and more is left unsent: too few bytes, or a client that starts from another model."""
+"""Finds tensors of which more and more is left unsent: too few bytes, or a client that ignores the model it gets."""
 
 from collections.abc import Mapping, Sequence
 from logging import getLogger
