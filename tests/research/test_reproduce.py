@@ -52,7 +52,7 @@ def test_all_experiments_are_there_with_the_papers_figures():
         "fig5": 4,
         **tables,
         "bytes": 1,
-        "beyond": 23,
+        "beyond": 22,
         "both-ways": 6,
         "rivals": 15,
         "ablation": 2,
