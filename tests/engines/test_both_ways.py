@@ -17,8 +17,8 @@ SIZE = 400
 DOWN = [
     {"ratio": 0.02, "down": "same"},
     {"method": "thrifty", "bytes": 30, "values": "sign", "frames": "compact", "overhead": 0.2, "down": "same"},
-    {"ratio": 0.02, "down": 25, "values": "int8"},
-    {"ratio": 0.02, "down": 40, "values": "sign", "per_tensor": True},
+    {"method": "dagc-r", "ratio": 0.02, "down": 25, "values": "int8"},
+    {"method": "dagc-r", "ratio": 0.02, "down": 40, "values": "sign", "per_tensor": True},
     {"rate": "900 B/training", "down": "same"},
     {"method": "dagc-a", "threshold": 1.0, "down": 30},
     {"method": "none", "down": 30},
@@ -293,7 +293,7 @@ def test_memory_does_not_grow_with_clients_that_were_seen_once():
 
 
 def test_a_first_model_that_clients_draw_is_not_sent():
-    task = {"task": "logistic@digits", "rounds": 12, "bytes": 40, "values": "sign", "frames": "compact"}
+    task = {"task": "logistic@digits", "rounds": 12, "method": "dagc-r", "bytes": 40, "values": "sign", "frames": "compact"}
     sent, drawn = (Federation(Config(**task, down="same", first_model=how)) for how in ("sent", "drawn"))
     asked = [[i for i in range(10) if i < 3 + t] for t in range(12)]
     rounds = [[federation.step(some) for some in asked] for federation in (sent, drawn)]

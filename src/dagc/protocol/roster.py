@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from numbers import Real
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 from dagc.errors import InvalidInput, shown, unknown
@@ -83,12 +83,12 @@ class Roster:
         return sorted((self.members[name] for name in listed), key=lambda member: member.number)
 
     def visit(self, present: list[Member], round: int) -> None:
-        """Note who takes part in a round. Medians, so that a few clients matter little."""
+        """Note who takes part in a round. Low medians, so that one of two clients does not make the other rare."""
         if present:
-            self.gap += SMOOTHING * (median(round - member.last_round for member in present) - self.gap)
+            self.gap += SMOOTHING * (median_low(round - member.last_round for member in present) - self.gap)
         back = [round - member.last_round for member in present if member.last_round]
         if back:
-            self.return_gap += SMOOTHING * (median(back) - self.return_gap)
+            self.return_gap += SMOOTHING * (median_low(back) - self.return_gap)
         for member in present:
             member.last_round = round
 

@@ -27,6 +27,10 @@ VISIT_PART, VISIT_LEAST = 2, 64
 """The most bytes of a visitor's upload: half a byte per entry, and a few."""
 
 
+RARER = 8
+"""The downlink's budget for a round is at least this part of what clients that come back allow."""
+
+
 class Server:
     """Orders, accepts and adds up uploads; for engines whose clients all keep the model themselves.
 
@@ -295,8 +299,8 @@ class ModelServer(Server):
         if self._visited:
             self.downlink.jump(vector)
         else:
-            # Newcomers download the whole model: they must not make the others wait for broadcasts.
-            gap = self.roster.gap if self.plan.down == "same" else self.roster.return_gap
+            # Newcomers download the whole model. If most are new for ever, broadcasts must not become ever rarer.
+            gap = min(self.roster.gap, RARER * self.roster.return_gap)
             self.downlink.advance(vector, self.round, self.plan.down_share(1 / gap), self._seconds)
 
     def state_dict(self) -> dict[str, Any]:
