@@ -56,6 +56,7 @@ docs: $(READY)
 # The tables of README.md and docs/ again, from the records in results/.
 results: $(READY)
 	$(BIN)/python -m research.tables
+	$(BIN)/python -m tools.settings
 
 dist: $(READY)
 	$(BIN)/python -c "from setuptools import build_meta as b; print(b.build_sdist('dist'), b.build_wheel('dist'))"

@@ -1,8 +1,8 @@
 """Parity: does `dagc` end where uncompressed training ends, at its rounds? The source of `docs/studies/results.md`.
 
-`python -m research.parity --data FOLDER` runs what is missing, a curve at a time, for `results/parity.jsonl`;
-`python -m research.parity --table` prints the table, `make results` writes it into the documents. It can be stopped
-and started again at any time.
+`python -m research.parity --data FOLDER` runs what is missing, a curve at a time, and appends it to
+`results/parity.jsonl`; `python -m research.parity --table` prints the table, `make results` writes it into the
+documents. It can be stopped and started again at any time.
 """
 
 import argparse
@@ -106,7 +106,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "learning_rate": 4.0,
         "evaluate_every": 8,
     },
-}  # fmt: skip
+}
 """Tasks at rounds that people would give them. Ten unequal clients (100:1) unless a name says otherwise."""
 TITLES = {
     "digits": "MLP, digits",
@@ -255,7 +255,7 @@ def _end(run: Mapping[str, Any]) -> float:
 def _gap(run: Mapping[str, Any], base: Mapping[str, Any]) -> float:
     """By how much the run is below the baseline at most, after the fifth round."""
     pairs = zip(run["scores"], base["scores"], strict=True)
-    return max((theirs[1] - ours[1] for ours, theirs in pairs if ours[0] > 5), default=0.0)
+    return max((float(theirs[1] - ours[1]) for ours, theirs in pairs if ours[0] > 5), default=0.0)
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ from dagc.report import Run
 from dagc.training import Config
 from dagc.training.config import IRRELEVANT
 from research.cells import Cell
-from research.former import is_gone, translated
 from research.origin import origin
 from research.parts import load
 
@@ -310,11 +309,7 @@ def _read(path: Path) -> list[Record | Tuned]:
             if number == 1 and list(fields) == ["shared"]:
                 shared = dict(fields["shared"])
                 continue
-            if is_gone(fields["variant"]):
-                continue
-            fields = {**fields, "settings": translated({**shared, **fields["settings"]})}
-            if fields.get("plan"):
-                fields["plan"] = translated(fields["plan"])
+            fields = {**fields, "settings": {**shared, **fields["settings"]}}
             found.append(Tuned(**fields) if "tried" in fields else Record(**fields))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InvalidInput(f"line {number} of {path} is not a record: {error}") from error

@@ -5,7 +5,7 @@ import multiprocessing
 import traceback
 from collections import Counter
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -180,7 +180,7 @@ def _disturbed(faults: Faults) -> list[Tensor]:
             continue
         if faults.happens("rank that cannot start", 0.03):
             wrong = {**plan, **({"clip": -1.0} if training.rank == faults.number(2) else {})}
-            refused("a rank with impossible settings", lambda wrong=wrong: kind(wrong).close())
+            refused("a rank with impossible settings", partial(_start_and_close, kind, wrong))
         if faults.happens("gradient that is not finite", 0.1):
             _refused("a gradient that is not finite", training, torch.nan if training.rank == faults.number(2) else 1.0)
         if faults.happens("damaged payload", 0.1):
@@ -194,6 +194,10 @@ def _disturbed(faults: Faults) -> list[Tensor]:
             saved, at = training.saved(), training.step
     training.close()
     return training.result
+
+
+def _start_and_close(kind: type[Training] | type[Local], plan: dict[str, Any]) -> None:
+    kind(plan).close()
 
 
 def _mixed(kind: type[Training] | type[Local], plan: dict[str, Any], saved: bytes, newer: bytes) -> None:

@@ -107,7 +107,7 @@ class Faults:
                 raise OSError(code, os.strerror(code), str(file))
             return usual(file, mode, *more, **options)
 
-        io.open = opened  # type: ignore[assignment]  # what pathlib calls
+        io.open = opened  # what pathlib calls
         try:
             yield
         finally:

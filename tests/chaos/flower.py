@@ -93,7 +93,7 @@ class Grid(LocalGrid):
             return []
         about = message.content[RECORD]
         if about["kind"] == TRAIN and faults.happens("forged order", 0.01):
-            about["round"] = about["order.round"] = 1 << 47
+            about |= {"round": 1 << 47, "order.round": 1 << 47}  # type: ignore[operator]
             return [self._work(message, node)]
         reply = self._work(message, node)
         if faults.happens("doubled order", 0.05):
@@ -129,7 +129,7 @@ class Grid(LocalGrid):
         if after != before and after[2] and about["kind"] == TRAIN:
             self.computed[name] = self.computed.get(name, torch.zeros(SIZE)) + self.changes[node].double()
             if about["order.visit"]:
-                self.computed[name], self.visits[name] = torch.zeros(SIZE).double(), about["round"]
+                self.computed[name], self.visits[name] = torch.zeros(SIZE).double(), int(str(about["round"]))
                 faults.happened["visit"] += 1
         return reply
 

@@ -2,6 +2,7 @@
 
 import errno
 import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from tests.chaos.plugin import plugins
 
 __all__ = ["PLANS", "break_halves"]
 
-SHAPES = [(10, 12), 30]
+SHAPES: Sequence[int | Sequence[int]] = [(10, 12), 30]
 SIZE, ROUNDS = 150, 24
 NAMES = ("ann", "bob", "cleo", "dan", "eve", "fay", "gus")
-COMES = {"fay": lambda t: t % 11 == 0, "gus": lambda t: t >= 12}
+COMES: dict[str, Callable[[int], Any]] = {"fay": lambda t: t % 11 == 0, "gus": lambda t: t >= 12}
 """One comes so rarely that it visits, and one joins when half of the training is over."""
 PLANS: tuple[dict[str, Any], ...] = (
     {"method": "dagc"},
@@ -125,7 +126,7 @@ class Halves:
     def round(self) -> None:
         """One round, which may come to nothing."""
         faults, server, t = self.faults, self.server, self.server.round
-        present = [name for name in NAMES if COMES.get(name, lambda _: faults.number(4))(t)]
+        present = [name for name in NAMES if (COMES[name](t) if name in COMES else faults.number(4))]
         for name in present:
             server.join(name, 10 + 90 * NAMES.index(name))
         self.seconds += 60.0
@@ -154,10 +155,10 @@ class Halves:
                 return
         earned = sum(server.members[name].examples > 0 for name in present) * (self.plan.bytes or 0)
         self.books[server.round] = sent, earned
-        for upload in uploads:
-            if upload.client not in self.visited:
-                vector = upload.update.dense().double()
-                self.delivered.setdefault(upload.client, {})[server.round] = vector
+        for accepted in uploads:
+            if accepted.client not in self.visited:
+                vector = accepted.update.dense().double()
+                self.delivered.setdefault(accepted.client, {})[server.round] = vector
 
     def _train(self, name: str, order: Order) -> bytes | None:
         """What a client uploads; None if it does not come to that."""
@@ -195,7 +196,7 @@ class Halves:
         """The newest model; a damaged or forged download is refused, or leads to the same one."""
         faults, replica = self.faults, client.replica
         if faults.happens("forged download", 0.03):
-            wrong = {"since": -7, "version": (1 << 63) - 1, "steps": 1 << 62, "checksum": -1}
+            wrong: dict[str, Any] = {"since": -7, "version": (1 << 63) - 1, "steps": 1 << 62, "checksum": -1}
             forged = faults.pick(list(wrong))
             refused("a forged download", lambda: replica.receive(download._replace(**{forged: wrong[forged]})))
         if download.frame and faults.happens("damaged download", 0.05):
@@ -208,7 +209,8 @@ class Halves:
         """What is sent and what is kept are together what there was, exactly."""
         if self.faults.happens("forged order", 0.03):
             wrong = self.faults.pick((("amount", -1), ("amount", "x"), ("round", 1 << 62), ("clip", float("nan"))))
-            refused("a forged order", lambda: uplink.upload(change, order._replace(**{wrong[0]: wrong[1]})))
+            fields: dict[str, Any] = {str(wrong[0]): wrong[1]}
+            refused("a forged order", lambda: uplink.upload(change, order._replace(**fields)))
         if self.faults.happens("change that is not finite", 0.03):
             refused("a change that is not finite", lambda: uplink.upload(change * torch.nan, order))
         left = uplink.feedback.residual + change

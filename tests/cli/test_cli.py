@@ -69,9 +69,6 @@ def test_allocate_thresholds_caps_and_bytes():
     assert "less than the budget" in answer["warnings"][0]
     bytes_ = json.loads(run("allocate", "--sizes", "9,1,0", "--bytes", "5000", "--values", "sign", "--json").output)
     assert 9_900 < sum(client["bytes"] for client in bytes_["clients"]) <= 10_000  # of the two that hold data
-    compact = ("allocate", "--sizes", "9,1", "--bytes", "40", "--values", "sign", "--parameters", "1k", "--json")
-    plain, small = (json.loads(run(*compact, "--frames", kind).output) for kind in ("plain", "compact"))
-    assert sum(c["entries"] for c in plain["clients"]) < sum(c["entries"] for c in small["clients"])
 
 
 def test_allocate_knows_the_methods_of_a_training():

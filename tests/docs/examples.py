@@ -54,7 +54,8 @@ def blocks(page: Path) -> list[Block]:
         flags = tuple(shlex.split(comment.get("run with", "")))
         line = text.count("\n", 0, fence.start("kind")) + 1
         name = page.relative_to(PROJECT).as_posix()
-        found.append(Block(name, line, fence["kind"].strip(), fence["text"], comment.get("not run"), flags))
+        kind = fence["kind"].strip().partition(" ")[0]
+        found.append(Block(name, line, kind, fence["text"], comment.get("not run"), flags))
     return found
 
 

@@ -1,6 +1,7 @@
 """README and docs: every block of code runs or says why it does not, links lead somewhere, the site builds."""
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -157,6 +158,17 @@ def test_every_block_of_code_runs(page, tmp_path, monkeypatch, capsys, group):
             for words in examples.commands(block):
                 shell(words, block)
     MADE.get(name, lambda said: None)(capsys.readouterr().out)
+
+
+def test_the_notebook_runs(capsys):
+    notebook = json.loads((examples.PROJECT / "docs" / "tutorial" / "federation.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    names = {"__name__": "__main__"}
+    for number, cell in enumerate(cells):
+        exec(compile(cell, f"cell {number}", "exec"), names)
+    assert names["result"].score > 0.9
+    assert "80 % after round" in capsys.readouterr().out
+    assert not any(cell.get("outputs") for cell in notebook["cells"]), "save it without outputs"
 
 
 def shell(words, block):

@@ -14,7 +14,7 @@ from dagc.errors import MissingExtra, needs_extra
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 WITHOUT = """
 import sys
-missing = "typer rich pydantic safetensors sklearn PIL platformdirs tomli_w matplotlib flwr".split()
+missing = "typer rich pydantic sklearn PIL platformdirs tomli_w matplotlib flwr".split()
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in missing:
@@ -28,9 +28,9 @@ def without_extras(code, *arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_core_needs_numpy_torch_and_numba_alone():
+def test_the_core_needs_few_packages():
     needed = [text.split(">")[0] for text in PROJECT["dependencies"]]
-    assert needed == ["numpy", "torch", "numba"]
+    assert needed == ["numpy", "torch", "safetensors", "numba"]
     done = without_extras("""
 import torch
 import dagc, dagc.checkpoint, dagc.files, dagc.folder, dagc.policies, dagc.state, dagc.protocol

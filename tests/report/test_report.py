@@ -37,7 +37,7 @@ from dagc.report.numbers import curve, difference, final, reached, targets
 from dagc.report.page import page, run_command
 from dagc.report.tables import csv_table, curves_csv, latex_table, markdown_table
 from dagc.text import in_bytes
-from dagc.training import Config, train
+from dagc.training import Config, iterate, train
 
 
 @pytest.fixture(scope="module")
@@ -153,10 +153,10 @@ def test_budgets_and_options_are_ways_to_solve_one_problem():
     (panel,) = panels_of(runs)
     assert [series.label for series in panel.series] == [
         "dagc-r, ratio 1 %, values fp32, compact frames",
-        "dagc-r, 13 bytes per client and round, values sign, compact frames, overhead 0.125",
+        "dagc-r, 13 bytes per client and round, overhead 0.125, values sign, compact frames",
         "dagc-r, ratio 1 %, caps 3 0.5, values fp32, compact frames",
         "dagc-r, ratio 1 %, values fp32, compact frames, per tensor",
-        "dagc-r, ratio 1 %, values fp32, compact frames, 20 bytes down per client and round",
+        "dagc-r, ratio 1 %, 20 bytes down per client and round, values fp32, compact frames",
         "dagc-r, 200 kB/training, values fp32, compact frames",
         "power, ratio 1 %, exponent 0",
         "power, ratio 1 %",
@@ -266,7 +266,7 @@ def test_the_sentence_says_bytes_both_ways_rounds_and_accuracy_for_both():
     assert words == (
         "To reach 90 % accuracy, two clients exchanged 300 B with plain instead of 6.00 kB uncompressed, "
         "in 1 round instead of 2. Final accuracy: 90.0 % compared with 95.0 %. "
-        "The best other method, priced, needed 420 B, in 2 rounds."
+        "The best other method, priced, needed 420 B, in 2 rounds, and ended at 90.0 %."
     )
     first = sentence([Panel("p", (worst, Series("none", (made([0.9], method="none"),))), (0.9,))])
     assert "exchanged 300 B uncompressed instead of 1.50 kB with worst" in first
@@ -464,13 +464,14 @@ def test_the_numbers_for_machines():
 def test_the_command_repeats_the_run(runs):
     settings = read_run(runs / "top-k-1").settings
     assert run_command(settings) == (
-        "dagc run logistic@digits --method top-k --ratio 0.02 --rounds 12 --evaluate-every 3 --seed 1"
+        "dagc run logistic@digits --rounds 12 --evaluate-every 3 --method top-k --ratio 0.02 --seed 1"
     )
 
 
 def test_the_command_has_every_setting(tmp_path):
     fields = {"bytes": 20, "caps": {"0": 0.5}, "per_tensor": True, "overhead": 0.25, "clients": 3}
-    config = Config(task="logistic@digits", rounds=2, optimizer_options={"momentum": 0.5, "nesterov": True}, **fields)
+    fields |= {"method": "thrifty", "rounds": 2, "optimizer_options": {"momentum": 0.5, "nesterov": True}}
+    config = Config(task="logistic@digits", **fields)
     train(config, tmp_path / "one")
     words = shlex.split(run_command(read_run(tmp_path / "one").settings))
     result = CliRunner().invoke(app, [*words[1:], "--output", str(tmp_path / "other"), "--json"])
@@ -523,7 +524,7 @@ def test_runs_are_found_at_any_depth(runs, tmp_path):
 
 def test_what_cannot_be_read_is_left_out_with_a_warning_that_names_it(runs, tmp_path):
     shutil.copytree(runs, tmp_path / "runs")
-    young = train(Config(task="logistic@digits", method="none", rounds=9, evaluate_every=9), tmp_path / "runs/young")
+    young = iterate(Config(task="logistic@digits", method="none", rounds=9, evaluate_every=9), tmp_path / "runs/young")
     next(young)
     young.close()
     with (tmp_path / "runs" / "none-0" / "metrics.jsonl").open("a") as file:
@@ -574,7 +575,7 @@ def test_what_cannot_be_reported_is_refused(runs, tmp_path, monkeypatch, argumen
 
 
 def test_a_run_that_has_not_been_evaluated_is_refused(tmp_path):
-    rounds = train(Config(task="logistic@digits", method="none", rounds=9, evaluate_every=9), tmp_path / "young")
+    rounds = iterate(Config(task="logistic@digits", method="none", rounds=9, evaluate_every=9), tmp_path / "young")
     next(rounds)
     rounds.close()
     with pytest.raises(InvalidInput, match="not been evaluated yet"):

@@ -195,7 +195,7 @@ def test_settings_are_tuned_on_other_seeds_and_recorded(tmp_path, monkeypatch):
 
 
 def test_a_run_of_another_default_is_another_run(made, monkeypatch):
-    fields = {"task": "logistic@digits", "method": "dagc"}
+    fields = {"task": "logistic@digits", "method": "thrifty"}
     (path,) = (made / "results").glob("**/*.jsonl")
     line = json.loads(path.read_text().splitlines()[1])
     store = Store(made / "results")
@@ -486,8 +486,9 @@ def test_records_of_before_settings_were_shared_are_read(made, tmp_path):
     "text", ['{"variant": "a"}', '{"variant": "a", "settings": 1}', '{"shared": 1}', "[]", "1", "{"]
 )
 def test_a_damaged_record_is_named(tmp_path, text):
-    (tmp_path / "x.jsonl").write_text(text + "\n")
-    with pytest.raises(InvalidInput, match=r"line 1 of .*x\.jsonl is not a record"):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "y.jsonl").write_text(text + "\n")
+    with pytest.raises(InvalidInput, match=r"line 1 of .*y\.jsonl is not a record"):
         Store(tmp_path)
 
 
@@ -520,7 +521,7 @@ def test_every_record_is_of_a_cell_that_there_is():
     assert size < 3_000_000
 
 
-SETTINGS = ("docs/faq.md", "docs/reference/")
+SETTINGS = ("docs/how-to/budget.md", "docs/reference/")
 """Their tables have amounts that users give, and sizes of formats and models: nothing that was measured."""
 FIGURE = re.compile(r"±|\d ?(%|kB|MB|GB|ms|µs|ns|×)(?!\w)|\d (s|bytes|times)(?!\w)")
 NUMBER = re.compile(r"[−+≈]?\d[\d.,]*\.\d+")
@@ -563,6 +564,6 @@ def test_a_plan_knows_how_many_more_rounds_dagc_has_taken():
         if store.path("rivals", cell).exists():
             series = {one.label: one for one in tables.shown("rivals", cell, store).panel.series}
             for goal in cell.targets:
-                ours, dense = (reached(series[name], goal).rounds for name in ("dagc", "FedAvg"))
+                ours, dense = (reached(series[name], goal).rounds for name in ("thrifty", "FedAvg"))
                 found += [ours.mean / dense.mean] if ours and dense else []
     assert round(max(found)) == MORE_ROUNDS

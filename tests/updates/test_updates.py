@@ -22,7 +22,7 @@ from dagc.updates.frame import seal
 
 SHAPES = [(24, 30), 24, (5, 24), 5, (3, 2, 2, 2)]
 SIZE = 24 * 30 + 24 + 5 * 24 + 5 + 24
-PAGE = Path(__file__).parents[2] / "docs/reference/wire-updates.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/wire-updates-vectors.md"
 
 
 def made(seed, rank=2, noise=0.02):

@@ -21,6 +21,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings; flags override it.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the number of cores).")]
 BUDGETS = ("ratio", "threshold", "bytes", "rate")
+GROUPS = ("Budget", "Method", "Data", "Training", "Network", "Bounds", "Run")
+"""The order in which `--help` shows the groups of settings."""
 OBJECTS = {name: each.example for name, each in Config.schema().items() if each.kind in ("numbers", "options")}
 """Settings that hold names and values are JSON on the command line; an example of each."""
 
@@ -44,7 +46,7 @@ def with_flags(*left_out: str, lists: Collection[str] = ()) -> Callable[[Callabl
     Settings in `lists` accept several values, separated by commas.
     """
     schema = Config.schema()
-    groups = list(dict.fromkeys(each.group for each in schema.values()))
+    groups = [*GROUPS, *{each.group for each in schema.values()} - {*GROUPS}]
     names = [name for name in schema if name not in ("task", *left_out)]
 
     def extend(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,0 +1,15 @@
+"""Flags follow from the schema of settings, and so does their table in the docs."""
+
+from dagc.cli.options import GROUPS
+from dagc.training import Config
+from tools import settings
+
+
+def test_every_setting_has_a_group():
+    assert {each.group for each in Config.schema().values()} == set(GROUPS)
+
+
+def test_the_documents_table_of_settings_is_the_schema():
+    text = settings.PAGE.read_text(encoding="utf-8")
+    assert "<!-- begin: settings -->" in text
+    assert settings.rewritten(text) == text, "python -m tools.settings"
