@@ -133,6 +133,10 @@ def main() -> int:
     files = options.files or sorted(path for pattern in FILES for path in package.glob(pattern))
     counts: dict[str, Counter[bool]] = {}
     survivors = []
+    for place in {path.resolve().relative_to(package).parts[0]: path.resolve() for path in files}.values():
+        with TemporaryDirectory() as folder:
+            if noticed(place, place.read_text(), Path(folder)):
+                sys.exit(f"the tests of {place.relative_to(ROOT)} fail without any mutant")
     for path, line, words, text in mutants([path.resolve() for path in files], options.mutants, options.seed):
         with TemporaryDirectory() as folder:
             dead = noticed(path, text, Path(folder))
