@@ -1,4 +1,4 @@
-"""The table of all settings in `docs/reference/settings.md`: `python -m tools.settings` writes it again from the schema."""
+"""The table of all settings in `docs/reference/settings.md`: `python -m tools.settings` writes it anew."""
 
 import re
 from pathlib import Path
