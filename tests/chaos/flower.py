@@ -253,7 +253,7 @@ def break_flower(faults: Faults, folder: Path) -> None:
         for starts in count(1):
             strategy = Watched(faults, taken, folder=folder / "runs", **plan)
             try:
-                with faults.reading(0.05, folder):
+                with faults.reading(0.05, folder / "runs"):
                     result = strategy.start(grid, first, num_rounds=ROUNDS)
                 break
             except (Killed, CheckpointError, TooFewNodes):  # a new process: of the server, not of the nodes

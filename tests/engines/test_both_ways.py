@@ -293,7 +293,14 @@ def test_memory_does_not_grow_with_clients_that_were_seen_once():
 
 
 def test_a_first_model_that_clients_draw_is_not_sent():
-    task = {"task": "logistic@digits", "rounds": 12, "method": "dagc-r", "bytes": 40, "values": "sign", "frames": "compact"}
+    task = {
+        "task": "logistic@digits",
+        "rounds": 12,
+        "method": "dagc-r",
+        "bytes": 40,
+        "values": "sign",
+        "frames": "compact",
+    }
     sent, drawn = (Federation(Config(**task, down="same", first_model=how)) for how in ("sent", "drawn"))
     asked = [[i for i in range(10) if i < 3 + t] for t in range(12)]
     rounds = [[federation.step(some) for some in asked] for federation in (sent, drawn)]

@@ -1,5 +1,6 @@
 """The plan: everything that clients and server agree on before training, the same in every engine."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -342,13 +343,17 @@ class Plan(ClientPlan):
 
         A client that comes every tenth round downloads the broadcasts of ten rounds at once. If each has a tenth of the
         budget, a visit costs the budget. But where clients come rarely, their model would hardly move. With "same", a
-        round has at least an eighth of the budget. A rate is an allowance, and has no such minimum.
+        round has at least an eighth of the budget, and with `dagc` the square root of the fraction: there, broadcasts that
+        carry too little cost accuracy. A rate is an allowance, and has no such minimum.
 
         Example:
-            >>> Plan(bytes=64, down=64).down_share(0.02), Plan(bytes=64, down="same").down_share(0.02)
-            (0.02, 0.125)
+            >>> thrifty = Plan(method="thrifty", bytes=64)
+            >>> thrifty.replaced(down=64).down_share(0.02), thrifty.down_share(0.02), Plan().down_share(0.04)
+            (0.02, 0.125, 0.2)
         """
-        return max(share, LEAST_SHARE) if self.down == "same" and self.rate is None else share
+        if self.down != "same" or self.rate is not None:
+            return share
+        return math.sqrt(share) if self.method_spec.encodes else max(share, LEAST_SHARE)
 
     @property
     def lossless(self) -> bool:

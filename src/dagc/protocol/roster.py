@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from numbers import Real
-from statistics import median_low
+from statistics import mean, median_low
 from typing import Any
 
 from dagc.errors import InvalidInput, shown, unknown
@@ -48,7 +48,7 @@ class Roster:
         members: By name.
         gap: The typical number of rounds between two visits of a client. Before its first visit, a client counts as
             away for all rounds.
-        return_gap: The same for clients that come back.
+        return_gap: The mean of the rounds between two visits, of clients that come back.
 
     Example:
         >>> roster = Roster(most_examples=100)
@@ -88,7 +88,7 @@ class Roster:
             self.gap += SMOOTHING * (median_low(round - member.last_round for member in present) - self.gap)
         back = [round - member.last_round for member in present if member.last_round]
         if back:
-            self.return_gap += SMOOTHING * (median_low(back) - self.return_gap)
+            self.return_gap += SMOOTHING * (mean(back) - self.return_gap)
         for member in present:
             member.last_round = round
 

@@ -22,7 +22,8 @@ __all__ = ["ModelServer", "Server"]
 
 
 VISIT_AFTER = 8
-"""A client that was away for more rounds than this visits: catching up exactly would cost more than it is worth."""
+"""Where clients are typically away for more rounds than this, all of them visit. Elsewhere, one that was away for
+longer visits if catching up exactly would take more bytes than the rounded model."""
 VISIT_PART, VISIT_LEAST = 2, 64
 """The most bytes of a visitor's upload: half a byte per entry, and a few."""
 
@@ -276,8 +277,11 @@ class ModelServer(Server):
     def _is_visit(self, member: Member) -> bool:
         if not self.plan.method_spec.encodes or self.plan.lossless or not self._free:
             return False
+        if self.roster.gap > VISIT_AFTER:
+            return True
         away = self.round + 1 - member.last_round if member.last_round else 0
-        return max(away, self.roster.gap) > VISIT_AFTER
+        exact = self.downlink.since(member.model_version)
+        return away > VISIT_AFTER and len(exact.frame) > len(self.downlink.visit().frame)
 
     def _answered(self, name: str, order: Order) -> None:
         if order.visit:
@@ -300,7 +304,7 @@ class ModelServer(Server):
             self.downlink.jump(vector)
         else:
             # Newcomers download the whole model. If most are new for ever, broadcasts must not become ever rarer.
-            gap = min(self.roster.gap, RARER * self.roster.return_gap)
+            gap = min(max(self.roster.gap, self.roster.return_gap), RARER * self.roster.return_gap)
             self.downlink.advance(vector, self.round, self.plan.down_share(1 / gap), self._seconds)
 
     def state_dict(self) -> dict[str, Any]:
