@@ -1,4 +1,4 @@
-"""The table of all settings in `docs/reference/settings.md`: `python -m tools.settings` writes it anew."""
+"""The table of every flag in `docs/reference/settings.md`: `python -m tools.settings` makes it of the schema."""
 
 import re
 from pathlib import Path
