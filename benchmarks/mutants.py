@@ -110,7 +110,7 @@ def mutants(files: Sequence[Path], count: int, seed: int) -> list[tuple[Path, in
 def noticed(path: Path, text: str, folder: Path) -> bool:
     """Whether a test fails, or hangs, with this text in place of the file."""
     source = folder / "src"
-    shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src", source)  # with compiled kernels
     place = path.relative_to(ROOT / "src" / "dagc")
     (source / "dagc" / place).write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS[place.parts[0]]]

@@ -93,7 +93,7 @@ class Grid(LocalGrid):
             return []
         about = message.content[RECORD]
         if about["kind"] == TRAIN and faults.happens("forged order", 0.01):
-            about["round"] = about["order.round"] = 1 << 47  # type: ignore[index]
+            about["round"] = about["order.round"] = 1 << 47  # type: ignore[assignment]
             return [self._work(message, node)]
         reply = self._work(message, node)
         if faults.happens("doubled order", 0.05):
