@@ -261,3 +261,16 @@ def test_vectors_of_the_specification():
             assert data.hex() == case["vector"]
         else:
             assert zlib.crc32(data).to_bytes(4, "little").hex() == case["crc32"]
+
+
+@pytest.mark.parametrize("limits", [{"max_bytes": 40}, {"max_bytes": 4000}, {"share": 0.999}, {"share": 1.0}], ids=str)
+def test_a_vector_of_numbers_of_all_sizes_is_sent_largest_first(limits):
+    """The step that fitted the smallest made the frame invalid, and cut the largest off."""
+    vector = torch.logspace(-38, 3, 400) * torch.where(torch.arange(400) % 2 == 0, 1.0, -1.0)
+    frame, update = encode_update(vector, [(20, 20)], **limits)
+    assert decode_update(frame, [(20, 20)]) == update
+    left = vector.double() - update.dense().double()
+    assert float(left.square().sum()) < 0.05 * float(vector.double().square().sum())
+    tiny = torch.full((400,), 1e-30)
+    frame, update = encode_update(tiny, [(20, 20)], **limits)
+    assert decode_update(frame, [(20, 20)]) == update

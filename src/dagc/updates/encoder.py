@@ -31,6 +31,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 LOWEST, HIGHEST = -64, 90
 """A vector whose largest entry is below 2^-64 is not worth a frame; of a larger one than 2^90, only a part is sent."""
+RANGE, SMALLEST = 8192.0, -90
+"""Entries that are smaller than the largest by this factor, or than 2^-90, stay: one step must fit all that are sent."""
 DEAD = 0.64
 """Levels are rounded up from this fraction on."""
 CLOSE = 0.6
@@ -254,6 +256,9 @@ class _Job:
             count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(left))
             usual = min(usual, count[np.searchsorted(energy[:-1], missing / 0.9)])
         order = largest_entries(left, min(int(1.6 * usual) + 32, size))
+        sizes = np.abs(left[order])
+        floor = max(sizes[0] / RANGE, np.ldexp(1.0, SMALLEST - self.shift)) if len(order) else 0.0
+        order = order[: int(np.searchsorted(-sizes, -floor, side="right"))]
         wanted = len(order)
         if self.share is not None:
             wanted = self.enough(left[order], missing)
