@@ -547,7 +547,6 @@ def test_no_document_has_a_table_of_figures_that_somebody_typed():
             assert not typed_figures(path.read_text()), f"{path}: make it of records, CONTRIBUTING.md says how"
 
 
-
 def test_a_plan_knows_how_many_more_rounds_dagc_has_taken():
     store, found = Store(ROOT / "results"), []
     for cell in EXPERIMENTS["rivals"]:
