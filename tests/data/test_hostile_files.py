@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from dagc.data.own import read_npz
 
 from dagc.data.download import fetch, unpack
 from dagc.data.idx import read_idx
+from dagc.data.npz import read_npz
 from dagc.errors import DataError
 
 

@@ -10,7 +10,7 @@ import dagc.ddp
 from dagc import InvalidInput
 
 
-@pytest.fixture(params=["plain", "coded"])
+@pytest.fixture(params=["compact", "coded"])
 def hook(request):
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 10))
