@@ -119,8 +119,8 @@ def test_what_a_value_codec_of_somebody_else_reads_is_looked_at_in_coded_frames_
     monkeypatch.setitem(VALUE_CODECS, "doubled", doubled(9))
     for memory in (None, Memory([(100, 100)], signs=False)):
         sparse = Sparse(10_000, np.arange(100) ** 2, np.ones(100))
-        if memory is not None:
-            memory.learn(sparse)  # what comes again takes fewer bytes with the memory
+        for _ in range(0 if memory is None else 20):
+            memory.learn(sparse)  # what comes again and again takes fewer bytes with the memory
         frame = dagc.encode(sparse, "doubled", memory=memory)
         assert is_coded(frame) == (memory is not None)
         with monkeypatch.context() as other:
