@@ -1,4 +1,4 @@
-"""The table of all settings in `docs/reference/settings.md`: `python -m tools.settings` writes it again from the schema."""
+"""The table of every flag in `docs/reference/flags.md`: `python -m tools.settings` makes it of the schema."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from dagc.training import Config
 
 __all__ = ["PAGE", "rewritten"]
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "settings.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "flags.md"
 MARKED = re.compile(r"(<!-- begin: settings -->\n).*?(<!-- end: settings -->)", re.DOTALL)
 
 

@@ -19,7 +19,7 @@ ROUNDS, VISITS = 30, 3
 LARGEST = 1 << 19
 """Larger models are played as one of this size with a budget in proportion, since frames then only grow with it."""
 
-HEADER = 14
+HEADER = 8
 """The bytes of an uncompressed frame besides its values."""
 
 
@@ -63,7 +63,7 @@ def estimate(
     Example:
         >>> dense = estimate(Plan(method="none", first_model="drawn"), 7850, {"ann": 900, "bob": 100}, rounds=10)
         >>> round(dense.bytes_up / 20)
-        31414
+        31408
     """
     full = plan.for_size(size)
     scale = max(1.0, size / LARGEST) if full.rate is None else 1.0

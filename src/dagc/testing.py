@@ -271,6 +271,9 @@ def _check_decisions(plan: Plan, where: str) -> None:
         assert len(decided) == len(present), f"{at}: {len(decided)} parameters for {len(present)} clients"
         if plan.threshold is not None:
             assert all(0 < threshold < np.inf for threshold in decided), f"{at}: a threshold is not above 0"
+        elif POLICIES[plan.method].encodes:
+            right = all(isinstance(k, int) and 0 <= k <= 2 * size + 64 for k in decided)
+            assert right, f"{at}: a number of bytes is below 0, or above what any frame can use"
         elif POLICIES[plan.method].budgets:
             most = most_entries([plan.caps.get(client, 1.0) for client in present], size)
             right = all(isinstance(k, int) and 0 <= k <= m for k, m in zip(decided, most, strict=True))
@@ -278,7 +281,8 @@ def _check_decisions(plan: Plan, where: str) -> None:
         if "rate" in POLICIES[plan.method].budgets and plan.threshold is None:  # it keeps budgets
             entries_due += 0.0 if plan.ratio is None else plan.ratio * len(present) * size
             sent = [k for k in decided if k]
-            taken = int(payload_size(size, sent, plan.values).sum())
+            encodes = POLICIES[plan.method].encodes
+            taken = sum(sent) if encodes else int(payload_size(size, sent, plan.values).sum())
             if account is not None:
                 assert taken <= account.balance, f"{at}: up to {taken} bytes, more than {account.balance}"
                 account.spend(taken)

@@ -103,7 +103,7 @@ def test_what_is_finished_is_not_done_again(finished):
         (["stc", "none"], {"ratio": 0.1, "values": "int8"}, "none of the methods stc, none takes values int8"),
         (["dagc-r", "accordion"], {}, "'accordion' needs a budget: give ratio or threshold"),
         (["top-k", "top-k"], {"ratio": 0.1}, "'top-k' is named twice"),
-        (["top-k", "top-k:frames=plain"], {"ratio": 0.1}, "'top-k:frames=plain' is the same as 'top-k'"),
+        (["top-k", "top-k:frames=compact"], {"ratio": 0.1}, "'top-k:frames=compact' is the same as 'top-k'"),
         (["top-k:frame=raw"], {"ratio": 0.1}, "no setting of a variant 'frame': did you mean 'frames'"),
         (["top-k:clients=3"], {"ratio": 0.1}, "no setting of a variant 'clients'"),
         (["top-k:raw"], {"ratio": 0.1}, "'raw' is not key=value: write e.g. top-k:values=int8"),
@@ -261,7 +261,7 @@ def test_compare_tunes_sweeps_and_takes_variants_on_the_command_line(tmp_path):
     assert len(labels) == 5
     assert labels[-1] == "none"
     assert all(label.startswith("top-k, ratio ") for label in labels[:-1])
-    assert sum("raw frames" in label for label in labels) == 2
+    assert sum("values int8" in label for label in labels) == 2
     assert found["tuned"]["seeds"] == [1000]
     rates = [way["chosen"]["learning_rate"] for way in found["tuned"]["ways"]]
     used = [read_run(path).settings for path in (tmp_path / "out").glob("*-seed0-*")]

@@ -384,11 +384,11 @@ SUPPORTS = {
 @pytest.mark.parametrize("support", SUPPORTS.values(), ids=SUPPORTS.keys())
 def test_rice_sections_are_the_same_bytes(support, adaptive, plainly):
     indices, size = np.asarray(support, dtype=np.int64), 1 << 40
-    planned, plain = rice.plan(indices, adaptive), plainly(rice.plan, indices, adaptive)
+    planned, plain = rice.plan(indices, size, adaptive), plainly(rice.plan, indices, size, adaptive)
     assert np.array_equal(planned.parameters, plain.parameters)
-    assert planned[2:] == plain[2:]
-    section = rice.write(planned, adaptive)
-    assert section == plainly(rice.write, plain, adaptive)
+    assert planned[3:] == plain[3:]
+    section = rice.write(planned)
+    assert section == plainly(rice.write, plain)
     assert len(section) == planned.size
     assert np.array_equal(rice.read(memoryview(section), size, len(indices), adaptive), indices)
 
@@ -404,7 +404,7 @@ def test_damaged_rice_sections_mean_the_same_with_and_without_kernels(name, adap
 
     rng = np.random.default_rng(0)
     indices = np.asarray(SUPPORTS[name], dtype=np.int64)
-    right = rice.write(rice.plan(indices, adaptive), adaptive)
+    right = rice.write(rice.plan(indices, 1 << 40, adaptive))
     refused = 0
     for _ in range(150):
         section, size, count = bytearray(right), 1 << 40, len(indices)
@@ -427,10 +427,14 @@ def test_damaged_rice_sections_mean_the_same_with_and_without_kernels(name, adap
 
 def test_a_sum_of_huge_steps_does_not_wrap_around():
     """65,536 gaps of 2⁴⁹ add up to 0 in 64 bits."""
-    count = 1 << 15
-    section = bytes([48]) + b"\xff" * (6 * count) + b"\xaa" * (count // 4)
+    count = 1 << 16
+    sent = rice.plan(np.arange(count), 1 << 48, blocks=True).sent
+    parameter = (np.int64(48) >> np.arange(sent)) & 1
+    parameters = np.tile(parameter, count // rice.BLOCK)
+    bits = np.concatenate([parameters, np.ones(48 * count, np.int64), np.tile([0, 1], count)])
+    section = np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
     with pytest.raises(MalformedPayload, match="out of range"):
-        rice.read(memoryview(section), 1 << 48, count, adaptive=False)
+        rice.read(memoryview(section), 1 << 48, count, blocks=True)
 
 
 @pytest.mark.parametrize("codec", dagc.VALUE_CODECS)

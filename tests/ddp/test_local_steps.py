@@ -601,7 +601,7 @@ def wrong_states(folder):
         "due or seconds is invalid": {"seconds": float("nan")},
         "a state is damaged: due": {"due": 0},
         "a state is damaged: .*indices must ascend": {"uplink": {**uplink, "pending": pending}},
-        "a state is damaged: .*string indices": {"uplink": {**uplink, "pending": "x"}},
+        "a state is damaged: .*must be a mapping": {"uplink": {**uplink, "pending": "x"}},
     }
     for wrong in (0, 1):
         for words, change in mistakes.items():

@@ -181,7 +181,8 @@ def test_whoever_stops_listening_leaves_a_checkpoint(tmp_path, straight):
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     script = """
 import os, signal, sys
-from dagc.cli import app, train as commands
+import dagc.cli
+commands = sys.modules["dagc.cli.run"]
 seen = commands._in_words
 def press(result):
     if result.round == 9:

@@ -28,7 +28,7 @@ WRONG = [
     ({"ratio": 0.1, "overhead": 2}, "overhead is 2: it must be a number from 0 (nobody waits) to 1"),
     ({"method": "dagc-a", "threshold": 0.1, "overhead": 0.1}, "clients of method 'dagc-a' cannot wait"),
     ({"method": "power", "threshold": 0.1, "overhead": 0.1}, "cannot wait"),
-    ({"ratio": 0.1, "exponent": 1}, "exponent belongs to the method 'power', not to 'dagc'"),
+    ({"method": "dagc-r", "ratio": 0.1, "exponent": 1}, "exponent belongs to the methods power and dagc, not to 'dagc-r'"),
     ({"ratio": 0.1, "caps": {"0": 2}}, "the cap of '0' is 2"),
     ({"method": "dagc-a", "threshold": 0.1, "caps": {"0": 0.5}}, "caps limit how many entries are sent"),
     ({"ratio": 0.1, "options": {"interval": 2}}, "method 'dagc' takes no options, but 'interval' is given"),

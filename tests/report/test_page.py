@@ -256,7 +256,7 @@ def test_without_a_mouse(page):
 
     page.execute_script("document.getElementById('plot').focus()")
     keys(page, Keys.END)
-    assert text(page, "#readout").startswith("1.57 MB in total: dense ")
+    assert text(page, "#readout").startswith("1.56 MB in total: dense ")
     assert "theirs <b> " in text(page, "#readout")
     at_end = text(page, "#readout")
     keys(page, Keys.ARROW_LEFT, Keys.ARROW_LEFT)

@@ -152,12 +152,12 @@ def test_budgets_and_options_are_ways_to_solve_one_problem():
     ]
     (panel,) = panels_of(runs)
     assert [series.label for series in panel.series] == [
-        "dagc-r, ratio 1 %, values fp32, compact frames",
-        "dagc-r, 13 bytes per client and round, overhead 0.125, values sign, compact frames",
-        "dagc-r, ratio 1 %, caps 3 0.5, values fp32, compact frames",
-        "dagc-r, ratio 1 %, values fp32, compact frames, per tensor",
-        "dagc-r, ratio 1 %, 20 bytes down per client and round, values fp32, compact frames",
-        "dagc-r, 200 kB/training, values fp32, compact frames",
+        "dagc-r, ratio 1 %, values fp32",
+        "dagc-r, 13 bytes per client and round, overhead 0.125, values sign",
+        "dagc-r, ratio 1 %, caps 3 0.5, values fp32",
+        "dagc-r, ratio 1 %, values fp32, per tensor",
+        "dagc-r, ratio 1 %, 20 bytes down per client and round, values fp32",
+        "dagc-r, 200 kB/training, values fp32",
         "power, ratio 1 %, exponent 0",
         "power, ratio 1 %",
         "accordion, ratio 1 %, options interval 5",

@@ -547,17 +547,6 @@ def test_no_document_has_a_table_of_figures_that_somebody_typed():
             assert not typed_figures(path.read_text()), f"{path}: make it of records, CONTRIBUTING.md says how"
 
 
-def test_every_claim_names_a_record_that_there_is():
-    text = (ROOT / "docs" / "studies" / "protocol.md").read_text()
-    rows = re.search(r"^\| claim \| verdict \| record \|\n\|-.*\n((?:\|.*\n)+)", text, re.M)
-    for row in rows[1].splitlines():
-        named = re.findall(r"`([^`]+)`", row.split("|")[-2])
-        assert named, row
-        for name in named:
-            found = (ROOT / "results").glob(f"{name}**/*.jsonl" if name.endswith("/") else f"{name}.json*")
-            assert any(found), name
-
-
 def test_a_plan_knows_how_many_more_rounds_dagc_has_taken():
     store, found = Store(ROOT / "results"), []
     for cell in EXPERIMENTS["rivals"]:

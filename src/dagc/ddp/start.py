@@ -156,7 +156,8 @@ def _load(start: Start, talk: Exchange, choice: Choice) -> tuple[int, float, lis
         if talk.rank == first and choice.state is not None:
             # If ranks have come or gone, what coders remember is forgotten: that costs some bytes once.
             server = choice.state["server"]
-            server = {**server, "receiver": {**server["receiver"], "memories": {}}}
+            none: dict[str, Any] | None = None if server["receiver"]["memories"] is None else {}
+            server = {**server, "receiver": {**server["receiver"], "memories": none}}
             body = json.dumps([server, *(choice.state[name] for name in ("due", "seconds", "examples"))]).encode()
     except (KeyError, TypeError, ValueError) as reason:
         error = reason if isinstance(reason, InvalidInput) else InvalidInput(f"a state is damaged: {reason!r}")

@@ -343,7 +343,7 @@ class Plan(ClientPlan):
 
         A client that comes every tenth round downloads the broadcasts of ten rounds at once. If each has a tenth of the
         budget, a visit costs the budget. But where clients come rarely, their model would hardly move. With "same", a
-        round has at least an eighth of the budget, and with `dagc` the square root of the fraction: there, broadcasts that
+        round has at least an eighth of the budget, with `dagc` the square root of the fraction: broadcasts that
         carry too little cost accuracy. A rate is an allowance, and has no such minimum.
 
         Example:
