@@ -36,9 +36,10 @@ def learned(round):
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(round))
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0])
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["method"])
-def test_a_tensor_whose_residual_keeps_growing_is_named_once(caplog, settings, restarted):
+def test_a_tensor_whose_residual_keeps_growing_is_named_once(caplog, settings, restarted, scale):
     """The client keeps its second tensor, and does not start from the model: its change holds all rounds so far."""
 
     def change(round, uplink):
@@ -46,7 +47,7 @@ def test_a_tensor_whose_residual_keeps_growing_is_named_once(caplog, settings, r
         new[64:] = 50.0 * round
         new[:64] *= 0.1
         uplink.excluded = [slice(64, 80)]
-        return new
+        return scale * new
 
     plan = Plan(**settings).for_size(SIZE)
     with caplog.at_level(logging.WARNING, "dagc.protocol"):

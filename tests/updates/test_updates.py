@@ -19,6 +19,7 @@ from dagc.sparse import Sparse
 from dagc.testing import check_update, vectors
 from dagc.updates import State, Update, decode_update, encode_dense, encode_update
 from dagc.updates.frame import seal
+from dagc.updates.update import Terms
 
 SHAPES = [(24, 30), 24, (5, 24), 5, (3, 2, 2, 2)]
 SIZE = 24 * 30 + 24 + 5 * 24 + 5 + 24
@@ -274,3 +275,19 @@ def test_a_vector_of_numbers_of_all_sizes_is_sent_largest_first(limits):
     tiny = torch.full((400,), 1e-30)
     frame, update = encode_update(tiny, [(20, 20)], **limits)
     assert decode_update(frame, [(20, 20)]) == update
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_an_integer_below_the_smallest_is_refused(bits):
+    """Two's complement has one more negative number than positive ones: no encoder writes it."""
+    frame, _ = encode_dense(torch.ones(8), [8], bits)
+    lowest = sum((1 << (bits - 1)) << (bits * place) for place in range(8)).to_bytes(bits, "little")
+    with pytest.raises(MalformedPayload, match="below the smallest"):
+        decode_update(seal(frame[:3] + lowest, [8], 0), [8])
+
+
+def test_the_bound_of_a_sum_of_terms_is_met_by_the_largest_factors():
+    left, right = (np.full((2, count), 100, dtype=np.int8) for count in (3, 4))
+    terms = Terms(0, left, right, np.array([17, 31]), 0)
+    assert terms.largest == 100 * 100 * (17 + 31)
+    assert float(Update(12, Sparse(12, [], []), (terms,)).dense().max()) == terms.largest
