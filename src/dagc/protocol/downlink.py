@@ -155,6 +155,7 @@ class Downlink:
         if model is None:
             return
         self._moved = float(np.linalg.norm((model - self.model).astype(np.float64)))
+        self.carried = None
         self.target[:] = model
         self._log.clear()
         self._log_bytes = 0

@@ -87,7 +87,7 @@ class Order(NamedTuple):
     @property
     def silent(self) -> bool:
         """Whether the client sends nothing."""
-        return self.amount == 0 and self.amount is not None
+        return bool(self.amount == 0)
 
     @property
     def stamp(self) -> int:

@@ -281,8 +281,10 @@ class ModelServer(Server):
         if self.roster.gap > VISIT_AFTER:
             return True
         away = self.round + 1 - member.last_round if member.last_round else 0
+        if away <= VISIT_AFTER:
+            return False
         exact = self.downlink.since(member.model_version)
-        return away > VISIT_AFTER and len(exact.frame) > len(self.downlink.visit().frame)
+        return len(exact.frame) > len(self.downlink.visit().frame)
 
     def _answered(self, name: str, order: Order) -> None:
         if order.visit:

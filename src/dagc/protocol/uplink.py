@@ -121,10 +121,10 @@ class Uplink:
 
     def _upload_best(self, parts: list[torch.Tensor], order: Order) -> Upload:
         """The frame that carries most of change + residual within the order's bytes."""
-        feedback = self.feedback
-        update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
         if order.visit:
             return self._upload_visit(parts, order)
+        feedback = self.feedback
+        update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
         left = feedback.total(parts)
         visible = left
         if self.excluded:
