@@ -28,7 +28,7 @@ TASKS: dict[str, tuple[dict[str, Any], int]] = {
     "MLP@FMNIST": ({"task": "mlp@fashion-mnist", "learning_rate": 0.1}, 30),
     "CNN@CIFAR-10": ({"task": "cnn@cifar-10", "learning_rate": 0.05}, 30),
     "LSTM@Shakespeare": (
-        {"task": "token-lstm@shakespeare", "partition": "by-client:workers=10", "learning_rate": 4.0},
+        {"task": "token-lstm@shakespeare", "partition": "by-client:clients=10", "learning_rate": 4.0},
         30,
     ),
 }

@@ -158,30 +158,19 @@ class _Job:
         squares = [np.square(sigmas.numpy()) for _, sigmas in spectra]
         rates = Rates(self.parts, count, energy, squares, self.state.cost)
         stream, terms, step = self.begin(spectra, rates)
-        alone = self.alone(rates, step) if terms and self.share is None else None
         rest = self.values
         if terms:
-            rest = self.values.copy() if left is None or alone is not None else left
-            if rest is not self.values and rest is left:
-                left[:] = self.values
+            rest = self.values.copy() if left is None else left
+            if rest is left:
+                rest[:] = self.values
             Update(size, Sparse(size, [], []), tuple(terms)).subtract_from(torch.from_numpy(rest))
         body, sparse = self.fill(stream, rest, terms, step)
-        if alone is not None and alone[2] < energy_of(rest) - carried_by(sparse, rest, self.shift):
-            (body, sparse, _), terms, rest = alone, [], self.values
         if body is None:
             return nothing
         if left is not None and rest is not left:
             left[:] = rest
         update = Update(size, sparse, tuple(self.shifted(part) for part in terms))
         return frames.seal(body, self.shapes, round), update, left
-
-    def alone(self, rates: Rates, step: Scale) -> tuple[bytes | None, Sparse, float] | None:
-        """A frame with entries alone and the energy it leaves, if that may be less than with terms."""
-        bits = 8 * max(self.room - 8, 1)
-        if rates.choice(bits, None, None, False).energy < CLOSE * rates.choice(bits, None).energy:
-            return None
-        body, sparse = self.fill(self.start([], step), self.values, [], step)
-        return body, sparse, energy_of(self.values) - carried_by(sparse, self.values, self.shift)
 
     def spectrum(self, start: int, rows: int, columns: int, energy: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The leading right singular vectors of a matrix that could be worth sending, and their singular values."""
