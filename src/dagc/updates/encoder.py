@@ -33,6 +33,8 @@ LOWEST, HIGHEST = -64, 90
 """A vector whose largest entry is below 2^-64 is not worth a frame; of a larger one than 2^90, only a part is sent."""
 RANGE, SMALLEST = 8192.0, -90
 """Entries smaller than the largest by this factor, or than 2^-90, stay: one step must fit all that are sent."""
+MOST_ATTEMPTS = 5
+FULL = 0.93
 DEAD = 0.64
 """Levels are rounded up from this fraction on."""
 CLOSE = 0.6
@@ -188,22 +190,24 @@ class _Job:
         """The stream with the terms that pay. What they really take corrects the expectation."""
         bits = 8 * max(self.room - 8, 1)
         near: float | None = None
-        for attempt in range(8):
-            choice = rates.choice(bits, self.share, near)
+        choice, terms, step, stream = None, [], None, None
+        for attempt in range(MOST_ATTEMPTS):
+            last, choice = choice, rates.choice(bits, self.share, near)
+            if last is not None and fits and (choice.terms == last.terms).all() and abs(choice.price/last.price-1)<.02:
+                return stream, terms, step
             near = choice.price if choice.bits > 0.9 * bits else None
             terms, step = self.terms(spectra, choice)
             stream = self.start(terms, step)
             if not terms:
                 return stream, terms, step
-            real = 8 * stream.used / (choice.bits - choice.entry_bits) * rates.cost
+            rates.cost *= 8 * stream.used / (choice.bits - choice.entry_bits)
             planned = stream.used + choice.entry_bits / 8
-            if stream.used + 5 > self.room or (planned > 1.01 * self.room and attempt < 3):
-                rates.cost = self.state.cost = max(real, rates.cost) * 1.02
-                continue
-            short = planned < self.full * self.room
-            if not short or attempt > 1 or self.share is not None or len(self.values) > REPEATED:
+            fits = stream.used + 5 <= self.room
+            if planned > 1.01 * self.room or not fits:
+                rates.cost *= 1.02
+            elif planned >= FULL * self.room or self.share is not None or len(self.values) > REPEATED:
                 return stream, terms, step
-            rates.cost = self.state.cost = real
+        if fits: return stream, terms, step
         return self.start([], step), [], step
 
     def terms(self, spectra: Sequence[tuple[torch.Tensor, torch.Tensor]], choice: Choice) -> tuple[list[Terms], Scale]:

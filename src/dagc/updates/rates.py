@@ -14,7 +14,7 @@ DEAD = 0.58
 """Factors are rounded up from this fraction on."""
 STEP_PER_PRICE = 6 / np.log(2)
 """step² per λ (energy per bit): where a finer uniform quantizer gains as much as its bits are worth."""
-COST = 0.87
+COST = 0.95
 """What factors take of the bits that Gaussian ones would."""
 DISCOUNT = 0.8
 """What entries must bring of what terms bring: most of them can be sent after the terms, too."""
