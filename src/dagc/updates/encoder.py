@@ -33,7 +33,7 @@ LOWEST, HIGHEST = -64, 90
 """A vector whose largest entry is below 2^-64 is not worth a frame; of a larger one than 2^90, only a part is sent."""
 RANGE, SMALLEST = 8192.0, -90
 """Entries smaller than the largest by this factor, or than 2^-90, stay: one step must fit all that are sent."""
-MOST_ATTEMPTS = 5
+MOST_ATTEMPTS = 8
 FULL = 0.93
 DEAD = 0.64
 """Levels are rounded up from this fraction on."""
