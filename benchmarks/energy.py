@@ -21,7 +21,7 @@ from dagc.compressors import top_k
 from dagc.data import data_folder, load
 from dagc.errors import MissingData
 from dagc.training import Config, Federation
-from dagc.updates import State, decode_update, encode_dense, encode_update
+from dagc.updates import decode_update, encode_dense, encode_update
 from dagc.wire import decode, encode
 
 TASKS: dict[str, tuple[dict[str, Any], int]] = {
@@ -67,7 +67,6 @@ def vectors(name: str) -> Iterator[tuple[str, torch.Tensor, list[tuple[int, ...]
     x, y = federation.vector.clone(), federation.vector.clone()
     most = int(TRAINED * 0.5 * math.sqrt(len(x)))
     residuals = [torch.zeros_like(x) for _ in weights]
-    states, down = [State() for _ in weights], State()
     for round in range(rounds):
         total = torch.zeros_like(x)
         for client, weight in enumerate(weights):
@@ -76,12 +75,12 @@ def vectors(name: str) -> Iterator[tuple[str, torch.Tensor, list[tuple[int, ...]
             if client == 0 and round in (0, rounds // 2, rounds - 1):
                 yield f"client, round {round + 1}", residuals[0].clone(), shapes
             residual = residuals[client]
-            _, update = encode_update(residual, shapes, most, state=states[client], residual=residual)
+            _, update = encode_update(residual, shapes, most, residual=residual)
             update.add_to(total, float(weight))
         x -= total
         if round in (0, rounds // 2, rounds - 1):
             yield f"server, round {round + 1}", x - y, shapes
-        _, update = encode_update(x - y, shapes, most, state=down)
+        _, update = encode_update(x - y, shapes, most)
         update.add_to(y)
 
 
@@ -146,8 +145,8 @@ def times(record: bool) -> None:
         frame, _ = encode_dense(vector, squares, 8)
         dense = (lambda v=vector, s=squares: encode_dense(v, s, 8), lambda f=frame, s=squares: decode_update(f, s))
         cells = [f"{seconds(work, 1) / add:.1f} ×" for work in dense]
-        rows.append((f"{size} M, dense, 8 bits", f"{add * 1e3:.1f} ms (an add)", "", *cells, ""))
-    heads = ("", "unit", "encode, first", "encode", "decode", "add")
+        rows.append((f"{size} M, dense, 8 bits", f"{add * 1e3:.1f} ms (an add)", *cells, ""))
+    heads = ("", "unit", "encode", "decode", "add")
     show("energy-time", "CPU time on one thread, as multiples of the unit", heads, rows, record)
 
 
@@ -156,14 +155,12 @@ def timed(
 ) -> tuple[str, ...]:
     """A row of times."""
     most = int(budget * 0.5 * math.sqrt(len(vector)))
-    state, residual, few = State(), torch.empty_like(vector), 1 if len(vector) > 1 << 24 else 5
-    first = seconds(lambda: encode_update(vector, shapes, most, residual=residual), few)
-    encode_update(vector, shapes, most, state=state)
-    again = seconds(lambda: encode_update(vector, shapes, most, state=state, residual=residual), few)
-    frame, update = encode_update(vector, shapes, most, state=state)
+    residual, few = torch.empty_like(vector), 1 if len(vector) > 1 << 24 else 5
+    write = seconds(lambda: encode_update(vector, shapes, most, residual=residual), few)
+    frame, update = encode_update(vector, shapes, most)
     read = seconds(lambda: decode_update(frame, shapes), few)
     added = seconds(lambda: update.add_to(residual), few)
-    cells = [f"{value / unit:.2f} ×" for value in (first, again, read, added)]
+    cells = [f"{value / unit:.2f} ×" for value in (write, read, added)]
     return (name, f"{unit * 1e3:.1f} ms ({unit_name})", *cells)
 
 
