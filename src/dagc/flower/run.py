@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord
 from dagc.errors import InvalidInput
 from dagc.files import write_atomically
 from dagc.flower.layout import AppModel, Layout
-from dagc.flower.strategies import chain_of, load_strategy, strategy_state
+from dagc.flower.strategies import chain_of, has_momentum, load_strategy, strategy_state
 from dagc.folder import Folder, read_metrics, summary
 from dagc.protocol import Download, ModelServer, Plan, Upload
 
@@ -62,7 +62,7 @@ class FlowerRun:
     ) -> None:
         self.layout = Layout.of(arrays, whole)
         self.model = self.layout.split(arrays)
-        self.server = ModelServer(plan, self.model.vector, rounds, self.layout.shapes)
+        self.server = ModelServer(plan, self.model.vector, rounds, self.layout.shapes, has_momentum(strategy))
         self.model = AppModel(self.server.target.clone(), self.model.whole)  # it may have been rounded
         self.names: dict[int, str] = {}
         self.uninformed: set[str] = set()

@@ -30,8 +30,8 @@ from dagc.errors import InvalidInput, shown
 from dagc.policies import Plan
 
 __all__ = [
-    "averages", "chain_of", "check_kind", "check_state", "check_votes", "clips", "compares", "load_strategy",
-    "strategy_state",
+    "averages", "chain_of", "check_kind", "check_state", "check_votes", "clips", "compares", "has_momentum",
+    "load_strategy", "strategy_state",
 ]  # fmt: skip
 
 AVERAGING = {kind.aggregate_train for kind in (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)}
@@ -42,9 +42,10 @@ CLIPPING = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServe
 """Strategies that divide by the length of what each node sends."""
 LEAST_RATIO = 0.1
 """With 2 % of the entries from each of seven nodes a median learnt nothing, with 20 % it did, if slower."""
+ADAPTIVE = (FedAdam, FedYogi, FedAdagrad)
 MOMENTS, BOUND = ("m_t", "v_t"), ("clipping_norm",)
 STATE: dict[type[Strategy], tuple[str, ...]] = {
-    **dict.fromkeys((FedAdam, FedYogi, FedAdagrad), MOMENTS),
+    **dict.fromkeys(ADAPTIVE, MOMENTS),
     FedAvgM: ("momentum_vector",),
     DifferentialPrivacyServerSideAdaptiveClipping: BOUND,
     DifferentialPrivacyClientSideAdaptiveClipping: BOUND,
@@ -95,6 +96,14 @@ def averages(strategy: object) -> bool:
 def clips(strategy: object) -> bool:
     """Whether it divides by the length of what each node sends."""
     return any(isinstance(each, CLIPPING) for each in chain_of(strategy))
+
+
+def has_momentum(strategy: object) -> bool:
+    """Whether a step of it goes on from those before: FedAvgM, FedAdam and FedYogi, unless their momentum is 0."""
+    return any(
+        (isinstance(each, FedAvgM) and each.server_momentum > 0) or (isinstance(each, ADAPTIVE) and each.beta_1 > 0)
+        for each in chain_of(strategy)
+    )
 
 
 def check_votes(outer: object, plan: Plan) -> None:
