@@ -7,7 +7,7 @@ from dagc import ALLOCATORS, COMPRESSORS, VALUE_CODECS, Allocator, Sparse, per_t
 from dagc.allocation import power
 from dagc.compressors import compressor
 from dagc.policies import POLICIES, Accordion, Allocated, Method
-from dagc.testing import check_allocator, check_compressor, check_policy, check_value_codec
+from tests.contracts import check_allocator, check_compressor, check_policy, check_value_codec
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
@@ -118,6 +118,6 @@ class TestTheSuiteCatches:
 
 
 def test_vectors_are_what_they_say():
-    from dagc.testing import vectors
+    from tests.contracts import vectors
 
     assert all(torch.isfinite(vector).all() and vector.dtype == torch.float32 for vector in vectors().values())

@@ -16,7 +16,7 @@ from update_reference import decode as decode_reference
 
 from dagc.errors import InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.sparse import Sparse
-from dagc.testing import check_update, vectors
+from tests.contracts import check_update, vectors
 from dagc.updates import State, Update, decode_update, encode_dense, encode_update
 from dagc.updates.frame import seal
 from dagc.updates.update import Terms
