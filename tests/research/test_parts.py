@@ -16,9 +16,7 @@ def test_the_command_of_the_experiments_has_their_parts_and_all_of_dagcs_command
         command = [sys.executable, "-m", "research", *words]
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
-    (plugin,) = [
-        each for each in json.loads(run("plugins", "--json")) if each["name"].startswith("research")
-    ]
+    (plugin,) = [each for each in json.loads(run("plugins", "--json")) if each["name"].startswith("research")]
     assert plugin["problem"] == ""
     assert {kind for kind, _ in plugin["added"]} == {"method", "allocator", "model", "data set", "value codec"}
     listed = run("--help")
