@@ -325,7 +325,7 @@ def test_bytes_and_seconds_of_every_step(four):
             assert min(step.compress, step.exchange, step.decode) > 0
             assert not step.skipped
     for steps in answers:
-        assert [step.step for step in steps] == list(range(12))
+        assert [step.round for step in steps] == list(range(1, 13))
         assert steps[0].exchanges == 2  # nobody knows the others' lengths yet
         assert sum(step.exchanges for step in steps[1:]) < 14
         assert all(step.sent < 3 * (1.1 * step.payload + 120) for step in steps[1:])

@@ -116,6 +116,7 @@ class Exchange:
         records = {**dict(message.content.items()), arrays[0]: record_of(payload), RECORD: instruction.write()}
         message.content = RecordDict(records)
         self.down += len(payload)
+        run.bytes_down += len(payload)
         return Sent(message, instruction, client)
 
     def leave_out(self, sent: Sent, doing: str, why: object) -> None:

@@ -140,7 +140,7 @@ def strategy_state(outer: object, attributes: Collection[str] | None) -> list[di
     return [
         {"hook": strategy.state_dict()}
         if _has_hooks(strategy)
-        else {name: _packed(getattr(strategy, name, None)) for name in _names(strategy, attributes)}
+        else {name: _plain(getattr(strategy, name, None)) for name in _names(strategy, attributes)}
         for strategy in chain_of(outer)
     ]
 
@@ -152,7 +152,7 @@ def load_strategy(outer: object, attributes: Collection[str] | None, state: list
             strategy.load_state_dict(kept["hook"])
             continue
         for name in _names(strategy, attributes):
-            setattr(strategy, name, _unpacked(kept[name]))
+            setattr(strategy, name, kept[name])
 
 
 def _has_hooks(strategy: object) -> bool:
@@ -165,16 +165,10 @@ def _names(strategy: object, attributes: Collection[str] | None) -> list[str]:
     return [*known, *(name for name in attributes or () if type(strategy) not in STATE)]
 
 
-def _packed(value: Any) -> dict[str, Any]:
-    """A number, a text, an array, or a dict or list of arrays, as a tree for `dagc.state`."""
+def _plain(value: Any) -> Any:
+    """A number, a text, an array, or a dict or list of arrays, as `dagc.state` holds it."""
     if isinstance(value, Mapping):
-        return {"dict": {name: np.asarray(array) for name, array in value.items()}}
+        return {name: np.asarray(array) for name, array in value.items()}
     if isinstance(value, list | tuple):
-        return {"list": {str(number): np.asarray(array) for number, array in enumerate(value)}}
-    return {"value": value.item() if isinstance(value, np.generic) else value}
-
-
-def _unpacked(packed: Mapping[str, Any]) -> Any:
-    if "dict" in packed:
-        return dict(packed["dict"])
-    return list(packed["list"].values()) if "list" in packed else packed["value"]
+        return [np.asarray(array) for array in value]
+    return value.item() if isinstance(value, np.generic) else value
