@@ -71,7 +71,7 @@ class Exchange:
         self.up = self.down = 0
         self.result: dict[str, Any] | None = None
 
-    def introduce(self, messages: Sequence[Message], grid: Grid, timeout: float) -> list[tuple[Sent, Message]]:
+    def ask(self, messages: Sequence[Message], grid: Grid, timeout: float) -> list[tuple[Sent, Message]]:
         """Ask the nodes behind messages to unknown ones who they are; the questions with the replies to each."""
         asked = self.asked
         for message in messages:

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from dagc.errors import InvalidInput, TooFewNodes
 from dagc.flower.exchange import LATE, Exchange
 from dagc.flower.inner import InnerStrategy, check_keywords
-from dagc.flower.intake import Received, evaluations, introductions, uploads
+from dagc.flower.intake import Received, evaluations, introduce, uploads
 from dagc.flower.layout import AppModel
 from dagc.flower.logs import log
 from dagc.flower.node import state_folder
@@ -180,7 +180,7 @@ class DataAware(Strategy):
         exchange = self._exchange = Exchange(run, self.name or "")
         messages = list(self.strategy.configure_train(exchange.round, arrays, config, grid))
         exchange.sampled = bool(messages)
-        self._introduce(exchange, messages, grid)
+        introduce(exchange, messages, grid, self._timeout)
         unknown = sorted(set(self.plan.caps) - set(run.server.members))
         if unknown and not run.round:
             known = ", ".join(run.server.members)
@@ -213,20 +213,6 @@ class DataAware(Strategy):
         metrics.update({UP: exchange.up / MB, DOWN: (run.bytes_down - self._down) / MB, TOTAL: total / MB})
         self._down = run.bytes_down
         return (None if arrays is None else run.layout.join(run.model, wide=True)), metrics
-
-    def _introduce(self, exchange: Exchange, messages: list[Message], grid: Grid) -> None:
-        """Meet the nodes that are new: the allocation needs to know how many examples each holds."""
-        run = exchange.run
-        pairs = exchange.introduce(messages, grid, self._timeout)
-        alive = set(grid.get_node_ids()) if pairs else set()
-        for name, sent, examples in introductions(exchange, pairs):
-            known = run.node(name)
-            if known is not None and known != sent.node and known in alive:
-                why = f"it says it is {name}, and so does node {known}: give each its own partition-id or dagc-name"
-                exchange.leave_out(sent, f"round {exchange.round}", why)
-            else:
-                run.register_node(name, sent.node, examples)
-        exchange.unmet = [sent for sent in exchange.asked if sent.node not in run.names]
 
     def _aggregate(self, good: list[Received], errors: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the inner strategy makes of the uploads: of their mean if that is all it looks at, else of each."""
