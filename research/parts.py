@@ -1,4 +1,4 @@
-"""What the experiments add to dagc, as plugins do: allocators, value codecs, models and data sets."""
+"""What the experiments add to dagc, as plugins do: methods, allocators, value codecs, models and data sets."""
 
 from dagc.allocation import ALLOCATORS, Allocator
 from dagc.data import CATALOGUE
@@ -7,7 +7,7 @@ from dagc.models import MODELS
 from dagc.plugins import load_plugins
 from dagc.policies import POLICIES, relative
 from dagc.wire import VALUE_CODECS
-from research import models
+from research import accordion, models
 from research.allocators import RULES
 from research.codecs import CODECS
 from research.datasets import ENTRIES
@@ -23,6 +23,7 @@ def register() -> None:
     for name, (rule, about) in RULES.items():
         ALLOCATORS[name] = Allocator(ratios=rule)
         POLICIES[name] = relative(name, about)
+    POLICIES["accordion"] = accordion.METHOD
     VALUE_CODECS.update(CODECS)
     MODELS.update(models.MODELS)
     CATALOGUE.update({entry.name: entry for entry in ENTRIES})

@@ -6,8 +6,9 @@ import torch
 from dagc import ALLOCATORS, COMPRESSORS, VALUE_CODECS, Allocator, Sparse, per_tensor
 from dagc.allocation import power
 from dagc.compressors import compressor
-from dagc.policies import POLICIES, Accordion, Allocated, Method
-from dagc.testing import check_allocator, check_compressor, check_policy, check_value_codec
+from dagc.policies import POLICIES, Allocated, Method
+from research.accordion import Accordion
+from tests.contracts import check_allocator, check_compressor, check_policy, check_value_codec
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
@@ -118,6 +119,6 @@ class TestTheSuiteCatches:
 
 
 def test_vectors_are_what_they_say():
-    from dagc.testing import vectors
+    from tests.contracts import vectors
 
     assert all(torch.isfinite(vector).all() and vector.dtype == torch.float32 for vector in vectors().values())
