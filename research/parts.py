@@ -10,7 +10,7 @@ from dagc.wire import VALUE_CODECS
 from research import models
 from research.allocators import RULES
 from research.codecs import CODECS
-from research.datasets import ENTRIES
+from research.data import ENTRIES
 
 __all__ = ["load", "register"]
 
@@ -25,7 +25,7 @@ def register() -> None:
         POLICIES[name] = relative(name, about)
     VALUE_CODECS.update(CODECS)
     MODELS.update(models.MODELS)
-    CATALOGUE.update({entry.name: entry for entry in ENTRIES})
+    CATALOGUE.update({name: entry.load for name, entry in ENTRIES.items()})
 
 
 def load() -> None:
