@@ -23,7 +23,7 @@ RECORD = "--record"
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
-    """A benchmark's arguments, with `--record`. From here on, tasks know the data sets and models of the experiments."""
+    """A benchmark's arguments, with `--record`. From here on, tasks know the parts of the experiments."""
     load()
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(RECORD, action="store_true", help="keep the tables in results/benchmarks; then: make results")

@@ -59,7 +59,7 @@ def _half(folder: Path, images: str, labels: str) -> tuple[NDArray[np.uint8], ND
     for name, axes in ((images, 3), (labels, 1)):
         path = _file(folder, name)
         if path is None:
-            raise DataError(f"{folder / name} is missing (also as .gz); run: python -m research data get fashion-mnist --force")
+            raise DataError(f"{folder / name} is missing (also as .gz); get the data set again with --force")
         array = read_idx(path)
         if array.ndim != axes or (axes == 3 and array.shape[1:] != (28, 28)):
             raise DataError(f"{path} holds an array of shape {array.shape}; {name} has {axes} axes, images 28 × 28")

@@ -11,7 +11,6 @@ import pytest
 
 import dagc
 from dagc.cli.plan import MORE_ROUNDS
-from dagc.comparison.tuning import best_of
 from dagc.errors import InvalidInput, MissingData
 from dagc.report import Panel, Run, Series, read_run
 from dagc.report.numbers import final, reached
@@ -23,6 +22,7 @@ from research.origin import origin, source_commit, stamp
 from research.records import described, identity, plan_of
 from research.reproduce import TUNED_ON
 from research.shown import Shown
+from research.tuning import best_of
 from research.waterfall import write_waterfall
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 import dagc
-from dagc.cli.allocate import allocate
 from dagc.cli.compare import compare
 from dagc.cli.plan import plan
 from dagc.cli.plugins import plugins
@@ -33,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, resume, report, plan, allocate, plugins):
+for command in (run, compare, resume, report, plan, plugins):
     app.command()(command)
 
 

@@ -38,8 +38,8 @@ def load(
     into memory.
 
     Args:
-        data: A name in `CATALOGUE`, such as `digits`; or one piece of data; or one for each client: a mapping from names to
-            pieces, or a list. Pieces called `train` and `test` are what to train and to test on.
+        data: A name in `CATALOGUE`, such as `digits`; or one piece of data; or one for each client: a mapping from
+            names to pieces, or a list. Pieces called `train` and `test` are what to train and to test on.
         data_dir: The data folder, for data sets with a name; by default `DAGC_DATA`, or the user's cache.
         augment: Crop and flip training images at random (the paper does not say whether it did).
         objective: `regression` if whole numbers are to be predicted as numbers; with `auto`, only those with fractions

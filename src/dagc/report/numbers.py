@@ -12,6 +12,7 @@ from dagc.report.runs import Run
 from dagc.text import Spread
 
 __all__ = [
+    "AMOUNTS",
     "BYTES",
     "Reached",
     "Spread",
@@ -27,6 +28,8 @@ __all__ = [
 
 BYTES = ("bytes_up", "bytes_down", "bytes_total")
 """How bytes are counted: up, down, and in total."""
+AMOUNTS = ("rounds", *BYTES, "seconds")
+"""What it takes to reach a score."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def reached(series: Series, score: float) -> Reached:
     if len(rows) < len(series.runs):
         return Reached(score, len(rows), len(series.runs))
     amounts = [{**row, **_bytes(row), "rounds": row["round"]} for row in rows]
-    means = {name: spread([each[name] for each in amounts]) for name in ("rounds", *BYTES, "seconds")}
+    means = {name: spread([each[name] for each in amounts]) for name in AMOUNTS}
     return Reached(score, len(rows), len(rows), **means)
 
 

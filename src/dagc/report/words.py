@@ -143,7 +143,4 @@ def _over_panels(panels: Sequence[Panel]) -> str:
     if any(gap.sd is not None for gap in gaps):
         clear = sum(gap.mean > (gap.sd or 0.0) for gap in gaps)
         words += f"; in {clear} by more than the spread between seeds"
-    paper = [pair for pair in ((each.paper, other.paper) for each, other in pairs) if None not in pair]
-    if paper:
-        words += f" (in the paper: {sum((each or 0) > (other or 0) for each, other in paper)} of {len(paper)})"
     return words + "."
