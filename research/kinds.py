@@ -13,13 +13,12 @@ from dagc.report.numbers import (
     Spread,
     difference,
     final,
-    on_shared_seeds,
     part_sent,
     reached,
 )
 from dagc.report.panels import in_words
 from dagc.text import brief, in_bytes, percent
-from research.judged import against_the_best, judged
+from research.judged import against_the_best, judged, on_shared_seeds
 from research.records import Tuned
 from research.shown import Shown
 from research.waterfall import highest_shared

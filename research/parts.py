@@ -1,7 +1,7 @@
-"""What the experiments add to dagc, as plugins do: allocators, value codecs, models and data sets."""
+"""What the experiments add to dagc, as plugins do: allocators, value codecs, models, partitions and data sets."""
 
 from dagc.allocation import ALLOCATORS, Allocator
-from dagc.data import CATALOGUE
+from dagc.data import CATALOGUE, PARTITIONS
 from dagc.errors import DagcError
 from dagc.models import MODELS
 from dagc.plugins import load_plugins
@@ -11,6 +11,7 @@ from research import models
 from research.allocators import RULES
 from research.codecs import CODECS
 from research.data import ENTRIES
+from research.partitions import one_large
 
 __all__ = ["load", "register"]
 
@@ -25,6 +26,7 @@ def register() -> None:
         POLICIES[name] = relative(name, about)
     VALUE_CODECS.update(CODECS)
     MODELS.update(models.MODELS)
+    PARTITIONS["one-large"] = one_large
     CATALOGUE.update({name: entry.load for name, entry in ENTRIES.items()})
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dagc.data import data_folder
+from dagc.data import CATALOGUE, data_folder
 from dagc.errors import MissingData
 from research.cells import Cell
 from research.data import ENTRIES
@@ -52,6 +52,8 @@ STAND_INS = {
 
 def at_hand(name: str, root: Path) -> bool:
     """Whether the original is in the data folder. Another folder of spoken words does not count as Speech Commands."""
+    if name not in ENTRIES:
+        return True  # it comes with dagc, or is a file
     place = ENTRIES[name].locate(root)
     return place is not None and (name != "speech-commands" or place.name.startswith("speech_commands"))
 
@@ -69,7 +71,7 @@ def with_data(cells: Sequence[Cell], stand_in: bool, data_dir: str | None = None
     for name in sorted(missing):
         if stand_in and name in STAND_INS:
             substitute = STAND_INS[name].data
-            if substitute in ENTRIES:
+            if substitute in CATALOGUE:
                 if not at_hand(substitute, root):
                     problems.append(_how_to_get(substitute, root))
             elif not (root / substitute).exists():
@@ -87,7 +89,7 @@ def with_data(cells: Sequence[Cell], stand_in: bool, data_dir: str | None = None
 def _replaced(cell: Cell, root: Path) -> Cell:
     substitute = STAND_INS[cell.data]
     model = cell.fields["task"].partition("@")[0]
-    place = substitute.data if substitute.data in ENTRIES else str(root / substitute.data)
+    place = substitute.data if substitute.data in CATALOGUE else str(root / substitute.data)
     fields = {**cell.fields, **substitute.fields, "task": f"{model}@{place}"}
     return replace(cell, fields=fields, notes=(*cell.notes, substitute.label))
 

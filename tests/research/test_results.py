@@ -309,7 +309,7 @@ def judged(kind, variants, targets=(0.5,)):
             )
             result = {"final_score": end, "best_score": 0.5}
             runs.append(Run(Path(), {"seed": seed, "task": "mlp@digits", "method": method}, {}, rows, result))
-        series += [Series(label, tuple(runs), paper)] if runs else []
+        series += [Series(label, tuple(runs))] if runs else []
     found = replace(cell, variants=tuple(made))
     return KINDS[kind]([Shown("x", found, Panel("A cell", tuple(series), targets), (), ())])[1]
 

@@ -5,8 +5,7 @@ from dagc.data.catalogue import CATALOGUE, data_folder
 from dagc.data.dataset import Dataset, Objective
 from dagc.data.fields import Fields
 from dagc.data.loading import load
-from dagc.data.partition import Partition, by_client, from_sizes, iid, one_large, skewed
-from dagc.data.spec import PARTITIONS, make_partition
+from dagc.data.partition import PARTITIONS, Partition, by_client, from_sizes, iid, make_partition, skewed
 
 __all__ = [
     "CATALOGUE",
@@ -22,6 +21,5 @@ __all__ = [
     "iid",
     "load",
     "make_partition",
-    "one_large",
     "skewed",
 ]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
@@ -19,7 +19,6 @@ __all__ = [
     "curve",
     "difference",
     "final",
-    "on_shared_seeds",
     "part_sent",
     "reached",
     "spread",
@@ -105,12 +104,6 @@ def curve(series: Series) -> dict[str, list[float]]:
         "low": [min(values) for values in scores],
         "high": [max(values) for values in scores],
     }
-
-
-def on_shared_seeds(*series: Series) -> tuple[Series, ...]:
-    """With the runs of the seeds that all of them have."""
-    shared = set.intersection(*({run.seed for run in one.runs} for one in series))
-    return tuple(replace(one, runs=tuple(run for run in one.runs if run.seed in shared)) for one in series)
 
 
 def difference(series: Series, other: Series, score: float | None = None) -> Spread:
