@@ -22,8 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dagc.errors import DagcError, InvalidInput, unknown
-from dagc.report.numbers import on_shared_seeds
 from research.cells import choose
+from research.judged import on_shared_seeds
 from research.kinds import KINDS, steps
 from research.measured import Measured, in_markdown
 from research.others import compared
