@@ -7,6 +7,7 @@ A package names a module, or a function to call, in the entry points of its `pyp
 
 Loading it registers its parts: `dagc.policies.POLICIES["mine"] = Method(…)`, and likewise in `dagc.ALLOCATORS`,
 `dagc.COMPRESSORS`, `dagc.VALUE_CODECS`, `dagc.models.MODELS`, `dagc.data.CATALOGUE` and `dagc.data.PARTITIONS`.
+`dagc plugins --check` runs the contracts of `dagc.testing` on all of them.
 """
 
 from collections.abc import Mapping

@@ -7,7 +7,7 @@ import dagc
 
 ROOMS = [
     "text", "errors", "spec", "settings", "draws", "files", "state", "checkpoint", "folder",
-    "sparse", "wire", "updates", "allocation", "compressors", "feedback", "policies", "protocol",
+    "sparse", "wire", "updates", "allocation", "compressors", "feedback", "policies", "protocol", "testing",
     "ddp", "flower",
     "network", "data", "models", "plugins", "training", "report", "comparison", "estimate", "cli",
 ]  # fmt: skip

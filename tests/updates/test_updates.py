@@ -16,10 +16,10 @@ from update_reference import decode as decode_reference
 
 from dagc.errors import InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.sparse import Sparse
+from dagc.testing import check_update, vectors
 from dagc.updates import Update, decode_update, encode_dense, encode_update
 from dagc.updates.frame import seal
 from dagc.updates.update import Terms
-from tests.contracts import check_update, vectors
 
 SHAPES = [(24, 30), 24, (5, 24), 5, (3, 2, 2, 2)]
 SIZE = 24 * 30 + 24 + 5 * 24 + 5 + 24
