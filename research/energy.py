@@ -1,7 +1,8 @@
 """The energy that forms of an update carry, by bytes, on real updates: the source of `docs/studies/energy.md`.
 
-`python -m research.energy --data FOLDER --updates FOLDER` runs what is missing and appends it to `results/energy.jsonl`.
-The trainings keep their updates in the second folder. It can be stopped and started again at any time.
+`python -m research.energy --data FOLDER --updates FOLDER` runs what is missing and appends it to the record,
+`results/energy.jsonl`. The trainings keep their updates in the second folder. It can be stopped and started again at
+any time.
 """
 
 import argparse
@@ -17,9 +18,10 @@ import torch
 
 from research.forms import FORMS, carried, computed, needed
 from research.measured import in_markdown
+from research.parity import records
 from research.real_updates import TASKS, Real, kept
 
-__all__ = ["BUDGETS", "ENERGIES", "SHOWN", "records"]
+__all__ = ["BUDGETS", "ENERGIES", "MODELS", "SHOWN", "shares"]
 
 RESULTS = Path(__file__).parents[1] / "results" / "energy.jsonl"
 BUDGETS = (0.25, 1, 4, 16, 40, 64)
@@ -28,15 +30,16 @@ COMPUTED, COMPARED = "computed", (16, 64)
 """The forms whose bytes are only computed, and with which budgets they are compared."""
 SHOWN = ("signs", "int8", "levels", "low rank", "chosen", "PowerSGD", "STC", "NNCodec")
 """The forms in the order of tables. A record of NNCodec is made with its own package."""
-MODELS = {"MLP": "MLP, Fashion-MNIST", "CNN": "CNN, CIFAR-10", "LSTM": "LSTM, Shakespeare", "GPT": "GPT", "LoRA": "LoRA"}
+MODELS = {
+    "MLP": "MLP, Fashion-MNIST",
+    "CNN": "CNN, CIFAR-10",
+    "LSTM": "LSTM, Shakespeare",
+    "GPT": "GPT",
+    "LoRA": "LoRA",
+}
 
 Rows = Sequence[Mapping[str, Any]]
 Table = tuple[list[str], list[list[str]], str]
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    """Every row that was recorded: model, vector, form; and for each budget, the share and the bytes."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def measured(model: str, real: Real, form: str) -> dict[str, Any]:

@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from dagc.data import load
+from dagc.models import build, parameter_count
 from dagc.protocol import downlink, uplink
-from dagc.training import Config, Federation, iterate
+from dagc.training import Config, iterate
 from dagc.updates import encode_update
 from research.measured import in_markdown
 from research.parity import TASKS as PARITY
-from research.parity import TITLES
+from research.parity import TITLES, records
 
-__all__ = ["EQUAL", "FORMS", "TASKS", "configured", "end_table", "levels_alone", "records"]
+__all__ = ["EQUAL", "FORMS", "TASKS", "configured", "end_table", "levels_alone"]
 
 RESULTS = Path(__file__).parents[1] / "results" / "equal-bytes.jsonl"
 ENTRIES: dict[str, Any] = {"method": "power", "frames": "compact", "overhead": 0.0, "step_ahead": 0.0, "first_bits": 4}
@@ -66,7 +68,8 @@ def configured(key: Key, data: str | None, rounds: int | None = None) -> Config:
         fields |= {"rounds": rounds, "evaluate_every": 1}
     if momentum:
         fields |= {"optimizer_options": {"momentum": momentum, "nesterov": True}, "server_rate": 0.5}
-    size = Federation(Config(**{**TASKS[task], "method": "none", "data_dir": data, "rounds": 1, "evaluate_every": 1})).size
+    config = Config(**fields)
+    size = parameter_count(build(config.model, load(config.data, data)))
     most = float(int(budget * 0.5 * math.sqrt(size)))
     return Config(**{**fields, "bytes": most, "down": most})
 
@@ -81,11 +84,6 @@ def run(key: Key, data: str | None, rounds: int | None = None) -> dict[str, Any]
     task, form, budget, momentum, seed = key
     record = {"task": task, "form": form, "budget": budget, "momentum": momentum, "seed": seed, "scores": scores}
     return record | {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    """Every training that was recorded."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def key_of(record: Mapping[str, Any]) -> Key:
