@@ -133,7 +133,8 @@ def _terms_at(triples: Sequence[Triples], step: Scale) -> list[Terms]:
     """The terms of all matrices that carry more than their bits cost, where this step is the best one."""
     done = []
     for start, matrix, _, sigmas, right in triples:
-        price, costs, kept = step.value**2 / STEP_PER_PRICE, 9.0, sigmas.numpy() ** 2
+        price, kept = step.value**2 / STEP_PER_PRICE, sigmas.numpy() ** 2
+        costs = np.full(len(kept), 9.0)
         for side in matrix.shape:
             bits, part = factor_rates(sigmas.numpy() / step.value / math.sqrt(side))
             costs, kept = costs + 0.87 * side * bits, kept * part
@@ -255,7 +256,7 @@ def _uniform(values: Tensor, bits: int) -> Tensor:
     """Values rounded to 2^bits − 1 levels around zero, with the step that leaves the smallest error."""
     most = 2 ** (bits - 1) - 1
     steps = values.square().mean().sqrt() * torch.linspace(0.3, 1.6, 27) * 3 / (most + 0.5)
-    tries = [(values / step).round().clamp(-most, most) * step for step in steps]
+    tries: list[Tensor] = [(values / step).round().clamp(-most, most) * step for step in steps]
     return min(tries, key=lambda one: float((values - one).square().sum()))
 
 

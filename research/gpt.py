@@ -117,6 +117,6 @@ def pretrained(data: Dataset, taken: Partition, steps: int, batch_size: int = 32
         scores = model(data.train_x[batch])
         loss = nn.functional.cross_entropy(scores.flatten(0, 1), data.train_y[batch].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return model

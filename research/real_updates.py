@@ -91,7 +91,7 @@ def transformer(adapted: bool, rounds: int, learning_rate: float, data: str | No
             batch = draws.choice(parts.indices[client], BATCH)
             loss = nn.functional.cross_entropy(model(inputs[batch]).flatten(0, 1), targets[batch].flatten())
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         if client == 0:
             print(f"round {round + 1}: loss {float(loss.detach()):.3f}", flush=True)
@@ -131,9 +131,10 @@ def kept(model: str, folder: Path, data: str | None = None) -> list[Real]:
     if not path.exists():
         options = TASKS[model]
         training = transformer(**options, data=data) if "adapted" in options else small(options, data)
-        vectors = {each.what: each.vector.numpy() for each in updates(training)}
+        vectors: dict[str, Any] = {each.what: each.vector.numpy() for each in updates(training)}
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez(path, shapes=np.array([" ".join(map(str, shape)) for shape in training.shapes]), **vectors)
+        vectors["shapes"] = np.array([" ".join(map(str, shape)) for shape in training.shapes])
+        np.savez(path, **vectors)
     with np.load(path) as arrays:
         shapes = [tuple(map(int, text.split())) for text in arrays["shapes"].tolist()]
         return [Real(name, torch.from_numpy(arrays[name]), shapes) for name in arrays.files if name != "shapes"]

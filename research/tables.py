@@ -59,7 +59,8 @@ def table(words: str, store: Store) -> str:
         InvalidInput: There is no such table, or no record for it.
     """
     kind, experiment, *rest = words.split() if len(words.split()) > 1 else [words, ""]
-    named = {MEASURED: _measured, COMPARED: _others, **{name: partial(_of_rows, name) for name in ROWS}}
+    named: dict[str, Callable[[str, Store], str]] = {MEASURED: _measured, COMPARED: _others}
+    named |= {name: partial(_of_rows, name) for name in ROWS}
     if kind in named:
         if not experiment or rest:
             raise InvalidInput(f"table {words!r}: write {kind} NAME")

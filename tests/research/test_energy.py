@@ -1,6 +1,8 @@
 """The energy that forms carry, training at equal bytes, and what documents show of both."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from dagc.protocol import downlink, uplink
 from dagc.updates import decode_update
 from research import Store, energy, equal_bytes, forms, tables
 from research.energy_figure import write_energy
+from research.parity import records
 
+ROOT = Path(__file__).parents[2]
 SHAPES = ((60, 40), (60,), (20, 8, 3, 3), (20,))
 SIZE = 60 * 40 + 60 + 20 * 72 + 20
 
@@ -123,6 +127,14 @@ def test_the_figure_is_the_same_each_time_and_has_a_line_per_form(tmp_path, rows
     text = (tmp_path / "a.svg").read_text()
     assert text == (tmp_path / "b.svg").read_text()
     assert all(form in text for form in energy.SHOWN)
+
+
+def test_the_documents_figure_is_what_the_record_says(tmp_path):
+    write_energy(records(ROOT / "results" / "energy.jsonl"), tmp_path / "energy.svg")
+    shown = ROOT / "docs" / "images" / "energy.svg"
+    drawn = [re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text()) for path in (tmp_path / "energy.svg", shown)]
+    assert drawn[0] == drawn[1], "make results"
+    assert (ROOT / "results" / "energy.jsonl").stat().st_size < 300_000
 
 
 def ended(form, seed, score, budget=16.0):
