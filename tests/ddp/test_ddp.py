@@ -12,7 +12,19 @@ import dagc.ddp
 from dagc import InvalidInput
 from dagc.models import build
 from dagc.training import Config, Federation
-from tests.ddp.scripts import EXAMPLES, alike, backward, good, gradient, hooked, inputs, train, weights, wrapped
+from tests.ddp.scripts import (
+    EXAMPLES,
+    alike,
+    as_rank,
+    backward,
+    good,
+    gradient,
+    hooked,
+    inputs,
+    train,
+    weights,
+    wrapped,
+)
 
 # The same training as in the local engine
 

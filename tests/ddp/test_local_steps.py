@@ -13,7 +13,7 @@ from dagc import InvalidInput
 from dagc.ddp import LocalSteps, local_steps
 from dagc.protocol import Plan
 from dagc.training import Config, Federation
-from tests.ddp.scripts import EXAMPLES, alike, around, counting, good, one_step, sgd, small, weights
+from tests.ddp.scripts import EXAMPLES, alike, around, as_rank, counting, good, one_step, sgd, small, weights
 
 # The same training as in the local engine
 
