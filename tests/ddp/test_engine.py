@@ -90,7 +90,9 @@ def with_local_steps(settings, fields):
     model = build(config.model, data, seed=config.seed)
     plan, examples = config.plan(), int(partition.sizes[rank])
     plan = plan.replaced(first_model="sent", down="lossless")
-    local = dagc.ddp.LocalSteps(model, plan=plan, examples=examples, steps=config.local_steps, rounds=config.rounds)
+    local = dagc.ddp.LocalSteps(
+        model, plan=plan, examples=examples, steps=config.local_steps, rounds=config.rounds, momentum=0
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
     for step in range(config.rounds * config.local_steps):

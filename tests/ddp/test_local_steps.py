@@ -110,7 +110,7 @@ def as_engine(config, options):
     plan, examples = config.plan(), int(partition.sizes[rank])
     local = LocalSteps(
         model, plan=plan.replaced(first_model="sent"), examples=examples, steps=config.local_steps,
-        rounds=config.rounds, **options,
+        rounds=config.rounds, **{"momentum": 0, **options},
     )  # fmt: skip
     optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     models, payload = [], 0
@@ -260,6 +260,29 @@ def test_the_outer_optimiser_is_plain_or_nesterov(two, rate, momentum):
         velocity = momentum * velocity + mean
         vector = vector - rate * (mean + momentum * velocity)
         assert torch.allclose(answers[0][0][number + 1], vector, rtol=1e-5, atol=1e-6)
+
+
+def momentum_of(options):
+    """The momentum, and whether there is a vector for it."""
+    local = LocalSteps(small(), examples=1, **options)
+    return local.momentum, local._replica.velocity is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "momentum"),
+    [
+        ({}, 0.5),
+        ({"method": "none"}, 0.5),
+        ({"ratio": 0.05}, 0.5),
+        ({"bytes": 40}, 0.0),
+        ({"method": "thrifty"}, 0.0),
+        ({"method": "dagc-r", "ratio": 0.1}, 0.0),
+        ({"momentum": 0}, 0.0),
+        ({"bytes": 40, "momentum": 0.9}, 0.9),
+    ],
+)
+def test_momentum_is_on_where_messages_carry_most_of_the_change(two, options, momentum):
+    assert good(two.run(momentum_of, options)) == [(momentum, momentum > 0)] * 2
 
 
 def without_data(examples):
