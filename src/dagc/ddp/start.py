@@ -18,7 +18,7 @@ from dagc.ddp.replica import Replica
 from dagc.ddp.resume import Choice, candidates, check_content, send_model_to_newcomers
 from dagc.ddp.trees import to_arrays
 from dagc.errors import DagcError, InvalidInput
-from dagc.policies.plan import level_bytes
+from dagc.policies.defaults import level_bytes, local_steps_bytes
 from dagc.protocol import Plan, Server, Uplink
 
 __all__ = ["Start", "begin", "same_checksums", "usual_momentum"]
@@ -91,7 +91,9 @@ def begin(
         plan = make_plan(plan, settings, talk.world, local_steps=True)
         start = _prepare(Replica(model, local), plan, rounds, Exchange(group, talk.device, "exchange"))
         examples = check_examples(examples)
-        start.momentum = usual_momentum(plan, start.uplink.size) if same["momentum"] is None else same["momentum"]
+        start.momentum = usual_momentum(start.server.plan, start.uplink.size)
+        if same["momentum"] is not None:
+            start.momentum = same["momentum"]
         dtypes = [str(parameter.dtype) for parameter in start.replica.parameters]
         arguments = {**start.about, **same, "momentum": start.momentum, "dtypes": dtypes}
     except Exception as reason:  # whatever it is, the other ranks must not wait for this one
@@ -121,7 +123,7 @@ def usual_momentum(plan: Plan, size: int) -> float:
     """The momentum of the shared model, if none is given: only where messages carry most of what ranks have moved.
 
     Example:
-        >>> usual_momentum(Plan(), 7850), usual_momentum(Plan(bytes=100), 7850)
+        >>> usual_momentum(Plan(ratio=0.1), 7850), usual_momentum(Plan(bytes=100), 7850)
         (0.5, 0.0)
     """
     carried = plan.for_size(size).bytes if plan.method_spec.encodes else None
@@ -129,7 +131,10 @@ def usual_momentum(plan: Plan, size: int) -> float:
 
 
 def _prepare(replica: Replica, plan: Plan, rounds: int | None, exchange: Exchange) -> Start:
-    server = Server(plan, sum(replica.sizes), rounds, replica.shapes)
+    size = sum(replica.sizes)
+    if plan.method_spec.encodes and not plan.budgets_set:
+        plan = plan.replaced(bytes=local_steps_bytes(size))
+    server = Server(plan, size, rounds, replica.shapes)
     uplink = Uplink(server.plan.for_clients(), replica.shapes, replica.device)
     about = {**plan.as_dict(), "rounds": rounds, "sizes": replica.sizes}
     compile_ahead(plan, rounds)
