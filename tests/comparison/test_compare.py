@@ -143,7 +143,7 @@ def test_the_table_fits_a_terminal_and_counts_both_ways(monkeypatch, capsys, tar
     assert rows[1] == "method final, % rounds up down total × best seconds"
     assert f"dagc-r {end} ± 0.0 12 111 kB 222 kB 333 kB 1.0 1.2" in rows
     assert f"none {end} 12 996 MB 1.99 GB 2.99 GB 8,973 1.2" in rows
-    assert any(row.startswith("a-method-of-somebody-else") and row.endswith("1 of 2") for row in rows)
+    assert any(row.endswith("1 of 2") for row in rows)
 
 
 def test_ctrl_c_stops_all_runs_with_a_checkpoint_and_the_command_goes_on(tmp_path):

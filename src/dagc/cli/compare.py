@@ -75,13 +75,11 @@ def read_question(folder: Path) -> tuple[str, Question]:
     file = folder / COMPARISON
     try:
         stored = json.loads(file.read_bytes())
-        newer = stored.pop("version") > VERSION
-        key, question = stored.pop("key"), None if newer else Question(**stored)
+        if stored.pop("version") <= VERSION:
+            return stored.pop("key"), Question(**stored)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidInput(f"{file} cannot be read ({error!r}): choose another folder") from error
-    if question is None:
-        raise InvalidInput(f"{file} was written by a newer version of dagc: update dagc to read it")
-    return key, question
+    raise InvalidInput(f"{file} was written by a newer version of dagc: update dagc to read it")
 
 
 def compare_as(question: Question, output: Path | None, jobs: int | None, as_json: bool) -> None:
