@@ -1,4 +1,4 @@
-"""What the experiments add to dagc, as plugins do: allocators, value codecs, models, partitions and data sets."""
+"""What the experiments add to dagc, as plugins do: methods, allocators, codecs, models, partitions and data sets."""
 
 from dagc.allocation import ALLOCATORS, Allocator
 from dagc.data import CATALOGUE, PARTITIONS
@@ -7,7 +7,7 @@ from dagc.models import MODELS
 from dagc.plugins import load_plugins
 from dagc.policies import POLICIES, relative
 from dagc.wire import VALUE_CODECS
-from research import models
+from research import accordion, models
 from research.allocators import RULES
 from research.codecs import CODECS
 from research.data import ENTRIES
@@ -24,6 +24,7 @@ def register() -> None:
     for name, (rule, about) in RULES.items():
         ALLOCATORS[name] = Allocator(ratios=rule)
         POLICIES[name] = relative(name, about)
+    POLICIES["accordion"] = accordion.METHOD
     VALUE_CODECS.update(CODECS)
     MODELS.update(models.MODELS)
     PARTITIONS["one-large"] = one_large
