@@ -17,7 +17,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from dagc.data import load, make_partition
 from dagc.policies.defaults import level_bytes
 from dagc.training import Config, Federation
-from dagc.updates import State, encode_update
+from dagc.updates import encode_update
 from research.gpt import Gpt, adapter, pretrained
 
 __all__ = ["TASKS", "Real", "kept"]
@@ -107,7 +107,6 @@ def updates(training: Training) -> Iterator[Real]:
     x, y = training.start.clone(), training.start.clone()
     shapes, most = training.shapes, int(level_bytes(len(training.start)))
     residuals = [torch.zeros_like(x) for _ in training.weights]
-    states, down = [State() for _ in residuals], State()
     for round in range(training.rounds):
         shown = round in (0, training.rounds // 2, training.rounds - 1)
         total = torch.zeros_like(x)
@@ -116,12 +115,12 @@ def updates(training: Training) -> Iterator[Real]:
             if shown and client == 0:
                 yield Real(f"client, round {round + 1}", residuals[0].clone(), shapes)
             left = residuals[client]
-            _, update = encode_update(left, shapes, most, state=states[client], residual=left)
+            _, update = encode_update(left, shapes, most, residual=left)
             update.add_to(total, weight)
         x -= total
         if shown:
             yield Real(f"server, round {round + 1}", x - y, shapes)
-        _, update = encode_update(x - y, shapes, most, state=down)
+        _, update = encode_update(x - y, shapes, most)
         update.add_to(y)
 
 

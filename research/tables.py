@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from dagc.errors import DagcError, InvalidInput, unknown
-from dagc.report.numbers import on_shared_seeds
 from research import energy, equal_bytes, parity
 from research.cells import choose
 from research.energy_figure import write_energy
+from research.judged import on_shared_seeds
 from research.kinds import KINDS, steps
 from research.measured import Measured, in_markdown
 from research.others import compared

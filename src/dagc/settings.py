@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from numbers import Integral, Real
 from typing import Any, Literal, Self
 
 from dagc.errors import InvalidInput, shown, unknown
 
-__all__ = ["Setting", "Settings", "setting"]
+__all__ = ["Setting", "Settings", "group", "setting"]
 
 Kind = Literal["number", "integer", "switch", "text", "numbers", "options"]
 NAMES: dict[Kind, str] = {"number": "a number", "integer": "an integer"}
@@ -163,6 +163,11 @@ def setting(default: Any, help: str, kind: Kind = "number", **limits: Any) -> An
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def group(name: str) -> Callable[..., Any]:
+    """`setting`, for those that `--help` and the docs list under this heading."""
+    return partial(setting, group=name)
 
 
 class Settings:

@@ -1,6 +1,6 @@
 """The one file format for all state kept between rounds: safetensors, with everything that is not an array as JSON.
 
-Whatever keeps state has `state_dict()`, a tree of dicts whose leaves are arrays or what JSON can hold, and
+Whatever keeps state has `state_dict()`, a tree of dicts and lists whose leaves are arrays or what JSON can hold, and
 `load_state_dict(state)`, which loads all of it or raises `InvalidInput` and changes nothing. Arrays in a tree are not
 copies: write or copy them before the next step.
 
@@ -94,7 +94,7 @@ def save_state(
         path: The file.
         kind: What the state belongs to; `load_state` refuses any other kind.
         version: The version of the state's content, from 1.
-        state: Dicts of dicts, with numpy arrays or anything that JSON can hold as leaves.
+        state: Dicts and lists, with numpy arrays or anything that JSON can hold as leaves.
         private: Only the user may read the file.
 
     Raises:
@@ -119,9 +119,11 @@ def save_state(
 def dump_state(kind: str, version: int, state: Mapping[str, Any]) -> bytes:
     """A state as the bytes of such a file."""
     arrays: dict[str, NDArray[Any]] = {}
-    tree = _without_arrays(state, (), arrays)
     try:
+        tree = _without_arrays(state, (), arrays)
         text = json.dumps({"kind": kind, "version": version, "state": tree})
+    except InvalidInput:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"JSON cannot hold the state of this {kind}: {error}") from error
     about = json.dumps({"content": text, "checksum": _sum(text, arrays)})
@@ -193,6 +195,8 @@ def _without_arrays(leaf: Any, path: tuple[str, ...], arrays: dict[str, NDArray[
         little_endian = leaf.dtype.newbyteorder("<")
         arrays[name] = np.ascontiguousarray(leaf, dtype=little_endian).reshape(leaf.shape)
         return {ARRAY: name}
+    if isinstance(leaf, list | tuple):
+        return [_without_arrays(value, (*path, str(place)), arrays) for place, value in enumerate(leaf)]
     if isinstance(leaf, Mapping):
         return {_marked(str(key)): _without_arrays(value, (*path, str(key)), arrays) for key, value in leaf.items()}
     return leaf
@@ -203,6 +207,8 @@ def _marked(key: str) -> str:
 
 
 def _with_arrays(leaf: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    if isinstance(leaf, list):
+        return [_with_arrays(value, arrays) for value in leaf]
     if not isinstance(leaf, dict):
         return leaf
     if leaf.keys() == {ARRAY}:

@@ -6,8 +6,9 @@ import torch
 from dagc import ALLOCATORS, COMPRESSORS, VALUE_CODECS, Allocator, Sparse, per_tensor
 from dagc.allocation import power
 from dagc.compressors import compressor
-from dagc.policies import POLICIES, Accordion, Allocated, Method
+from dagc.policies import POLICIES, Allocated, Method
 from dagc.testing import check_allocator, check_compressor, check_policy, check_value_codec
+from research.accordion import Accordion
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)

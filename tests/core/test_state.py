@@ -36,6 +36,8 @@ def same(one, other):
         return isinstance(other, np.ndarray) and other.dtype == order and np.array_equal(one, other, equal_nan=False)
     if isinstance(one, dict):
         return isinstance(other, dict) and list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
     return type(one) is type(other) and one == other
 
 
@@ -55,7 +57,11 @@ ARRAYS = DTYPES.flatmap(
 )
 STATES = st.dictionaries(
     KEYS,
-    st.recursive(JSON | ARRAYS, lambda inner: st.dictionaries(KEYS, inner, max_size=3), max_leaves=6),
+    st.recursive(
+        JSON | ARRAYS,
+        lambda inner: st.dictionaries(KEYS, inner, max_size=3) | st.lists(inner, max_size=3),
+        max_leaves=6,
+    ),
     max_size=4,
 )
 
@@ -110,7 +116,7 @@ class TestRefused:
         deep = []
         for _ in range(100_000):
             deep = [deep]
-        for odd in ({1, 2}, np.int64(3), deep, [np.zeros(2)]):
+        for odd in ({1, 2}, np.int64(3), deep):
             with pytest.raises(InvalidInput, match="JSON cannot hold"):
                 written(tmp_path / "it", {"odd": odd})
 

@@ -2,41 +2,26 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import dagc.ddp
-from dagc.data import Batches, load, make_partition
-from dagc.models import build
 from dagc.training import Config, Federation
+from tests.ddp.scripts import as_rank, good
 from tests.helpers.plans import BOUNDED, CLIPPED, plans
-from tests.helpers.ranks import Ranks
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    ranks = Ranks(2, tmp_path_factory.mktemp("two"))
-    yield ranks
-    ranks.kill()
 
 
 def as_engine(settings, fields):
     """A DDP script for a configuration of the local engine, where rank i is client i."""
     config = Config(**fields, **settings)
-    rank = dist.get_rank()
-    data = load(config.data)
-    partition = make_partition(config.partition_spec, data, config.seed)
-    batches = Batches(data, partition, config.batch_size, config.seed)
-    model = DDP(build(config.model, data, seed=config.seed), bucket_cap_mb=0.01)
-    plan = config.plan()
-    examples = int(partition.sizes[rank])
-    plan = plan.replaced(first_model="sent", down="lossless", step_ahead=settings.get("step_ahead", 0.0))
+    module, examples, batch = as_rank(config)
+    model = DDP(module, bucket_cap_mb=0.01)
+    plan = config.plan().replaced(first_model="sent", down="lossless", step_ahead=settings.get("step_ahead", 0.0))
     hook = dagc.ddp.register(model, plan=plan, examples=examples, rounds=config.rounds)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
     for step in range(config.rounds):
-        x, y = batches.batch(rank, step)
+        x, y = batch(step)
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -68,9 +53,7 @@ def test_ddp_and_the_local_engine_are_bit_identical(two, settings):
 
 def compare(answers, settings, fields):
     """Weights, residual and bytes of every rank, against the local engine."""
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
+    good(answers)
     engine = Federation(Config(**fields, down="lossless", **settings))  # whatever the method's own is
     rounds = [engine.step() for _ in range(fields["rounds"])]
     vector = engine.optimizer.vector.detach()
@@ -83,18 +66,13 @@ def compare(answers, settings, fields):
 def with_local_steps(settings, fields):
     """The same with local steps between the exchanges."""
     config = Config(**fields, **settings)
-    rank = dist.get_rank()
-    data = load(config.data)
-    partition = make_partition(config.partition_spec, data, config.seed)
-    batches = Batches(data, partition, config.batch_size, config.seed)
-    model = build(config.model, data, seed=config.seed)
-    plan, examples = config.plan(), int(partition.sizes[rank])
-    plan = plan.replaced(first_model="sent", down="lossless")
+    model, examples, batch = as_rank(config)
+    plan = config.plan().replaced(first_model="sent", down="lossless")
     local = dagc.ddp.LocalSteps(model, plan=plan, examples=examples, steps=config.local_steps, rounds=config.rounds)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
     for step in range(config.rounds * config.local_steps):
-        x, y = batches.batch(rank, step)
+        x, y = batch(step)
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
         optimizer.step()

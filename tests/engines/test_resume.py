@@ -76,6 +76,7 @@ import json, os, signal, sys
 from contextlib import contextmanager
 from dagc import checkpoint, files, state
 from dagc.training import Config, train
+import tests  # its method
 
 fields, folder, moments = json.loads(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 train(Config(**{**fields, "rounds": 1}))  # loads and compiles once, before the children
@@ -149,7 +150,7 @@ def test_killed_from_outside_at_random_times(tmp_path, straight):
     import time
 
     rng = random.Random(0)
-    (tmp_path / "run.toml").write_text(toml(settings()))
+    (tmp_path / "run.toml").write_text(toml(settings("dagc-r")))
     command = [
         sys.executable,
         "-m",
@@ -166,7 +167,7 @@ def test_killed_from_outside_at_random_times(tmp_path, straight):
         process.kill()
         process.wait()
     subprocess.run(command, check=True, capture_output=True)
-    assert kept(tmp_path / "run") == straight["accordion"]
+    assert kept(tmp_path / "run") == straight["dagc-r"]
 
 
 def test_whoever_stops_listening_leaves_a_checkpoint(tmp_path, straight):
@@ -194,7 +195,7 @@ sys.argv = ["dagc", *sys.argv[1:]]
 main()
 """
     folder = tmp_path / "run"
-    (tmp_path / "run.toml").write_text(toml(settings()))
+    (tmp_path / "run.toml").write_text(toml(settings("dagc-r")))
     command = [sys.executable, "-c", script, "run", "--config", str(tmp_path / "run.toml"), "--output", str(folder)]
     stopped = subprocess.run(command, capture_output=True, text=True)
     assert stopped.returncode == 130

@@ -1,12 +1,11 @@
 """Callbacks: early stopping, and logs to other programs, whose packages are faked."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from dagc.errors import InvalidInput, MissingExtra
-from dagc.training import Config, EarlyStopping, MLflow, WandB, train
+from dagc.errors import InvalidInput
+from dagc.training import EarlyStopping, train
 
 CONFIG = {"task": "logistic@digits", "method": "dagc-r", "ratio": 0.02, "rounds": 3, "evaluate_every": 1}
 
@@ -27,48 +26,6 @@ def test_early_stopping_waits_for_its_patience():
 def test_a_training_ends_early():
     result = train(**{**CONFIG, "rounds": 50, "learning_rate": 1e-9}, callbacks=[EarlyStopping(patience=3)])
     assert len(result.rounds) == 4
-
-
-class Recorder:
-    """Stands for a package of logs."""
-
-    def __init__(self):
-        self.settings, self.logged = {}, []
-
-    def init(self, config, project):
-        self.settings = {**config, "project": project}
-        return self
-
-    def log_params(self, settings):
-        self.settings = settings
-
-    def log(self, numbers, step):
-        self.logged.append((step, numbers))
-
-    log_metrics = log
-
-
-@pytest.mark.parametrize(
-    ("name", "make"), [("wandb", lambda: WandB(0.1, project="p")), ("mlflow", lambda: MLflow(0.1))]
-)
-def test_every_round_is_logged_with_the_settings(name, make, monkeypatch):
-    recorder = Recorder()
-    monkeypatch.setitem(sys.modules, name, recorder)
-    result = train(Config(**CONFIG), callbacks=[make()])
-    assert recorder.settings["ratio"] == 0.02
-    assert recorder.settings.get("project", "p") == "p"
-    assert [step for step, _ in recorder.logged] == [1, 2, 3]
-    last = recorder.logged[-1][1]
-    assert last["score"] == result.rounds[-1].score
-    assert last["bytes_total"] == result.bytes_up + result.bytes_down
-    assert "rounds_to_target" in last
-
-
-@pytest.mark.parametrize(("name", "make"), [("wandb", WandB), ("mlflow", MLflow)])
-def test_a_missing_package_is_named(name, make, monkeypatch):
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtra, match=f"pip install {name}"):
-        make()
 
 
 def test_a_result_is_a_table_in_a_notebook():

@@ -17,7 +17,7 @@ from update_reference import decode as decode_reference
 from dagc.errors import InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.sparse import Sparse
 from dagc.testing import check_update, vectors
-from dagc.updates import State, Update, decode_update, encode_dense, encode_update
+from dagc.updates import Update, decode_update, encode_dense, encode_update
 from dagc.updates.frame import seal
 from dagc.updates.update import Terms
 
@@ -114,8 +114,7 @@ def test_the_same_vector_gives_the_same_bytes_on_any_number_of_threads():
     try:
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            state = State()
-            frames.add(tuple(encode_update(vector * scale, SHAPES, 200, state=state)[0] for scale in (1, 1, 2)))
+            frames.add(tuple(encode_update(vector * scale, SHAPES, 200)[0] for scale in (1, 1, 2)))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

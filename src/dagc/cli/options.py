@@ -15,7 +15,7 @@ from dagc.policies import POLICIES
 from dagc.training import Config
 from dagc.wire import VALUE_CODECS
 
-__all__ = ["AsJson", "ConfigFile", "Jobs", "from_json", "number", "passed", "settings_of", "several", "with_flags"]
+__all__ = ["AsJson", "ConfigFile", "Jobs", "passed", "settings_of", "with_flags"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings; flags override it.")]
@@ -92,8 +92,8 @@ def passed(flags: Mapping[str, Any], lists: Collection[str] = ()) -> dict[str, A
     values = {name: value for name, value in flags.items() if value is not None}
     for name in values.keys() & set(lists):
         if "," in values[name]:
-            values[name] = several(values[name], f"--{name.replace('_', '-')}")
-    return {name: from_json(value, name) if name in OBJECTS else value for name, value in values.items()}
+            values[name] = _several(values[name], f"--{name.replace('_', '-')}")
+    return {name: _from_json(value, name) if name in OBJECTS else value for name, value in values.items()}
 
 
 def settings_of(values: Mapping[str, Any], config: Path | None) -> dict[str, Any]:
@@ -104,12 +104,7 @@ def settings_of(values: Mapping[str, Any], config: Path | None) -> dict[str, Any
     return {**settings, **values}
 
 
-def number(text: str | None, name: str) -> Any:
-    """The value of a setting from the command line, checked; None if it was not passed."""
-    return None if text is None else Config.schema()[name].check(name, text)
-
-
-def several(text: str, what: str) -> list[str]:
+def _several(text: str, what: str) -> list[str]:
     """Split values separated by commas; each may occur once."""
     values = [part.strip() for part in text.split(",")]
     if not all(values) or len(set(values)) < len(values):
@@ -117,7 +112,7 @@ def several(text: str, what: str) -> list[str]:
     return values
 
 
-def from_json(text: str, name: str) -> Any:
+def _from_json(text: str, name: str) -> Any:
     """Parse names and values from the command line."""
     try:
         return json.loads(text)

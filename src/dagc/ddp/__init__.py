@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dagc.ddp.hook import Hook, Step
-from dagc.ddp.local_steps import Exchanged, LocalSteps
+from dagc.ddp.exchange import Exchanged
+from dagc.ddp.hook import Hook
+from dagc.ddp.local_steps import LocalSteps
 from dagc.protocol import Plan
 
-__all__ = ["Exchanged", "Hook", "LocalSteps", "Step", "register"]
+__all__ = ["Exchanged", "Hook", "LocalSteps", "register"]
 
 
 def register(
@@ -52,8 +53,8 @@ def register(
         >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 10))
         >>> hook = dagc.ddp.register(model, examples=5000, ratio=0.01)      # 40 of 4,040 bytes
         >>> model(torch.randn(32, 100)).square().mean().backward()
-        >>> hook.last.step, hook.last.payload <= 40, any(p.grad.any() for p in model.parameters())
-        (0, True, True)
+        >>> hook.last.round, hook.last.payload <= 40, any(p.grad.any() for p in model.parameters())
+        (1, True, True)
         >>> torch.distributed.destroy_process_group()
     """
     hook = Hook(model, examples, plan, settings, rounds, scaler)

@@ -11,11 +11,41 @@ import torch.distributed as dist
 
 from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
 
-__all__ = ["Exchange", "Packet", "refusal"]
+__all__ = ["Exchange", "Exchanged", "Packet", "refusal"]
 
 _HEAD = Struct("<BIQdI")
 REFUSALS: tuple[type[DagcError], ...] = (NonFiniteGradient, InvalidInput, DagcError)
 """The errors that a rank can report to all; a packet holds the place of the class, from 1."""
+
+
+class Exchanged(NamedTuple):
+    """What an exchange took on this rank. Only numbers, so that `_asdict()` can be logged directly.
+
+    Attributes:
+        round: How many exchanges are done, this one included.
+        steps: The optimizer's steps before it; 1 for the hook.
+        entries: Entries that this rank sent.
+        payload: Bytes of this rank's payload; 0 if it waits.
+        sent: Bytes that this rank handed to the network: its payload to every other rank, with heads and padding.
+        received: Bytes that it received from the others.
+        exchanges: 1, or 2 if a payload exceeded the expected size.
+        skipped: Whether the step was refused on all ranks, and a scaler was made to skip it.
+        compress: Seconds for error feedback, selection and the payload.
+        exchange: Seconds that this rank waited for the network and for slower ranks.
+        decode: Seconds to decode the payloads, sum them and use the sum.
+    """
+
+    round: int
+    steps: int
+    entries: int
+    payload: int
+    sent: int
+    received: int
+    exchanges: int
+    skipped: bool
+    compress: float
+    exchange: float
+    decode: float
 
 
 class Packet(NamedTuple):

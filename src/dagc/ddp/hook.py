@@ -20,45 +20,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dagc.ddp.agreement import agree, check_examples, check_packets, compile_ahead, log, make_plan, read_all
 from dagc.ddp.device import device_of
-from dagc.ddp.exchange import Exchange, Packet, refusal
+from dagc.ddp.exchange import Exchange, Exchanged, Packet, refusal
 from dagc.ddp.resume import warn_without_state
 from dagc.ddp.trees import check_version, to_arrays, to_tensors
 from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
 from dagc.protocol import Plan, Server, Uplink, Upload
 from dagc.state import all_or_nothing
 
-__all__ = ["Bucket", "Hook", "Step", "on_bucket"]
+__all__ = ["Bucket", "Hook", "on_bucket"]
 
 VERSION = 1
 """The version of what `Hook.state_dict` returns."""
-
-
-class Step(NamedTuple):
-    """What the last step of this rank took. Only numbers, so that `_asdict()` can be logged directly.
-
-    Attributes:
-        step: Its number, from 0.
-        entries: Entries that this rank sent.
-        payload: Bytes of this rank's payload; 0 if it waits.
-        sent: Bytes that this rank handed to the network: its payload to every other rank, with heads and padding.
-        received: Bytes that it received from the others.
-        exchanges: 1, or 2 if a payload was larger than expected.
-        skipped: Whether the step was refused on all ranks, and a scaler was made to skip it.
-        compress: Seconds for error feedback, selection and the payload.
-        exchange: Seconds in the network, including waiting for slower ranks.
-        decode: Seconds to decode the payloads, sum them and pass the gradient to DDP.
-    """
-
-    step: int
-    entries: int
-    payload: int
-    sent: int
-    received: int
-    exchanges: int
-    skipped: bool
-    compress: float
-    exchange: float
-    decode: float
 
 
 class Bucket(NamedTuple):
@@ -105,7 +77,7 @@ class Hook:
         for rank, count in enumerate(self.examples):
             if count:
                 self.server.join(str(rank), count)
-        self.last: Step | None = None
+        self.last: Exchanged | None = None
         self._buckets: list[Bucket] = []
         self._futures: list[Future[Tensor]] = []
         warn_without_state(self, self._parameters[0], "pass it to hook.load_state_dict")
@@ -184,7 +156,9 @@ class Hook:
                 self.uplink.settle(self.server.members[str(self._exchange.rank)].accepted_round)
         clock.append(perf_counter())
         entries, seconds = 0 if upload is None else len(upload.update), [end - start for start, end in pairwise(clock)]
-        self.last = Step(message.step, entries, len(message.body), *self._exchange.traffic, skipped, *seconds)
+        self.last = Exchanged(
+            message.step + 1, 1, entries, len(message.body), *self._exchange.traffic, skipped, *seconds
+        )
         log.debug("%s", self.last)
 
     def _compressed(self, buckets: Sequence[Bucket], scale: float) -> tuple[Packet, list[Tensor], Upload | None]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dagc.ddp.agreement import check_packets, log, read_all
 from dagc.ddp.device import tensor_checksum
-from dagc.ddp.exchange import Packet, refusal
+from dagc.ddp.exchange import Exchanged, Packet, refusal
 from dagc.ddp.resume import VERSION, warn_without_state
 from dagc.ddp.start import begin, same_checksums
 from dagc.ddp.trees import to_tensors
@@ -27,38 +27,10 @@ from dagc.errors import InvalidInput, MalformedPayload
 from dagc.protocol import Plan, Upload
 from dagc.updates import Update
 
-__all__ = ["Exchanged", "LocalSteps"]
+__all__ = ["LocalSteps"]
 
 HEAD = Struct("<Idd")
 """Before every frame: the checksum of the shared model, seconds since the start, seconds per local step."""
-
-
-class Exchanged(NamedTuple):
-    """What an exchange took on this rank. Only numbers, so that `_asdict()` can be logged directly.
-
-    Attributes:
-        round: How many exchanges are done, this one included.
-        steps: The local steps before it.
-        entries: Entries that this rank sent.
-        payload: Bytes of this rank's payload; 0 if it waits.
-        sent: Bytes that this rank handed to the network: its payload to every other rank, with heads and padding.
-        received: Bytes that it received from the others.
-        exchanges: 1, or 2 if a payload exceeded the expected size.
-        compress: Seconds for error feedback, selection and the payload.
-        exchange: Seconds that this rank waited for the network and for slower ranks.
-        decode: Seconds to decode the payloads, sum them and move the shared model.
-    """
-
-    round: int
-    steps: int
-    entries: int
-    payload: int
-    sent: int
-    received: int
-    exchanges: int
-    compress: float
-    exchange: float
-    decode: float
 
 
 class _Flight(NamedTuple):
@@ -346,7 +318,9 @@ class LocalSteps:
         self._next = self._steps_until_next(max(pace for _, _, pace in heads))
         seconds = (flight.compress, landed - began, perf_counter() - landed)
         payload = len(flight.message.body) - HEAD.size
-        self.last = Exchanged(self.round, flight.steps, flight.entries, payload, *self._exchange.traffic, *seconds)
+        self.last = Exchanged(
+            self.round, flight.steps, flight.entries, payload, *self._exchange.traffic, False, *seconds
+        )
         log.info("%s", self.last)
 
     def _heads(self, packets: list[Packet]) -> list[tuple[int, float, float]]:

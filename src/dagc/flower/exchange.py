@@ -71,7 +71,7 @@ class Exchange:
         self.up = self.down = 0
         self.result: dict[str, Any] | None = None
 
-    def introduce(self, messages: Sequence[Message], grid: Grid, timeout: float) -> list[tuple[Sent, Message]]:
+    def ask(self, messages: Sequence[Message], grid: Grid, timeout: float) -> list[tuple[Sent, Message]]:
         """Ask the nodes behind messages to unknown ones who they are; the questions with the replies to each."""
         asked = self.asked
         for message in messages:
@@ -116,6 +116,7 @@ class Exchange:
         records = {**dict(message.content.items()), arrays[0]: record_of(payload), RECORD: instruction.write()}
         message.content = RecordDict(records)
         self.down += len(payload)
+        run.bytes_down += len(payload)
         return Sent(message, instruction, client)
 
     def leave_out(self, sent: Sent, doing: str, why: object) -> None:

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from flwr.app import Message, MetricRecord
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from dagc.errors import DagcError, MalformedPayload
@@ -24,7 +25,7 @@ from dagc.flower.messages import (
 )
 from dagc.protocol import Upload
 
-__all__ = ["Introduction", "Received", "evaluations", "introductions", "uploads"]
+__all__ = ["Received", "evaluations", "introduce", "uploads"]
 
 Pairs = Sequence[tuple[Sent, Message]]
 NO_MOD = (
@@ -41,14 +42,6 @@ CAUSES = {
 }
 """The cause of errors that contain one of these texts."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,109}")
-
-
-class Introduction(NamedTuple):
-    """Who a node is."""
-
-    name: str
-    sent: Sent
-    examples: float
 
 
 class Received(NamedTuple):
@@ -71,16 +64,26 @@ class Received(NamedTuple):
     examples: float
 
 
-def introductions(exchange: Exchange, pairs: Pairs) -> list[Introduction]:
-    """Who nodes are, in the order of their names, so that partition 2 comes before 10."""
-    doing, known = f"round {exchange.round}", []
+def introduce(exchange: Exchange, messages: Sequence[Message], grid: Grid, timeout: float) -> None:
+    """Meet the nodes that are new: the allocation needs to know how many examples each holds."""
+    doing, run, answers = f"round {exchange.round}", exchange.run, []
+    pairs = exchange.ask(messages, grid, timeout)
+    alive = set(grid.get_node_ids()) if pairs else set()
     for sent, reply in _without_errors(exchange, pairs, doing):
         try:
-            answer = _answer(reply, sent.instruction, ASK)
-            known.append(Introduction(answer.name, sent, answer.examples))
+            answers.append((_answer(reply, sent.instruction, ASK), sent))
         except DagcError as error:
             exchange.leave_out(sent, doing, error)
-    return sorted(known, key=lambda each: (len(each.name), each.name, each.sent.node))
+    for answer, sent in sorted(
+        answers, key=lambda pair: (len(pair[0].name), pair[0].name, pair[1].node)
+    ):  # 2 before 10
+        known = run.node(answer.name)
+        if known is not None and known != sent.node and known in alive:
+            why = f"it says it is {answer.name}, and so does node {known}: give each its own partition-id or dagc-name"
+            exchange.leave_out(sent, doing, why)
+        else:
+            run.register_node(answer.name, sent.node, answer.examples)
+    exchange.unmet = [sent for sent in exchange.asked if sent.node not in run.names]
 
 
 def uploads(exchange: Exchange, replies: Sequence[Message]) -> list[Received]:

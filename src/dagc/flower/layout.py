@@ -5,7 +5,6 @@ import zlib
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 from functools import cached_property
-from io import BytesIO
 from math import prod
 from typing import Any, NamedTuple, Self
 
@@ -255,27 +254,17 @@ def _from_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _array(numbers: NDArray[Any], dtype: str) -> Array:
-    """Like Flower's own `Array(numbers.astype(dtype))`, with one copy instead of three."""
-    if dtype == BFLOAT16:
-        numbers = _to_bfloat16(numbers).view("V2")
-    numbers = np.ascontiguousarray(numbers, None if dtype == BFLOAT16 else dtype).reshape(numbers.shape)
-    head = BytesIO()
-    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(numbers))
-    data = b"".join((head.getvalue(), numbers.tobytes() if dtype == BFLOAT16 else numbers.data))
-    return Array(dtype, numbers.shape, NUMPY, data)
+    """The array that Flower carries for these numbers."""
+    if dtype != BFLOAT16:
+        return Array(np.ascontiguousarray(numbers, dtype).reshape(numbers.shape))
+    return Array(BFLOAT16, numbers.shape, NUMPY, Array(_to_bfloat16(numbers).view("V2")).data)
 
 
 def _numbers(array: Array) -> NDArray[Any]:
-    """Like Flower's own `array.numpy()`, without a copy if possible; bfloat16 becomes float32."""
-    if array.dtype == BFLOAT16:
-        bits = array.numpy()
-        if bits.dtype.itemsize != 2:
-            raise InvalidInput(f"an array says it is {BFLOAT16}, but has {bits.dtype.itemsize} bytes for an entry")
-        return _from_bfloat16(np.ascontiguousarray(bits).reshape(bits.shape).view(np.uint16))
-    head = BytesIO(array.data)
-    if array.stype != NUMPY or np.lib.format.read_magic(head) != (1, 0):
-        return array.numpy()
-    shape, by_columns, dtype = np.lib.format.read_array_header_1_0(head)
-    if by_columns or dtype.hasobject:
-        return array.numpy()
-    return np.frombuffer(array.data, dtype, offset=head.tell()).reshape(shape)
+    """The numbers in an array of Flower's; bfloat16 becomes float32."""
+    numbers = array.numpy()
+    if array.dtype != BFLOAT16:
+        return numbers
+    if numbers.dtype.itemsize != 2:
+        raise InvalidInput(f"an array says it is {BFLOAT16}, but has {numbers.dtype.itemsize} bytes for an entry")
+    return _from_bfloat16(np.ascontiguousarray(numbers).reshape(numbers.shape).view(np.uint16))

@@ -129,7 +129,7 @@ class Node:
             "examples": self.examples,
             "uplink": self.uplink.state_dict(),
             "replica": self.replica.state_dict(),
-            "whole": {str(number): array for number, array in enumerate(self.whole)},
+            "whole": self.whole,
             "accepted": self.accepted,
             "delivered": self.delivered,
             "watch": self.watch.state_dict(),
@@ -145,7 +145,7 @@ class Node:
             node.examples = float(state["examples"])
             node.uplink.load_state_dict(state["uplink"])
             node.replica.load_state_dict(state["replica"])
-            node.whole = [state["whole"][str(number)] for number in range(len(setup.layout.whole))]
+            node.whole = [array for array, _ in zip(state["whole"], setup.layout.whole, strict=True)]
             node.delivered = [(int(round), int(entries)) for round, entries in state["delivered"]]
             node.watch.load_state_dict(state["watch"])
             node.accepted = None if state["accepted"] is None else dict(state["accepted"])

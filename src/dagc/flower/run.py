@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord
 from dagc.errors import InvalidInput
 from dagc.files import write_atomically
 from dagc.flower.layout import AppModel, Layout
-from dagc.flower.strategies import chain_of, load_strategy, strategy_state
+from dagc.flower.strategies import chain_of, has_momentum, load_strategy, strategy_state
 from dagc.folder import Folder, read_metrics, summary
 from dagc.protocol import Download, ModelServer, Plan, Upload
 
@@ -62,7 +62,7 @@ class FlowerRun:
     ) -> None:
         self.layout = Layout.of(arrays, whole)
         self.model = self.layout.split(arrays)
-        self.server = ModelServer(plan, self.model.vector, rounds, self.layout.shapes)
+        self.server = ModelServer(plan, self.model.vector, rounds, self.layout.shapes, has_momentum(strategy))
         self.model = AppModel(self.server.target.clone(), self.model.whole)  # it may have been rounded
         self.names: dict[int, str] = {}
         self.uninformed: set[str] = set()
@@ -131,13 +131,10 @@ class FlowerRun:
             "uninformed": sorted(self.uninformed),
             "metrics": list(self.metrics),
             "evaluated": list(self.evaluated),
-            "whole": {str(number): array for number, array in enumerate(self.model.whole)},
-            "strategy": {str(depth): kept for depth, kept in enumerate(self._kept())},
+            "whole": self.model.whole,
+            "strategy": strategy_state(self.strategy, self.attributes),
             "server": self.server.state_dict(),
         }
-
-    def _kept(self) -> list[dict[str, Any]]:
-        return strategy_state(self.strategy, self.attributes)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
@@ -146,7 +143,7 @@ class FlowerRun:
                 raise ValueError("it is of a model with other arrays")
             if state["round"] and any(getattr(each, "accountant", None) for each in chain_of(self.strategy)):
                 raise ValueError("the strategy's privacy accountant does not know what its rounds have spent")
-            whole = [state["whole"][str(number)] for number in range(len(self.model.whole))]
+            whole = [array for array, _ in zip(state["whole"], self.model.whole, strict=True)]
             self.server.load_state_dict(state["server"])
             self.model = AppModel(self.server.target.clone(), whole)
             self.names = {int(node): str(name) for node, name in state["nodes"]}
@@ -154,7 +151,7 @@ class FlowerRun:
             self.lineage, self.began = str(state["lineage"]), time.monotonic() - float(state["seconds"])
             self.bytes_up, self.bytes_down = int(state["bytes_up"]), int(state["bytes_down"])
             self.metrics, self.evaluated = list(state["metrics"]), list(state["evaluated"])
-            load_strategy(self.strategy, self.attributes, list(state["strategy"].values()))
+            load_strategy(self.strategy, self.attributes, state["strategy"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InvalidInput(f"the checkpoint is not of this run: {error}; choose another run name") from error
 

@@ -30,8 +30,8 @@ from dagc.errors import InvalidInput, shown
 from dagc.policies import Plan
 
 __all__ = [
-    "averages", "chain_of", "check_kind", "check_state", "check_votes", "clips", "compares", "load_strategy",
-    "strategy_state",
+    "averages", "chain_of", "check_kind", "check_state", "check_votes", "clips", "compares", "has_momentum",
+    "load_strategy", "strategy_state",
 ]  # fmt: skip
 
 AVERAGING = {kind.aggregate_train for kind in (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)}
@@ -42,9 +42,10 @@ CLIPPING = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServe
 """Strategies that divide by the length of what each node sends."""
 LEAST_RATIO = 0.1
 """With 2 % of the entries from each of seven nodes a median learnt nothing, with 20 % it did, if slower."""
+ADAPTIVE = (FedAdam, FedYogi, FedAdagrad)
 MOMENTS, BOUND = ("m_t", "v_t"), ("clipping_norm",)
 STATE: dict[type[Strategy], tuple[str, ...]] = {
-    **dict.fromkeys((FedAdam, FedYogi, FedAdagrad), MOMENTS),
+    **dict.fromkeys(ADAPTIVE, MOMENTS),
     FedAvgM: ("momentum_vector",),
     DifferentialPrivacyServerSideAdaptiveClipping: BOUND,
     DifferentialPrivacyClientSideAdaptiveClipping: BOUND,
@@ -97,6 +98,14 @@ def clips(strategy: object) -> bool:
     return any(isinstance(each, CLIPPING) for each in chain_of(strategy))
 
 
+def has_momentum(strategy: object) -> bool:
+    """Whether a step of it goes on from those before: FedAvgM, FedAdam and FedYogi, unless their momentum is 0."""
+    return any(
+        (isinstance(each, FedAvgM) and each.server_momentum > 0) or (isinstance(each, ADAPTIVE) and each.beta_1 > 0)
+        for each in chain_of(strategy)
+    )
+
+
 def check_votes(outer: object, plan: Plan) -> None:
     """Refuse strategies that compare nodes with plans in which most have nothing to compare."""
     for strategy in chain_of(outer):
@@ -131,7 +140,7 @@ def strategy_state(outer: object, attributes: Collection[str] | None) -> list[di
     return [
         {"hook": strategy.state_dict()}
         if _has_hooks(strategy)
-        else {name: _packed(getattr(strategy, name, None)) for name in _names(strategy, attributes)}
+        else {name: _plain(getattr(strategy, name, None)) for name in _names(strategy, attributes)}
         for strategy in chain_of(outer)
     ]
 
@@ -143,7 +152,7 @@ def load_strategy(outer: object, attributes: Collection[str] | None, state: list
             strategy.load_state_dict(kept["hook"])
             continue
         for name in _names(strategy, attributes):
-            setattr(strategy, name, _unpacked(kept[name]))
+            setattr(strategy, name, kept[name])
 
 
 def _has_hooks(strategy: object) -> bool:
@@ -156,16 +165,10 @@ def _names(strategy: object, attributes: Collection[str] | None) -> list[str]:
     return [*known, *(name for name in attributes or () if type(strategy) not in STATE)]
 
 
-def _packed(value: Any) -> dict[str, Any]:
-    """A number, a text, an array, or a dict or list of arrays, as a tree for `dagc.state`."""
+def _plain(value: Any) -> Any:
+    """A number, a text, an array, or a dict or list of arrays, as `dagc.state` holds it."""
     if isinstance(value, Mapping):
-        return {"dict": {name: np.asarray(array) for name, array in value.items()}}
+        return {name: np.asarray(array) for name, array in value.items()}
     if isinstance(value, list | tuple):
-        return {"list": {str(number): np.asarray(array) for number, array in enumerate(value)}}
-    return {"value": value.item() if isinstance(value, np.generic) else value}
-
-
-def _unpacked(packed: Mapping[str, Any]) -> Any:
-    if "dict" in packed:
-        return dict(packed["dict"])
-    return list(packed["list"].values()) if "list" in packed else packed["value"]
+        return [np.asarray(array) for array in value]
+    return value.item() if isinstance(value, np.generic) else value

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from dagc.errors import InvalidInput, TooFewNodes
 from dagc.flower.exchange import LATE, Exchange
 from dagc.flower.inner import InnerStrategy, check_keywords
-from dagc.flower.intake import Received, evaluations, introductions, uploads
+from dagc.flower.intake import Received, evaluations, introduce, uploads
 from dagc.flower.layout import AppModel
 from dagc.flower.logs import log
 from dagc.flower.node import state_folder
@@ -97,8 +97,7 @@ class DataAware(Strategy):
         self._run: FlowerRun | None = None
         self._keep: FlowerFolder | None = None
         self._exchange: Exchange | None = None
-        self._metrics = MetricRecord()
-        self._timeout, self._evaluates, self._unlogged = 3600.0, False, 0
+        self._timeout, self._evaluates, self._down = 3600.0, False, 0  # the latter: bytes in earlier metrics
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of the inner strategy."""
@@ -120,13 +119,13 @@ class DataAware(Strategy):
         """As the inner strategy's; rounds that a run of the same name has behind it count."""
         check_votes(self.strategy, self.plan)
         run = FlowerRun(initial_arrays, self.plan, self.whole, num_rounds, self.strategy, self.strategy_state)
-        self._run, self._exchange, self._keep, self._unlogged = run, None, None, 0
+        self._run, self._exchange, self._keep = run, None, None
         self._timeout, self._evaluates = timeout, evaluate_fn is not None
         if self.name is not None:
             settings = {"strategy": type(self.strategy).__name__, "rounds": num_rounds, **run.server.plan.changed()}
             self._keep = FlowerFolder(self.folder / self.name, run, settings)
         with self._keep or nullcontext():
-            done = run.round
+            done, self._down = run.round, run.bytes_down
             if self._keep is not None:
                 self._log_location(self._keep, done, num_rounds)
             left = max(0, num_rounds - done)
@@ -181,7 +180,7 @@ class DataAware(Strategy):
         exchange = self._exchange = Exchange(run, self.name or "")
         messages = list(self.strategy.configure_train(exchange.round, arrays, config, grid))
         exchange.sampled = bool(messages)
-        self._introduce(exchange, messages, grid)
+        introduce(exchange, messages, grid, self._timeout)
         unknown = sorted(set(self.plan.caps) - set(run.server.members))
         if unknown and not run.round:
             known = ", ".join(run.server.members)
@@ -209,24 +208,11 @@ class DataAware(Strategy):
             "present": len(good),
             "entries": sum(len(each.upload.update) for each in good),
         }
-        self._metrics = MetricRecord() if metrics is None else metrics
-        self._count(exchange, self._unlogged + exchange.down)  # Flower logs these now
-        self._unlogged = -exchange.down
-        return (None if arrays is None else run.layout.join(run.model, wide=True)), self._metrics
-
-    def _introduce(self, exchange: Exchange, messages: list[Message], grid: Grid) -> None:
-        """Meet the nodes that are new: the allocation needs to know how many examples each holds."""
-        run = exchange.run
-        pairs = exchange.introduce(messages, grid, self._timeout)
-        alive = set(grid.get_node_ids()) if pairs else set()
-        for name, sent, examples in introductions(exchange, pairs):
-            known = run.node(name)
-            if known is not None and known != sent.node and known in alive:
-                why = f"it says it is {name}, and so does node {known}: give each its own partition-id or dagc-name"
-                exchange.leave_out(sent, f"round {exchange.round}", why)
-            else:
-                run.register_node(name, sent.node, examples)
-        exchange.unmet = [sent for sent in exchange.asked if sent.node not in run.names]
+        metrics = MetricRecord() if metrics is None else metrics
+        total = run.bytes_up + run.bytes_down
+        metrics.update({UP: exchange.up / MB, DOWN: (run.bytes_down - self._down) / MB, TOTAL: total / MB})
+        self._down = run.bytes_down
+        return (None if arrays is None else run.layout.join(run.model, wide=True)), metrics
 
     def _aggregate(self, good: list[Received], errors: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the inner strategy makes of the uploads: of their mean if that is all it looks at, else of each."""
@@ -344,34 +330,20 @@ class DataAware(Strategy):
         run, exchange = self._started(), self._exchange
         if exchange is None or exchange.result is None:
             return
-        self._count(exchange, exchange.down)
-        self._unlogged += exchange.down
-        run.bytes_down += exchange.down
         result = {**exchange.result, "up": exchange.up, "down": exchange.down}
         result |= {"bytes_up": run.bytes_up, "bytes_down": run.bytes_down, "seconds": run.seconds}
         exchange.result = None
         if self._keep is not None:
             self._keep.close_round(result, {name: order.amount for name, order in exchange.orders.items()})
+        now, total, budget = exchange.up + exchange.down, run.bytes_up + run.bytes_down, self.budget_mb
         log.info(
-            "dagc: round %d: %d of %d nodes, %s entries, %s bytes up, %s down; so far %s up, %s down",
+            "dagc: round %d: %d of %d nodes, %s entries, %s bytes up, %s down; %.3f MB so far%s",
             result["round"], result["present"], len(exchange.trained) + len(exchange.unmet),
-            *(f"{result[name]:,}" for name in ("entries", "up", "down", "bytes_up", "bytes_down")),
+            *(f"{result[name]:,}" for name in ("entries", "up", "down")),
+            total / MB, "" if budget is None else f" of {budget:,g} MB ({total / MB / budget:.2%})",
         )  # fmt: skip
-        self._report(exchange.up + exchange.down, run.bytes_up + run.bytes_down)
-
-    def _count(self, exchange: Exchange, down: int) -> None:
-        """Put what was sent into the round's metrics."""
-        total = exchange.run.bytes_up + exchange.run.bytes_down + exchange.down
-        self._metrics.update({UP: exchange.up / MB, DOWN: down / MB, TOTAL: total / MB})
-
-    def _report(self, now: int, total: int) -> None:
-        """Log the MB of a round and of all so far, and how much of the budget that is."""
-        budget = ""
-        if self.budget_mb is not None:
-            budget = f" of {self.budget_mb:,g} MB ({total / MB / self.budget_mb:.2%})"
-        log.info("dagc: %.3f MB in this round, %.3f MB so far%s", now / MB, total / MB, budget)
-        if self.budget_mb is not None and total > self.budget_mb * MB >= total - now:
-            log.warning("dagc: the budget of %g MB is used up; the run goes on", self.budget_mb)
+        if budget is not None and total > budget * MB >= total - now:
+            log.warning("dagc: the budget of %g MB is used up; the run goes on", budget)
 
     def _started(self) -> FlowerRun:
         if self._run is None:

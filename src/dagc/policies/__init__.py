@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from dagc.policies.accordion import Accordion
 from dagc.policies.allocated import Allocated
 from dagc.policies.everything import Everything
 from dagc.policies.plan import ClientPlan, Plan
@@ -12,7 +11,6 @@ from dagc.policies.shares import Shares
 
 __all__ = [
     "POLICIES",
-    "Accordion",
     "Account",
     "Allocated",
     "ClientPlan",
@@ -92,11 +90,5 @@ POLICIES |= {
         _power,
         waits=True,
         about="in proportion to (share of data)^exponent",
-    ),
-    "accordion": Method(
-        ("ratio", "threshold"),
-        Accordion,
-        ("interval", "change", "gentle", "aggressive"),
-        about="one of two levels for everybody, by how fast the gradient norm changes; keeps to no budget",
     ),
 }

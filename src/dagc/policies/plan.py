@@ -14,7 +14,7 @@ from dagc.feedback import SMALLEST_CLIP
 from dagc.policies.defaults import level_bytes, usual_bytes
 from dagc.policies.policy import POLICIES, Method, Policy, unknown_method
 from dagc.policies.rate import MOST_BYTES, Account, make_rate
-from dagc.settings import Settings, setting
+from dagc.settings import Settings, group
 from dagc.wire import VALUE_CODECS
 from dagc.wire.coder import MOST_SIZE
 
@@ -31,6 +31,7 @@ SIGNS_BELOW_BYTES = 48
 LEAST_SHARE = 1 / 8
 """With "same", the least part of the downlink's budget for a round: `docs/studies/thrifty.md` has what was measured."""
 BUDGETS = ("ratio", "threshold", "bytes", "rate")
+_budget, _method, _bounds, _run = map(group, ("Budget", "Method", "Bounds", "Run"))
 EXAMPLES = {"ratio": "ratio 0.001", "threshold": "threshold 0.05"}
 
 
@@ -52,34 +53,22 @@ def _rate(text: Any) -> str:
 class ClientPlan(Settings):
     """The part of a plan that clients need. They get it once, before their first order."""
 
-    values: str = setting(
-        "fp32",
-        "value codec: see above",
-        "text",
-        registry=lambda: (*VALUE_CODECS, "auto"),
-        noun="value codec",
-        group="Method",
+    values: str = _method(
+        "fp32", "value codec: see above", "text", registry=lambda: (*VALUE_CODECS, "auto"), noun="value codec"
     )
-    frames: str = setting(
-        "compact", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames", group="Method"
+    frames: str = _method(
+        "compact", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames"
     )
-    per_tensor: bool = setting(False, "select within each tensor of the model", "switch", group="Method")
-    step_ahead: float = setting(
+    per_tensor: bool = _method(False, "select within each tensor of the model", "switch")
+    step_ahead: float = _method(
         0.0,
         "train ahead of the model by this fraction of what was not sent yet, but no farther than the last update moved",
         least=0,
         most=1,
         note="a number from 0 (off) to 1",
-        group="Method",
     )
-    seed: int = setting(
-        0,
-        "determines everything random",
-        "integer",
-        least=0,
-        below=1 << 63,
-        note="an integer from 0 to 2^63 - 1",
-        group="Run",
+    seed: int = _run(
+        0, "determines everything random", "integer", least=0, below=1 << 63, note="an integer from 0 to 2^63 - 1"
     )
 
 
@@ -102,58 +91,43 @@ class Plan(ClientPlan):
         dagc.errors.InvalidInput: there is no setting 'ration': did you mean 'ratio'? Choose one of method, ...
     """
 
-    method: str = setting(
-        "dagc", "how each client's compression is chosen", "text", registry=lambda: POLICIES, group="Method"
+    method: str = _method("dagc", "how each client's compression is chosen", "text", registry=lambda: POLICIES)
+    ratio: float | None = _budget(
+        None, "budget: the mean ratio of entries sent; for dagc, of the bytes of an uncompressed model", above=0, most=1
     )
-    ratio: float | None = setting(
-        None,
-        "budget: the mean ratio of entries sent; for dagc, of the bytes of an uncompressed model",
-        above=0,
-        most=1,
-        group="Budget",
-    )
-    threshold: float | None = setting(
+    threshold: float | None = _budget(
         None,
         "budget: the mean threshold, in the units of what is compressed",
         above=0,
         note="a number above 0 and finite",
-        group="Budget",
     )
-    bytes: float | None = setting(
-        None,
-        "budget: uploaded bytes per client and round, on average",
-        above=0,
-        most=MOST_BYTES,
-        in_bytes=True,
-        group="Budget",
+    bytes: float | None = _budget(
+        None, "budget: uploaded bytes per client and round, on average", above=0, most=MOST_BYTES, in_bytes=True
     )
-    rate: str | None = setting(
+    rate: str | None = _budget(
         None,
         "budget: each client's uploaded bytes over time: 200 kB/training, or 1 MB/hour with bytes",
         "text",
         parse=_rate,
-        group="Budget",
     )
-    caps: Mapping[str, float] = setting(
-        {}, "the largest ratio of a client, by its name", "numbers", example='{"3": 0.001}', group="Budget"
+    caps: Mapping[str, float] = _budget(
+        {}, "the largest ratio of a client, by its name", "numbers", example='{"3": 0.001}'
     )
-    exponent: float | None = setting(
+    exponent: float | None = _method(
         None,
         "exponent of a client's share of the data, for the method power; 2/3 if not given",
         least=0,
         most=4,
         note="a number from 0 (uniform) to 4",
-        group="Method",
     )
-    overhead: float | None = setting(
+    overhead: float | None = _budget(
         None,
         "clients wait until overhead is at most this fraction of a frame; with 0, nobody waits",
         least=0,
         most=1,
         note="a number from 0 (nobody waits) to 1",
-        group="Budget",
     )
-    down: float | str | None = setting(
+    down: float | str | None = _budget(
         None,
         "what the server sends: every change of the model, as much as clients may send, or bytes per round",
         above=0,
@@ -161,16 +135,11 @@ class Plan(ClientPlan):
         words=("lossless", "same"),
         in_bytes=True,
         note="a number of bytes above 0",
-        group="Budget",
     )
-    first_model: str = setting(
-        "sent",
-        "initial model: sent to all clients, or drawn by each from the seed",
-        "text",
-        words=("sent", "drawn"),
-        group="Budget",
+    first_model: str = _budget(
+        "sent", "initial model: sent to all clients, or drawn by each from the seed", "text", words=("sent", "drawn")
     )
-    first_bits: int | str | None = setting(
+    first_bits: int | str | None = _budget(
         None,
         "round the first model to so many bits per entry, and start from that: 8 lose nothing, nor do 4 of a random "
         "one; exact if not given",
@@ -178,22 +147,21 @@ class Plan(ClientPlan):
         least=2,
         most=8,
         words=("exact",),
-        group="Budget",
     )
-    options: Mapping[str, float] = setting(
-        {}, "further options of the method", "numbers", example='{"interval": 5}', group="Method"
+    options: Mapping[str, float] = _method({}, "further options of the method", "numbers", example='{"interval": 5}')
+    clip: float | None = _bounds(
+        None,
+        "the largest norm of what a client sends in a round; the rest stays for later",
+        least=SMALLEST_CLIP,
+        note=f"a number of at least {SMALLEST_CLIP:.3g} and finite",
     )
-    clip: float | None = setting(
-        None, "the largest norm of what a client sends in a round; the rest stays for later", least=SMALLEST_CLIP,
-        note=f"a number of at least {SMALLEST_CLIP:.3g} and finite", group="Bounds",
-    )  # fmt: skip
-    norm_bound: float | None = setting(
-        None, "reject uploads this many times larger than the median of recent ones", above=1,
-        note="a number above 1 and finite", group="Bounds",
-    )  # fmt: skip
-    most_examples: float | None = setting(
-        None, "count at most this many examples of a client", above=0, most=1 << 53, group="Bounds"
+    norm_bound: float | None = _bounds(
+        None,
+        "reject uploads this many times larger than the median of recent ones",
+        above=1,
+        note="a number above 1 and finite",
     )
+    most_examples: float | None = _bounds(None, "count at most this many examples of a client", above=0, most=1 << 53)
 
     def _completed(self, values: dict[str, Any]) -> dict[str, Any]:
         """The settings with the method's own defaults for those that are missing or None."""

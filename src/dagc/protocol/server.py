@@ -1,5 +1,6 @@
 """The server's half of a round: who may send how much, what each must download, which uploads were accepted."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 
 from dagc._memory import pool
-from dagc.errors import Diverged, InvalidInput, MalformedPayload
+from dagc.errors import BudgetWarning, Diverged, InvalidInput, MalformedPayload
 from dagc.policies import Plan
 from dagc.protocol.budget import Budget
 from dagc.protocol.downlink import Downlink
@@ -30,6 +31,8 @@ VISIT_PART, VISIT_LEAST = 2, 64
 
 RARER = 8
 """The downlink's budget for a round is at least this part of what clients that come back allow."""
+STARVED, STARVED_ROUNDS = 0.4, 5
+"""Momentum ruins training if broadcasts carry less than this share of the energy, for more than a few rounds."""
 
 
 class Server:
@@ -195,6 +198,8 @@ class ModelServer(Server):
         model: The initial model, as a float32 vector.
         rounds: How many rounds the training has, for a rate per training.
         shapes: The shapes of the model's tensors, the same as the clients'; one vector if not given.
+        momentum: Whether whoever moves the model does so with momentum. Broadcasts then carry enough for it, unless the
+            plan has a budget; with one, a warning says when they do not.
 
     Attributes:
         downlink: The model that clients have, and the way to it.
@@ -219,7 +224,12 @@ class ModelServer(Server):
     """
 
     def __init__(
-        self, plan: Plan, model: torch.Tensor, rounds: int | None = None, shapes: Shapes | None = None
+        self,
+        plan: Plan,
+        model: torch.Tensor,
+        rounds: int | None = None,
+        shapes: Shapes | None = None,
+        momentum: bool = False,
     ) -> None:
         super().__init__(plan, len(model), rounds, shapes)
         vector = model.detach().cpu().numpy()
@@ -229,6 +239,9 @@ class ModelServer(Server):
         self._seconds = 0.0
         self._visited = False  # whether all clients of this round visit: none of them downloads broadcasts
         self._free = not plan.budgets_set  # nobody has said what a visit may cost
+        self._momentum, self._starved = momentum, 0  # the latter counts rounds in a row
+        if momentum and self._free:
+            self.downlink.least_carried = STARVED
 
     def orders(self, present: Iterable[str], seconds: float = 0.0, clip: float | None = None) -> dict[str, Order]:
         """As `Server.orders`."""
@@ -309,6 +322,20 @@ class ModelServer(Server):
             # Newcomers download the whole model. If most are new for ever, broadcasts must not become ever rarer.
             gap = min(max(self.roster.gap, self.roster.return_gap), RARER * self.roster.return_gap)
             self.downlink.advance(vector, self.round, self.plan.down_share(1 / gap), self._seconds)
+        if self._momentum:
+            self._warn_if_starved()
+
+    def _warn_if_starved(self) -> None:
+        """Warn once if broadcasts carry too little of what the model has moved with momentum."""
+        carried = self.downlink.carried
+        self._starved = self._starved + 1 if carried is not None and carried < 0.9 * STARVED else 0
+        if self._starved == STARVED_ROUNDS:
+            warnings.warn(
+                "the server has momentum, but broadcasts carry less than 40 % of what its model has moved, which ruins "
+                "training: raise bytes or down, or train without momentum",
+                BudgetWarning,
+                stacklevel=3,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """As `Server.state_dict`."""

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from logging import DEBUG, INFO, getLogger
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from torch import nn
 
 from dagc.data import Partition
 from dagc.errors import InvalidInput
 from dagc.folder import read_metrics, summary
-from dagc.training.callbacks import CsvLog, EarlyStopping, MLflow, TensorBoard, ToTarget, WandB
+from dagc.training.callbacks import CsvLog, EarlyStopping, TensorBoard, ToTarget
 from dagc.training.config import OWN, SOLUTION, Config
 from dagc.training.custom import customize
 from dagc.training.federation import Federation, Round
@@ -28,14 +29,12 @@ __all__ = [
     "CsvLog",
     "EarlyStopping",
     "Federation",
-    "MLflow",
     "Result",
     "Round",
     "RunFolder",
     "TensorBoard",
     "ToTarget",
     "Training",
-    "WandB",
     "iterate",
     "read_metrics",
     "summary",
@@ -45,66 +44,8 @@ __all__ = [
 log = getLogger("dagc.training")
 Callback = Callable[[Federation, Round], object]
 """Called after every round with the federation and the round; the training stops if it returns True."""
+P = ParamSpec("P")
 Rounds = Generator[Round, None, None]
-
-
-def train(
-    config: Config | None = None,
-    output: str | Path | None = None,
-    callbacks: Iterable[Callback] = (),
-    *,
-    model: nn.Module | None = None,
-    data: Any = None,
-    test: Any = None,
-    partition: Partition | Mapping[str, Sequence[int]] | None = None,
-    loss: Loss | None = None,
-    metric: Metric | None = None,
-    **settings: Any,
-) -> Result:
-    """Train a model.
-
-    With an output folder, everything is stored there, and the same call continues where an earlier one stopped or was
-    killed. The result is the same, bit for bit, as if it had never been interrupted.
-
-    Your own model and data replace those named by the task. What is learned depends on `y`: classes (integers),
-    numbers (floats), or the next tokens (integers in the shape of `x`).
-
-    Args:
-        config: What to train; or give its settings as keywords.
-        output: The run's folder; nothing is stored if not given.
-        callbacks: Called after every round with the federation and the round, e.g. `CsvLog` or `TensorBoard`. The
-            training stops early if one returns True.
-        model: Any `nn.Module`. A copy of it is trained, starting from its weights.
-        data: `(x, y)` as tensors or arrays, a torch data set, sequences of tokens, or a mapping from clients' names to
-            any of those; see `dagc.data.load`.
-        test: The same for testing. If not given, a fifth of the data is held out.
-        partition: The positions of the training samples by client, if neither data nor configuration say.
-        loss: `(what the model returns, y) -> the mean loss of a batch`; by default cross entropy, or the squared error.
-        metric: `(what the model returns, y) -> the mean score of a batch`, where more is better; by default accuracy,
-            or R² for numbers. It becomes `Round.score`, and is shown in reports.
-        settings: Fields of `Config`, if `config` is not given.
-
-    Example:
-        >>> result = train(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=20)
-        >>> result.score > 0.5, result.bytes_up < 30_000, len(result.rounds)
-        (True, True, 20)
-
-        Regression with two clients and a model of your own:
-
-        >>> import torch
-        >>> x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
-        >>> y = x @ torch.tensor([1.0, -2.0, 0.5, 3.0])
-        >>> data = {"ann": (x[:250], y[:250]), "bob": (x[250:], y[250:])}
-        >>> result = train(model=torch.nn.Linear(4, 1), data=data, method="dagc-r", ratio=0.5, rounds=60)
-        >>> result.score > 0.9, result.metric, result.model.weight.shape
-        (True, 'R²', torch.Size([1, 4]))
-    """
-    own: dict[str, Any] = {"model": model, "data": data, "test": test, "partition": partition}
-    training = iterate(config, output, callbacks, **own, loss=loss, metric=metric, **settings)
-    rounds = list(training)
-    if output is not None:
-        rounds = [Round(**{"loss": None, **row}) for row in read_metrics(output)]  # what is None is not written
-    return Result(separate(training.model), rounds, training.federation.goal.metric)
 
 
 def iterate(
@@ -122,7 +63,23 @@ def iterate(
 ) -> "Training":
     """Train a model round by round: iterate over the result to get each round as it is done.
 
-    Takes what `train` takes. The first round starts when it is asked for.
+    The first round starts when it is asked for. Your own model and data replace those named by the task. What is
+    learned depends on `y`: classes (integers), numbers (floats), or the next tokens (integers in the shape of `x`).
+
+    Args:
+        config: What to train; or give its settings as keywords.
+        output: The run's folder; nothing is stored if not given.
+        callbacks: Called after every round with the federation and the round, e.g. `CsvLog` or `TensorBoard`. The
+            training stops early if one returns True.
+        model: Any `nn.Module`. A copy of it is trained, starting from its weights.
+        data: `(x, y)` as tensors or arrays, a torch data set, sequences of tokens, or a mapping from clients' names to
+            any of those; see `dagc.data.load`.
+        test: The same for testing. If not given, a fifth of the data is held out.
+        partition: The positions of the training samples by client, if neither data nor configuration say.
+        loss: `(what the model returns, y) -> the mean loss of a batch`; by default cross entropy, or the squared error.
+        metric: `(what the model returns, y) -> the mean score of a batch`, where more is better; by default accuracy,
+            or R² for numbers. It becomes `Round.score`, and is shown in reports.
+        settings: Fields of `Config`, if `config` is not given.
 
     Example:
         >>> for round in iterate(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=20):
@@ -137,15 +94,55 @@ def iterate(
     return Training(Federation(config, custom), output, callbacks)
 
 
+def _called_like(other: Callable[P, Any]) -> Callable[[Callable[..., Result]], Callable[P, Result]]:
+    """Give a function the parameters of another."""
+
+    def mark(function: Callable[..., Result]) -> Callable[P, Result]:
+        function.__signature__ = signature(other).replace(return_annotation=Result)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@_called_like(iterate)
+def train(*args: Any, **settings: Any) -> Result:
+    """Train a model. Takes what `iterate` takes.
+
+    With an output folder, everything is stored there, and the same call continues where an earlier one stopped or was
+    killed. The result is the same, bit for bit, as if it had never been interrupted.
+
+    Example:
+        >>> result = train(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=20)
+        >>> result.score > 0.5, result.bytes_up < 30_000, len(result.rounds)
+        (True, True, 20)
+
+        Regression with two clients and a model of your own:
+
+        >>> import torch
+        >>> x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+        >>> y = x @ torch.tensor([1.0, -2.0, 0.5, 3.0])
+        >>> data = {"ann": (x[:250], y[:250]), "bob": (x[250:], y[250:])}
+        >>> result = train(model=torch.nn.Linear(4, 1), data=data, method="dagc-r", ratio=0.5, rounds=60)
+        >>> result.score > 0.9, result.metric, result.model.weight.shape
+        (True, 'R²', torch.Size([1, 4]))
+    """
+    training = iterate(*args, **settings)
+    rounds, folder = list(training), training.folder
+    if folder is not None:
+        rounds = [Round(**{"loss": None, **row}) for row in read_metrics(folder)]  # what is None is not written
+    return Result(separate(training.model), rounds, training.federation.goal.metric)
+
+
 class Training(Iterator[Round]):
     """A training that can be stopped between any two rounds; returned by `iterate`.
 
     Attributes:
         federation: The clients and the server.
+        folder: Where everything is stored; None if nothing is.
     """
 
     def __init__(self, federation: Federation, output: str | Path | None, callbacks: Iterable[Callback]) -> None:
-        self.federation = federation
+        self.federation, self.folder = federation, output
         self._rounds = _train(federation, output, list(callbacks))
 
     @property

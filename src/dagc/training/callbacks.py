@@ -1,4 +1,4 @@
-"""Callbacks for every round: stop early, detect when a score is reached, and log to a file or another program."""
+"""Callbacks for every round: stop early, detect when a score is reached, and log to a file or to TensorBoard."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dagc.training.federation import Federation
     from dagc.training.round import Round
 
-__all__ = ["CsvLog", "EarlyStopping", "MLflow", "TensorBoard", "ToTarget", "WandB"]
+__all__ = ["CsvLog", "EarlyStopping", "TensorBoard", "ToTarget"]
 
 TO_TARGET = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
 COLUMNS = (
@@ -100,13 +100,13 @@ class _Log(ToTarget):
     def __call__(self, federation: "Federation", result: "Round") -> None:
         if self._began is None:
             self._began = time.perf_counter()
-            self._open(result.round, federation)
+            self._open(result.round)
         super().__call__(federation, result)
         elapsed = self._before + time.perf_counter() - self._began
         total = {"bytes_total": result.bytes_up + result.bytes_down, "elapsed": round(elapsed, 3)}
         self._write({**vars(result), **total, **self.reached})
 
-    def _open(self, round: int, federation: "Federation") -> None:
+    def _open(self, round: int) -> None:
         """Prepare for the first round that is written; for subclasses."""
 
     def _write(self, fields: Mapping[str, Any]) -> None:
@@ -134,7 +134,7 @@ class CsvLog(_Log):
         super().__init__(target)
         self.path = Path(path)
 
-    def _open(self, round: int, federation: "Federation") -> None:
+    def _open(self, round: int) -> None:
         kept = [row for row in self._rows() if int(row["round"]) < round]
         if kept:
             self._before = float(kept[-1]["elapsed"])
@@ -181,66 +181,21 @@ class TensorBoard(_Log):
 
     def __init__(self, folder: str | Path, target: float | None = None) -> None:
         super().__init__(target)
-        self._make = _imported("tensorboard", "torch.utils.tensorboard").SummaryWriter
+        try:
+            self._make = import_module("torch.utils.tensorboard").SummaryWriter
+        except ImportError as error:
+            raise MissingExtra("such logs need the package tensorboard: pip install tensorboard") from error
         self.folder = Path(folder)
         self._writer: Any = None
         self._written = False
 
-    def _open(self, round: int, federation: "Federation") -> None:
+    def _open(self, round: int) -> None:
         self._writer = self._make(str(self.folder), purge_step=round if round > 1 else None)
 
     def _write(self, fields: Mapping[str, Any]) -> None:
-        for name, value in _numbers(fields).items():
-            if name not in TO_TARGET or not self._written:
-                self._writer.add_scalar(name, value, fields["round"])
+        for name in COLUMNS[1:]:
+            if fields.get(name) is not None and not (self._written and name in TO_TARGET):
+                self._writer.add_scalar(name, float(fields[name]), fields["round"])
         self._written = bool(self.reached)
         if fields["score"] is not None:
             self._writer.flush()
-
-
-class WandB(_Log):
-    """A callback that logs the settings and every round to Weights & Biases. It needs the package wandb.
-
-    Args:
-        target: A score; what it took to reach it is logged as `rounds_to_target` and so on.
-        settings: Passed to `wandb.init`, e.g. a project.
-    """
-
-    def __init__(self, target: float | None = None, **settings: Any) -> None:
-        super().__init__(target)
-        self._package, self._settings = _imported("wandb"), settings
-
-    def _open(self, round: int, federation: "Federation") -> None:
-        self._run = self._package.init(**{"config": federation.config.as_dict(), **self._settings})
-
-    def _write(self, fields: Mapping[str, Any]) -> None:
-        self._run.log(_numbers(fields), step=fields["round"])
-
-
-class MLflow(_Log):
-    """A callback that logs the settings and every round to the active run of MLflow. It needs the package mlflow.
-
-    Args:
-        target: A score; what it took to reach it is logged as `rounds_to_target` and so on.
-    """
-
-    def __init__(self, target: float | None = None) -> None:
-        super().__init__(target)
-        self._package = _imported("mlflow")
-
-    def _open(self, round: int, federation: "Federation") -> None:
-        self._package.log_params(federation.config.as_dict())
-
-    def _write(self, fields: Mapping[str, Any]) -> None:
-        self._package.log_metrics(_numbers(fields), step=fields["round"])
-
-
-def _numbers(fields: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(fields[name]) for name in COLUMNS[1:] if fields.get(name) is not None}
-
-
-def _imported(package: str, module: str = "") -> Any:
-    try:
-        return import_module(module or package)
-    except ImportError as error:
-        raise MissingExtra(f"such logs need the package {package}: pip install {package}") from error

@@ -17,7 +17,7 @@ from dagc.folder import read_settings
 from dagc.models import MODELS
 from dagc.network import make_network
 from dagc.policies import Plan
-from dagc.settings import setting
+from dagc.settings import group
 from dagc.training.schedule import SCHEDULES
 
 __all__ = ["IRRELEVANT", "OWN", "SOLUTION", "Config", "is_own"]
@@ -28,6 +28,7 @@ IRRELEVANT = ("threads", "data_dir", "checkpoint_every")
 """Settings that cannot change a result."""
 SPLIT = ("clients", "skew_ratio", "label_alpha")
 """Settings of the default split of the data, which `partition` replaces."""
+_data, _training, _network, _run, _budget = map(group, ("Data", "Training", "Network", "Run", "Budget"))
 OBJECTIVES = ("auto", "classification", "regression", "next-token")
 
 
@@ -55,7 +56,7 @@ def _optimizer(name: str) -> str:
     return name
 
 
-def _network(spec: str) -> str:
+def _network_spec(spec: str) -> str:
     make_network(spec)
     return spec
 
@@ -70,11 +71,11 @@ def _device(device: str) -> str:
 
 
 def _step_size(default: float | None, help: str, alias: str = "") -> Any:
-    return setting(default, help, above=0, most=1e30, group="Training", alias=alias)
+    return _training(default, help, above=0, most=1e30, alias=alias)
 
 
 def _schedule(help: str) -> Any:
-    return setting("constant", help, "text", words=SCHEDULES, group="Training")
+    return _training("constant", help, "text", words=SCHEDULES)
 
 
 @dataclass(frozen=True, init=False)
@@ -90,104 +91,76 @@ class Config(Plan):
         dagc.errors.InvalidInput: there is no method 'quickest': choose one of none, top-k, ...
     """
 
-    task: str = setting(
-        "mlp@digits", "MODEL@DATA, e.g. cnn@cifar-10; DATA may be a path to your own", "text", parse=_task, group="Data"
+    task: str = _data(
+        "mlp@digits", "MODEL@DATA, e.g. cnn@cifar-10; DATA may be a path to your own", "text", parse=_task
     )
-    threshold_units: str = setting(
+    threshold_units: str = _budget(
         "update",
         "units of the threshold: gradient, or update = learning rate x gradient",
         "text",
         words=("update", "gradient"),
-        group="Budget",
     )
-    clients: int = setting(10, "number of clients", "integer", least=1, group="Data")
-    skew_ratio: float = setting(100.0, "size of the largest / size of the smallest client", least=1, group="Data")
-    label_alpha: float = setting(
-        0.5, "Dirichlet parameter of the labels per client; inf for equal mixes", above=0, infinite=True, group="Data"
+    clients: int = _data(10, "number of clients", "integer", least=1)
+    skew_ratio: float = _data(100.0, "size of the largest / size of the smallest client", least=1)
+    label_alpha: float = _data(
+        0.5, "Dirichlet parameter of the labels per client; inf for equal mixes", above=0, infinite=True
     )
-    partition: str | None = setting(
-        None,
-        "another split, e.g. iid:clients=10 or by-client, instead of clients, skew ratio and label alpha",
-        "text",
-        group="Data",
+    partition: str | None = _data(
+        None, "another split, e.g. iid:clients=10 or by-client, instead of clients, skew ratio and label alpha", "text"
     )
-    objective: str = setting(
+    objective: str = _data(
         "auto",
         "what to learn: classification, regression, next-token; auto: depends on the data",
         "text",
         words=OBJECTIVES,
-        group="Data",
     )
-    label: str | None = setting(None, "column of your data to predict; label if not given", "text", group="Data")
-    client: str | None = setting(
-        None, "column of your data with the owner of each row; client if not given", "text", group="Data"
-    )
-    data_dir: str | None = setting(
-        None, "data folder; DAGC_DATA or the user's cache if not given", "text", group="Data"
-    )
-    augment: bool = setting(False, "crop and flip images", "switch", group="Data")
-    rounds: int = setting(1000, "number of rounds", "integer", least=1, group="Training")
+    label: str | None = _data(None, "column of your data to predict; label if not given", "text")
+    client: str | None = _data(None, "column of your data with the owner of each row; client if not given", "text")
+    data_dir: str | None = _data(None, "data folder; DAGC_DATA or the user's cache if not given", "text")
+    augment: bool = _data(False, "crop and flip images", "switch")
+    rounds: int = _training(1000, "number of rounds", "integer", least=1)
     learning_rate: float = _step_size(0.1, "step size; that of the clients' own steps if they take several", alias="lr")
     schedule: str = _schedule("of the learning rate: constant, linear or cosine (to 0)")
-    batch_size: int = setting(32, "examples per client and step", "integer", least=1, group="Training")
-    local_steps: int = setting(
-        1, "steps per round; above 1 the model difference is sent", "integer", least=1, group="Training"
+    batch_size: int = _training(32, "examples per client and step", "integer", least=1)
+    local_steps: int = _training(1, "steps per round; above 1 the model difference is sent", "integer", least=1)
+    epochs: float | None = _training(
+        None, "passes of every client over its own data per round, instead of local steps", above=0, most=1e6
     )
-    epochs: float | None = setting(
-        None,
-        "passes of every client over its own data per round, instead of local steps",
-        above=0,
-        most=1e6,
-        group="Training",
+    client_momentum: float = _training(
+        0.0, "momentum of the clients' own steps, reset in every round", least=0, below=1
     )
-    client_momentum: float = setting(
-        0.0, "momentum of the clients' own steps, reset in every round", least=0, below=1, group="Training"
-    )
-    client_weight_decay: float = setting(
-        0.0, "weight decay of the clients' own steps", least=0, most=1e30, group="Training"
-    )
-    participation: float = setting(1.0, "fraction of the clients asked in a round", above=0, most=1, group="Network")
-    failures: float = setting(0.0, "probability that a client asked does not answer", least=0, below=1, group="Network")
-    late: float = setting(
-        0.0, "probability that an upload arrives too late to be accepted", least=0, below=1, group="Network"
-    )
-    optimizer: str = setting(
-        "SGD", "the server's optimizer: any class of torch.optim", "text", parse=_optimizer, group="Training"
-    )
+    client_weight_decay: float = _training(0.0, "weight decay of the clients' own steps", least=0, most=1e30)
+    participation: float = _network(1.0, "fraction of the clients asked in a round", above=0, most=1)
+    failures: float = _network(0.0, "probability that a client asked does not answer", least=0, below=1)
+    late: float = _network(0.0, "probability that an upload arrives too late to be accepted", least=0, below=1)
+    optimizer: str = _training("SGD", "the server's optimizer: any class of torch.optim", "text", parse=_optimizer)
     server_rate: float | None = _step_size(
         None, "step size of the server on the clients' model differences; 1 if not given"
     )
-    momentum: float = setting(
+    momentum: float = _training(
         0.0,
         "Nesterov momentum of the server's steps: 0.9 ends higher than none; the server rate is then 0.5 if not given",
         least=0,
         below=1,
-        group="Training",
     )
     server_schedule: str = _schedule("of the server rate: constant, linear or cosine (to 0)")
-    optimizer_options: Mapping[str, Any] = setting(
-        {}, "options of the optimizer", "options", example='{"momentum": 0.9}', group="Training"
+    optimizer_options: Mapping[str, Any] = _training(
+        {}, "options of the optimizer", "options", example='{"momentum": 0.9}'
     )
-    network: str = setting(
-        "constant:up=8.4,down=8.4",
-        "the links, for the simulated clock, in Mb/s",
-        "text",
-        parse=_network,
-        group="Network",
+    network: str = _network(
+        "constant:up=8.4,down=8.4", "the links, for the simulated clock, in Mb/s", "text", parse=_network_spec
     )
-    compute_seconds: float | str = setting(
-        0.0, "compute time per client and round for the clock", least=0, most=1e9, words=("measured",), group="Network"
+    compute_seconds: float | str = _network(
+        0.0, "compute time per client and round for the clock", least=0, most=1e9, words=("measured",)
     )
-    evaluate_every: int | None = setting(
-        None, "rounds between evaluations; a twentieth of all rounds if not given", "integer", least=1, group="Run"
+    evaluate_every: int | None = _run(
+        None, "rounds between evaluations; a twentieth of all rounds if not given", "integer", least=1
     )
-    checkpoint_every: int | None = setting(
-        None, "rounds between checkpoints; a tenth of all rounds if not given", "integer", least=1, group="Run"
+    checkpoint_every: int | None = _run(
+        None, "rounds between checkpoints; a tenth of all rounds if not given", "integer", least=1
     )
-    device: str = setting("cpu", "where to compute", "text", parse=_device, group="Run")
-    threads: int | None = setting(
-        None, "number of threads; the result does not depend on it", "integer", least=1, group="Run"
-    )
+    device: str = _run("cpu", "where to compute", "text", parse=_device)
+    threads: int | None = _run(None, "number of threads; the result does not depend on it", "integer", least=1)
 
     @property
     def model(self) -> str:

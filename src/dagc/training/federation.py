@@ -2,7 +2,6 @@
 
 import copy
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from logging import getLogger
@@ -14,7 +13,7 @@ from torch import nn
 
 from dagc import data, models
 from dagc.draws import scramble
-from dagc.errors import BudgetWarning, InvalidInput, NonFiniteGradient, OutsideBound, unknown
+from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
 from dagc.policies import Plan
 from dagc.policies.rate import finite
@@ -35,8 +34,6 @@ __all__ = ["Federation", "Round"]
 log = getLogger("dagc.training")
 MOMENTUM_RATE = 0.5
 """The server's rate with momentum, if none is given: the best of what was tried with a momentum of 0.9."""
-STARVED, STARVED_ROUNDS = 0.4, 5
-"""Momentum ruins training if broadcasts carry less than this share of the energy, for more than a few rounds."""
 RANDOM_BITS = 4
 """Bits per entry of a random first model: training from it ends where it ends from the exact one."""
 TESTED = 50
@@ -83,11 +80,13 @@ class Federation:
         for name in config.caps:
             if name not in self.names:
                 raise unknown("client for the cap of", name, self.names)
-        self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes)
-        self.vector.copy_(self.server.model)  # the first model may have been rounded
         nesterov: dict[str, Any] = {"momentum": config.momentum, "nesterov": True} if config.momentum else {}
         options = {**nesterov, **config.optimizer_options}
-        self.optimizer = ServerOptimizer(self.server.target.clone(), config.optimizer, **options)
+        self.optimizer = ServerOptimizer(self.vector.cpu().clone(), config.optimizer, **options)
+        momentum = self.optimizer.has_momentum
+        self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes, momentum)
+        self.vector.copy_(self.server.model)  # the first model may have been rounded
+        self.optimizer.vector.data.copy_(self.server.target)
         self.first_orders()
         examples = dict(zip(self.names, map(float, self.partition.sizes), strict=True))
         check_rounds(self._plan(), self.size, examples, config.rounds, config.participation)
@@ -102,9 +101,6 @@ class Federation:
         for i in range(len(self.names)):  # a trace may lack some clients
             self.network.rate(i, "up", 0)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
-        self._starved = 0  # rounds in a row
-        if self.optimizer.has_momentum and not config.budgets_set:
-            self.server.downlink.least_carried = STARVED
         self._rounded: dict[int, torch.Tensor] = {}  # the models of this round's visitors, by client
         self._parallel = Parallel(1 if traits.draws else config.threads)  # torch has one generator for all threads
         return_memory()  # what loading left behind
@@ -203,7 +199,6 @@ class Federation:
         if accepted:
             self.optimizer.step(self.server.total(accepted), self._rates(t)[1])
         self.server.advance(accepted, self.optimizer.vector if accepted else None)
-        self._warn_if_starved()
         self.vector.copy_(self.server.model)
         buffers = {self.names[i]: each.buffers for i, each in zip(answering, computed, strict=True)}
         self._average_buffers({upload.client: buffers[upload.client] for upload in accepted if upload.frame})
@@ -219,18 +214,6 @@ class Federation:
         entries = sum(len(upload.update) for upload in uploads)
         loss = self._loss(answering, [each.loss for each in computed])
         return Round(self.round, loss, len(answering), entries, *counted)
-
-    def _warn_if_starved(self) -> None:
-        """Warn once if the server has momentum, but its broadcasts carry too little of what it moves."""
-        carried = self.server.downlink.carried
-        self._starved = self._starved + 1 if carried is not None and carried < 0.9 * STARVED else 0
-        if self._starved == STARVED_ROUNDS and self.optimizer.has_momentum:
-            warnings.warn(
-                "the server has momentum, but broadcasts carry less than 40 % of what its model has moved, which ruins "
-                "training: raise bytes or down, or train without momentum",
-                BudgetWarning,
-                stacklevel=2,
-            )
 
     def _average_buffers(self, buffers: Mapping[str, list[torch.Tensor]]) -> None:
         """The mean of the clients' buffers, weighted by their data; for counts, the largest.

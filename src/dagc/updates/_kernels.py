@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dagc._numba import compiled, kernel
+from dagc._numba import compiled, inlined, kernel
 
 __all__ = ["MOST_FACTOR", "MOST_LEVEL", "ODDS", "READ", "SURE", "WRITE", "entries", "factor", "finish", "number", "raw"]
 
@@ -43,6 +43,7 @@ SURE = 2048
 """No decision is surer than this, in 65,536ths: so that a byte stands for at most 175 decisions."""
 
 build: Any = kernel if compiled() else lambda function: function
+part: Any = inlined if compiled() else lambda function: function
 
 
 @build
@@ -93,7 +94,7 @@ def finish(mode, data, end, coder):
     return -1
 
 
-@build
+@part
 def decide(mode, data, end, coder, odds, context, bit):
     """Code one decision with an adaptive context: its probability, and how many decisions it has seen."""
     chance, seen = odds[2 * context], odds[2 * context + 1]

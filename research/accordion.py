@@ -5,12 +5,11 @@ from typing import Any
 
 from dagc.allocation import allocate, most_entries
 from dagc.errors import InvalidInput
-from dagc.policies.plan import Plan
-from dagc.policies.policy import Situation
+from dagc.policies import Method, Plan, Situation
 from dagc.policies.rate import finite
 from dagc.state import flag, whole
 
-__all__ = ["Accordion"]
+__all__ = ["METHOD", "Accordion"]
 
 
 class Accordion:
@@ -50,7 +49,7 @@ class Accordion:
 
     def decide(self, now: Situation) -> list[Any]:
         """As `Policy.decide`."""
-        self._look(now)
+        self._update_regime(now)
         gentle, aggressive = self.bounds(now)
         level = gentle if self._critical else aggressive
         if self.absolute:
@@ -72,7 +71,7 @@ class Accordion:
             self._known = weights
         return self._bounds
 
-    def _look(self, now: Situation) -> None:
+    def _update_regime(self, now: Situation) -> None:
         """Compare the norms of an interval with those of the interval before."""
         norms = [(report.norm, now.examples[report.client]) for report in now.reports if report.norm is not None]
         if any(weight for _, weight in norms):
@@ -93,3 +92,11 @@ class Accordion:
         self._sum, self._rounds = finite(state["sum"]), whole(state["rounds"])
         self._before = None if state["before"] is None else finite(state["before"])
         self._critical = flag(state["critical"])
+
+
+METHOD = Method(
+    ("ratio", "threshold"),
+    Accordion,
+    ("interval", "change", "gentle", "aggressive"),
+    about="one of two levels for everybody, by how fast the gradient norm changes; keeps to no budget",
+)

@@ -1,0 +1,126 @@
+"""What scripts of `dagc.ddp` have in common in these tests: models, steps, and what ranks answer."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import dagc.ddp
+from dagc.data import Batches, load, make_partition
+from dagc.ddp import LocalSteps
+from dagc.models import build
+
+EXAMPLES = (700, 200, 90, 10)
+
+
+def good(answers):
+    """The answers, none of which may be an exception."""
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    assert None not in answers, "a rank has died"
+    return answers
+
+
+def alike(tensors):
+    return all(torch.equal(tensor, tensors[0]) for tensor in tensors[1:])
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten().float() for p in model.parameters()])
+
+
+def as_rank(config):
+    """What a script needs to train as the local engine does with this configuration, where rank i is client i.
+
+    The model, how many examples this rank has, and its batches, by step.
+    """
+    rank, data = dist.get_rank(), load(config.data)
+    partition = make_partition(config.partition_spec, data, config.seed)
+    batches = Batches(data, partition, config.batch_size, config.seed)
+    model = build(config.model, data, seed=config.seed)
+    return model, int(partition.sizes[rank]), lambda step: batches.batch(rank, step)
+
+
+def wrapped(module=None, seed=0, **options):
+    """A small model in DDP, the same on every rank."""
+    torch.manual_seed(seed)
+    return DDP(module or nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5)), **options)
+
+
+def hooked(model, ratio=0.05, **options):
+    return dagc.ddp.register(model, examples=EXAMPLES[dist.get_rank()], ratio=ratio, **{"method": "dagc-r", **options})
+
+
+def inputs(step):
+    generator = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
+    return torch.randn(8, 20, generator=generator)
+
+
+def backward(model, step=0, spoil=None):
+    """A backward pass on this rank's batch; `spoil` multiplies the loss."""
+    loss = model(inputs(step)).square().mean()
+    (loss if spoil is None else loss * spoil).backward()
+
+
+def gradient(model):
+    return torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
+
+
+def train(steps, register=None, each=None, **options):
+    """Weights and residual after SGD."""
+    model = wrapped(**options)
+    hook = hooked(model, **(register or {}))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        optimiser.zero_grad()
+        backward(model, step)
+        optimiser.step()
+        if each:
+            each(step, hook)
+    return weights(model), hook.uplink.feedback.residual
+
+
+def small(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+
+
+def around(model, ratio=0.05, **options):
+    usual = {"examples": EXAMPLES[dist.get_rank()], "steps": 3, "method": "dagc-r", "ratio": ratio}
+    return LocalSteps(model, **{**usual, **options})
+
+
+def one_step(model, optimiser, step):
+    """A step towards a target that all ranks share, on this rank's own inputs; returns the loss."""
+    generator = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
+    x = torch.randn(8, 20, generator=generator).to(next(model.parameters()).dtype)
+    optimiser.zero_grad()
+    loss = (model(x).float() - x[:, :5].float()).square().mean()
+    loss.backward()
+    optimiser.step()
+    return loss.item()
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def counting(local):
+    """The sum of all that the client's half was offered; it grows with every upload."""
+    offered = torch.zeros(local.uplink.size, dtype=torch.float64)
+    upload = local.uplink.upload
+
+    def counted(moved, order):
+        offered.add_(torch.cat([part.flatten() for part in moved]))
+        return upload(moved, order)
+
+    local.uplink.upload = counted
+    return offered
+
+
+def plain(state):
+    """A state without tensors, so that it can be compared."""
+    if isinstance(state, dict):
+        return {name: plain(leaf) for name, leaf in state.items()}
+    return state.tolist() if isinstance(state, torch.Tensor) else state
