@@ -13,6 +13,7 @@ from rich.table import Table
 
 from research.measured import Measured
 from research.origin import source_commit
+from research.parts import load
 
 __all__ = ["Sheet", "arguments", "kept", "show"]
 
@@ -22,7 +23,8 @@ RECORD = "--record"
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
-    """A benchmark's arguments, with `--record`."""
+    """A benchmark's arguments, with `--record`. From here on, tasks know the parts of the experiments."""
+    load()
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(RECORD, action="store_true", help="keep the tables in results/benchmarks; then: make results")
     return parser

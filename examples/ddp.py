@@ -1,7 +1,7 @@
 """Train over DDP with compressed gradients, every rank on its own, unequal share of real data.
 
     torchrun --nproc-per-node 4 examples/ddp.py
-    torchrun --nproc-per-node 4 examples/ddp.py --task cnn@cifar-10 --method dagc-r --ratio 0.001 --values int8
+    torchrun --nproc-per-node 4 examples/ddp.py --task mlp@digits --method dagc-r --ratio 0.001 --values int8
     torchrun --nproc-per-node 4 examples/ddp.py --checkpoint runs/ddp       # again, to continue where it stopped
 
 The three lines that differ from any other DDP script are marked with dagc.

@@ -4,6 +4,7 @@ import typer
 
 from dagc import cli
 from research.command import reproduce
+from research.data.command import app as data
 from research.parts import load
 
 app = typer.Typer(
@@ -14,9 +15,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.registered_commands += cli.app.registered_commands
-app.registered_groups += cli.app.registered_groups
 app.callback(invoke_without_command=True)(cli.version)
 app.command()(reproduce)
+app.add_typer(data, name="data")
 
 if __name__ == "__main__":
     load()

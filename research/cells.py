@@ -65,6 +65,17 @@ class Cell:
         """The data set that it needs."""
         return str(self.fields["task"]).partition("@")[2]
 
+    def paper_of(self, label: str) -> float | None:
+        """The accuracy that the paper reports for a variant, in percent."""
+        return next((variant.paper for variant in self.variants if variant.label == label), None)
+
+    @property
+    def remark(self) -> str:
+        """What the paper says about it and its variants, in one sentence; empty if that is nothing."""
+        figures = [f"{each.label} {each.paper:.2f} %" for each in self.variants if each.paper is not None]
+        words = [*([self.paper] if self.paper else []), *([", ".join(figures)] if figures else [])]
+        return f"the paper: {'; '.join(words)}" if words else ""
+
     def settings(self, variant: Variant) -> dict[str, Any]:
         """The fields of a variant's `Config`, but for the seed."""
         rounds = self.fields["rounds"]
@@ -107,12 +118,10 @@ class Cell:
             labels: What was used instead of the cell's data.
         """
         series = tuple(
-            Series(variant.label, tuple(some), variant.paper)
-            for variant, some in zip(self.variants, runs, strict=True)
-            if some
+            Series(variant.label, tuple(some)) for variant, some in zip(self.variants, runs, strict=True) if some
         )
         used = [label for label in dict.fromkeys(labels) if label is not None]
-        return Panel(self.title, series, self.targets, self.paper, (*self.notes, *used))
+        return Panel(self.title, series, self.targets, (*self.notes, *used))
 
     def shrunk(self, iterations: int | None) -> "Cell":
         """The same cell with another number of iterations, and a note about that."""

@@ -1,7 +1,7 @@
 """`python -m research reproduce`: the paper's tables and figures, cell by cell, next to the paper's own numbers."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +11,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dagc.cli.report import command_line, print_table
+from dagc.cli.report import command_line
+from dagc.cli.table import print_panels
 from dagc.cli.terminal import log, say
 from dagc.errors import InvalidInput, unknown
-from dagc.report import sentence, write_report
+from dagc.report import Panel, write_report
 from dagc.training import Config
 from research import EXPERIMENTS, TITLES, Cell, Laboratory, Store, choose
 from research.reproduce import Progress as Show
 
 __all__ = ["reproduce"]
+
+RECORDS = Path("results")
 
 
 def reproduce(
@@ -41,16 +44,14 @@ def reproduce(
         str | None, typer.Option(help="The data folder (default: DAGC_DATA, or the user's cache).")
     ] = None,
     output: Annotated[Path, typer.Option(help="Where runs and reports go.")] = Path("runs/reproduce"),
-    records: Annotated[Path, typer.Option(help="Where records are; a run that has one is not run again.")] = Path(
-        "results"
-    ),
+    records: Annotated[Path, typer.Option(help="Where records are; a run that has one is not run again.")] = RECORDS,
     commit: Annotated[
         str | None, typer.Option(help="What finished runs in the output folder were made with, if they do not say.")
     ] = None,
     collect: Annotated[
         bool, typer.Option("--collect", help="Record what is finished in the output folder, and run nothing.")
     ] = False,
-    list_cells: Annotated[bool, typer.Option("--list", help="Print the names of the cells and exit.")] = False,
+    names_only: Annotated[bool, typer.Option("--list", help="Print the names of the cells and exit.")] = False,
 ) -> None:
     """Repeat the paper's experiments and write a page for each, with the paper's numbers next to ours.
 
@@ -63,10 +64,8 @@ def reproduce(
     if experiment != "all" and experiment not in EXPERIMENTS:
         raise unknown("experiment", experiment, [*EXPERIMENTS, "all"])
     chosen = _chosen(list(EXPERIMENTS) if experiment == "all" else [experiment], cells)
-    if list_cells:
-        for name, some in chosen.items():
-            for cell in some:
-                Console(highlight=False, soft_wrap=True).print(f"{name} {cell.name}: {cell.title}", markup=False)
+    if names_only:
+        _print_names(chosen)
         return
     wanted = [(name, cell.shrunk(iterations).only(variants)) for name, some in chosen.items() for cell in some]
     place = Laboratory(output, Store(records), jobs or os.cpu_count() or 1, device, data_dir, stand_in, commit)
@@ -81,10 +80,21 @@ def reproduce(
         say(f"stopped; finished work is in {output}, and the same command continues from there")
         raise
     for name in chosen:
-        own = [panel for (whose, _), panel in zip(wanted, panels, strict=True) if whose == name]
+        own = [_with_paper(cell, panel) for (whose, cell), panel in zip(wanted, panels, strict=True) if whose == name]
         page = write_report(own, output / name, TITLES[name], command_line("python -m research"))
-        print_table(own, TITLES[name])
-        Console(highlight=False, soft_wrap=True).print(f"{sentence(own)}\npage: {page}\n", markup=False)
+        print_panels(own, f"page: {page}\n")
+
+
+def _with_paper(cell: Cell, panel: Panel) -> Panel:
+    """The panel with the paper's own numbers as a note."""
+    return replace(panel, notes=(*panel.notes, *([cell.remark] if cell.remark else [])))
+
+
+def _print_names(chosen: Mapping[str, Sequence[Cell]]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for name, cells in chosen.items():
+        for cell in cells:
+            console.print(f"{name} {cell.name}: {cell.title}", markup=False)
 
 
 def _chosen(names: Sequence[str], wanted: str | None) -> dict[str, list[Cell]]:

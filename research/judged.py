@@ -5,14 +5,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dagc.report import Series
-from dagc.report.numbers import Spread, difference, on_shared_seeds, reached
+from dagc.report.numbers import Spread, difference, reached
 from dagc.text import in_bytes
 
-__all__ = ["against_the_best", "judged"]
+__all__ = ["against_the_best", "judged", "on_shared_seeds"]
 
 CLEAR = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 PERHAPS = (3.08, 1.89, 1.64, 1.53, 1.48, 1.44, 1.41, 1.40, 1.38)
 """Student's t for two-sided intervals of 95 and of 80 %, for 2 to 10 seeds."""
+
+
+def on_shared_seeds(*some: Series) -> tuple[Series, ...]:
+    """With the runs of the seeds that all of them have."""
+    shared = set.intersection(*({run.seed for run in series.runs} for series in some))
+    return tuple(replace(series, runs=tuple(run for run in series.runs if run.seed in shared)) for series in some)
 
 
 def judged(gap: Spread, seeds: int, above: str, below: str) -> str:

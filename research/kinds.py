@@ -13,13 +13,12 @@ from dagc.report.numbers import (
     Spread,
     difference,
     final,
-    on_shared_seeds,
     part_sent,
     reached,
 )
 from dagc.report.panels import in_words
 from dagc.text import brief, in_bytes, percent
-from research.judged import against_the_best, judged
+from research.judged import against_the_best, judged, on_shared_seeds
 from research.records import Tuned
 from research.shown import Shown
 from research.waterfall import highest_shared
@@ -114,7 +113,7 @@ def accuracy(some: Sequence[Shown]) -> Columns:
     body = []
     for one in some:
         series = {each.label: each for each in one.panel.series}
-        ends = ["" if label not in series else _end(series[label]) for label in labels]
+        ends = ["" if label not in series else _end(series[label], one.cell.paper_of(label)) for label in labels]
         first, second = (series.get(label) for label in labels[:2])
         gap = "" if first is None or second is None else points(difference(first, second))
         sent = ["" if label not in series else _bytes(final(series[label], "bytes_up")) for label in labels]
@@ -128,9 +127,10 @@ def claims(some: Sequence[Shown]) -> Columns:
     body = []
     for one in some:
         first, second = on_shared_seeds(*(_ran(one, variant.label) for variant in one.cell.variants[:2]))
+        theirs = [variant.paper for variant in one.cell.variants[:2]]
         gap, words, paper = difference(first, second), ("above", "**below**"), ""
-        if first.paper is not None and second.paper is not None:
-            claimed = first.paper - second.paper
+        if theirs[0] is not None and theirs[1] is not None:
+            claimed = theirs[0] - theirs[1]
             paper = points(Spread(claimed / 100, None))
             if claimed:  # where the paper has no difference, it claims none
                 words = ("holds", "**the opposite**") if claimed > 0 else ("**the opposite**", "holds")
@@ -312,9 +312,9 @@ def points(gap: Spread) -> str:
     return text if gap.sd is None else f"{text} ± {100 * gap.sd:.2f}"
 
 
-def _end(series: Series) -> str:
+def _end(series: Series, paper: float | None) -> str:
     text = percent(final(series)).removesuffix(" %")
-    return text if series.paper is None else f"{text} ({series.paper:.2f})"
+    return text if paper is None else f"{text} ({paper:.2f})"
 
 
 def _count(value: Spread | None) -> str:

@@ -1,8 +1,9 @@
-"""The paper's larger models, without batch norm: VGG11, its reduced form VGG11s, and ResNet18."""
+"""The paper's other models, without batch norm: an LSTM, VGG11, its reduced form VGG11s, and ResNet18."""
 
 import torch
 from torch import Tensor, nn
 
+from dagc.errors import InvalidInput
 from dagc.models import AsImage, AsImageChannelsLast, Model, Shape, image_shape, initialise
 
 __all__ = ["MODELS"]
@@ -32,6 +33,28 @@ def _vgg11s(shape: Shape, classes: int) -> nn.Module:
 
 def _vgg11(shape: Shape, classes: int) -> nn.Module:
     return _vgg(shape, classes, (64, 128, 256, 256, 512, 512, 512, 512), _POOLED, 512)
+
+
+class _Lstm(nn.Module):
+    """Two layers of 128 over the rows of a sample; the last state is classified."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(features, 128, num_layers=2, batch_first=True)
+        self.out = nn.Linear(128, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.squeeze(1) if x.ndim == 4 else x
+        states, _ = self.lstm(rows)
+        decision: Tensor = self.out(states[:, -1])
+        return decision
+
+
+def _lstm(shape: Shape, classes: int) -> nn.Module:
+    rows = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
+    if len(rows) != 2:
+        raise InvalidInput(f"lstm needs sequences, (steps, features), not samples of shape {shape}")
+    return _Lstm(rows[1], classes)
 
 
 class _Residual(nn.Module):
@@ -81,6 +104,7 @@ def _initialise_resnet(model: nn.Module, seed: int) -> None:
 
 
 MODELS: dict[str, Model] = {
+    "lstm": Model(_lstm, "LSTM@SCs: Fig. 2b, Tables III and V", initialise),
     "vgg11s": Model(_vgg11s, "VGG11s@Flickr: Figs. 3 and 4; the reduced VGG11 of Sattler et al.", initialise),
     "vgg11": Model(
         _vgg11, "VGG11@CIFAR-100: Fig. 5; the hidden linear layers are 512 wide, as suits 32 × 32 images", initialise

@@ -1,7 +1,7 @@
-"""What the experiments add to dagc, as plugins do: methods, allocators, value codecs, models and data sets."""
+"""What the experiments add to dagc, as plugins do: methods, allocators, codecs, models, partitions and data sets."""
 
 from dagc.allocation import ALLOCATORS, Allocator
-from dagc.data import CATALOGUE
+from dagc.data import CATALOGUE, PARTITIONS
 from dagc.errors import DagcError
 from dagc.models import MODELS
 from dagc.plugins import load_plugins
@@ -10,7 +10,8 @@ from dagc.wire import VALUE_CODECS
 from research import accordion, models
 from research.allocators import RULES
 from research.codecs import CODECS
-from research.datasets import ENTRIES
+from research.data import ENTRIES
+from research.partitions import one_large
 
 __all__ = ["load", "register"]
 
@@ -26,7 +27,8 @@ def register() -> None:
     POLICIES["accordion"] = accordion.METHOD
     VALUE_CODECS.update(CODECS)
     MODELS.update(models.MODELS)
-    CATALOGUE.update({entry.name: entry for entry in ENTRIES})
+    PARTITIONS["one-large"] = one_large
+    CATALOGUE.update({name: entry.load for name, entry in ENTRIES.items()})
 
 
 def load() -> None:

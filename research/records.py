@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dagc.comparison.tuning import Choice
 from dagc.errors import InvalidInput
 from dagc.files import failure, locked, write_atomically
 from dagc.folder import LAST
@@ -22,6 +21,7 @@ from dagc.training.config import IRRELEVANT
 from research.cells import Cell
 from research.origin import origin
 from research.parts import load
+from research.tuning import Choice
 
 __all__ = ["Record", "Store", "Tuned", "described", "identity", "plan_of", "record_of"]
 

@@ -1,5 +1,6 @@
 """Run the cells of an experiment: what is recorded is not run again, and every run that ends is recorded."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -7,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from dagc.comparison.runner import run_all
-from dagc.comparison.tuning import TUNING_SEEDS, candidates_hash, tune
 from dagc.errors import DagcError, InvalidInput
-from dagc.folder import finished, read_settings
+from dagc.folder import SCORE, finished, read_metrics, read_settings
 from dagc.report import Panel, Run, find_runs, read_run
-from dagc.training import Config
+from dagc.training import Config, iterate
 from research.cells import Cell, Variant
 from research.origin import source_commit, stamp
 from research.records import Record, Store, Tuned, described, identity, record_of
 from research.stand_in import label_of, with_data
+from research.tuning import TUNING_SEEDS, candidates_hash, tune
 
 __all__ = ["TUNED_ON", "Laboratory", "known_choice", "known_tuning"]
 
@@ -47,6 +48,27 @@ def known_choice(
         return {name: values[0] for name, values in cell.grid(variant).items()}
     found = known_tuning(store, experiment, cell, variant, stand_in)
     return None if found is None else found.chosen
+
+
+def train_until(
+    settings: dict[str, Any],
+    folder: Path,
+    stopped: Callable[[], bool],
+    score: float | None = None,
+    commit: str | None = None,
+) -> bool:
+    """Train in a folder, stamped with the commit; a run that has reached the score is over, though not finished."""
+    enough = math.inf if score is None else score
+    rows = read_metrics(folder) if score is not None and (folder / "metrics.jsonl").exists() else []
+    if any(row.get(SCORE, -math.inf) >= enough for row in rows):
+        return True
+    stamp(folder, commit)
+    for result in iterate(Config(**settings), folder):
+        if stopped():
+            return False
+        if result.score is not None and result.score >= enough:
+            break
+    return True
 
 
 @dataclass(frozen=True)
@@ -110,7 +132,7 @@ class Laboratory:
                 *(runs, self.folder / "runs", self.jobs),
                 progress=lambda number, rounds: self.progress(runs, number, rounds),
                 done=record,
-                begin=partial(stamp, commit=source_commit(HERE)),
+                train=partial(train_until, commit=source_commit(HERE)),
             )
         kept = self._kept()
         found: dict[str, Run] = {}
@@ -166,9 +188,8 @@ class Laboratory:
         (choice,) = tune(
             *(ways, names, TUNED_ON, target, folder, self.jobs),
             watch=lambda configs: lambda number, done: self.progress(list(configs), number, done),
-            until=target,
             known=lambda fields: tried.get(identity({**fields, "task": cell.fields["task"], "seed": TUNED_ON[0]})),
-            begin=partial(stamp, commit=source_commit(HERE)),
+            train=partial(train_until, score=target, commit=source_commit(HERE)),
         )
         settings = described({**cell.candidates(variant)[0], "seed": TUNED_ON[0]})
         made = (list(TUNED_ON), target, source_commit(HERE), stand_in)

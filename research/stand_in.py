@@ -8,6 +8,7 @@ from typing import Any
 from dagc.data import CATALOGUE, data_folder
 from dagc.errors import MissingData
 from research.cells import Cell
+from research.data import ENTRIES
 
 __all__ = ["STAND_INS", "at_hand", "label_of", "with_data"]
 
@@ -51,7 +52,9 @@ STAND_INS = {
 
 def at_hand(name: str, root: Path) -> bool:
     """Whether the original is in the data folder. Another folder of spoken words does not count as Speech Commands."""
-    place = CATALOGUE[name].locate(root)
+    if name not in ENTRIES:
+        return True  # it comes with dagc, or is a file
+    place = ENTRIES[name].locate(root)
     return place is not None and (name != "speech-commands" or place.name.startswith("speech_commands"))
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from dagc.report import Panel
-from dagc.report.numbers import Reached, on_shared_seeds, reached
+from dagc.report.numbers import Reached, reached
 from dagc.text import in_bytes
+from research.judged import on_shared_seeds
 
 __all__ = ["highest_shared", "write_waterfall"]
 

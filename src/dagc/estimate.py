@@ -68,33 +68,56 @@ def estimate(
     full = plan.for_size(size)
     scale = max(1.0, size / LARGEST) if full.rate is None else 1.0
     budgets = {name: getattr(full, name) for name in ("bytes", "down") if isinstance(getattr(full, name), int | float)}
-    played_plan = full.replaced(**{name: value / scale for name, value in budgets.items()})
-    server = ModelServer(played_plan, _random(0, round(size / scale)), rounds)
+    small = full.replaced(**{name: value / scale for name, value in budgets.items()})
+    server = ModelServer(small, _random(0, round(size / scale)), rounds)
     first = len(server.introduction(full=True).frame) * scale if full.first_model == "sent" else 0.0
     for name, count in examples.items():
         server.join(name, count)
     names, present = list(examples), max(1, math.ceil(participation * len(examples) - 1e-9))
-    played = min(rounds, max(ROUNDS, math.ceil(VISITS * len(names) / present)))
-    sent, fetched, visits, clock = [], [], [], [0.0]
-    for number in range(played):
+    played = []
+    clock = 0.0
+    for number in range(min(rounds, max(ROUNDS, math.ceil(VISITS * len(names) / present)))):
         here = [names[place] for place in draw(scramble(full.seed, number), len(names), present)]
-        wait = 0.0 if server.budget.account is None else server.budget.account.wait(present, clock[-1])
-        orders = server.orders(here, clock[-1] + wait)
-        known = {name for name in here if server.members[name].model_version >= 0}
-        downloads = {name: len(server.download(name).frame) * scale * (name in known) for name in orders}
-        uploads = {name: _most_bytes(server, order) * scale for name, order in orders.items()}
-        slowest = max(8 * uploads[name] / up + 8 * downloads[name] / down for name in orders)
-        clock.append(clock[-1] + wait + compute_seconds + slowest)
-        sent.append(sum(uploads.values()))
-        fetched.append(sum(downloads.values()))
-        visits.append(len(known))
-        for name, order in orders.items():
-            server.out_of_sync(name) if order.visit else server.arrived(name)
-        server.advance([], _moved(server, list(orders.values()), number))
-    half, new = played // 2, len(names) * (1 - (1 - present / len(names)) ** rounds) if first else 0.0
-    repeated = (present * rounds - new) * sum(fetched[half:]) / max(1, sum(visits[half:]))
-    seconds = (clock[-1] - clock[half]) * rounds / (played - half) + 8 * first / down
-    return Estimate(full, rounds * float(np.mean(sent)), first * new + repeated, first * new, seconds)
+        played.append(_play(server, here, number, clock, scale, up, down, compute_seconds))
+        clock += played[-1].seconds
+    later = played[len(played) // 2 :]  # the first rounds are unlike those that follow
+    new = len(names) * (1 - (1 - present / len(names)) ** rounds) if first else 0.0
+    repeated = (present * rounds - new) * sum(each.down for each in later) / max(1, sum(each.known for each in later))
+    seconds = sum(each.seconds for each in later) * rounds / len(later) + 8 * first / down
+    sent = rounds * sum(each.up for each in played) / len(played)
+    return Estimate(full, sent, first * new + repeated, first * new, seconds)
+
+
+class _Played(NamedTuple):
+    """A round: bytes up, bytes down to clients that had a model, how many these are, and its seconds."""
+
+    up: float
+    down: float
+    known: int
+    seconds: float
+
+
+def _play(
+    server: ModelServer,
+    here: list[str],
+    number: int,
+    clock: float,
+    scale: float,
+    up: float,
+    down: float,
+    compute_seconds: float,
+) -> _Played:
+    """Play a round with these clients."""
+    wait = 0.0 if server.budget.account is None else server.budget.account.wait(len(here), clock)
+    orders = server.orders(here, clock + wait)
+    known = {name for name in here if server.members[name].model_version >= 0}
+    downloads = {name: len(server.download(name).frame) * scale * (name in known) for name in orders}
+    uploads = {name: _most_bytes(server, order) * scale for name, order in orders.items()}
+    slowest = max(8 * uploads[name] / up + 8 * downloads[name] / down for name in orders)
+    for name, order in orders.items():
+        server.out_of_sync(name) if order.visit else server.arrived(name)
+    server.advance([], _moved(server, list(orders.values()), number))
+    return _Played(sum(uploads.values()), sum(downloads.values()), len(known), wait + compute_seconds + slowest)
 
 
 def _most_bytes(server: ModelServer, order: Order) -> int:

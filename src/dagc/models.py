@@ -139,28 +139,6 @@ def _cnn(shape: Shape, classes: int) -> nn.Module:
     )
 
 
-class _Lstm(nn.Module):
-    """Two layers of 128 over the rows of a sample; the last state is classified."""
-
-    def __init__(self, features: int, classes: int) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(features, 128, num_layers=2, batch_first=True)
-        self.out = nn.Linear(128, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.squeeze(1) if x.ndim == 4 else x
-        states, _ = self.lstm(rows)
-        decision: Tensor = self.out(states[:, -1])
-        return decision
-
-
-def _lstm(shape: Shape, classes: int) -> nn.Module:
-    rows = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
-    if len(rows) != 2:
-        raise InvalidInput(f"lstm needs sequences, (steps, features), not samples of shape {shape}")
-    return _Lstm(rows[1], classes)
-
-
 class _TokenLstm(nn.Module):
     """The scores of every next token of a sequence."""
 
@@ -221,7 +199,6 @@ MODELS: dict[str, Model] = {
     "cnn": Model(
         _cnn, "CNN@CIFAR-10: Tables III to VI; the four layers of McMahan et al. 2017, half as wide", initialise
     ),
-    "lstm": Model(_lstm, "LSTM@SCs: Fig. 2b, Tables III and V", initialise),
     "token-lstm": Model(
         _token_lstm, "not in the paper: an embedding of 32, an LSTM of 128, every next token", initialise, True
     ),

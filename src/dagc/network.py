@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from dagc.draws import scramble
-from dagc.errors import InvalidInput, unknown
+from dagc.errors import InvalidInput
+from dagc.spec import read_spec
 
 __all__ = ["NETWORKS", "Network", "constant", "make_network", "random", "trace"]
 
@@ -51,7 +52,7 @@ class Network(NamedTuple):
             bits, now, number = bits - room, max(now, end), number + 1
 
 
-def constant(up: float = 8.4, down: float = 8.4, latency: float = 0.0) -> Network:
+def constant(*, up: float = 8.4, down: float = 8.4, latency: float = 0.0) -> Network:
     """The same rates, in Mb/s, for all clients at all times."""
     _positive(up=up, down=down)
     rates = {"up": up * 1e6, "down": down * 1e6}
@@ -59,7 +60,13 @@ def constant(up: float = 8.4, down: float = 8.4, latency: float = 0.0) -> Networ
 
 
 def random(
-    mean: float = 8.4, spread: float = 0.5, down: float = 1.0, period: float = 10.0, latency: float = 0.0, seed: int = 0
+    *,
+    mean: float = 8.4,
+    spread: float = 0.5,
+    down: float = 1.0,
+    period: float = 10.0,
+    latency: float = 0.0,
+    seed: int = 0,
 ) -> Network:
     """Log-normal rates that change every `period` seconds, independently for each client.
 
@@ -86,7 +93,7 @@ def random(
     return Network(rate, period, _latency(latency))
 
 
-def trace(file: str, latency: float = 0.0) -> Network:
+def trace(*, file: str, latency: float = 0.0) -> Network:
     """Rates from a CSV file with the columns `up` and `down` in Mb/s, one row per second, repeated at its end.
 
     Client i starts at row 97·i, so that clients differ. With a column `client`, each has its own rows instead.
@@ -133,20 +140,8 @@ def make_network(spec: str) -> Network:
         >>> make_network("constant:up=1,latency=0.1").latency
         0.1
     """
-    name, _, text = spec.partition(":")
-    if name not in NETWORKS:
-        raise unknown("network", name, NETWORKS)
-    options: dict[str, str | float | int] = {}
-    for item in filter(None, text.split(",")):
-        key, _, value = (part.strip() for part in item.partition("="))
-        try:
-            options[key] = value if key == "file" else int(value) if key == "seed" else float(value)
-        except ValueError:
-            raise InvalidInput(f"network {spec!r}: {key} must be a number, not {value!r}") from None
-    try:
-        return NETWORKS[name](**options)
-    except TypeError as error:
-        raise InvalidInput(f"network {spec!r}: {str(error).replace(f'{name}() ', '')}") from None
+    function, options = read_spec(spec, "network", NETWORKS)
+    return function(**options)
 
 
 def _positive(**rates: float) -> None:

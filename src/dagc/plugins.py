@@ -6,7 +6,8 @@ A package names a module, or a function to call, in the entry points of its `pyp
     mine = "my_package.methods"
 
 Loading it registers its parts: `dagc.policies.POLICIES["mine"] = Method(…)`, and likewise in `dagc.ALLOCATORS`,
-`dagc.COMPRESSORS`, `dagc.VALUE_CODECS`, `dagc.models.MODELS` and `dagc.data.CATALOGUE`.
+`dagc.COMPRESSORS`, `dagc.VALUE_CODECS`, `dagc.models.MODELS`, `dagc.data.CATALOGUE` and `dagc.data.PARTITIONS`.
+`dagc plugins --check` runs the contracts of `dagc.testing` on all of them.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dagc.allocation import ALLOCATORS
 from dagc.compressors import COMPRESSORS
-from dagc.data import CATALOGUE
+from dagc.data import CATALOGUE, PARTITIONS
 from dagc.models import MODELS
 from dagc.policies import POLICIES
 from dagc.wire import VALUE_CODECS
@@ -31,6 +32,7 @@ REGISTRIES: Mapping[str, dict[Any, Any]] = {
     "value codec": VALUE_CODECS,
     "model": MODELS,
     "data set": CATALOGUE,
+    "partition": PARTITIONS,
 }
 """Where parts are registered, by kind."""
 

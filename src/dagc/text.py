@@ -1,4 +1,4 @@
-"""Numbers as people read them, and text of strangers made safe for a terminal, LaTeX, Markdown and HTML."""
+"""Numbers as people read them, and text of strangers made safe for a terminal and HTML."""
 
 import math
 import re
@@ -18,8 +18,6 @@ __all__ = [
     "percent",
     "printable",
     "to_html",
-    "to_markdown",
-    "to_tex",
 ]
 
 Units = Sequence[tuple[float, str]]
@@ -121,34 +119,6 @@ def printable(text: object) -> str:
 def to_html(text: object) -> str:
     """The text for an HTML page."""
     return escape(printable(text))
-
-
-def to_markdown(text: object) -> str:
-    r"""The text for a cell of a Markdown table.
-
-    Example:
-        >>> print(to_markdown("<script> | $a_b$"))
-        &lt;script&gt; \| \$a\_b\$
-    """
-    return re.sub(r"([\\`*_\[\]|$~#])", r"\\\1", escape(printable(text), quote=False))
-
-
-_TEX = {
-    **{char: f"\\{char}" for char in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''"},
-    **{"±": r"$\pm$", "×": r"$\times$", "–": "--", "…": r"\dots{}"},
-}
-
-
-def to_tex(text: object) -> str:
-    r"""The text for LaTeX.
-
-    Example:
-        >>> print(to_tex("50 % of $a_b$"))
-        50 \% of \$a\_b\$
-    """
-    return "".join(_TEX.get(char, char) for char in printable(text))
 
 
 def _in_units(amount: float, units: Units) -> str:

@@ -27,6 +27,11 @@ def register():
     MODELS["normed"] = Model(lambda shape, classes: nn.Sequential(
         nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes)), "mine")
 """
+GREEDY = """
+import numpy as np
+from dagc import ALLOCATORS, Allocator
+ALLOCATORS["greedy"] = Allocator(ratios=lambda shares, total: np.full(len(shares), total))
+"""
 BROKEN = """
 from dagc import ALLOCATORS, Allocator
 ALLOCATORS["half"] = Allocator(ratios=lambda shares, total: shares * total)
@@ -67,27 +72,28 @@ def test_what_a_package_registers_is_known_to_the_command(packages):
     assert json.loads(done.stdout)["method"] == "root"
     listed = json.loads(call("plugins", "--json").stdout)
     added = [["method", "root"], ["allocator", "root"], ["model", "normed"]]
-    assert listed == [{"name": "good", "where": "good:register", "added": added, "problem": ""}]
+    assert listed == [{"name": "good", "where": "good:register", "added": added, "problem": "", "wrong": {}}]
 
 
 @pytest.mark.slow
-def test_workers_know_it_too_and_it_is_listed(packages):
+def test_workers_know_it_too_and_the_contracts_judge_it(packages):
     call = packages(good=(GOOD, "good:register"))
     assert "by the root of the data" in call("run", "--help").stdout
     done = call("compare", "normed@digits", "--methods", "root,top-k", "--seeds", "1", *SMALL)
     assert done.returncode == 0, done.stderr
     assert [row["method"] for row in json.loads(done.stdout)["methods"]] == ["root", "top-k"]
-    listed = call("plugins")
+    listed = call("plugins", "--check")
     assert listed.returncode == 0, listed.stdout
     assert "good (good:register)" in listed.stdout
-    assert "adds   method root" in listed.stdout
-    assert "adds   allocator root" in listed.stdout
+    assert "right  method root" in listed.stdout
+    assert "right  allocator root" in listed.stdout
 
 
-def test_a_part_that_cannot_be_loaded_is_named(packages):
-    call = packages(broken=(BROKEN, "broken"))
-    done = call("plugins")
+def test_a_part_that_breaks_a_contract_and_one_that_cannot_be_loaded_are_named(packages):
+    call = packages(greedy=(GREEDY, "greedy"), broken=(BROKEN, "broken"))
+    done = call("plugins", "--check")
     assert done.returncode == 1
+    assert "wrong  allocator greedy: greedy on 'equal' at 0.001: spends" in done.stdout
     assert "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'" in done.stdout
     assert done.stderr.startswith("warning: the plugin broken (broken) cannot be loaded: ModuleNotFoundError")
     refused = call("allocate", "--sizes", "3,2", "--method", "half")

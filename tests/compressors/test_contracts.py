@@ -7,8 +7,8 @@ from dagc import ALLOCATORS, COMPRESSORS, VALUE_CODECS, Allocator, Sparse, per_t
 from dagc.allocation import power
 from dagc.compressors import compressor
 from dagc.policies import POLICIES, Allocated, Method
+from dagc.testing import check_allocator, check_compressor, check_policy, check_value_codec
 from research.accordion import Accordion
-from tests.contracts import check_allocator, check_compressor, check_policy, check_value_codec
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
@@ -119,6 +119,6 @@ class TestTheSuiteCatches:
 
 
 def test_vectors_are_what_they_say():
-    from tests.contracts import vectors
+    from dagc.testing import vectors
 
     assert all(torch.isfinite(vector).all() and vector.dtype == torch.float32 for vector in vectors().values())

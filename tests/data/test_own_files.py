@@ -9,7 +9,6 @@ from PIL import Image
 
 from dagc.data import load, make_partition
 from dagc.errors import DataError, InvalidInput
-from tests.data.files import write_wav
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3, 2, (40, 5)).astype(np.float32)
@@ -136,18 +135,16 @@ def test_unusable_csv_files_say_where(tmp_path: Path, text: str, reason: str) ->
         load(tmp_path / "bad.csv")
 
 
-def test_a_folder_per_client_with_images_arrays_or_sounds(tmp_path: Path) -> None:
+def test_a_folder_per_client_with_images_or_arrays(tmp_path: Path) -> None:
     for client, count in (("ann", 10), ("bob", 5)):
         for label in ("cat", "dog"):
             (tmp_path / "pictures" / client / label).mkdir(parents=True)
             for number in range(count):
                 Image.new("L", (20, 20), number).save(tmp_path / "pictures" / client / label / f"{number}.png")
-                write_wav(tmp_path / "sounds" / client / label / f"{number}.wav", np.ones(100))
         (tmp_path / "arrays" / client).mkdir(parents=True)
         np.savez(tmp_path / "arrays" / client / "part.npz", x=X[:count], y=Y[:count])
     for folder, shape, per_client in (
         ("pictures", (3, 32, 32), [16, 8]),
-        ("sounds", (32, 32), [16, 8]),
         ("arrays", (5,), [8, 4]),
     ):
         data = load(tmp_path / folder)

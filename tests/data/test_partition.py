@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dagc.data import Partition, by_client, from_sizes, iid, load, make_partition, one_large, skewed
+from dagc.data import Partition, by_client, from_sizes, iid, load, make_partition, skewed
 from dagc.data.partition import skewed_sizes
 from dagc.errors import InvalidInput
 
@@ -106,7 +106,6 @@ def test_sizes_and_mixes_do_not_depend_on_the_order_of_the_data() -> None:
     shuffled = np.random.default_rng(1).permutation(FASHION_LABELS)
     for make in (
         lambda labels: skewed(labels, skew_ratio=100, seed=5),
-        lambda labels: one_large(labels, seed=5),
         lambda labels: from_sizes(labels, sizes=[900, 20, 5], label_alpha=0.5, seed=5),
     ):
         one, other = make(FASHION_LABELS), make(shuffled)
@@ -114,7 +113,7 @@ def test_sizes_and_mixes_do_not_depend_on_the_order_of_the_data() -> None:
 
 
 def test_the_seed_decides() -> None:
-    for make in (skewed, one_large, iid):
+    for make in (skewed, iid):
         first, again, other = make(FASHION_LABELS, seed=1), make(FASHION_LABELS, seed=1), make(FASHION_LABELS, seed=2)
         assert all(np.array_equal(a, b) for a, b in zip(first.indices, again.indices, strict=True))
         assert not all(np.array_equal(a, b) for a, b in zip(first.indices, other.indices, strict=True))
@@ -125,18 +124,9 @@ def test_the_seed_decides() -> None:
 
 
 def test_a_negative_seed_is_refused() -> None:
-    for make in (skewed, one_large, iid):
+    for make in (skewed, iid):
         with pytest.raises(InvalidInput, match="seed is -1"):
             make(FASHION_LABELS, seed=-1)
-
-
-def test_one_large_is_figure_2() -> None:
-    split = one_large(FASHION_LABELS, share=0.5, clients=11)
-    assert split.sizes.tolist() == [30_000] + [3_000] * 10
-    _disjoint(split, 60_000)
-    for bad in ({"share": 0.0}, {"share": 1.0}, {"share": float("nan")}, {"clients": 1}, {"share": 0.99999}):
-        with pytest.raises(InvalidInput, match="share"):
-            one_large(FASHION_LABELS, **bad)
 
 
 def test_iid_is_even() -> None:
@@ -209,7 +199,6 @@ def test_partitions_as_text(tmp_path: Path) -> None:
     digits = load("digits")
     split = make_partition("skewed:clients=5, skew_ratio=20,label_alpha=inf", digits, seed=3)
     assert (len(split), split.skew_ratio) == (5, 20)
-    assert make_partition("one_large:share=0.4,clients=3", digits).sizes[0] == round(0.4 * len(digits))
     assert len(make_partition("iid", digits)) == 10
     assert make_partition("from-sizes:sizes=300/200/10,label_alpha=0.5", digits).sizes.tolist() == [300, 200, 10]
     (tmp_path / "sizes.txt").write_text("30\n20\n10\n")
@@ -221,7 +210,7 @@ def test_partitions_as_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("", "there is no partition '': choose one of skewed, one-large"),
+        ("", "there is no partition '': choose one of skewed, iid"),
         ("random", "there is no partition 'random': choose one of skewed"),
         ("skewed:client=3", "'client=3' is not an option; write option=value with clients, skew_ratio, label_alpha"),
         ("skewed:10", "'10' is not an option"),
@@ -230,7 +219,7 @@ def test_partitions_as_text(tmp_path: Path) -> None:
         ("skewed:clients=3,clients=4", "clients is given twice"),
         ("skewed:label_alpha=x", "label_alpha is 'x'; it must be a number"),
         ("from-sizes", "has no sizes"),
-        ("from-sizes:sizes=no-such-file", "neither numbers"),
+        ("from-sizes:sizes=no-such-file", "whole numbers separated by /, or a file of them .*No such file"),
         ("from-sizes:sizes=3/2,scale=maybe", "it must be true or false"),
         ("by-client", "has no clients"),
         ("by-client:names=3", "'names=3' is not an option"),

@@ -1136,7 +1136,7 @@ def test_dagc_report_draws_a_flower_run(states, tmp_path, capsys, monkeypatch):
     result = json.loads((states / "runs" / "digits-dagc-r" / "result.json").read_text())
     assert result["final_score"] == pytest.approx(0.6)
     folders = [str(states / "runs" / f"digits-{method}") for method in ("dagc-r", "none")]
-    monkeypatch.setattr("sys.argv", ["dagc", "report", *folders, "--output", str(tmp_path / "page"), "--no-figures"])
+    monkeypatch.setattr("sys.argv", ["dagc", "report", *folders, "--output", str(tmp_path / "page")])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code

@@ -14,7 +14,7 @@ from dagc.errors import MissingExtra, needs_extra
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 WITHOUT = """
 import sys
-missing = "typer rich pydantic sklearn PIL platformdirs tomli_w matplotlib flwr".split()
+missing = "typer rich pydantic sklearn PIL platformdirs tomli_w flwr".split()
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in missing:

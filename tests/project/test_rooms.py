@@ -6,8 +6,8 @@ from pathlib import Path
 import dagc
 
 ROOMS = [
-    "text", "errors", "settings", "draws", "files", "state", "checkpoint", "folder",
-    "sparse", "wire", "updates", "allocation", "compressors", "feedback", "policies", "protocol",
+    "text", "errors", "spec", "settings", "draws", "files", "state", "checkpoint", "folder",
+    "sparse", "wire", "updates", "allocation", "compressors", "feedback", "policies", "protocol", "testing",
     "ddp", "flower",
     "network", "data", "models", "plugins", "training", "report", "comparison", "estimate", "cli",
 ]  # fmt: skip

@@ -270,7 +270,7 @@ def test_a_plan_with_caps_below_one_entry_is_refused_for_that_model_before_any_w
 
 
 def test_settings_make_the_same_plan_again():
-    from tests.contracts import plans_of
+    from dagc.testing import plans_of
 
     for method, kind in POLICIES.items():
         for plan in plans_of(method):

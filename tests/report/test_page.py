@@ -46,10 +46,10 @@ def report(tmp_path_factory):
     dense = series("dense", "none")
     ours, theirs = series("ours", "dagc-r", ratio=0.02), series("theirs <b>", "top-k", ratio=0.02)
     wide = "by ratio, with a title that is wider than a phone"
-    first = Panel(wide, (ours, theirs, dense), (0.5, 0.6), paper="hope for the best")
+    first = Panel(wide, (ours, theirs, dense), (0.5, 0.6))
     second = Panel("by threshold", (series("level", "dagc-a", threshold=0.01), dense))
     third = Panel("by Flower", (Series("far away", (flower(folder / "flower"),)),))
-    return write_report([first, second, third], folder / "report", "A page", "dagc report", figures=False)
+    return write_report([first, second, third], folder / "report", "A page", "dagc report")
 
 
 def flower(path):
@@ -98,7 +98,7 @@ def wait_until_drawn(browser):
     """Pictures are drawn when the browser knows how wide they are."""
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(browser, 20).until(lambda page: find(page, "#labels svg"))
+    WebDriverWait(browser, 20).until(lambda page: find(page, "#shares svg"))
 
 
 def size(browser, width):
@@ -132,10 +132,7 @@ def test_it_draws_everything(page):
     ]
     assert len(find(page, "#plot polygon")) == 3  # the seeds as bands
     assert len(find(page, "#shares circle")) == 20  # ten clients, two methods; dense has no ratio
-    assert len(find(page, "#labels rect")) > 10
-    assert text(page, "#said") == "The paper: hope for the best."
     assert len(find(page, "table tbody tr")) == 6 + 3
-    assert text(page, "#h-labels") == "Labels of each client"
     assert "far away: stopped after round 3 of 9" in text(page, ".notes")
 
 
@@ -237,13 +234,8 @@ def test_methods_and_settings_switch(page):
     assert len(find(page, "#plot polyline")) == 1  # dense is still hidden
 
 
-def test_a_run_of_flower_shows_names_and_no_labels(page):
+def test_a_run_of_flower_shows_names(page):
     page.execute_script("const s = document.getElementById('panel'); s.value = 2; s.dispatchEvent(new Event('change'))")
-    assert text(page, "#h-labels") == "Examples of each client"
-    shown = [element.text for element in find(page, "#labels svg > text")]
-    assert shown == ["harbour", "900", "<b>buoy</b>", "30", "a village with …", "7"]
-    assert len(find(page, "#labels rect")) == 3
-    assert not find(page, "#classes span")
     assert len(find(page, "#shares circle")) == 2  # nothing is known about the third
     assert "client harbour" in text(page, "#shares circle:nth-of-type(2) title")
     assert "seed" not in text(page, "#shares-hint")
@@ -302,7 +294,7 @@ def test_the_deciding_column_is_on_a_phones_screen_and_all_of_them_on_paper(brow
     }
     series = [Series(label, (read_run(report.parent.parent / f"{name}-0"),)) for name, label in names.items()]
     panel = Panel("one", tuple(series), (0.4, 0.5, 0.6, 0.7))
-    path = write_report([panel], report.parent.parent / "four", "A page", "dagc report", figures=False)
+    path = write_report([panel], report.parent.parent / "four", "A page", "dagc report")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
     size(browser, 390)
     browser.get(path.as_uri())

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from dagc import ALLOCATORS
 from dagc.policies import Plan, Situation
+from dagc.testing import check_allocator
 from research.allocators import RULES
-from tests.contracts import check_allocator
 
 weights = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40)
 

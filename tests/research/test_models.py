@@ -10,6 +10,7 @@ from tests.training import test_models as others
 from tests.training.test_models import falls, losses
 
 SIZES = [
+    ("lstm", (32, 32), 10, 4 * 128 * (32 + 128 + 2) + 4 * 128 * (128 + 128 + 2) + 1_290),
     ("vgg11s", (3, 32, 32), 10, 865_482),
     ("vgg11", (3, 32, 32), 100, 9_220_480 + 2 * (512 * 512 + 512) + 512 * 100 + 100),
     ("resnet18", (3, 32, 32), 10, 11_169_162),
@@ -46,7 +47,8 @@ def test_no_batch_norm_nor_dropout(name: str, shape: tuple[int, ...], classes: i
 
 
 def test_the_seed_decides_and_the_global_generator_is_left_alone() -> None:
-    others.test_the_seed_decides_and_the_global_generator_is_left_alone("vgg11s")
+    for name in ("lstm", "vgg11s"):
+        others.test_the_seed_decides_and_the_global_generator_is_left_alone(name)
 
 
 @sizes
@@ -59,11 +61,19 @@ def test_small_images_are_refused() -> None:
         build("vgg11", (3, 28, 28), 10)
 
 
+@pytest.mark.parametrize("shape", [(3, 32, 32), (54,)])
+def test_an_lstm_needs_sequences(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidInput, match="lstm needs sequences"):
+        build("lstm", shape, 10)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("name", "data", "rate", "batch", "by"),
     [
+        ("logistic", "fashion-mnist", 0.1, 32, 0.3),
+        ("cnn", "cifar-10", 0.01, 32, 0.15),
         ("lstm", "speech-commands", 0.1, 8, 0.5),
         ("vgg11s", "cifar-10", 0.1, 32, 0.05),
         ("vgg11", "cifar-10", 0.01, 16, 0.1),

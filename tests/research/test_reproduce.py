@@ -98,7 +98,7 @@ def test_methods_of_the_papers_experiments_are_known_where_they_are_asked_for(tm
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     folder = done.stdout.strip()
-    for words in (["resume", folder], ["report", folder, "--output", str(tmp_path / "report"), "--no-figures"]):
+    for words in (["resume", folder], ["report", folder, "--output", str(tmp_path / "report")]):
         again = subprocess.run(
             [sys.executable, "-m", "research", *words], capture_output=True, text=True, env=environment
         )

@@ -11,7 +11,6 @@ import pytest
 
 import dagc
 from dagc.cli.plan import MORE_ROUNDS
-from dagc.comparison.tuning import best_of
 from dagc.errors import InvalidInput, MissingData
 from dagc.report import Panel, Run, Series, read_run
 from dagc.report.numbers import final, reached
@@ -23,6 +22,7 @@ from research.origin import origin, source_commit, stamp
 from research.records import described, identity, plan_of
 from research.reproduce import TUNED_ON
 from research.shown import Shown
+from research.tuning import best_of
 from research.waterfall import write_waterfall
 
 ROOT = Path(__file__).parents[2]
@@ -309,7 +309,7 @@ def judged(kind, variants, targets=(0.5,)):
             )
             result = {"final_score": end, "best_score": 0.5}
             runs.append(Run(Path(), {"seed": seed, "task": "mlp@digits", "method": method}, {}, rows, result))
-        series += [Series(label, tuple(runs), paper)] if runs else []
+        series += [Series(label, tuple(runs))] if runs else []
     found = replace(cell, variants=tuple(made))
     return KINDS[kind]([Shown("x", found, Panel("A cell", tuple(series), targets), (), ())])[1]
 

@@ -12,7 +12,6 @@ SIZES = [
     ("logistic", (1, 28, 28), 10, 784 * 10 + 10),
     ("mlp", (1, 8, 8), 10, 64 * 256 + 256 + 256 * 10 + 10),
     ("cnn", (3, 32, 32), 10, 235_690),
-    ("lstm", (32, 32), 10, 4 * 128 * (32 + 128 + 2) + 4 * 128 * (128 + 128 + 2) + 1_290),
 ]
 
 
@@ -34,7 +33,7 @@ def test_no_batch_norm_nor_dropout(name: str, shape: tuple[int, ...], classes: i
     assert not any(word in kind for kind in kinds for word in ("norm", "dropout"))
 
 
-@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "lstm"])
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
 def test_the_seed_decides_and_the_global_generator_is_left_alone(name: str) -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -72,8 +71,6 @@ def test_a_data_set_gives_shape_and_classes() -> None:
     [
         ("transformer", (3, 32, 32), 10, "there is no model 'transformer': choose one of logistic"),
         ("cnn", (784,), 10, r"images of at least 16 × 16 .* not samples of shape \(784,\)"),
-        ("lstm", (3, 32, 32), 10, "lstm needs sequences"),
-        ("lstm", (54,), 10, "lstm needs sequences"),
         ("logistic", (4,), None, "classes is None"),
         ("logistic", (4,), 1, "classes is 1"),
         ("logistic", (), 2, "are empty"),
@@ -112,16 +109,3 @@ def falls(losses: list[float], by: float) -> None:
 
 def test_the_mlp_trains_on_digits() -> None:
     falls(losses("mlp", "digits", 0.1, 32), by=0.3)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("name", "data", "rate", "batch", "by"),
-    [
-        ("logistic", "fashion-mnist", 0.1, 32, 0.3),
-        ("cnn", "cifar-10", 0.01, 32, 0.15),
-    ],
-)
-def test_models_train_on_real_data(name: str, data: str, rate: float, batch: int, by: float) -> None:
-    falls(losses(name, data, rate, batch), by)

@@ -14,7 +14,7 @@ def test_a_constant_link_takes_bits_over_rate_and_latency():
 
 def test_a_transfer_goes_on_at_the_new_rate_when_the_rate_changes(tmp_path):
     (tmp_path / "links.csv").write_text("up,down\n8,80\n4,40\n")
-    network = trace(str(tmp_path / "links.csv"))
+    network = trace(file=str(tmp_path / "links.csv"))
     assert network.seconds(0, "up", 1_000_000, start=0.0) == pytest.approx(1.0)
     assert network.seconds(0, "up", 1_000_000, start=0.5) == pytest.approx(0.5 + 1.0)
     assert network.seconds(0, "up", 3_000_000, start=0.0) == pytest.approx(1 + 1 + 1 + 1)
@@ -51,7 +51,7 @@ def test_random_links_have_the_mean_change_and_are_seeded():
     [
         ("pigeon", "there is no network 'pigeon': choose one of constant, random, trace"),
         ("constant:up=0", "up must be above 0"),
-        ("constant:up=fast", "must be a number, not 'fast'"),
+        ("constant:up=fast", "up is 'fast'; it must be a number"),
         ("constant:speed=1", "speed"),
         ("random:spread=9", "spread"),
         ("constant:latency=-1", "latency"),
@@ -78,4 +78,4 @@ def test_spaces_and_a_byte_order_mark_do_not_matter(tmp_path):
 def test_bad_traces_are_refused(tmp_path, content):
     (tmp_path / "links.csv").write_bytes(content)
     with pytest.raises(InvalidInput, match=r"links\.csv"):
-        trace(str(tmp_path / "links.csv"))
+        trace(file=str(tmp_path / "links.csv"))

@@ -337,7 +337,7 @@ def test_the_page_has_the_clients_names_and_the_name_of_the_score(tmp_path):
     data = {"Zürich <b>": (X[:150], NUMBERS[:150]), "Łódź": (X[150:], NUMBERS[150:])}
     train(config(), tmp_path / "run", model=nn.Linear(6, 1), data=data)
     panels = panels_of(read_runs([tmp_path]))
-    text = write_report(panels, tmp_path / "report", "mine", "none", figures=False).read_text()
+    text = write_report(panels, tmp_path / "report", "mine", "none").read_text()
     assert json.dumps("Łódź") in text
     assert "R²" in text
     assert "2 clients" in panels[0].title

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import dagc
-from dagc.cli.allocate import allocate
 from dagc.cli.compare import compare
-from dagc.cli.data import app as data_app
 from dagc.cli.plan import plan
 from dagc.cli.plugins import plugins
 from dagc.cli.report import report
@@ -34,9 +32,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, resume, report, plan, allocate, plugins):
+for command in (run, compare, resume, report, plan, plugins):
     app.command()(command)
-app.add_typer(data_app, name="data")
 
 
 @app.callback(invoke_without_command=True)
@@ -64,7 +61,7 @@ def main(commands: typer.Typer = app) -> None:
         sys.exit(commands(standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    except BrokenPipeError:  # e.g. `dagc data list | head`: the reader is gone
+    except BrokenPipeError:  # e.g. `dagc run --help | head`: the reader is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard what Python still buffers
         sys.exit(141)
     except USAGE as error:

@@ -4,18 +4,17 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from dagc.cli.options import BUDGETS, AsJson, passed, with_flags
-from dagc.cli.parse import client_sizes, link_rate, price, quantity
+from dagc.cli.parse import client_sizes, link_rate, quantity
+from dagc.cli.table import plain_table
 from dagc.comparison import SWEPT, comparison_fields, split_methods
 from dagc.errors import InvalidInput, unknown
 from dagc.estimate import estimate
 from dagc.policies import POLICIES, Plan
 from dagc.report.panels import in_words
-from dagc.text import brief, in_bytes, in_seconds
+from dagc.text import in_bytes, in_seconds
 from dagc.training import Config
 
 __all__ = ["plan"]
@@ -37,44 +36,38 @@ EXPECTED = {
 def plan(
     parameters: Annotated[str, typer.Option(help="Entries in the model, e.g. 11.2M.")] = "1M",
     clients: Annotated[int, typer.Option(min=1, max=100_000, help="Number of clients, with equal data.")] = 10,
-    sizes: Annotated[
-        str | None, typer.Option(help="Examples per client: 5000,3000,200, or a CSV file with a column 'size'.")
-    ] = None,
+    sizes: Annotated[str | None, typer.Option(help="Examples per client instead: 5000,3000,200.")] = None,
     uplink: Annotated[str, typer.Option(help="Uplink of each client, with its unit.")] = "8.4Mb/s",
     downlink: Annotated[str | None, typer.Option(help="Downlink of each client (default: as the uplink).")] = None,
-    cost: Annotated[
-        str | None, typer.Option("--price", help="Price of what a client sends and receives, e.g. 10/GB or 0.1/MB.")
-    ] = None,
     methods: Annotated[str, typer.Option(help="As in compare: NAME or NAME:key=value,…")] = "dagc,thrifty,stc,none",
     as_json: AsJson = False,
     **flags: Any,
 ) -> None:
-    """Before training: bytes, time and cost by method. Nothing is trained: random entries are sent.
+    """Before training: bytes and time by method. Nothing is trained: random entries are sent.
 
     All methods get the same rounds; NAME:rounds=… gives a method its own. Bytes are the most that may be sent.
 
-    Example: dagc plan --parameters 11.2M --clients 50 --participation 0.2 --uplink 2Mb/s --price 5/GB
+    Example: dagc plan --parameters 11.2M --clients 50 --participation 0.2 --uplink 2Mb/s
     """
     size = round(quantity(parameters, "--parameters"))
     if not 1 <= size <= LARGEST:
         raise InvalidInput(f"--parameters is {parameters:.100}: it must be at least 1, and at most 2^30")
-    names, counts = (list(map(str, range(clients))), [1.0] * clients) if sizes is None else client_sizes(sizes)
+    counts = [1.0] * clients if sizes is None else client_sizes(sizes)
+    examples = {str(client): count for client, count in enumerate(counts)}
     up, down = link_rate(uplink, "--uplink"), link_rate(downlink or uplink, "--downlink")
-    per_byte, currency = (0.0, "") if cost is None else price(cost, "--price")
     rows = []
     for config in _configs(passed(flags, SWEPT), methods):
         if isinstance(config.compute_seconds, str):
             raise InvalidInput(f"compute_seconds is {config.compute_seconds!r}: before training, give seconds")
         for name in config.caps:
-            if name not in names:
-                raise unknown("client for the cap of", name, names)
+            if name not in examples:
+                raise unknown("client for the cap of", name, list(examples))
         links = (config.participation, up, down, config.compute_seconds)
-        found = estimate(config.plan(), size, dict(zip(names, counts, strict=True)), config.rounds, *links)
-        total = found.bytes_up + found.bytes_down
+        found = estimate(config.plan(), size, examples, config.rounds, *links)
         row = {"method": config.method, "rounds": config.rounds, "settings": found.plan.changed()}
         figures = {name: value for name, value in found._asdict().items() if name != "plan"}
-        rows.append({**row, **figures, "bytes_total": total, **({"cost": total * per_byte} if cost else {})})
-    print(json.dumps(rows)) if as_json else _print(rows, f"{size:,} parameters, {len(names):,} clients", currency)
+        rows.append({**row, **figures, "bytes_total": found.bytes_up + found.bytes_down})
+    print(json.dumps(rows)) if as_json else _print(rows, f"{size:,} parameters, {len(examples):,} clients")
 
 
 def _configs(settings: dict[str, Any], methods: str) -> list[Config]:
@@ -85,7 +78,7 @@ def _configs(settings: dict[str, Any], methods: str) -> list[Config]:
         takes = name in POLICIES and "ratio" in POLICIES[name].budgets and name not in EXPECTED
         if takes and not {*settings, *(part.partition("=")[0].strip() for part in rest.split(","))} & {*BUDGETS}:
             texts[place] = f"{text}{',' if colon else ':'}ratio={RATIO:g}"
-    ways = [fields for (fields,) in comparison_fields(settings, texts)]
+    ways = comparison_fields(settings, texts)
     for fields in ways:
         idle = fields.keys() - {*NEEDED, "method", "compute_seconds"}
         if idle:
@@ -93,16 +86,12 @@ def _configs(settings: dict[str, Any], methods: str) -> list[Config]:
     return [Config(**fields) for fields in ways]
 
 
-def _print(rows: list[dict[str, Any]], title: str, currency: str) -> None:
-    console, priced = Console(highlight=False, markup=False), "cost" in rows[0]
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("method", no_wrap=True)
-    for head in ("rounds", "up", "down", "total", "time", *([f"cost {currency}".strip()] if priced else [])):
-        table.add_column(head, justify="right", no_wrap=True)
+def _print(rows: list[dict[str, Any]], title: str) -> None:
+    console = Console(highlight=False, markup=False)
+    table = plain_table(title, ("method", "rounds", "up", "down", "total", "time"))
     for row in rows:
         amounts = [in_bytes(row[name]) for name in ("bytes_up", "bytes_down", "bytes_total")]
-        prices = [brief(row["cost"])] if priced else []
-        table.add_row(row["method"], f"{row['rounds']:,}", *amounts, in_seconds(row["seconds"]), *prices)
+        table.add_row(row["method"], f"{row['rounds']:,}", *amounts, in_seconds(row["seconds"]))
     console.print(table)
     for row in rows:
         words = ", ".join(in_words(name, value) for name, value in row["settings"].items() if name != "method")

@@ -1,35 +1,67 @@
-"""`dagc plugins`: which packages add parts to dagc."""
+"""`dagc plugins`: which packages add parts to dagc, and whether these fulfil the contracts."""
 
 import json
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from dagc import testing
 from dagc.cli.options import AsJson
-from dagc.plugins import GROUP, Plugin, load_plugins
+from dagc.plugins import GROUP, REGISTRIES, load_plugins
 
 __all__ = ["plugins"]
 
 
-def plugins(as_json: AsJson = False) -> None:
+CHECKS: dict[str, Callable[[Any, str], None]] = {
+    "method": testing.check_policy,
+    "allocator": testing.check_allocator,
+    "compressor": lambda part, name: testing.check_compressor(part, name=name),
+    "value codec": testing.check_value_codec,
+}
+"""The contracts; models and data sets have none."""
+
+
+def plugins(
+    check: Annotated[bool, typer.Option("--check", help="Run the contracts of dagc.testing on what they add.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """List the packages that add parts to dagc; exit code 1 if something is wrong with one."""
-    loaded = load_plugins()
+    found = []
+    for plugin in load_plugins():
+        wrong = {f"{kind} {name}": _problem(kind, name) for kind, name in plugin.added} if check else {}
+        found.append({**plugin._asdict(), "wrong": {part: why for part, why in wrong.items() if why}})
     if as_json:
-        print(json.dumps([plugin._asdict() for plugin in loaded]))
+        print(json.dumps(found))
     else:
-        _print(loaded)
-    if any(plugin.problem for plugin in loaded):
+        _print(found, check)
+    if any(plugin["problem"] or plugin["wrong"] for plugin in found):
         raise typer.Exit(1)
 
 
-def _print(loaded: list[Plugin]) -> None:
+def _print(found: list[dict[str, Any]], check: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    if not loaded:
+    if not found:
         console.print(f"no installed package has an entry point in the group {GROUP}", markup=False)
-    for plugin in loaded:
-        console.print(Text(f"{plugin.name} ({plugin.where})"))
-        if plugin.problem:
-            console.print(Text("  wrong  ", "red") + Text(f"cannot be loaded: {plugin.problem}", "default"))
-        for kind, name in plugin.added:
-            console.print(Text("  adds   ", "green") + Text(f"{kind} {name}", "default"))
+    for plugin in found:
+        console.print(Text(f"{plugin['name']} ({plugin['where']})"))
+        if plugin["problem"]:
+            console.print(Text("  wrong  ", "red") + Text(f"cannot be loaded: {plugin['problem']}", "default"))
+        for kind, name in plugin["added"]:
+            part = f"{kind} {name}"
+            why = plugin["wrong"].get(part)
+            mark = Text("  wrong  ", "red") if why else Text("  right  " if check else "  adds   ", "green")
+            console.print(mark + Text(f"{part}: {why}" if why else part, "default"))
+
+
+def _problem(kind: str, name: str) -> str:
+    """Which contract a part breaks; empty if it fulfils them all."""
+    if kind not in CHECKS:
+        return ""
+    try:
+        CHECKS[kind](REGISTRIES[kind][name], name)
+    except Exception as error:  # whatever somebody else's part may raise
+        return str(error) or type(error).__name__
+    return ""

@@ -29,10 +29,8 @@ SHARED = ("overhead", "down", "caps", "exponent", "options", "values", "frames")
 """Shared settings that only some methods take."""
 
 
-def comparison_fields(
-    settings: Mapping[str, Any], methods: Sequence[str], tune: Mapping[str, Sequence[Any]] | None = None
-) -> list[list[dict[str, Any]]]:
-    """The fields of every line of a comparison; with `tune`, those of every candidate for it.
+def comparison_fields(settings: Mapping[str, Any], methods: Sequence[str]) -> list[dict[str, Any]]:
+    """The fields of every line of a comparison.
 
     Every method gets the budget and the settings that it takes. Several budgets may be given, e.g. a ratio for methods
     that count entries and a threshold for the others. Settings that only some methods take (`overhead`, `down`, `caps`,
@@ -42,14 +40,13 @@ def comparison_fields(
     Args:
         settings: Fields of `Config`; those in `SWEPT` may be lists.
         methods: Names of methods, or variants `NAME:key=value,key=value`, whose settings override the shared ones.
-        tune: The values to choose from, by setting; a variant that gives such a setting itself keeps it.
 
     Raises:
         InvalidInput: A method gets no budget, or a setting fits none of the methods.
 
     Example:
         >>> settings = {"task": "mlp@digits", "ratio": 0.01, "threshold": 0.05, "overhead": 0.125}
-        >>> for (fields,) in comparison_fields(settings, ["dagc-r", "top-k:values=int8", "dagc-a", "none"]):
+        >>> for fields in comparison_fields(settings, ["dagc-r", "top-k:values=int8", "dagc-a", "none"]):
         ...     print(fields["method"], {name: fields[name] for name in fields if name not in ("task", "method")})
         dagc-r {'ratio': 0.01, 'overhead': 0.125}
         top-k {'ratio': 0.01, 'overhead': 0.125, 'values': 'int8'}
@@ -60,20 +57,14 @@ def comparison_fields(
     for text in methods:
         if list(methods).count(text) > 1:
             raise InvalidInput(f"method {text!r} is named twice: name each once")
-    for name in tune or {}:
-        if name not in SWEPT:
-            raise unknown("tunable setting", name, SWEPT)
     shared = {name: value for name, value in settings.items() if value is not None}
     first = _points(shared)[0]
     _check_taken(SHARED, first, methods, variants)
-    ways: dict[str, tuple[str, list[dict[str, Any]]]] = {}
+    lines: dict[str, tuple[str, dict[str, Any]]] = {}
     for text, variant in zip(methods, variants, strict=True):
         for point in _points(shared):
-            candidates: dict[str, dict[str, Any]] = {}
-            for choice in _points(tune or {}):
-                fields = _with({**point, **choice}, *variant)
-                candidates.setdefault(Config(**fields).key(), fields)
-            other, _ = ways.setdefault(" ".join(candidates), (text, list(candidates.values())))
+            fields = _with(point, *variant)
+            other, _ = lines.setdefault(Config(**fields).key(), (text, fields))
             if other != text:
                 raise InvalidInput(f"{text!r} is the same as {other!r}: leave one of them out")
     _check_taken(BUDGETS, first, methods, variants)
@@ -84,7 +75,7 @@ def comparison_fields(
                 f"{text!r} does not take {' or '.join(budgets)}: leave it out, or give it a budget of its own, "
                 f"such as {variant[0]}:{POLICIES[variant[0]].budgets[0]}=…"
             )
-    return [candidates for _, candidates in ways.values()]
+    return [fields for _, fields in lines.values()]
 
 
 def _check_taken(

@@ -1,11 +1,10 @@
 """Many runs at once, each in a process of its own; finished runs are not repeated."""
 
-import math
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -13,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from dagc.errors import DagcError, Diverged, MalformedPayload, NonFiniteGradient
-from dagc.folder import SCORE, finished, read_metrics
+from dagc.folder import finished
 from dagc.plugins import load_plugins
 from dagc.training import Config, iterate
 
-__all__ = ["Progress", "last_round", "run_all", "stopping"]
+__all__ = ["Progress", "Train", "last_round", "run_all", "stopping", "train_in"]
 
 DIVERGED = (Diverged, MalformedPayload, NonFiniteGradient)
 """Errors of a training in one process that only NaN or too large values can cause."""
 Progress = Callable[[int, int], object]
 """`(run, rounds done) -> anything`: called from time to time."""
+Train = Callable[[dict[str, Any], Path, Callable[[], bool]], bool]
+"""`(settings, folder, stopped) -> whether the run is over`."""
 
 
 @contextmanager
@@ -45,6 +46,11 @@ def stopping() -> Iterator[threading.Event]:
             signal.signal(name, handler)
 
 
+def train_in(settings: dict[str, Any], folder: Path, stopped: Callable[[], bool]) -> bool:
+    """Train in a folder until `stopped` says to leave it with a checkpoint; returns whether the run is over."""
+    return all(not stopped() for _ in iterate(Config(**settings), folder))
+
+
 def run_all(
     configs: Sequence[Config],
     folder: Path,
@@ -52,8 +58,7 @@ def run_all(
     progress: Progress = lambda run, done: None,
     diverged: Callable[[int, DagcError], object] | None = None,
     done: Callable[[int, Path], object] = lambda run, path: None,
-    until: float | None = None,
-    begin: Callable[[Path], object] | None = None,
+    train: Train = train_in,
 ) -> list[Path]:
     """Run every configuration in a folder of its own below `folder`, and return these folders.
 
@@ -67,9 +72,7 @@ def run_all(
         progress: Called from time to time.
         diverged: Called with a run whose model or gradients became NaN or too large; without it, that stops all runs.
         done: Called with a run that has come to its end, and its folder.
-        until: A score at which a run may end; it is not finished then, and nothing is trained if it is asked again.
-        begin: Called with a run's folder in the process that works on it, before it does: a function that can be
-            pickled.
+        train: Does one run, in a process of its own: a function that can be pickled.
     """
     paths = [folder / f"{config.method}-seed{config.seed}-{config.key()}" for config in configs]
     threads = max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(configs))))
@@ -87,27 +90,32 @@ def run_all(
                     done(number, path)
                 else:
                     alone = config if config.threads else config.replaced(threads=threads)
-                    fields = alone.explicit()  # a default that was not asked for may be adapted to the data
-                    tasks[pool.submit(_run, fields, path, until, begin)] = number
-        waiting = set(tasks)
-        while waiting:
-            ended, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
-            for task in ended:
-                error = task.exception()
-                if diverged is not None and isinstance(error, DIVERGED):
-                    diverged(tasks[task], error)
-                elif not task.result():
-                    raise KeyboardInterrupt
-                else:
-                    done(tasks[task], paths[tasks[task]])
-            for number in tasks.values():
-                progress(number, last_round(paths[number]))
+                    settings = alone.explicit()  # a default that was not asked for may be adapted to the data
+                    tasks[pool.submit(_run, train, settings, path)] = number
+        for task in _ended(tasks, paths, progress):
+            error = task.exception()
+            if diverged is not None and isinstance(error, DIVERGED):
+                diverged(tasks[task], error)
+            elif not task.result():
+                raise KeyboardInterrupt
+            else:
+                done(tasks[task], paths[tasks[task]])
     except BrokenProcessPool:
         raise DagcError(f"a run died (too little memory?): the same command continues from {folder}") from None
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
     return paths
+
+
+def _ended(tasks: Mapping[Future[bool], int], paths: Sequence[Path], progress: Progress) -> Iterator[Future[bool]]:
+    """Each task when it has ended; meanwhile, the progress of all."""
+    waiting = set(tasks)
+    while waiting:
+        ended, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
+        yield from ended
+        for number in tasks.values():
+            progress(number, last_round(paths[number]))
 
 
 def last_round(path: Path) -> int:
@@ -164,18 +172,7 @@ def _begin(stop: Any, plugins: Sequence[str]) -> None:
     threading.Thread(target=wait_for_parent, daemon=True).start()
 
 
-def _run(fields: dict[str, Any], path: Path, until: float | None, begin: Callable[[Path], object] | None) -> bool:
-    """Do one run in this process; returns whether it finished."""
-    enough = math.inf if until is None else until
-    rows = read_metrics(path) if until is not None and (path / "metrics.jsonl").exists() else []
-    if any(row.get(SCORE, -math.inf) >= enough for row in rows):
-        return True
+def _run(train: Train, settings: dict[str, Any], folder: Path) -> bool:
+    """Do one run in this process; returns whether it is over."""
     with _working, stopping() as stop:
-        if begin is not None:
-            begin(path)
-        for result in iterate(Config(**fields), path):
-            if stop.is_set() or _stop.is_set() or _orphaned.is_set():
-                return False
-            if result.score is not None and result.score >= enough:
-                break
-    return True
+        return train(settings, folder, lambda: stop.is_set() or _stop.is_set() or _orphaned.is_set())

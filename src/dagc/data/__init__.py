@@ -1,30 +1,25 @@
 """Data sets in their official formats, the user's own data, and how they are split over clients."""
 
 from dagc.data.batches import Batches
-from dagc.data.catalogue import CATALOGUE, get
+from dagc.data.catalogue import CATALOGUE, data_folder
 from dagc.data.dataset import Dataset, Objective
-from dagc.data.entry import Entry, data_folder
 from dagc.data.fields import Fields
 from dagc.data.loading import load
-from dagc.data.partition import Partition, by_client, from_sizes, iid, one_large, skewed
-from dagc.data.spec import PARTITIONS, make_partition
+from dagc.data.partition import PARTITIONS, Partition, by_client, from_sizes, iid, make_partition, skewed
 
 __all__ = [
     "CATALOGUE",
     "PARTITIONS",
     "Batches",
     "Dataset",
-    "Entry",
     "Fields",
     "Objective",
     "Partition",
     "by_client",
     "data_folder",
     "from_sizes",
-    "get",
     "iid",
     "load",
     "make_partition",
-    "one_large",
     "skewed",
 ]

@@ -8,22 +8,20 @@ import numpy as np
 import torch
 
 from dagc.data.dataset import Dataset, hold_out, statistics
-from dagc.data.entry import Entry
 
-__all__ = ["ENTRY"]
+__all__ = ["load_digits"]
 
 
-def _locate(root: Path) -> Path | None:
-    """The file in scikit-learn, whatever the data folder is. Importing that package would take a second."""
-    package = find_spec("sklearn")
+def load_digits(root: Path) -> Dataset:
+    """Load the set, 8 × 8 pixels of 0 … 16; a fifth of each digit is held out as test set.
+
+    Args:
+        root: The data folder, which is not needed: the file is part of scikit-learn.
+    """
+    package = find_spec("sklearn")  # importing it would take a second
     if package is None or package.origin is None:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
-    return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-
-
-def _read(file: Path, root: Path) -> Dataset:
-    """Load the set, 8 × 8 pixels of 0 … 16; a fifth of each digit is held out as test set."""
-    with gzip.open(file, "rt") as lines:
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as lines:
         rows = np.loadtxt(lines, delimiter=",", dtype=np.uint8)
     x = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8))
     y = rows[:, -1].astype(np.int64)
@@ -32,6 +30,3 @@ def _read(file: Path, root: Path) -> Dataset:
     labels = torch.from_numpy(y)
     names = tuple(str(digit) for digit in range(10))
     return Dataset("digits", x[train], labels[train], x[test], labels[test], names, mean=mean, std=std)
-
-
-ENTRY = Entry("digits", "1,797 handwritten digits, 8×8", 10, "bundled", "CC BY 4.0", (), _locate, _read)

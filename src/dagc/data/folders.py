@@ -10,21 +10,15 @@ from numpy.typing import NDArray
 
 from dagc.data.assemble import Samples, joined
 from dagc.data.images import SUFFIXES, read_image
-from dagc.data.mel import log_mel, read_wav
 from dagc.data.npz import read_npz
 from dagc.data.tables import Table, joined_tables, read_csv, read_parquet
 from dagc.data.texts import read_text, samples_of_texts
 from dagc.errors import DataError, InvalidInput
 
-__all__ = ["FILES", "SAMPLES", "Parts", "read_path"]
+__all__ = ["FILES", "Parts", "read_path"]
 
 Parts = tuple[Samples | Table, Samples | Table | None]
 """What to train on, and what to test on if it is apart."""
-SAMPLES: dict[str, Callable[[Path], NDArray[Any]]] = {
-    **dict.fromkeys(SUFFIXES, read_image),
-    ".wav": lambda path: log_mel(*read_wav(path)),
-}
-"""How a file that is one sample is read, by its suffix."""
 TEST = ("test", "val", "valid", "validation")
 """The folders next to `train` that may hold the test set, the first that is there."""
 
@@ -44,7 +38,7 @@ def read_path(path: Path) -> Parts:
     if path.is_dir():
         return _read_folder(path)
     if not path.exists():
-        raise InvalidInput(f"{path} does not exist; give a data set's name (dagc data list) or a file of your own")
+        raise InvalidInput(f"{path} does not exist; give a file or folder of your own")
     if path.suffix.lower() not in FILES:
         raise InvalidInput(
             f"{path} is neither {', '.join(FILES)} nor a folder; docs/how-to/own-data.md shows how to convert data"
@@ -64,7 +58,7 @@ def _read_folder(folder: Path) -> Parts:
             return samples_of_texts(str(folder), {name: read_text(file) for name, file in files.items()}), None
         return together({name: read_path(file)[0] for name, file in files.items()}), None
     below = [entry for each in folders.values() for entry in _entries(each)]
-    if any(entry.is_file() and entry.suffix.lower() in SAMPLES for entry in below):
+    if any(entry.is_file() and entry.suffix.lower() in SUFFIXES for entry in below):
         return joined([_of_label(each) for each in folders.values() if _entries(each)], None, "a label "), None
     clients = {name: _read_client(each) for name, each in folders.items()}
     parts = {name: part for name, part in clients.items() if part is not None}
@@ -123,7 +117,6 @@ def _of_label(folder: Path) -> Samples:
 
 
 def _read_sample(path: Path) -> NDArray[Any]:
-    read = SAMPLES.get(path.suffix.lower())
-    if read is None or not path.is_file():
-        raise DataError(f"{path} is not a sample, one of {', '.join(SAMPLES)}")
-    return read(path)
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+        raise DataError(f"{path} is not a sample, one of {', '.join(SUFFIXES)}")
+    return read_image(path)

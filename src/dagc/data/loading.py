@@ -10,9 +10,8 @@ import numpy as np
 
 from dagc.data.arrays import is_batch, read_object
 from dagc.data.assemble import Samples, assemble
-from dagc.data.catalogue import CATALOGUE, load_entry
+from dagc.data.catalogue import CATALOGUE, data_folder
 from dagc.data.dataset import Dataset
-from dagc.data.entry import data_folder
 from dagc.data.folders import TEST, Parts, read_path, together
 from dagc.data.tables import Table, joined_tables, samples_of_table
 from dagc.errors import DataError, InvalidInput, unknown
@@ -39,8 +38,8 @@ def load(
     into memory.
 
     Args:
-        data: A name of `dagc data list`; or one piece of data; or one for each client: a mapping from names to
-            pieces, or a list. Pieces called `train` and `test` are what to train and to test on.
+        data: A name in `CATALOGUE`, such as `digits`; or one piece of data; or one for each client: a mapping from
+            names to pieces, or a list. Pieces called `train` and `test` are what to train and to test on.
         data_dir: The data folder, for data sets with a name; by default `DAGC_DATA`, or the user's cache.
         augment: Crop and flip training images at random (the paper does not say whether it did).
         objective: `regression` if whole numbers are to be predicted as numbers; with `auto`, only those with fractions
@@ -78,17 +77,16 @@ def _dataset(
     data: Any, data_dir: Any, objective: str, test: Any, label: str | None, client: str | None, name: str | None
 ) -> Dataset:
     path = _as_path(data) if isinstance(data, str | os.PathLike) else None
-    entry = None if path is None else CATALOGUE.get(os.fspath(data))
-    if isinstance(data, Dataset) or entry is not None:
+    load_named = None if path is None else CATALOGUE.get(os.fspath(data))
+    if isinstance(data, Dataset) or load_named is not None:
         if test is not None:
             raise InvalidInput(f"{name or 'data'} is a data set with test samples of its own: leave test out")
-        if isinstance(data, Dataset):
-            return data
-        assert entry is not None
+        if load_named is None:
+            return data  # type: ignore[no-any-return]
         try:
-            return load_entry(entry, data_folder(data_dir))
+            return load_named(data_folder(data_dir))
         except OSError as error:
-            raise DataError(f"{entry.name} cannot be read ({error})") from None
+            raise DataError(f"{data} cannot be read ({error})") from None
     columns = (label, client, objective)
     train, held = _read(data, "data", columns)
     if test is not None:

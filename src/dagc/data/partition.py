@@ -1,16 +1,18 @@
-"""How training samples are split over clients: the paper's skewed split, one large client, natural clients and more."""
+"""How training samples are split over clients: the paper's skewed split, natural clients, equal ones, given sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dagc.data.dataset import Dataset
 from dagc.data.fill import Ints, as_labels, fill
 from dagc.errors import InvalidInput
+from dagc.spec import read_spec
 
-__all__ = ["Partition", "by_client", "from_sizes", "iid", "one_large", "skewed", "skewed_sizes"]
+__all__ = ["PARTITIONS", "Partition", "by_client", "from_sizes", "iid", "make_partition", "skewed", "skewed_sizes"]
 
 _EVEN = 0.5  # the share of the arithmetic series in each step of the skewed series; the rest is Dirichlet's
 _MOST_SKEWED = 1e15  # no data set has more samples
@@ -89,34 +91,9 @@ def skewed(
         (10.0, 1000)
     """
     known = as_labels(labels)
-    rng = _generator(seed, 1)
+    rng = generator(seed, 1)
     sizes = skewed_sizes(len(known), clients, skew_ratio, rng)
     return Partition(fill(known, sizes, label_alpha, rng))
-
-
-def one_large(
-    labels: ArrayLike, *, share: float = 0.5, clients: int = 11, label_alpha: float = 0.5, seed: int = 0
-) -> Partition:
-    """The split of the paper's motivation: one client with `share` of all samples, the rest equal.
-
-    Example:
-        >>> one_large([0, 1] * 55, share=0.5, clients=11).sizes.tolist()
-        [55, 6, 6, 6, 6, 6, 5, 5, 5, 5, 5]
-    """
-    known = as_labels(labels)
-    _check_clients(clients, len(known))
-    if clients < 2 or not 0 < share < 1:
-        raise InvalidInput(
-            f"share is {share} with {clients} clients; use a share between 0 and 1 and two clients or more"
-        )
-    large = round(share * len(known))
-    if large < 1 or len(known) - large < clients - 1:
-        raise InvalidInput(
-            f"with share {share} of {len(known)} samples the large client gets {large} and the other "
-            f"{clients - 1} share {len(known) - large}; lower the share or the number of clients"
-        )
-    sizes = np.concatenate([[large], _even(len(known) - large, clients - 1)])
-    return Partition(fill(known, sizes, label_alpha, _generator(seed, 2)))
 
 
 def iid(labels: ArrayLike, *, clients: int = 10, seed: int = 0) -> Partition:
@@ -127,9 +104,9 @@ def iid(labels: ArrayLike, *, clients: int = 10, seed: int = 0) -> Partition:
         [25, 25, 25, 25]
     """
     known = as_labels(labels)
-    _check_clients(clients, len(known))
-    sizes = _even(len(known), clients)
-    return Partition(fill(known, sizes, None, _generator(seed, 3)))
+    check_clients(clients, len(known))
+    sizes = even_sizes(len(known), clients)
+    return Partition(fill(known, sizes, None, generator(seed, 3)))
 
 
 def from_sizes(
@@ -159,7 +136,7 @@ def from_sizes(
     wanted = np.asarray(sizes)
     if wanted.ndim != 1 or not len(wanted) or not np.issubdtype(wanted.dtype, np.integer) or wanted.min() < 1:
         raise InvalidInput(f"sizes are {sizes!r:.80}; give one positive whole number per client")
-    _check_clients(len(wanted), len(known))
+    check_clients(len(wanted), len(known))
     if scale:
         wanted = _scaled(wanted, len(known))
     elif wanted.sum() > len(known):
@@ -167,7 +144,7 @@ def from_sizes(
             f"sizes add up to {wanted.sum():,} but there are {len(known):,} training samples; "
             "set scale=true to use the sizes as proportions"
         )
-    return Partition(fill(known, wanted.astype(np.int64), label_alpha, _generator(seed, 4)))
+    return Partition(fill(known, wanted.astype(np.int64), label_alpha, generator(seed, 4)))
 
 
 def by_client(
@@ -187,7 +164,7 @@ def by_client(
         (('Bob', 'Cleo'), [3, 2])
     """
     if client is None:
-        raise InvalidInput("this data set has no clients; use skewed, one-large, iid or from-sizes instead")
+        raise InvalidInput("this data set has no clients; use skewed, iid or from-sizes instead")
     if clients is not None and clients < 1:
         raise InvalidInput(f"clients is {clients}; it must be at least 1")
     owner = as_labels(client)
@@ -205,6 +182,33 @@ def by_client(
     return Partition(tuple(grouped[c].astype(np.int64) for c in kept), chosen)
 
 
+PARTITIONS: dict[str, Callable[..., Partition]] = {
+    "skewed": skewed,
+    "iid": iid,
+    "by-client": by_client,
+    "from-sizes": from_sizes,
+}
+"""Every kind of partition by name: a function of the labels, a seed and options, which are keywords."""
+
+
+def make_partition(spec: str, dataset: Dataset, seed: int = 0) -> Partition:
+    """Split a data set as specified by a text: `name` or `name:option=value,option=value`.
+
+    The options are the keywords of the function of that name: `skewed:clients=10,skew_ratio=100,label_alpha=0.5`,
+    `iid:clients=10`, `by-client:min_size=20,clients=15`, `from-sizes:sizes=12413/3954/3363,scale=true`; sizes may also
+    be a text file with one number per line.
+
+    Example:
+        >>> from dagc.data import load
+        >>> make_partition("skewed:clients=5,skew_ratio=10", load("digits")).skew_ratio
+        10.0
+    """
+    function, options = read_spec(spec, "partition", PARTITIONS, reserved=("seed", "names"))
+    if function is by_client:
+        return by_client(None if dataset.client is None else dataset.client.numpy(), names=dataset.clients, **options)
+    return function(dataset.labels.numpy(), seed=seed, **options)
+
+
 def skewed_sizes(samples: int, clients: int, skew_ratio: float, rng: np.random.Generator) -> Ints:
     """The sizes of `skewed`: descending, first / last = SR exactly (to the nearest sample where SR is not whole).
 
@@ -212,7 +216,7 @@ def skewed_sizes(samples: int, clients: int, skew_ratio: float, rng: np.random.G
     inner terms are perturbed and still descend. The smallest client gets a whole number u of samples and the largest
     SR·u; the inner terms are scaled, by a quarter at most, so that all samples are used.
     """
-    _check_clients(clients, samples)
+    check_clients(clients, samples)
     if not 1 <= skew_ratio <= _MOST_SKEWED:
         raise InvalidInput(f"skew_ratio is {skew_ratio}; largest over smallest client is a number from 1 to 1e15")
     if clients == 1:
@@ -265,21 +269,23 @@ def _proportional_below(weights: NDArray[np.float64], total: int, cap: int) -> I
     return shares
 
 
-def _generator(seed: int, stream: int) -> np.random.Generator:
+def generator(seed: int, stream: int) -> np.random.Generator:
     """The random numbers of one kind of partition."""
     if seed < 0:
         raise InvalidInput(f"seed is {seed}; it must be 0 or more")
     return np.random.default_rng([seed, stream])
 
 
-def _check_clients(clients: int, samples: int) -> None:
+def check_clients(clients: int, samples: int) -> None:
+    """Refuse more clients than samples."""
     if clients < 1:
         raise InvalidInput(f"clients is {clients}; it must be at least 1")
     if clients > samples:
         raise InvalidInput(f"{clients:,} clients cannot each have one of {samples:,} samples; lower clients")
 
 
-def _even(total: int, parts: int) -> Ints:
+def even_sizes(total: int, parts: int) -> Ints:
+    """As equal sizes as possible, the larger ones first."""
     return np.array([total // parts + (part < total % parts) for part in range(parts)], dtype=np.int64)
 
 

@@ -1,17 +1,16 @@
-"""Reports: tables, curves and one page from the folders of runs."""
+"""Reports: one page, and the numbers on it as JSON, from the folders of runs."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from dagc.errors import InvalidInput
 from dagc.files import failure, write_atomically
-from dagc.report.charts import charts
-from dagc.report.figures import write_figures
 from dagc.report.notebook import history_html
 from dagc.report.page import page
 from dagc.report.panels import Panel, Series, panels_of
 from dagc.report.runs import Run, find_runs, read_run, read_runs
-from dagc.report.tables import comparison, csv_table, curves_csv, latex_table, markdown_table
+from dagc.report.tables import comparison
 from dagc.report.words import notes, sentence
 
 __all__ = [
@@ -30,15 +29,14 @@ __all__ = [
 ]
 
 
-def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str, figures: bool = True) -> Path:
-    """Write `report.html`, `table.csv`, `.tex` and `.md`, `curves.csv` and, with matplotlib, SVG and PNG curves.
+def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str) -> Path:
+    """Write `report.html` and, for programs, `report.json` with the `comparison` of each panel.
 
     Args:
         panels: What to show.
         folder: Where to write.
         title: Its heading.
         command: The command that reproduces it.
-        figures: Whether to draw the SVG and PNG files.
 
     Returns:
         The page.
@@ -46,19 +44,11 @@ def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str
     Raises:
         InvalidInput: The folder cannot be written to.
     """
-    texts = {
-        "report.html": page(panels, title, command),
-        "table.csv": csv_table(panels),
-        "table.tex": latex_table(panels, title),
-        "table.md": markdown_table(panels),
-        "curves.csv": curves_csv(charts(panels)),
-    }
+    numbers = json.dumps([comparison(panel) for panel in panels], indent=1)
     try:
-        for name, text in texts.items():
+        for name, text in (("report.json", numbers), ("report.html", page(panels, title, command))):
             with write_atomically(folder / name) as file:
                 file.write(text.encode())
-        if figures:
-            write_figures(charts(panels), folder)
     except OSError as error:
         raise InvalidInput(f"the report cannot be written to {folder}: {failure(error)}") from error
     return folder / "report.html"

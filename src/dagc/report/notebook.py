@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagc.folder import FINAL, FINAL_RULE, SCORE, summary
-from dagc.report.charts import COLORS
 from dagc.text import Spread, capital, in_bytes, in_seconds, percent, to_html
 
 __all__ = ["history_html"]
@@ -13,6 +12,7 @@ __all__ = ["history_html"]
 SHOWN = 10
 """The table has about as many of the evaluations; the curve has all."""
 WIDTH, HEIGHT, EDGE = 420, 160, 6
+COLOR = "#0072b2"
 
 
 def history_html(rows: Sequence[Mapping[str, Any]], title: str = "", metric: str = "score") -> str:
@@ -63,5 +63,5 @@ def _curve(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
     words = f"{to_html(capital(metric))} from {ends}, against {in_bytes(left)} to {in_bytes(right)} in total"
     return (
         f"<svg width='{WIDTH}' height='{HEIGHT}' viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{words}'>"
-        f"<polyline points='{line}' fill='none' stroke='{COLORS[0]}' stroke-width='2'/></svg><p>{words}</p>"
+        f"<polyline points='{line}' fill='none' stroke='{COLOR}' stroke-width='2'/></svg><p>{words}</p>"
     )

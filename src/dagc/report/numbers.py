@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
@@ -12,13 +12,13 @@ from dagc.report.runs import Run
 from dagc.text import Spread
 
 __all__ = [
+    "AMOUNTS",
     "BYTES",
     "Reached",
     "Spread",
     "curve",
     "difference",
     "final",
-    "on_shared_seeds",
     "part_sent",
     "reached",
     "spread",
@@ -27,6 +27,8 @@ __all__ = [
 
 BYTES = ("bytes_up", "bytes_down", "bytes_total")
 """How bytes are counted: up, down, and in total."""
+AMOUNTS = ("rounds", *BYTES, "seconds")
+"""What it takes to reach a score."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def reached(series: Series, score: float) -> Reached:
     if len(rows) < len(series.runs):
         return Reached(score, len(rows), len(series.runs))
     amounts = [{**row, **_bytes(row), "rounds": row["round"]} for row in rows]
-    means = {name: spread([each[name] for each in amounts]) for name in ("rounds", *BYTES, "seconds")}
+    means = {name: spread([each[name] for each in amounts]) for name in AMOUNTS}
     return Reached(score, len(rows), len(rows), **means)
 
 
@@ -102,12 +104,6 @@ def curve(series: Series) -> dict[str, list[float]]:
         "low": [min(values) for values in scores],
         "high": [max(values) for values in scores],
     }
-
-
-def on_shared_seeds(*series: Series) -> tuple[Series, ...]:
-    """With the runs of the seeds that all of them have."""
-    shared = set.intersection(*({run.seed for run in one.runs} for one in series))
-    return tuple(replace(one, runs=tuple(run for run in one.runs if run.seed in shared)) for one in series)
 
 
 def difference(series: Series, other: Series, score: float | None = None) -> Spread:

@@ -3,7 +3,6 @@
 const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const DASHES = ["", "7 3", "2 3", "9 3 2 3", "1 2", "12 4", "5 2 1 2 1 2", "3 6"];
-const MOST_CLIENTS = 30, MOST_CLASSES = 20;
 const state = { panel: 0, axis: "bytes_total", log: true, hidden: new Set(), at: null };
 const labels = [...new Set(data.panels.flatMap((each) => each.series.map((line) => line.label)))];
 let frame = null; // the curves as drawn, for reading values
@@ -207,39 +206,6 @@ const drawShares = () => {
   });
 };
 
-const hue = (place, all) => `hsl(${Math.round((360 * place) / all)} 55% ${place % 2 ? 46 : 60}%)`;
-const drawLabels = () => {
-  const { sizes, names, labels: known, classes: all } = panel();
-  const counts = known ?? sizes.map((size) => [size]), classes = known ? all : [""];
-  $("h-labels").textContent = known ? "Labels of each client" : "Examples of each client";
-  const rows = [...counts.keys()].slice(0, MOST_CLIENTS), bar = 20, more = counts.length > MOST_CLIENTS;
-  const { width, svg } = canvas("labels", rows.length * bar + (more ? 22 : 4), `${$("h-labels").textContent}, ${counts.length} clients`);
-  const short = (name) => (name.length > 16 ? `${name.slice(0, 15)}…` : name);
-  const left = 12 + 7.5 * Math.max(...rows.map((client) => short(names[client]).length)), largest = Math.max(...sizes);
-  rows.forEach((client, place) => {
-    const total = (known ? sizes[client] : largest) || 1;
-    let from = left;
-    make(make(svg, "text", { x: 0, y: place * bar + 14 }, short(names[client])), "title", {}, names[client]);
-    counts[client].forEach((examples, label) => {
-      const wide = ((width - 66 - left) * examples) / total;
-      if (wide > 0) {
-        const part = make(svg, "rect", { x: from, y: place * bar + 2, width: Math.max(0, wide - 0.6), height: bar - 4, fill: hue(label, classes.length) });
-        make(part, "title", {}, `client ${names[client]}: ${examples.toLocaleString("en")} ${known ? `of ${classes[label]}` : "examples"}`);
-      }
-      from += wide;
-    });
-    make(svg, "text", { x: width, y: place * bar + 14, "text-anchor": "end" }, sizes[client].toLocaleString("en"));
-  });
-  if (more) make(svg, "text", { x: 0, y: rows.length * bar + 16 }, `… and ${counts.length - MOST_CLIENTS} more clients`);
-  $("classes").replaceChildren();
-  (known ? classes : []).slice(0, MOST_CLASSES).forEach((name, place) => {
-    const item = html($("classes"), "span");
-    html(item, "i").style.background = hue(place, classes.length);
-    item.append(name);
-  });
-  if (classes.length > MOST_CLASSES) $("classes").append(`… ${classes.length} classes`);
-};
-
 const setAxis = (axis) => {
   Object.assign(state, { axis, at: null });
   const ends = panel().series.map((line) => line.curve[axis].at(-1)).filter((value) => value > 0);
@@ -251,8 +217,7 @@ const drawAll = () => {
   const input = document.querySelector("input[name=axis][value=seconds]");
   input.disabled = !panel().series.some((line) => line.curve.seconds.at(-1) > 0);
   if (input.disabled && state.axis === "seconds") document.querySelector("input[name=axis][value=bytes_total]").click();
-  $("said").textContent = panel().paper ? `The paper: ${panel().paper}.` : "";
-  for (const draw of [drawLegend, drawCurves, drawShares, drawLabels]) draw();
+  for (const draw of [drawLegend, drawCurves, drawShares]) draw();
 };
 
 document.querySelectorAll("input[name=axis]").forEach((input) => input.addEventListener("change", () => setAxis(input.value)));

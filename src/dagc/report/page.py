@@ -11,7 +11,7 @@ from typing import Any
 
 import dagc
 from dagc.folder import FINAL_RULE, to_toml
-from dagc.report.charts import AXES, COLORS, DARK, Chart, charts
+from dagc.report.numbers import curve
 from dagc.report.panels import Panel, Series, metric_of
 from dagc.report.tables import Cell, Table, table_of
 from dagc.report.words import notes, sentence
@@ -19,6 +19,17 @@ from dagc.text import BYTE_UNITS, TIME_UNITS, capital, printable, to_html
 from dagc.training import Config
 
 __all__ = ["page", "run_command"]
+
+AXES = {
+    "bytes_total": "total bytes, up and down",
+    "bytes_up": "bytes up",
+    "rounds": "rounds",
+    "seconds": "seconds on the network's clock",
+}
+"""What a score can be drawn against."""
+COLORS = ("#0072b2", "#d55e00", "#00855f", "#b8548c", "#b07800", "#2f8fc4", "#7a5195", "#5f6670")
+DARK = ("#56b4e9", "#ff8a3d", "#2fcf9d", "#e895c4", "#f0b83c", "#9ad3f5", "#bd9ae0", "#aab4c0")
+"""Colors that people with any color vision can distinguish (after Okabe and Ito), on white and on black."""
 
 
 def page(panels: Sequence[Panel], title: str, command: str) -> str:
@@ -31,8 +42,7 @@ def page(panels: Sequence[Panel], title: str, command: str) -> str:
     """
     subtitle = panels[0].title if len(panels) == 1 and panels[0].title != title else ""
     local = any(series.runs[0].local for panel in panels for series in panel.series)
-    drawn = [_data(panel, chart) for panel, chart in zip(panels, charts(panels), strict=True)]
-    data = {"axes": AXES, "units": {"bytes": BYTE_UNITS, "seconds": TIME_UNITS}, "panels": drawn}
+    data = {"axes": AXES, "units": {"bytes": BYTE_UNITS, "seconds": TIME_UNITS}, "panels": [*map(_data, panels)]}
     parts = {
         "title": to_html(title),
         "subtitle": to_html(subtitle),
@@ -68,7 +78,7 @@ def _table(table: Table) -> str:
             span = f"colspan='{len(table.heads)}'"
             body.append(f"<tr class='panel'><th {span} scope='rowgroup'><span>{to_html(title)}</span></th></tr>")
         for name, *cells in rows:
-            body.append(f"<tr><th scope='row'>{to_html(name)}</th>{''.join(map(_cell, cells))}</tr>")
+            body.append(f"<tr><th scope='row'>{to_html(name.text)}</th>{''.join(map(_cell, cells))}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
@@ -109,31 +119,25 @@ def run_command(settings: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _data(panel: Panel, chart: Chart) -> dict[str, Any]:
+def _data(panel: Panel) -> dict[str, Any]:
     """What the page's script draws."""
     run = panel.series[0].runs[0]
-    sizes, labels, classes = (run.clients.get(name) or [] for name in ("sizes", "labels", "classes"))
-    counted = classes and labels and all(isinstance(row, list) and len(row) <= len(classes) for row in labels)
-    names = run.clients.get("names") or range(len(sizes))
+    sizes = run.clients["sizes"]
     lines = [
         {
-            "label": line.label,
-            "seeds": line.seeds,
-            "curve": {name: [float(f"{value:.6g}") for value in values] for name, values in line.points.items()},
+            "label": printable(series.label),
+            "seeds": len(series.runs),
+            "curve": {name: [float(f"{value:.6g}") for value in values] for name, values in curve(series).items()},
             "shares": _shares(series),
         }
-        for line, series in zip(chart.lines, panel.series, strict=True)
+        for series in panel.series
     ]
     return {
-        "title": chart.title,
-        "metric": chart.metric,
-        "paper": panel.paper,
+        "title": printable(panel.title),
+        "metric": printable(panel.metric),
         "seed": run.settings.get("seed"),
-        "names": [printable(name) for name in names],
-        "sizes": sizes,
+        "names": [printable(name) for name in run.clients.get("names") or range(len(sizes))],
         "weights": [size / (sum(sizes) or 1) for size in sizes],
-        "labels": labels if counted else None,
-        "classes": [printable(name) for name in classes],
         "series": lines,
     }
 

@@ -32,12 +32,10 @@ class Series:
     Attributes:
         label: Its name in tables and curves.
         runs: One for each seed.
-        paper: The accuracy that the paper reports for it, in percent.
     """
 
     label: str
     runs: tuple[Run, ...]
-    paper: float | None = None
 
     @property
     def unfinished(self) -> int:
@@ -53,14 +51,12 @@ class Panel:
         title: What the problem is.
         series: The ways to solve it.
         targets: Accuracies; the report says when each is reached.
-        paper: What the paper says about it.
         notes: What else to know, such as a stand-in for the data.
     """
 
     title: str
     series: tuple[Series, ...]
     targets: tuple[float, ...] = ()
-    paper: str = ""
     notes: tuple[str, ...] = ()
 
     @property

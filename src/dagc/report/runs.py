@@ -10,10 +10,8 @@ from typing import Any
 from dagc.errors import InvalidInput
 from dagc.folder import SCORE, read_clients, read_metrics, read_settings, summary
 
-__all__ = ["TUNING", "Run", "find_runs", "read_run", "read_runs"]
+__all__ = ["Run", "find_runs", "read_run", "read_runs"]
 
-TUNING = "tuning"
-"""A folder with runs that only tuned settings for others; they are not reported with the runs around it."""
 REQUIRED = {"task": str, "method": str, "rounds": int}
 """The settings that every engine records."""
 
@@ -111,7 +109,7 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
 def _below(folder: Path) -> Iterable[Path]:
     """The folders of runs here or below, in order; runs do not contain runs."""
     for where, inside, files in os.walk(folder):
-        inside[:] = sorted(name for name in inside if name != TUNING)
+        inside.sort()
         if "config.toml" in files:
             inside.clear()
             yield Path(where)

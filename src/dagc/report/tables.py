@@ -1,22 +1,16 @@
-"""The table of a report: as CSV and JSON for programs; for people prepared once, then LaTeX and Markdown from it."""
+"""The table of a report: prepared for people, and as plain numbers for programs."""
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dagc.folder import BEST, FINAL, SCORE
-from dagc.report.charts import Chart
-from dagc.report.numbers import BYTES, Reached, final, part_sent, reached, targets
+from dagc.report.numbers import AMOUNTS, BYTES, Reached, final, part_sent, reached, targets
 from dagc.report.panels import Panel, Series, metric_of
-from dagc.text import Spread, brief, capital, count, in_bytes, percent, to_markdown, to_tex
+from dagc.text import Spread, brief, capital, count, in_bytes, percent
 
-__all__ = ["Cell", "Table", "comparison", "csv_table", "curves_csv", "latex_table", "markdown_table", "table_of"]
-
-AMOUNTS = ("rounds", *BYTES, "seconds")
-"""What it takes to reach a target."""
+__all__ = ["Cell", "Table", "comparison", "table_of"]
 
 
 @dataclass(frozen=True)
@@ -27,10 +21,6 @@ class Cell:
     note: str = ""
     best: bool = False
 
-    def __str__(self) -> str:
-        """The cell as one text."""
-        return f"{self.text} ({self.note})" if self.note else self.text
-
 
 @dataclass(frozen=True)
 class Table:
@@ -39,30 +29,18 @@ class Table:
     heads: list[str]
     groups: list[tuple[str, list[list[Cell]]]]
 
-    def flat(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and rows as plain text; with several settings, their titles are the first column."""
-        several = len(self.groups) > 1
-        rows = []
-        for title, group in self.groups:
-            rows += [[title] * several + [str(cell) for cell in group[0]]]
-            rows += [[""] * several + [str(cell) for cell in row] for row in group[1:]]
-        return ["Setting"] * several + self.heads, rows
-
 
 def table_of(panels: Sequence[Panel]) -> Table:
     """The table of a report. What decides, the bytes to each target, comes first: phones are narrow."""
     shared = {targets(panel) for panel in panels}
     goals = shared.pop() if len(shared) == 1 else ()
-    paper = any(series.paper is not None for panel in panels for series in panel.series)
     heads = ["Method", *(f"Total to {100 * goal:g} %" for goal in goals), capital(metric_of(panels))]
-    heads += [*["Paper"] * paper, "Entries sent", "Up", "Down"]
+    heads += ["Entries sent", "Up", "Down"]
     groups = []
     for panel in panels:
         columns = [[Cell(_name(series)) for series in panel.series]]
         columns += [_goals([reached(series, goal) for series in panel.series]) for goal in goals]
         columns.append(_finals(panel.series))
-        if paper:
-            columns.append([Cell("" if one.paper is None else f"{one.paper:.2f} %") for one in panel.series])
         columns.append([Cell(f"{100 * part_sent(series):.3g} %") for series in panel.series])
         for name in ("bytes_up", "bytes_down"):
             columns.append([Cell(in_bytes(final(series, name).mean)) for series in panel.series])
@@ -99,83 +77,36 @@ def _goals(goals: Sequence[Reached]) -> list[Cell]:
     return cells
 
 
-def latex_table(panels: Sequence[Panel], caption: str) -> str:
-    """The table for papers, with booktabs."""
-    heads, body = table_of(panels).flat()
-    columns = "".join("l" if name in ("Setting", "Method") else "r" for name in heads)
-    lines = [rf"\begin{{table}}\caption{{{to_tex(caption)}}}\centering", rf"\begin{{tabular}}{{{columns}}}"]
-    lines += [r"\toprule", " & ".join(map(to_tex, heads)) + r" \\", r"\midrule"]
-    for number, row in enumerate(body):
-        if number and row[0] and heads[0] == "Setting":
-            lines.append(r"\midrule")
-        lines.append(" & ".join(map(to_tex, row)) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
-
-
-def markdown_table(panels: Sequence[Panel]) -> str:
-    """The table for READMEs, issues and notebooks."""
-    heads, body = table_of(panels).flat()
-    sides = ["---" if name in ("Setting", "Method") else "---:" for name in heads]
-    rows = [[to_markdown(cell) for cell in row] for row in [heads, *body]]
-    return "".join(f"| {' | '.join(row)} |\n" for row in [rows[0], sides, *rows[1:]])
-
-
 def comparison(panel: Panel) -> dict[str, Any]:
-    """The rows of one panel as plain numbers for JSON, with the bytes, rounds and seconds to its first target.
+    """The rows of one panel as plain numbers for JSON, with the bytes, rounds and seconds to each of its targets.
 
     A number is None where it is not known: a score that was NaN, a target that not all seeds reached, or rounds that
     differ.
     """
-    settings, target = panel.series[0].runs[0].settings, targets(panel)[0]
+    settings, goals = panel.series[0].runs[0].settings, targets(panel)
     methods = []
     for series in panel.series:
-        goal = reached(series, target)
-        means = {name: _pair(getattr(goal, name))[0] for name in AMOUNTS}
         row = {"method": series.runs[0].settings["method"], "label": series.label, "seeds": len(series.runs)}
-        methods.append(row | _numbers(series) | {"to_target": {SCORE: goal.score, "reached": goal.seeds, **means}})
+        row |= {"unfinished": series.unfinished, "part_sent": part_sent(series)}
+        for name in (FINAL, BEST, *BYTES, "seconds"):
+            row |= _pair(name, final(series, name))
+        first, *others = [_to_target(reached(series, goal)) for goal in goals]
+        methods.append({**row, "to_target": first, "to_other_targets": others})
     lengths = {series.runs[0].settings["rounds"] for series in panel.series}
     rounds = lengths.pop() if len(lengths) == 1 else None
-    return {"task": settings["task"], "rounds": rounds, "target": target, "methods": methods}
+    title = {"task": settings["task"], "title": panel.title}
+    return {**title, "rounds": rounds, "target": goals[0], "methods": methods}
 
 
-def csv_table(panels: Sequence[Panel]) -> str:
-    """The rows as CSV; a line for each series and target, so that every panel may have its own targets."""
-    rows: list[dict[str, Any]] = []
-    for panel, series in ((each, series) for each in panels for series in each.series):
-        row = {"panel": panel.title, "series": series.label, "seeds": len(series.runs), "unfinished": series.unfinished}
-        row |= {"rounds": min(run.result["rounds"] for run in series.runs), "paper_percent": series.paper}
-        row |= {"part_sent": part_sent(series), **_numbers(series)}
-        for goal in (reached(series, target) for target in targets(panel)):
-            amounts = {}
-            for name in AMOUNTS:
-                amounts[f"{name}_to_target"], amounts[f"{name}_to_target_sd"] = _pair(getattr(goal, name))
-            rows.append({**row, "target": goal.score, "seeds_there": goal.seeds, **amounts})
-    return _csv([list(rows[0]), *(list(row.values()) for row in rows)])
+def _to_target(goal: Reached) -> dict[str, Any]:
+    """What it took to reach a target."""
+    row: dict[str, Any] = {SCORE: goal.score, "reached": goal.seeds}
+    for name in AMOUNTS:
+        row |= _pair(name, getattr(goal, name))
+    return row
 
 
-def _numbers(series: Series) -> dict[str, Any]:
-    """The results of a series at its end: means, and standard deviations between the seeds."""
-    numbers = {}
-    for name in (FINAL, BEST, *BYTES, "seconds"):
-        numbers[name], numbers[f"{name}_sd"] = _pair(final(series, name))
-    return numbers
-
-
-def curves_csv(panels: Sequence[Chart]) -> str:
-    """Every evaluation of every line: means over the seeds, and the range of the score."""
-    lines: list[list[Any]] = [["panel", "series", "round", *BYTES, "seconds", SCORE, "lowest", "highest"]]
-    for panel in panels:
-        for line in panel.lines:
-            columns = (line.points[name] for name in ("rounds", *BYTES, "seconds", "mean", "low", "high"))
-            lines += [[panel.title, line.label, int(number), *row] for number, *row in zip(*columns, strict=True)]
-    return _csv(lines)
-
-
-def _csv(lines: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()
-
-
-def _pair(value: Spread | None) -> list[float | None]:
-    return [None, None] if value is None or math.isnan(value.mean) else [value.mean, value.sd]
+def _pair(name: str, value: Spread | None) -> dict[str, float | None]:
+    """A mean and the standard deviation between the seeds, under two names."""
+    known = Spread(math.nan) if value is None else value
+    return {name: None, f"{name}_sd": None} if math.isnan(known.mean) else {name: known.mean, f"{name}_sd": known.sd}

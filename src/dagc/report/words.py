@@ -43,8 +43,9 @@ def sentence(panels: Sequence[Panel]) -> str:
     everything = [series for panel in panels for series in panel.series]
     if len(everything) == 1:
         return _alone(everything[0])
-    words = _by_bytes(panels[0]) if len(panels) == 1 else _over_panels(panels)
     unfinished, runs = sum(each.unfinished for each in everything), sum(len(each.runs) for each in everything)
+    several = f"{len(panels)} settings, {runs} runs: choose a setting below."
+    words = _by_bytes(panels[0]) if len(panels) == 1 else several
     if not unfinished:
         return words
     return f"{words} {unfinished} of {runs} runs {'is' if unfinished == 1 else 'are'} not finished."
@@ -124,26 +125,3 @@ def _unclear(series: Series, best: Series, target: float) -> str:
     """A remark if a difference of bytes is smaller than its spread."""
     gap = difference(series, best, target)
     return "" if gap.sd is None or abs(gap.mean) >= gap.sd else " (a difference within the spread between seeds)"
-
-
-def _over_panels(panels: Sequence[Panel]) -> str:
-    """How often the first series of a panel is ahead of the second."""
-    pairs = [panel.series[:2] for panel in panels if len(panel.series) > 1]
-    if not pairs or len({tuple(series.label for series in pair) for pair in pairs}) > 1:
-        runs = sum(len(series.runs) for panel in panels for series in panel.series)
-        return f"{len(panels)} settings, {runs} runs: choose a setting below."
-    first, second = pairs[0]
-    gaps = [gap for gap in (difference(each, other) for each, other in pairs) if math.isfinite(gap.mean)]
-    if not gaps:
-        return f"In none of {len(pairs)} settings do both have a valid score."
-    ahead = sum(gap.mean > 0 for gap in gaps)
-    points = 100 * sum(gap.mean for gap in gaps) / len(gaps)
-    words = f"{first.label} ends above {second.label} in {ahead} of {len(gaps)} settings"
-    words += f", by {points:+.2f} points on average"
-    if any(gap.sd is not None for gap in gaps):
-        clear = sum(gap.mean > (gap.sd or 0.0) for gap in gaps)
-        words += f"; in {clear} by more than the spread between seeds"
-    paper = [pair for pair in ((each.paper, other.paper) for each, other in pairs) if None not in pair]
-    if paper:
-        words += f" (in the paper: {sum((each or 0) > (other or 0) for each, other in paper)} of {len(paper)})"
-    return words + "."

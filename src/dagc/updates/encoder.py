@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,13 @@ from dagc.sparse import Sparse
 from dagc.updates import frame as frames
 from dagc.updates._kernels import MOST_LEVEL
 from dagc.updates.frame import MIXED, MOST_TERMS, Entries, Shapes, code_entries, code_head, code_terms, size_of
-from dagc.updates.low_rank import one_thread, quantized, subspace
-from dagc.updates.rates import COST, STEP_PER_PRICE, Choice, Rates
+from dagc.updates.low_rank import leading, one_thread, quantized
+from dagc.updates.rates import STEP_PER_PRICE, Choice, Rates
 from dagc.updates.stream import Scale, Stream
 from dagc.updates.update import Terms, Update, extents
 from dagc.updates.vectors import BINS, checked, count_magnitudes, energy_of, largest_entries, normalized
 
-__all__ = ["State", "encode_update"]
+__all__ = ["encode_update"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -35,25 +35,14 @@ RANGE, SMALLEST = 8192.0, -90
 """Entries smaller than the largest by this factor, or than 2^-90, stay: one step must fit all that are sent."""
 DEAD = 0.64
 """Levels are rounded up from this fraction on."""
-CLOSE = 0.6
-"""Entries alone are tried, too, if they are expected to carry this part of what terms carry."""
 REPEATED = 1 << 22
-"""In larger models, factors are rounded only once."""
+"""In larger models, factors that leave bytes free are not rounded again."""
+MOST_ATTEMPTS = 8
+"""How often factors are rounded until their bytes are right."""
+FULL = 0.93
+"""Terms and expected entries that fill this part of the bytes are enough: more entries fill the rest."""
 FEWEST_BITS, USUAL_BITS, USUAL_TERMS = 1.2, 2.2, 4
 """What an integer of a factor takes: the bound of how many terms to look for; above four, the usual number."""
-
-
-@dataclass
-class State:
-    """What helps with the next, similar vector.
-
-    Attributes:
-        right: The right singular vectors of each matrix that paid, by its start.
-        cost: What factors took of the bits that Gaussian ones would.
-    """
-
-    cost: float = COST
-    right: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 def encode_update(
@@ -62,8 +51,6 @@ def encode_update(
     max_bytes: int | None = None,
     *,
     share: float | None = None,
-    state: State | None = None,
-    residual: torch.Tensor | None = None,
     round: int = 0,
     most_terms: int = MOST_TERMS,
 ) -> tuple[bytes, Update]:
@@ -74,9 +61,6 @@ def encode_update(
         shapes: The shapes of these tensors.
         max_bytes: The longest frame. If it is too short for anything, the frame is empty.
         share: The share of the energy that the frame must carry, above 0 and up to 1, unless `max_bytes` forbids it.
-        state: What is kept from vector to vector, to be faster.
-        residual: If given, a float32 CPU vector that becomes what the frame does not carry: vector − update. It may be
-            the vector itself.
         round: Both sides must know it: the checksum covers it.
         most_terms: The most terms of one matrix; 0 for entries alone.
 
@@ -99,28 +83,11 @@ def encode_update(
     if not 0 <= most_terms <= MOST_TERMS:
         raise InvalidInput(f"most_terms must be from 0 to {MOST_TERMS}, not {most_terms}")
     size = size_of(shapes)
-    original = checked(vector, size)
-    values, shift = normalized(original)
+    values, shift = normalized(checked(vector, size))
     longest = 8 * size + 64
     room = frames.most_body(longest if max_bytes is None else min(max_bytes, longest))
-    job = _Job(values, shift, shapes, room, share, state, most_terms)
-    out = None if residual is None else _array(residual, size)
     with one_thread():
-        frame, update, rest = job.run(out if shift == 0 else None, round)
-    if out is not None and rest is out:
-        out[update.sparse.indices] -= update.sparse.values
-    elif residual is not None:
-        residual.copy_(torch.from_numpy(original))
-        update.subtract_from(residual)
-    return frame, update
-
-
-def _array(residual: torch.Tensor, size: int) -> Floats:
-    """The array of the residual."""
-    if residual.shape != (size,) or residual.dtype != torch.float32 or not residual.is_contiguous():
-        raise InvalidInput(f"residual must be a contiguous float32 CPU vector of {size} entries")
-    array: Floats = residual.detach().numpy()
-    return array
+        return _Job(values, shift, shapes, room, share, most_terms).run(round)
 
 
 class _Job:
@@ -133,20 +100,17 @@ class _Job:
         shapes: Shapes,
         room: int,
         share: float | None,
-        state: State | None,
         most_terms: int,
     ) -> None:
         self.most_terms = most_terms
         self.values, self.shapes, self.room, self.share = values, shapes, room, share
         self.shift = min(shift, HIGHEST)
-        self.state = State() if state is None else state
-        self.full = 0.9 if self.state.right else 0.96
         self.parts = extents(shapes)
 
-    def run(self, left: Floats | None, round: int) -> tuple[bytes, Update, Floats | None]:
-        """The frame, the update, and what is left after its terms: in `left` if that is given."""
+    def run(self, round: int) -> tuple[bytes, Update]:
+        """The frame and the update."""
         size = len(self.values)
-        nothing = b"", Update.empty(size), None
+        nothing = b"", Update.empty(size)
         if self.room < 6 or self.shift < LOWEST or not self.values.any():
             return nothing
         count, energy = np.empty((len(self.parts), BINS)), np.empty((len(self.parts), BINS))
@@ -156,32 +120,17 @@ class _Job:
         self.energy = energy_of(self.values) if self.share is not None else 0.0
         spectra = [self.spectrum(*part, each) for part, each in zip(self.parts, energy.sum(axis=1), strict=True)]
         squares = [np.square(sigmas.numpy()) for _, sigmas in spectra]
-        rates = Rates(self.parts, count, energy, squares, self.state.cost)
+        rates = Rates(self.parts, count, energy, squares)
         stream, terms, step = self.begin(spectra, rates)
-        alone = self.alone(rates, step) if terms and self.share is None else None
         rest = self.values
         if terms:
-            rest = self.values.copy() if left is None or alone is not None else left
-            if rest is not self.values and rest is left:
-                left[:] = self.values
+            rest = self.values.copy()
             Update(size, Sparse(size, [], []), tuple(terms)).subtract_from(torch.from_numpy(rest))
         body, sparse = self.fill(stream, rest, terms, step)
-        if alone is not None and alone[2] < energy_of(rest) - carried_by(sparse, rest, self.shift):
-            (body, sparse, _), terms, rest = alone, [], self.values
         if body is None:
             return nothing
-        if left is not None and rest is not left:
-            left[:] = rest
         update = Update(size, sparse, tuple(self.shifted(part) for part in terms))
-        return frames.seal(body, self.shapes, round), update, left
-
-    def alone(self, rates: Rates, step: Scale) -> tuple[bytes | None, Sparse, float] | None:
-        """A frame with entries alone and the energy it leaves, if that may be less than with terms."""
-        bits = 8 * max(self.room - 8, 1)
-        if rates.choice(bits, None, None, False).energy < CLOSE * rates.choice(bits, None).energy:
-            return None
-        body, sparse = self.fill(self.start([], step), self.values, [], step)
-        return body, sparse, energy_of(self.values) - carried_by(sparse, self.values, self.shift)
+        return frames.seal(body, self.shapes, round), update
 
     def spectrum(self, start: int, rows: int, columns: int, energy: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The leading right singular vectors of a matrix that could be worth sending, and their singular values."""
@@ -191,7 +140,7 @@ class _Job:
         if rank < 1 or min(rows, columns) < 2 or energy == 0:
             return torch.zeros(columns, 0), torch.zeros(0, dtype=torch.float64)
         matrix = torch.from_numpy(self.values[start : start + rows * columns]).view(rows, columns)
-        return subspace(matrix, rank, self.state.right.get(start))
+        return leading(matrix, rank)
 
     def begin(
         self, spectra: Sequence[tuple[torch.Tensor, torch.Tensor]], rates: Rates
@@ -199,31 +148,35 @@ class _Job:
         """The stream with the terms that pay. What they really take corrects the expectation."""
         bits = 8 * max(self.room - 8, 1)
         near: float | None = None
-        for attempt in range(8):
-            choice = rates.choice(bits, self.share, near)
+        best: tuple[Stream, list[Terms], Scale] | None = None
+        choice, most = None, 0.0
+        for _ in range(MOST_ATTEMPTS):
+            last, choice = choice, rates.choice(bits, self.share, near)
             near = choice.price if choice.bits > 0.9 * bits else None
+            if best and last and choice.price > 0.98 * last.price and (choice.terms == last.terms).all():
+                break
             terms, step = self.terms(spectra, choice)
-            stream = self.start(terms, step)
             if not terms:
-                return stream, terms, step
-            real = 8 * stream.used / (choice.bits - choice.entry_bits) * rates.cost
+                break
+            stream = self.start(terms, step)
+            rates.cost *= 8 * stream.used / (choice.bits - choice.entry_bits)
             planned = stream.used + choice.entry_bits / 8
-            if stream.used + 5 > self.room or (planned > 1.01 * self.room and attempt < 3):
-                rates.cost = self.state.cost = max(real, rates.cost) * 1.02
-                continue
-            short = planned < self.full * self.room
-            if not short or attempt > 1 or self.share is not None or len(self.values) > REPEATED:
-                return stream, terms, step
-            rates.cost = self.state.cost = real
-        return self.start([], step), [], step
+            fits = planned <= 1.01 * self.room and stream.used + 5 <= self.room
+            if fits:
+                best, most = (stream, terms, step), planned
+                if self.share is not None or len(self.values) > REPEATED:
+                    break
+            else:
+                rates.cost *= 1.02
+            if most > FULL * self.room or (not fits and most > 0.9 * self.room):
+                break
+        return best or (self.start([], step), [], step)
 
     def terms(self, spectra: Sequence[tuple[torch.Tensor, torch.Tensor]], choice: Choice) -> tuple[list[Terms], Scale]:
         """The factors of the chosen terms as integers."""
         step = Scale.near(float(np.sqrt(choice.price * STEP_PER_PRICE)))
         done = []
         for (start, rows, columns), (right, sigmas), count in zip(self.parts, spectra, choice.terms, strict=True):
-            if right.shape[1]:
-                self.state.right[start] = right[:, : count + 2]
             if not count:
                 continue
             matrix = torch.from_numpy(self.values[start : start + rows * columns]).view(rows, columns)
@@ -246,42 +199,46 @@ class _Job:
         return replace(terms, exponent=terms.exponent + self.shift)
 
     def fill(self, stream: Stream, left: Floats, terms: list[Terms], step: Scale) -> tuple[bytes | None, Sparse]:
-        """Add as many of the largest entries as fit, or as the share needs."""
-        size, before = len(left), stream.used
-        spare = 8 * (self.room - before)
-        usual = spare / (np.log2(size / max(spare / 10, 1)) + 4.5) if spare < 5 * size else size
-        missing = 0.0
-        if self.share is not None:
-            missing = energy_of(left) - (1 - self.share) * self.energy
-            count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(left))
-            usual = min(usual, count[np.searchsorted(energy[:-1], missing / 0.9)])
-        order = largest_entries(left, min(int(1.6 * usual) + 32, size))
-        sizes = np.abs(left[order])
-        floor = max(sizes[0] / RANGE, np.ldexp(1.0, SMALLEST - self.shift)) if len(order) else 0.0
-        order = order[: int(np.searchsorted(-sizes, -floor, side="right"))]
-        wanted = len(order)
-        if self.share is not None:
-            wanted = self.enough(left[order], missing)
-        body, sparse, least = self.attempt(stream, left, order[:0], step, bool(terms))
-        low, high, most = 0, wanted + 1, 0
-        guess = min(wanted, max(1, int(usual)))
+        """Add as many of the largest entries as fit, or as the share needs: the frame's body, None if it is empty."""
+        spare, has_terms = 8 * (self.room - stream.used), bool(terms)
+        order, guess = self.candidates(left, spare)
+        body, sparse, least = self.attempt(stream, left, order[:0], step, has_terms)
+        low, high, most = 0, len(order) + 1, 0
+        guess = min(len(order), max(1, guess))
         for _ in range(12):
             if high - low <= max(1, low // 200):
                 break
-            done, entries, used = self.attempt(stream, left, order[:guess], step, bool(terms))
+            done, entries, used = self.attempt(stream, left, order[:guess], step, has_terms)
             if done is not None:
                 low, least, body, sparse = guess, used, done, entries
+                if (self.room - 1 - used) * 300 <= self.room:
+                    break
             else:
                 high, most = guess, used
             if most:  # between two lengths, but not too near to one
                 margin = (high - low) // 4
                 aim = low + (high - low) * (self.room - 1 - least) / (most - least)
             else:
-                margin, aim = 1, guess * spare / (8 * max(used - before, 1)) * 0.999
+                margin, aim = 1, guess * spare / (8 * max(used - stream.used, 1)) * 0.999
             guess = min(max(int(aim), low + margin, low + 1), high - margin, high - 1)
-            if done is not None and (self.room - 1 - used) * 300 <= self.room:
-                break
         return body, sparse
+
+    def candidates(self, left: Floats, spare: int) -> tuple[Ints, int]:
+        """The indices of all entries that may be sent, the largest first; and how many of them may fit."""
+        size, missing = len(left), 0.0
+        usual = spare / (np.log2(size / max(spare / 10, 1)) + 4.5) if spare < 5 * size else size
+        if self.share is not None:
+            missing = energy_of(left) - (1 - self.share) * self.energy
+            count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(left))
+            usual = min(usual, count[np.searchsorted(energy[:-1], missing / 0.9)])
+        order = largest_entries(left, min(int(1.6 * usual) + 32, size))
+        if len(order):
+            sizes = np.abs(left[order])
+            floor = max(sizes[0] / RANGE, np.ldexp(1.0, SMALLEST - self.shift))
+            order = order[: int(np.searchsorted(-sizes, -floor, side="right"))]
+        if self.share is not None:
+            order = order[: self.enough(left[order], missing)]
+        return order, int(usual)
 
     def enough(self, largest: Floats, missing: float) -> int:
         """How many of these entries carry the missing energy."""
@@ -309,13 +266,6 @@ class _Job:
         done = stream.finish()
         used = stream.total
         return (None if done is None else bytes((MIXED,)) + done), sparse, used
-
-
-def carried_by(sparse: Sparse, values: Floats, shift: int) -> float:
-    """How much less energy is left of these values without the entries, which are 2^shift times as large."""
-    before = values[sparse.indices].astype(np.float64)
-    after = before - np.ldexp(sparse.values.astype(np.float64), -shift)
-    return float(np.square(before).sum() - np.square(after).sum())
 
 
 def leveled(values: Floats, size: int) -> tuple[Scale, Ints, list[int]]:

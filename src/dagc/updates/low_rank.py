@@ -14,7 +14,12 @@ from dagc.updates.rates import DEAD
 from dagc.updates.stream import Scale, nearest
 from dagc.updates.update import MOST_SUM, Terms
 
-__all__ = ["one_thread", "quantized", "subspace"]
+__all__ = ["leading", "one_thread", "quantized"]
+
+SMALL = 48
+"""A matrix with fewer rows, or columns, is decomposed as a whole."""
+FAINT = 1e-5
+"""Singular values below this part of the largest are rounding errors."""
 
 _lock = threading.Lock()
 _users = 0
@@ -40,56 +45,34 @@ def one_thread() -> Iterator[None]:
                 torch.set_num_threads(_threads)
 
 
-def subspace(matrix: torch.Tensor, rank: int, start: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The leading right singular vectors, as columns, and their singular values.
-
-    Args:
-        matrix: Any matrix.
-        rank: How many to find at most.
-        start: The right vectors of an earlier, similar matrix. With them, fewer passes are enough.
-    """
-    columns = matrix.shape[1]
-    generator = torch.Generator().manual_seed(columns)
-    if start is None or len(start) != columns:
-        start = None
-        basis = torch.randn(columns, rank, generator=generator)
-    else:  # a few terms more than before
-        basis = torch.randn(columns, min(rank, start.shape[1] + 2), generator=generator)
-        basis[:, : start.shape[1]] = start[:, : basis.shape[1]]
-    left = orthonormal(matrix @ basis)
-    if start is None:
+def leading(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """At most `rank` of the leading right singular vectors of a matrix, as columns, and their singular values."""
+    rows, columns = matrix.shape
+    if rows <= max(SMALL, rank):
+        basis = matrix.T
+    elif columns <= SMALL:
+        basis = torch.linalg.qr(matrix, mode="r").R.T
+    else:
+        generator = torch.Generator().manual_seed(columns)
+        left = orthonormal(matrix @ torch.randn(columns, rank, generator=generator))
         left = orthonormal(matrix @ (matrix.T @ left))
-    basis = matrix.T @ left
+        basis = matrix.T @ left
     squares, rotation = torch.linalg.eigh((basis.T @ basis).double())
-    values = squares.clamp_min(0).sqrt().flip(0)
-    keep = values > values[0] * 1e-5
-    right = (basis.double() @ rotation.flip(1))[:, keep] / values[keep]
-    return right.float(), values[keep]
+    values = squares.clamp_min(0).sqrt().flip(0)[:rank]
+    keep = values > values[0] * FAINT
+    right = basis @ (rotation.flip(1)[:, :rank][:, keep] / values[keep]).float()
+    return right, values[keep]
 
 
 def orthonormal(columns: torch.Tensor) -> torch.Tensor:
     """An orthonormal basis of what the columns span."""
-    if len(columns) < 4 * columns.shape[1]:
-        return _by_reflections(columns)
-    scaled = columns.double()
-    scaled /= scaled.norm(dim=0).clamp_min(1e-300)
-    factor, failed = torch.linalg.cholesky_ex(scaled.T @ scaled)
-    if failed or float(factor.diagonal().min()) < 1e-6:  # nearly dependent
-        return _by_reflections(columns)
-    basis: torch.Tensor = torch.linalg.solve_triangular(factor.T, scaled, upper=True, left=False)
-    return basis.float()
-
-
-def _by_reflections(columns: torch.Tensor) -> torch.Tensor:
     basis: torch.Tensor = torch.linalg.qr(columns).Q
     return basis
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
     """To integers, with a dead zone."""
-    sizes = values.abs()
-    whole = torch.floor(sizes + (1 - DEAD)).clamp_max(MOST_FACTOR)
-    return torch.where(values < 0, -whole, whole)
+    return values.abs().add_(1 - DEAD).floor_().clamp_max_(MOST_FACTOR).copysign_(values)
 
 
 def quantized(matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: torch.Tensor, step: Scale) -> Terms | None:
@@ -102,23 +85,30 @@ def quantized(matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: tor
     scales = np.minimum(scales, scales.min() + 16 * 9)  # scales that differ more would leave no room for the sum
     finest = MOST_FACTOR / right.abs().amax(dim=0)
     right_whole = rounded(right * torch.minimum((sigmas / step.value).float(), finest))
-    image = (matrix @ right_whole).double()
-    gram = (right_whole.T @ right_whole).double()
-    gram.diagonal().mul_(1 + 1e-9).add_(1e-30)
-    left = torch.linalg.solve(gram, image.T).T
+    image = matrix @ right_whole
+    gram = right_whole.T @ right_whole
+    left = solved(gram, image.T).T
     coarsest = left.abs().amax(dim=0).clamp_min(1e-30).numpy() / MOST_FACTOR
     scales = np.maximum(scales, nearest(coarsest) + 1)
     left_whole = rounded(left / torch.from_numpy(values_of(scales)))
-    keep = (left_whole != 0).any(dim=0) & (right_whole != 0).any(dim=0)
+    keep = (gram.diagonal() != 0) & (left_whole != 0).any(dim=0)
     if not bool(keep.any()):
         return None
-    left_whole, right_whole, image = left_whole[:, keep], right_whole[:, keep], image[:, keep]
-    gram = gram[keep][:, keep] * (left_whole.T @ left_whole)
-    best = torch.linalg.solve(gram, (left_whole * image).sum(dim=0)).numpy()
-    scales = scales[keep.numpy()]
+    if not bool(keep.all()):
+        left_whole, right_whole, image = left_whole[:, keep], right_whole[:, keep], image[:, keep]
+        gram, scales = gram[keep][:, keep], scales[keep.numpy()]
+    best = solved(gram * (left_whole.T @ left_whole), (left_whole * image).sum(dim=0)).numpy()
     ratio = best / values_of(scales)
     scales = np.where((ratio > 0.5) & (ratio < 2), nearest(np.abs(best) + 1e-30), scales)
     return _fitting(start, left_whole, right_whole, scales)
+
+
+def solved(gram: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+    """The least squares solution, also if some columns are nearly or exactly dependent."""
+    gram = gram.double()
+    gram.diagonal().mul_(1 + 1e-6).add_(1e-30)
+    solution: torch.Tensor = torch.linalg.solve(gram, image.double())
+    return solution
 
 
 def values_of(scales: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COST", "DEAD", "STEP_PER_PRICE", "Choice", "Rates", "factor_rates"]
+__all__ = ["DEAD", "STEP_PER_PRICE", "Choice", "Rates", "factor_rates"]
 
 Reals = NDArray[np.float64]
 DEAD = 0.58
 """Factors are rounded up from this fraction on."""
 STEP_PER_PRICE = 6 / np.log(2)
 """step² per λ (energy per bit): where a finer uniform quantizer gains as much as its bits are worth."""
-COST = 0.87
-"""What factors take of the bits that Gaussian ones would."""
+COST = 0.95
+"""What factors take of the bits that Gaussian ones would, as a first guess."""
 DISCOUNT = 0.8
 """What entries must bring of what terms bring: most of them can be sent after the terms, too."""
 FINEST = 18
@@ -78,10 +78,9 @@ class Rates:
         count: Reals,
         energy: Reals,
         spectra: Sequence[Reals],
-        cost: float = COST,
     ) -> None:
         self.total = float(energy.sum())
-        self.cost = cost
+        self.cost = COST
         largest = int(np.flatnonzero(count.any(axis=0))[-1])
         bins = np.arange(largest, max(largest - OCTAVES, 0), -1)
         self._edges = (bins.astype(np.uint32) << np.uint32(22)).view(np.float32).astype(np.float64)
@@ -98,8 +97,8 @@ class Rates:
         self._sides = sides.reshape(-1, 2)
         self._logs = np.log2(np.maximum(self._squares, 1e-300)) / 2
 
-    def at(self, price: float, with_terms: bool = True) -> Choice:
-        """What pays at this energy per bit, with or without terms."""
+    def at(self, price: float) -> Choice:
+        """What pays at this energy per bit."""
         square = price * STEP_PER_PRICE
         levels = np.cumsum(self._each * np.log2(1 + 0.75 * self._edges / np.sqrt(square)), axis=1)
         bits = self._place_bits + 1.1 * levels
@@ -120,29 +119,28 @@ class Rates:
         pays = kept > price * cost
         sums = (np.bincount(self._tensor, pays * each, minlength=len(best)) for each in (kept, cost))
         terms_energy, terms_bits = sums
-        better = (terms_energy - price * terms_bits > DISCOUNT * worth) & with_terms
+        better = terms_energy - price * terms_bits > DISCOUNT * worth
         terms = np.where(better, np.bincount(self._tensor, pays, minlength=len(best)), 0).astype(np.int64)
         entry_bits = float(bits[tensors, best][some & ~better].sum())
         entry_energy = float(energy[tensors, best][some & ~better].sum())
         all_bits = entry_bits + float(terms_bits[better].sum())
         return Choice(price, terms, all_bits, entry_energy + float(terms_energy[better].sum()), entry_bits)
 
-    def choice(self, bits: float, share: float | None, near: float | None = None, with_terms: bool = True) -> Choice:
+    def choice(self, bits: float, share: float | None, near: float | None = None) -> Choice:
         """What pays at the highest price at which it takes all bits, or carries the share of the energy.
 
         Args:
             bits: The most bits.
             share: The share of the energy, if less is enough.
             near: A price that is near.
-            with_terms: Whether there may be terms.
         """
         floor = np.log2(self.total) - FINEST - np.log2(bits)
         middle = floor + 20 if near is None else np.log2(near)
         width = 20.0 if near is None else 1.0
-        chosen = self.at(2.0 ** (middle + width), with_terms)
-        while width > 0.004:
+        chosen = self.at(2.0 ** (middle + width))
+        while width > 0.016:
             width /= 2
-            trial = self.at(2.0**middle, with_terms)
+            trial = self.at(2.0**middle)
             enough = trial.bits > bits or (share is not None and trial.energy >= share * self.total)
             chosen = chosen if enough else trial
             middle += width if enough else -width

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from dagc.data.assemble import assemble
 from dagc.data.dataset import Dataset
-from dagc.data.download import Source
-from dagc.data.entry import Entry
 from dagc.data.tables import read_csv, samples_of_table
 from dagc.data.texts import samples_of_texts
 from dagc.errors import DataError
+from research.data.download import Source
+from research.data.entry import Entry
 
 __all__ = ["ADULT", "SHAKESPEARE"]
 
@@ -52,7 +52,6 @@ def _speeches(text: str) -> dict[str, list[str]]:
 ADULT = Entry(
     "adult",
     "32,561 incomes by country, a table",
-    2,
     "4 MB",
     "CC BY 4.0",
     (Source("https://archive.ics.uci.edu/ml/machine-learning-databases/adult/adult.data", None, "adult"),),
@@ -62,7 +61,6 @@ ADULT = Entry(
 SHAKESPEARE = Entry(
     "shakespeare",
     "plays by role, next character",
-    65,
     "1 MB",
     "public domain",
     (

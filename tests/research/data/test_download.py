@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dagc.cli import app
-from dagc.data import CATALOGUE, get, load
-from dagc.data.download import Source, fetch, fetch_all, unpack
+from dagc.data import load
 from dagc.errors import DataError, InvalidInput
-from tests.data.files import write_cifar10, write_fashion
+from research.__main__ import app
+from research.data import ENTRIES
+from research.data.download import Source, fetch, fetch_all, unpack
+from tests.research.data.files import write_cifar10, write_fashion
 
 
 class Server(ThreadingHTTPServer):
@@ -209,24 +210,20 @@ def test_get_takes_cifar10_from_a_mirror(server: Server, tmp_path: Path, monkeyp
     raw = archive({f"cifar-10-batches-bin/{path.name}": path.read_bytes() for path in original.iterdir()})
     server.files["mirror/cifar-10-binary.tar.gz"] = raw
     root = tmp_path / "data"
+    arguments = ["data", "get", "cifar-10", "--data-dir", str(root), "--mirror", f"{server.url}/mirror/"]
     with pytest.raises(DataError, match="and not the published c32a1d4ab5d03f1284b67883e8d87530"):
-        get("cifar-10", root, mirror=f"{server.url}/mirror/")
-    assert CATALOGUE["cifar-10"].locate(root) is None
-    entry = CATALOGUE["cifar-10"]
-    source = Source(
-        entry.sources[0].url, f"sha256:{hashlib.sha256(raw).hexdigest()}", entry.sources[0].into, entry.sources[0].inner
-    )
-    monkeypatch.setitem(CATALOGUE, "cifar-10", replace(entry, sources=(source,)))
-    assert get("cifar-10", root, mirror=f"{server.url}/mirror/")
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    entry = ENTRIES["cifar-10"]
+    assert entry.locate(root) is None
+    source = replace(entry.sources[0], checksum=f"sha256:{hashlib.sha256(raw).hexdigest()}")
+    monkeypatch.setitem(ENTRIES, "cifar-10", replace(entry, sources=(source,)))
+    first = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert "cifar-10-binary.tar.gz" in first.output
     assert len(load("cifar-10", root)) == 50
     asked = len(server.requests)
-    assert not get("cifar-10", root, mirror=f"{server.url}/mirror/")
-    assert len(server.requests) == asked
-    arguments = ["data", "get", "cifar-10", "--data-dir", str(root), "--mirror", f"{server.url}/mirror"]
     assert "already" in CliRunner().invoke(app, arguments, catch_exceptions=False).output
-    told = CliRunner().invoke(app, [*arguments, "--force"], catch_exceptions=False)
-    assert told.exit_code == 0
-    assert "cifar-10-binary.tar.gz" in told.output
+    assert len(server.requests) == asked
+    assert CliRunner().invoke(app, [*arguments, "--force"], catch_exceptions=False).exit_code == 0
     assert len(server.requests) == asked + 1
 
 
@@ -242,7 +239,7 @@ def test_fashion_mnist_is_fetched_file_by_file(server: Server, tmp_path: Path) -
 
 def test_every_official_address_names_a_file_and_a_well_formed_checksum() -> None:
     lengths = {"md5": 32, "sha256": 64}
-    for entry in CATALOGUE.values():
+    for entry in ENTRIES.values():
         for source in entry.sources:
             assert re.fullmatch(r"https?://[\w./~-]+/[\w.-]+\.(gz|data|txt)", source.url)
             if source.checksum is not None:
@@ -251,7 +248,11 @@ def test_every_official_address_names_a_file_and_a_well_formed_checksum() -> Non
                 assert len(digest) == lengths[kind]
 
 
-def test_get_knows_its_sets(tmp_path: Path) -> None:
-    assert not get("digits", tmp_path)
+def test_the_list_says_what_is_here_and_get_knows_its_sets(tmp_path: Path) -> None:
+    write_cifar10(tmp_path)
+    listed = CliRunner().invoke(app, ["data", "list", "--data-dir", str(tmp_path)], env={"COLUMNS": "120"}).output
+    rows = {line.split()[0]: line for line in listed.splitlines() if line.strip()}
+    assert "yes" in rows["cifar-10"]
+    assert "no" in rows["cifar-100"]
     with pytest.raises(InvalidInput, match="no data set 'mnist'"):
-        get("mnist", tmp_path)
+        CliRunner().invoke(app, ["data", "get", "mnist"], catch_exceptions=False)

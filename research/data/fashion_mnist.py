@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from dagc.data.dataset import Dataset
-from dagc.data.download import Source
-from dagc.data.entry import Entry
-from dagc.data.idx import read_idx
 from dagc.errors import DataError
+from research.data.download import Source
+from research.data.entry import Entry
+from research.data.idx import read_idx
 
 __all__ = ["DEBIAN", "ENTRY"]
 
@@ -59,7 +59,7 @@ def _half(folder: Path, images: str, labels: str) -> tuple[NDArray[np.uint8], ND
     for name, axes in ((images, 3), (labels, 1)):
         path = _file(folder, name)
         if path is None:
-            raise DataError(f"{folder / name} is missing (also as .gz); run: dagc data get fashion-mnist --force")
+            raise DataError(f"{folder / name} is missing (also as .gz); get the data set again with --force")
         array = read_idx(path)
         if array.ndim != axes or (axes == 3 and array.shape[1:] != (28, 28)):
             raise DataError(f"{path} holds an array of shape {array.shape}; {name} has {axes} axes, images 28 × 28")
@@ -73,4 +73,4 @@ def _half(folder: Path, images: str, labels: str) -> tuple[NDArray[np.uint8], ND
 
 
 _SOURCES = tuple(Source(f"{URL}/{name}.gz", checksum, "FashionMNIST/raw") for name, checksum in FILES.items())
-ENTRY = Entry("fashion-mnist", "70,000 clothes, 28×28", 10, "30 MB", "MIT", _SOURCES, _locate, _read)
+ENTRY = Entry("fashion-mnist", "70,000 clothes, 28×28", "30 MB", "MIT", _SOURCES, _locate, _read)

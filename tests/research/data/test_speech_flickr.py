@@ -9,20 +9,20 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from dagc.cli import app
 from dagc.data import load, make_partition
 from dagc.errors import DataError, MissingData
-from research import speech
-from tests.data.files import write_speech, write_wav
-from tests.data.test_download import Server, archive, server
-from tests.data.test_real import real
+from research.__main__ import app
+from research.data import speech
+from tests.research.data.files import write_speech, write_wav
+from tests.research.data.test_download import Server, archive, server
+from tests.research.data.test_real import real
 
 __all__ = ["server"]
 
 
 @pytest.mark.parametrize("name", ["speech-commands", "flickr-mammal"])
 def test_a_missing_set_says_the_command(name: str, tmp_path: Path) -> None:
-    with pytest.raises(MissingData, match=f"dagc data get {name} --data-dir .*{tmp_path.name}"):
+    with pytest.raises(MissingData, match=f"research data get {name} --data-dir .*{tmp_path.name}"):
         load(name, tmp_path)
 
 

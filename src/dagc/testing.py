@@ -1,7 +1,7 @@
 """The contracts, as checks to run on parts of your own. Everything registered in dagc passes them.
 
     from dagc import Allocator
-    from tests.contracts import check_allocator
+    from dagc.testing import check_allocator
     check_allocator(Allocator(ratios=my_rule))
 
 Each check raises `AssertionError` with what went wrong, or returns.

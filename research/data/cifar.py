@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from dagc.data.dataset import Dataset, statistics
-from dagc.data.download import Source
-from dagc.data.entry import Entry
 from dagc.errors import DataError
+from research.data.download import Source
+from research.data.entry import Entry
 
 __all__ = ["ENTRIES"]
 
@@ -82,7 +82,7 @@ def _entry(name: str, size: str, md5: str, folder: str, files: tuple[list[str], 
         return _read(name, [place / part for part in train], place / test, place / names, classes, label_bytes)
 
     about, licence = "60,000 photos, 32×32×3", "cite Krizhevsky 2009"
-    return Entry(name, about, classes, size, licence, (Source(url, f"md5:{md5}", folder, folder),), locate, read)
+    return Entry(name, about, size, licence, (Source(url, f"md5:{md5}", folder, folder),), locate, read)
 
 
 _PARTS_10 = ([f"data_batch_{part}.bin" for part in range(1, 6)], "test_batch.bin", "batches.meta.txt")

@@ -11,9 +11,11 @@ import torch
 from dagc.data.dataset import Dataset, hold_out, statistics
 from dagc.data.images import read_image
 from dagc.errors import DataError
-from research.cache import Arrays, cached, fingerprint
+from research.data.cache import Arrays, cached, fingerprint
+from research.data.download import Source
+from research.data.entry import Entry
 
-__all__ = ["locate", "read"]
+__all__ = ["ENTRY", "locate", "read"]
 
 CLASSES = 10
 COLUMNS = ("file", "label", "subcontinent")
@@ -111,3 +113,9 @@ def _pictures(paths: list[Path]) -> Arrays:
             continue  # counted by the caller; the paper leaves them out, too
     stacked = np.stack(pictures) if pictures else np.zeros((0, 3, 32, 32), dtype=np.uint8)
     return {"pictures": stacked, "usable": usable}
+
+
+_PHOTOS = Source("https://zenodo.org/records/3676081/files/geo_animal.tar.gz", None, "flickr-mammal-zenodo")
+ENTRY = Entry(
+    "flickr-mammal", "mammals by subcontinent, 32×32×3", "partly by hand", "per photo", (_PHOTOS,), locate, read
+)

@@ -1,4 +1,4 @@
-"""Tuning before a comparison: settings are chosen for each of its lines, on seeds that the comparison does not use."""
+"""Tuning before an experiment: settings are chosen for each variant, on seeds that the experiment does not use."""
 
 import hashlib
 import json
@@ -8,25 +8,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dagc.comparison.runner import Progress, run_all
+from dagc.comparison.runner import Progress, Train, run_all, train_in
 from dagc.errors import InvalidInput
 from dagc.files import failure, write_atomically
 from dagc.report import Series, read_run
 from dagc.report.numbers import final, reached
-from dagc.report.runs import TUNING
 from dagc.training import Config
 
 __all__ = ["TUNING_SEEDS", "Choice", "best_of", "candidates_hash", "tune"]
 
 TUNING_SEEDS = 1000
-"""The first seed for tuning; comparisons use 0, 1, 2, …"""
+"""The first seed for tuning; experiments use 0, 1, 2, …"""
 NOTHING: dict[str, float | None] = {"bytes_total": None, "reached": 0, "score": None}
 """What is known of a candidate that diverged."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for one line of a comparison.
+    """What was chosen for one variant.
 
     Attributes:
         chosen: The settings that the other candidates have otherwise; empty if there was nothing to choose.
@@ -58,27 +57,25 @@ def tune(
     folder: Path,
     jobs: int,
     watch: Callable[[Sequence[Config]], Progress] = lambda configs: lambda run, done: None,
-    until: float | None = None,
     known: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = lambda fields: None,
-    begin: Callable[[Path], object] | None = None,
+    train: Train = train_in,
 ) -> list[Choice]:
-    """Choose one of the candidates for every line: the fewest total bytes to the target, or the highest score.
+    """Choose one of the candidates for every way: the fewest total bytes to the target, or the highest score.
 
     By score where there is no target, or no candidate reaches it with all seeds: then of those that reach it with
     most. If two need equally many bytes, the higher score decides. What was chosen is kept in `tuning.json`, so
     that it is done once; the runs are kept in a folder beside it.
 
     Args:
-        ways: For each line, the fields of its candidates, as `comparison_fields` returns them.
+        ways: For each variant, the fields of its candidates.
         names: The settings to choose.
-        seeds: The seeds, other than those of the comparison.
+        seeds: The seeds, other than those of the experiment.
         target: The score to reach.
-        folder: The comparison's folder.
+        folder: Where the runs go, and what was chosen.
         jobs: Runs at a time.
         watch: Makes what is called with the progress of the runs.
-        until: A score at which a run may end, to be done sooner.
         known: What is known of a candidate from before, as in `Choice.tried`; None if it is to be run.
-        begin: As for `run_all`.
+        train: As for `run_all`.
     """
     asked = candidates_hash(ways, seeds, target)
     before = _read(folder / "tuning.json", asked)
@@ -90,7 +87,7 @@ def tune(
     paths = []
     if configs:
         paths = run_all(
-            configs, folder / TUNING, jobs, watch(configs), lambda run, error: failed.add(run), until=until, begin=begin
+            configs, folder / "tuning", jobs, watch(configs), lambda run, error: failed.add(run), train=train
         )
     choices, position = [], 0
     for way in ways:

@@ -9,11 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from dagc.data.dataset import Dataset, statistics
-from dagc.data.mel import BANDS, FRAMES, log_mel, read_wav
 from dagc.errors import DataError
-from research.cache import cached, fingerprint
+from research.data.cache import cached, fingerprint
+from research.data.download import Source
+from research.data.entry import Entry
+from research.data.mel import BANDS, FRAMES, log_mel, read_wav
 
-__all__ = ["is_speech_folder", "locate", "read", "read_folder"]
+__all__ = ["ENTRY", "is_speech_folder", "locate", "read", "read_folder"]
 
 WORDS, TRAIN, TEST = 10, 3000, 1000
 _FEATURES_VERSION = 1  # increase it when log_mel changes, so that old caches are not used
@@ -112,3 +114,20 @@ def _features(clips: list[Path]) -> NDArray[np.float32]:
         more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
         raise DataError(f"{'; '.join(broken[:5])}{more}: replace or delete these files")
     return features
+
+
+ENTRY = Entry(
+    "speech-commands",
+    "40,000 spoken words, log-mel 32×32",
+    "2.4 GB",
+    "CC BY 4.0",
+    (
+        Source(
+            "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz",
+            "sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",  # as torchaudio publishes it
+            "SpeechCommands/speech_commands_v0.02",
+        ),
+    ),
+    locate,
+    read,
+)
