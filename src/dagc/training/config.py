@@ -261,11 +261,10 @@ class Config(Plan):
             )
 
 
-SOLUTION = (
-    *(name for name in Plan.schema() if name != "seed"),
-    *("threshold_units", "rounds", "learning_rate", "schedule", "local_steps", "epochs"),
-    *("client_momentum", "client_weight_decay", "optimizer", "optimizer_options"),
-    *("momentum", "server_rate", "server_schedule"),
+SOLUTION = tuple(
+    name
+    for name, each in {**Plan.schema(), **Config.schema()}.items()
+    if each.group in ("Method", "Budget", "Bounds", "Training") and name != "batch_size"
 )
 """The settings that describe how a problem is solved. All others, except the seed, describe the problem."""
 
