@@ -97,6 +97,7 @@ def vector_table(rows: Rows) -> Table:
 def computed_table(rows: Rows) -> Table:
     """The bytes of real frames against computed ones that carry as much, and how full a real frame is."""
     heads = ["", "bytes", "computed forms carry", "real / computed bytes, mean", "largest", "real / allowed bytes"]
+    heads.append("vectors")
     body = []
     for model, name in MODELS.items():
         for place, budget in enumerate(COMPARED):
@@ -111,9 +112,9 @@ def computed_table(rows: Rows) -> Table:
                 ratios = [row["needed"][place] / row["carried"][place][2] for row in each]
                 carry = statistics.mean(row["carried"][place][1] for row in each)
                 cells = [f"{value:.3f}" for value in (carry, statistics.mean(ratios), max(ratios))]
-                body.append([name, f"{budget} ×", *cells, f"{statistics.mean(full):.3f}"])
+                body.append([name, f"{budget} ×", *cells, f"{statistics.mean(full):.3f}", str(len(each))])
                 name = ""
-    return heads, body, _source("Six vectors each")
+    return heads, body, _source("The bytes allowed are those of the second column")
 
 
 ENERGIES: dict[str, Callable[[Rows], Table]] = {"mean": mean_table, "vectors": vector_table, "computed": computed_table}
