@@ -607,6 +607,13 @@ def test_the_log_is_under_dagc_and_once_among_flowers_own_lines(caplog):
     assert [record for record in theirs if record in said] == said[:1]  # the second time, Flower was to be quiet
 
 
+@pytest.mark.parametrize(("settings", "named"), [({}, True), ({"ratio": 0.02}, False)])
+def test_the_log_names_the_budget_that_nobody_has_set(caplog, settings, named):
+    with caplog.at_level(logging.INFO, "dagc.flower"):
+        start(DataAware(fed_avg(), **settings), LocalGrid(client_app(), NODES), 1)
+    assert ("by default 65 bytes per node and round" in caplog.text) == named
+
+
 @pytest.mark.parametrize("kind", RUBBISH)
 def test_a_node_that_sends_rubbish_is_left_out_of_that_round_by_name(states, caplog, kind):
     grid = LocalGrid(client_app(), NODES)
