@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from benchmarks.tables import arguments, show
 from dagc.data import data_folder
 from dagc.errors import MissingData
 from dagc.training import Config, Federation
-from dagc.updates import State, decode_update, encode_dense, encode_update
+from dagc.updates import decode_update, encode_dense, encode_update
+from research.parts import load as load_parts
 
 CNN: dict[str, Any] = {"task": "cnn@cifar-10", "learning_rate": 0.05, "local_steps": 10}
 
@@ -57,13 +59,13 @@ def times(record: bool) -> None:
     for size in (11, 100):
         vector, squares = large(size * 1024)
         target = torch.zeros_like(vector)
-        add = seconds(lambda vector=vector, target=target: target.add_(vector), 5)
+        add = seconds(partial(target.add_, vector), 5)
         rows.append(timed(f"{size} M, 48 ×", vector, squares, 48, add, "an add"))
         frame, _ = encode_dense(vector, squares, 8)
         dense = (lambda v=vector, s=squares: encode_dense(v, s, 8), lambda f=frame, s=squares: decode_update(f, s))
         cells = [f"{seconds(work, 1) / add:.1f} ×" for work in dense]
-        rows.append((f"{size} M, dense, 8 bits", f"{add * 1e3:.1f} ms (an add)", "", *cells, ""))
-    heads = ("", "unit", "encode, first", "encode", "decode", "add")
+        rows.append((f"{size} M, dense, 8 bits", f"{add * 1e3:.1f} ms (an add)", *cells, ""))
+    heads = ("", "unit", "encode", "decode", "add")
     show("energy-time", "CPU time on one thread, as multiples of the unit", heads, rows, record)
 
 
@@ -72,14 +74,12 @@ def timed(
 ) -> tuple[str, ...]:
     """A row of times."""
     most = int(budget * 0.5 * math.sqrt(len(vector)))
-    state, residual, few = State(), torch.empty_like(vector), 1 if len(vector) > 1 << 24 else 5
-    first = seconds(lambda: encode_update(vector, shapes, most, residual=residual), few)
-    encode_update(vector, shapes, most, state=state)
-    again = seconds(lambda: encode_update(vector, shapes, most, state=state, residual=residual), few)
-    frame, update = encode_update(vector, shapes, most, state=state)
+    residual, few = torch.empty_like(vector), 1 if len(vector) > 1 << 24 else 5
+    write = seconds(lambda: encode_update(vector, shapes, most, residual=residual), few)
+    frame, update = encode_update(vector, shapes, most)
     read = seconds(lambda: decode_update(frame, shapes), few)
     added = seconds(lambda: update.add_to(residual), few)
-    cells = [f"{value / unit:.2f} ×" for value in (first, again, read, added)]
+    cells = [f"{value / unit:.2f} ×" for value in (write, read, added)]
     return (name, f"{unit * 1e3:.1f} ms ({unit_name})", *cells)
 
 
@@ -88,6 +88,7 @@ if __name__ == "__main__":
     parser.add_argument("what", nargs="?", default="time", choices=("time",))
     options = parser.parse_args()
     torch.set_num_threads(1)
+    load_parts()
     try:
         times(options.record)
     except MissingData as error:
