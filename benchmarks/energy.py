@@ -74,8 +74,8 @@ def timed(
 ) -> tuple[str, ...]:
     """A row of times."""
     most = int(budget * 0.5 * math.sqrt(len(vector)))
-    residual, few = torch.empty_like(vector), 1 if len(vector) > 1 << 24 else 5
-    write = seconds(lambda: encode_update(vector, shapes, most, residual=residual), few)
+    residual, few = vector.clone(), 1 if len(vector) > 1 << 24 else 5
+    write = seconds(lambda: encode_update(vector, shapes, most), few)
     frame, update = encode_update(vector, shapes, most)
     read = seconds(lambda: decode_update(frame, shapes), few)
     added = seconds(lambda: update.add_to(residual), few)

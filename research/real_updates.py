@@ -115,7 +115,8 @@ def updates(training: Training) -> Iterator[Real]:
             if shown and client == 0:
                 yield Real(f"client, round {round + 1}", residuals[0].clone(), shapes)
             left = residuals[client]
-            _, update = encode_update(left, shapes, most, residual=left)
+            _, update = encode_update(left, shapes, most)
+            update.subtract_from(left)
             update.add_to(total, weight)
         x -= total
         if shown:

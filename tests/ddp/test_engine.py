@@ -68,7 +68,10 @@ def with_local_steps(settings, fields):
     config = Config(**fields, **settings)
     model, examples, batch = as_rank(config)
     plan = config.plan().replaced(first_model="sent", down="lossless")
-    local = dagc.ddp.LocalSteps(model, plan=plan, examples=examples, steps=config.local_steps, rounds=config.rounds)
+    plan = plan.for_size(sum(parameter.numel() for parameter in model.parameters()))  # without a budget of its own
+    local = dagc.ddp.LocalSteps(
+        model, plan=plan, examples=examples, steps=config.local_steps, rounds=config.rounds, momentum=0
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
     for step in range(config.rounds * config.local_steps):

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from dagc._numba import compiled, inlined, kernel
+from dagc._numba import compiled, inlined
+from dagc.wire._range_coder import READ, WRITE, build, code, finish
 
-__all__ = ["MOST_FACTOR", "MOST_LEVEL", "ODDS", "READ", "SURE", "WRITE", "entries", "factor", "finish", "number", "raw"]
+__all__ = ["MOST_FACTOR", "MOST_LEVEL", "ODDS", "READ", "SURE", "WRITE", "entries", "finish", "matrix", "number", "raw"]
 
-READ, WRITE = 0, 1
-TOP, BYTE, WORD = 0xFF000000, 0xFF, 0xFFFFFFFF
 EVEN = 32768
 NUMBER = 0
 """Where the contexts of small numbers start: four kinds, 16 each."""
+RANK, STEP, COUNT, OTHER = NUMBER, NUMBER + 16, NUMBER + 32, NUMBER + 48
+"""How many terms, how scales differ, how many entries, anything else."""
 SIGN = NUMBER + 64
 FACTOR_SIGN = SIGN + 9
 FACTOR = FACTOR_SIGN + 3
@@ -34,6 +35,12 @@ LEVEL = GAP_TOP + 16
 LEVELS = 14
 ODDS = LEVEL + 4 * LEVELS
 """The number of contexts."""
+QUARTERS = np.array([0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4])
+"""Four times log₂ of a mantissa of 16 to 31 over 16, rounded."""
+USUAL = np.array([0, 1, 1, 1, 2, 2, 3, 5, 6, 9, 13, 18, 26, 36, 51, 72, 102, 145])
+"""Four times the expected magnitude of factors, by spread: their standard deviation is 2^((spread − 6) / 2)."""
+SMALLEST_SCALE, LARGEST_SCALE = -126, 100
+"""Exponents of scales."""
 SLOWEST = 60
 """How many decisions a context remembers."""
 PACE = np.array([131072 // (2 * seen + 3) for seen in range(SLOWEST + 1)], dtype=np.int64)
@@ -42,63 +49,14 @@ MOST_LEVEL, MOST_FACTOR = 32767, 127
 SURE = 2048
 """No decision is surer than this, in 65,536ths: so that a byte stands for at most 175 decisions."""
 
-build: Any = kernel if compiled() else lambda function: function
 part: Any = inlined if compiled() else lambda function: function
 
 
-@build
-def code(mode, data, end, coder, bit, chance):
-    """Write or read one decision: it and the coder afterwards. `chance` is that of a one in 65,536ths.
-
-    Invariant: what was coded so far may continue with any number from coder[0] to coder[1]; coder[2] bytes of `data`
-    are done. A reader has the next four bytes in coder[3]; zeros follow `end`.
-    """
-    low, high, done, following = coder
-    span = high - low
-    middle = low + (span >> 16) * chance + (((span & 0xFFFF) * chance) >> 16)
-    if mode == READ:
-        bit = 1 if following <= middle else 0
-    if bit:
-        high = middle
-    else:
-        low = middle + 1
-    while (low ^ high) & TOP == 0:
-        if mode == WRITE:
-            if done < end:
-                data[done] = high >> 24
-        else:
-            following = (following << 8 & WORD) | (int(data[done + 4]) if done + 4 < end else 0)
-        done += 1
-        low = low << 8 & WORD
-        high = (high << 8 & WORD) | BYTE
-    return bit, (low, high, done, following)
-
-
-@build
-def finish(mode, data, end, coder):
-    """Write or read the fewest bytes after which anything may follow: how many bytes there are then, -1 if wrong."""
-    low, high, done, _ = coder
-    for count in range(5):
-        rest = (1 << 8 * (4 - count)) - 1
-        first = (low + rest) & ~rest
-        if first + rest <= high:
-            for place in range(count):
-                byte = first >> (24 - 8 * place) & BYTE
-                if done < end:
-                    if mode == WRITE:
-                        data[done] = byte
-                    elif data[done] != byte:
-                        return -1
-                done += 1
-            return done
-    return -1
-
-
 @part
-def decide(mode, data, end, coder, odds, context, bit):
+def decide(mode, data, coder, odds, context, bit):
     """Code one decision with an adaptive context: its probability, and how many decisions it has seen."""
     chance, seen = odds[2 * context], odds[2 * context + 1]
-    bit, coder = code(mode, data, end, coder, bit, min(max(chance, SURE), 65536 - SURE))
+    bit, coder = code(mode, data, coder, bit, min(max(chance, SURE), 65536 - SURE))
     target = 65535 if bit else 0
     odds[2 * context] = chance + ((target - chance) * PACE[seen] >> 16)
     odds[2 * context + 1] = min(seen + 1, SLOWEST)
@@ -115,56 +73,85 @@ def width_of(number):
 
 
 @build
-def number(mode, data, end, coder, odds, base, value):
+def number(mode, data, coder, odds, base, value):
     """Code a number of at least 0: how many bits it has plus one, with contexts; then its bits below the first."""
     shifted = value + 1
     width = width_of(shifted) - 1
     count, bit = 0, 1
     while bit and count < 40:
-        bit, coder = decide(mode, data, end, coder, odds, base + min(count, 15), 1 if count < width else 0)
+        bit, coder = decide(mode, data, coder, odds, base + min(count, 15), 1 if count < width else 0)
         count += bit
-    low, coder = raw(mode, data, end, coder, count, shifted & ((1 << count) - 1))
+    low, coder = raw(mode, data, coder, count, shifted & ((1 << count) - 1))
     return (1 << count) + low - 1, coder
 
 
 @build
-def raw(mode, data, end, coder, bits, value):
+def raw(mode, data, coder, bits, value):
     """Code a number of `bits` bits as it is."""
     read = 0
     for place in range(bits - 1, -1, -1):
-        bit, coder = code(mode, data, end, coder, value >> place & 1, EVEN)
+        bit, coder = code(mode, data, coder, value >> place & 1, EVEN)
         read = 2 * read + bit
     return read, coder
 
 
 @build
-def tail(mode, data, end, coder, value):
+def tail(mode, data, coder, value):
     """Code a number of at least 0 that is seldom large: how many bits it has beyond two, then its bits."""
     shifted = value + 4
     width = width_of(shifted) - 3 if mode == WRITE else 0
     count, bit = 0, 1
     while bit and count < 30:
-        bit, coder = code(mode, data, end, coder, 1 if count < width else 0, EVEN)
+        bit, coder = code(mode, data, coder, 1 if count < width else 0, EVEN)
         count += bit
-    low, coder = raw(mode, data, end, coder, count + 2, shifted & ((1 << (count + 2)) - 1))
+    low, coder = raw(mode, data, coder, count + 2, shifted & ((1 << (count + 2)) - 1))
     return (1 << (count + 2)) + low - 4, coder
 
 
 @build
-def factor(mode, data, end, coder, odds, whole, term, spread, usual):
-    """Code one column of small integers: whether the bytes are valid, and the coder afterwards.
+def matrix(mode, data, coder, odds, step, scales, left, right):
+    """Code the terms of a matrix: whether the bytes are valid, and the coder afterwards.
 
     Args:
         mode: WRITE or READ.
         data: The bytes.
-        end: The number of bytes.
         coder: The state of the range coder.
         odds: The contexts.
-        whole: All terms of this side of the matrix, one row each; filled in when reading.
-        term: Which row it is.
-        spread: How large these integers are expected to be, in half octaves.
-        usual: Four times the expected magnitude.
+        step: The step of the frame, as a scale.
+        scales: The scale of each term; filled in when reading.
+        left: One row of small integers for each term; filled in when reading.
+        right: The same for the other side.
     """
+    last = step
+    for term in range(len(scales)):
+        moved = scales[term] - last
+        folded, coder = number(mode, data, coder, odds, STEP, 2 * moved if moved >= 0 else -2 * moved - 1)
+        last += -(folded >> 1) - 1 if folded & 1 else folded >> 1
+        if last < 16 * SMALLEST_SCALE or last >= 16 * (LARGEST_SCALE + 1):
+            return False, coder
+        scales[term] = last
+        for side in (left, right):
+            valid, coder = factor(mode, data, coder, odds, side, term, spread_of(step, last, side.shape[1]))
+            if not valid:
+                return False, coder
+    return True, coder
+
+
+@build
+def spread_of(step, scale, length):
+    """The spread of a column of factors: twice log₂ of their expected standard deviation, plus 6, from 0 to 17.
+
+    A term of size σ is coded with the scale step²/σ, so that its unit vectors have steps of step/σ.
+    """
+    quarters = QUARTERS[step % 16] - QUARTERS[scale % 16] + 4 * (step // 16 - scale // 16)
+    halves = (quarters - (width_of(length * length) - 1) + 13) // 2
+    return min(max(halves, 0), SPREADS - 1)
+
+
+@build
+def factor(mode, data, coder, odds, whole, term, spread):
+    """Code row `term` of `whole`, of this spread: whether the bytes are valid, and the coder afterwards."""
+    usual = USUAL[spread]
     last, earlier, sign, largest = 0, 0, 0, 0
     low = max(0, (spread - PLAIN) // 2)
     values = whole[term]
@@ -182,79 +169,78 @@ def factor(mode, data, end, coder, odds, whole, term, spread, usual):
         size = abs(value) >> low
         count, bit = 0, 1
         while bit and count < MAGNITUDES:
-            bit, coder = decide(mode, data, end, coder, odds, base + count, 1 if count < size else 0)
+            bit, coder = decide(mode, data, coder, odds, base + count, 1 if count < size else 0)
             count += bit
         if count == MAGNITUDES:
-            more, coder = tail(mode, data, end, coder, size - MAGNITUDES)
+            more, coder = tail(mode, data, coder, size - MAGNITUDES)
             count += more
         if low:
-            plain, coder = raw(mode, data, end, coder, low, abs(value) & ((1 << low) - 1))
+            plain, coder = raw(mode, data, coder, low, abs(value) & ((1 << low) - 1))
             count = (count << low) + plain
         if count:
             if count > MOST_FACTOR:
                 return False, coder
-            negative, coder = decide(mode, data, end, coder, odds, FACTOR_SIGN + sign, 1 if value < 0 else 0)
+            negative, coder = decide(mode, data, coder, odds, FACTOR_SIGN + sign, 1 if value < 0 else 0)
             sign = 1 + negative
             value = -count if negative else count
         if mode == READ:
             values[i] = value
         largest = max(largest, count)
         earlier, last = last, count
-        if mode == READ and coder[2] > end:
+        if mode == READ and coder[2] > len(data):
             return False, coder
     return largest > 0, coder
 
 
 @build
-def gap_code(mode, data, end, coder, odds, gap, room, usual, density):
+def gap_code(mode, data, coder, odds, gap, room, usual, density):
     """Code the distance to the entry before: it, its octave, and the coder afterwards."""
     octave = width_of(gap) - 1
     above, below = GAP_UP + 8 * density, GAP_DOWN + 8 * density
     width, bit = usual, 1
     if usual:
-        bit, coder = decide(mode, data, end, coder, odds, above, 1 if octave >= usual else 0)
+        bit, coder = decide(mode, data, coder, odds, above, 1 if octave >= usual else 0)
     if bit:
         while bit and room >> (width + 1):
             place = above + min(width - usual + 1, 7)
-            bit, coder = decide(mode, data, end, coder, odds, place, 1 if octave > width else 0)
+            bit, coder = decide(mode, data, coder, odds, place, 1 if octave > width else 0)
             width += bit
     else:
         width -= 1
         while not bit and width:
             place = below + min(usual - width, 7)
-            bit, coder = decide(mode, data, end, coder, odds, place, 1 if octave == width else 0)
+            bit, coder = decide(mode, data, coder, odds, place, 1 if octave == width else 0)
             width -= 1 - bit
     read = 1
     if width:
         place = GAP_TOP + min(max(width - usual, -8), 7) + 8
-        bit, coder = decide(mode, data, end, coder, odds, place, gap >> (width - 1) & 1)
-        plain, coder = raw(mode, data, end, coder, width - 1, gap & ((1 << (width - 1)) - 1))
+        bit, coder = decide(mode, data, coder, odds, place, gap >> (width - 1) & 1)
+        plain, coder = raw(mode, data, coder, width - 1, gap & ((1 << (width - 1)) - 1))
         read = ((2 + bit) << (width - 1)) + plain
     return read, width, coder
 
 
 @build
-def level_code(mode, data, end, coder, odds, size, before):
+def level_code(mode, data, coder, odds, size, before):
     """Code the magnitude of a level, given that of the one before: it, and the coder afterwards."""
     base = LEVEL + LEVELS * (min(before, 4) - 1)
     magnitude, bit = 1, 1
     while bit and magnitude <= LEVELS:
-        bit, coder = decide(mode, data, end, coder, odds, base + magnitude - 1, 1 if magnitude < size else 0)
+        bit, coder = decide(mode, data, coder, odds, base + magnitude - 1, 1 if magnitude < size else 0)
         magnitude += bit
     if magnitude > LEVELS:
-        more, coder = tail(mode, data, end, coder, size - LEVELS - 1)
+        more, coder = tail(mode, data, coder, size - LEVELS - 1)
         magnitude += more
     return magnitude, coder
 
 
 @build
-def entries(mode, data, end, coder, odds, starts, lengths, size, indices, levels):
+def entries(mode, data, coder, odds, starts, lengths, size, indices, levels):
     """Code the indices and levels of entries: whether the bytes are valid, and the coder afterwards.
 
     Args:
         mode: WRITE or READ.
         data: The bytes.
-        end: The number of bytes.
         coder: The state of the range coder.
         odds: The contexts.
         starts: Where each tensor starts; the size of the vector follows.
@@ -272,8 +258,8 @@ def entries(mode, data, end, coder, odds, starts, lengths, size, indices, levels
         near = nearness + sooner
         density = 0 if near < -6 else (1 if near < -3 else (2 if near < 0 else 3))
         gap = indices[j] - position if mode == WRITE else 1
-        gap, width, coder = gap_code(mode, data, end, coder, odds, gap, room, usual, density)
-        if gap > room - left + 1 or (mode == READ and coder[2] > end):
+        gap, width, coder = gap_code(mode, data, coder, odds, gap, room, usual, density)
+        if gap > room - left + 1 or (mode == READ and coder[2] > len(data)):
             return False, coder
         position += gap
         indices[j] = position
@@ -284,10 +270,10 @@ def entries(mode, data, end, coder, odds, starts, lengths, size, indices, levels
         if first != row:
             row, sign, earlier = first, 0, 0
         level = levels[j] if mode == WRITE else 1
-        magnitude, coder = level_code(mode, data, end, coder, odds, abs(level), magnitude)
+        magnitude, coder = level_code(mode, data, coder, odds, abs(level), magnitude)
         if magnitude > MOST_LEVEL:
             return False, coder
-        negative, coder = decide(mode, data, end, coder, odds, SIGN + 3 * sign + earlier, 1 if level < 0 else 0)
+        negative, coder = decide(mode, data, coder, odds, SIGN + 3 * sign + earlier, 1 if level < 0 else 0)
         earlier, sign = sign, 1 + negative
         levels[j] = -magnitude if negative else magnitude
     return True, coder

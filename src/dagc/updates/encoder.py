@@ -51,7 +51,6 @@ def encode_update(
     max_bytes: int | None = None,
     *,
     share: float | None = None,
-    residual: torch.Tensor | None = None,
     round: int = 0,
     most_terms: int = MOST_TERMS,
 ) -> tuple[bytes, Update]:
@@ -62,8 +61,6 @@ def encode_update(
         shapes: The shapes of these tensors.
         max_bytes: The longest frame. If it is too short for anything, the frame is empty.
         share: The share of the energy that the frame must carry, above 0 and up to 1, unless `max_bytes` forbids it.
-        residual: If given, a float32 CPU vector that becomes what the frame does not carry: vector − update. It may be
-            the vector itself.
         round: Both sides must know it: the checksum covers it.
         most_terms: The most terms of one matrix; 0 for entries alone.
 
@@ -86,28 +83,11 @@ def encode_update(
     if not 0 <= most_terms <= MOST_TERMS:
         raise InvalidInput(f"most_terms must be from 0 to {MOST_TERMS}, not {most_terms}")
     size = size_of(shapes)
-    original = checked(vector, size)
-    values, shift = normalized(original)
+    values, shift = normalized(checked(vector, size))
     longest = 8 * size + 64
     room = frames.most_body(longest if max_bytes is None else min(max_bytes, longest))
-    job = _Job(values, shift, shapes, room, share, most_terms)
-    out = None if residual is None else _array(residual, size)
     with one_thread():
-        frame, update, rest = job.run(out if shift == 0 else None, round)
-    if out is not None and rest is out:
-        out[update.sparse.indices] -= update.sparse.values
-    elif residual is not None:
-        residual.copy_(torch.from_numpy(original))
-        update.subtract_from(residual)
-    return frame, update
-
-
-def _array(residual: torch.Tensor, size: int) -> Floats:
-    """The array of the residual."""
-    if residual.shape != (size,) or residual.dtype != torch.float32 or not residual.is_contiguous():
-        raise InvalidInput(f"residual must be a contiguous float32 CPU vector of {size} entries")
-    array: Floats = residual.detach().numpy()
-    return array
+        return _Job(values, shift, shapes, room, share, most_terms).run(round)
 
 
 class _Job:
@@ -127,10 +107,10 @@ class _Job:
         self.shift = min(shift, HIGHEST)
         self.parts = extents(shapes)
 
-    def run(self, left: Floats | None, round: int) -> tuple[bytes, Update, Floats | None]:
-        """The frame, the update, and what is left after its terms: in `left` if that is given."""
+    def run(self, round: int) -> tuple[bytes, Update]:
+        """The frame and the update."""
         size = len(self.values)
-        nothing = b"", Update.empty(size), None
+        nothing = b"", Update.empty(size)
         if self.room < 6 or self.shift < LOWEST or not self.values.any():
             return nothing
         count, energy = np.empty((len(self.parts), BINS)), np.empty((len(self.parts), BINS))
@@ -144,17 +124,13 @@ class _Job:
         stream, terms, step = self.begin(spectra, rates)
         rest = self.values
         if terms:
-            rest = self.values.copy() if left is None else left
-            if rest is left:
-                rest[:] = self.values
+            rest = self.values.copy()
             Update(size, Sparse(size, [], []), tuple(terms)).subtract_from(torch.from_numpy(rest))
         body, sparse = self.fill(stream, rest, terms, step)
         if body is None:
             return nothing
-        if left is not None and rest is not left:
-            left[:] = rest
         update = Update(size, sparse, tuple(self.shifted(part) for part in terms))
-        return frames.seal(body, self.shapes, round), update, left
+        return frames.seal(body, self.shapes, round), update
 
     def spectrum(self, start: int, rows: int, columns: int, energy: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The leading right singular vectors of a matrix that could be worth sending, and their singular values."""
@@ -223,42 +199,46 @@ class _Job:
         return replace(terms, exponent=terms.exponent + self.shift)
 
     def fill(self, stream: Stream, left: Floats, terms: list[Terms], step: Scale) -> tuple[bytes | None, Sparse]:
-        """Add as many of the largest entries as fit, or as the share needs."""
-        size, before = len(left), stream.used
-        spare = 8 * (self.room - before)
-        usual = spare / (np.log2(size / max(spare / 10, 1)) + 4.5) if spare < 5 * size else size
-        missing = 0.0
-        if self.share is not None:
-            missing = energy_of(left) - (1 - self.share) * self.energy
-            count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(left))
-            usual = min(usual, count[np.searchsorted(energy[:-1], missing / 0.9)])
-        order = largest_entries(left, min(int(1.6 * usual) + 32, size))
-        sizes = np.abs(left[order])
-        floor = max(sizes[0] / RANGE, np.ldexp(1.0, SMALLEST - self.shift)) if len(order) else 0.0
-        order = order[: int(np.searchsorted(-sizes, -floor, side="right"))]
-        wanted = len(order)
-        if self.share is not None:
-            wanted = self.enough(left[order], missing)
-        body, sparse, least = self.attempt(stream, left, order[:0], step, bool(terms))
-        low, high, most = 0, wanted + 1, 0
-        guess = min(wanted, max(1, int(usual)))
+        """Add as many of the largest entries as fit, or as the share needs: the frame's body, None if it is empty."""
+        spare, has_terms = 8 * (self.room - stream.used), bool(terms)
+        order, guess = self.candidates(left, spare)
+        body, sparse, least = self.attempt(stream, left, order[:0], step, has_terms)
+        low, high, most = 0, len(order) + 1, 0
+        guess = min(len(order), max(1, guess))
         for _ in range(12):
             if high - low <= max(1, low // 200):
                 break
-            done, entries, used = self.attempt(stream, left, order[:guess], step, bool(terms))
+            done, entries, used = self.attempt(stream, left, order[:guess], step, has_terms)
             if done is not None:
                 low, least, body, sparse = guess, used, done, entries
+                if (self.room - 1 - used) * 300 <= self.room:
+                    break
             else:
                 high, most = guess, used
             if most:  # between two lengths, but not too near to one
                 margin = (high - low) // 4
                 aim = low + (high - low) * (self.room - 1 - least) / (most - least)
             else:
-                margin, aim = 1, guess * spare / (8 * max(used - before, 1)) * 0.999
+                margin, aim = 1, guess * spare / (8 * max(used - stream.used, 1)) * 0.999
             guess = min(max(int(aim), low + margin, low + 1), high - margin, high - 1)
-            if done is not None and (self.room - 1 - used) * 300 <= self.room:
-                break
         return body, sparse
+
+    def candidates(self, left: Floats, spare: int) -> tuple[Ints, int]:
+        """The indices of all entries that may be sent, the largest first; and how many of them may fit."""
+        size, missing = len(left), 0.0
+        usual = spare / (np.log2(size / max(spare / 10, 1)) + 4.5) if spare < 5 * size else size
+        if self.share is not None:
+            missing = energy_of(left) - (1 - self.share) * self.energy
+            count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(left))
+            usual = min(usual, count[np.searchsorted(energy[:-1], missing / 0.9)])
+        order = largest_entries(left, min(int(1.6 * usual) + 32, size))
+        if len(order):
+            sizes = np.abs(left[order])
+            floor = max(sizes[0] / RANGE, np.ldexp(1.0, SMALLEST - self.shift))
+            order = order[: int(np.searchsorted(-sizes, -floor, side="right"))]
+        if self.share is not None:
+            order = order[: self.enough(left[order], missing)]
+        return order, int(usual)
 
     def enough(self, largest: Floats, missing: float) -> int:
         """How many of these entries carry the missing energy."""
@@ -286,13 +266,6 @@ class _Job:
         done = stream.finish()
         used = stream.total
         return (None if done is None else bytes((MIXED,)) + done), sparse, used
-
-
-def carried_by(sparse: Sparse, values: Floats, shift: int) -> float:
-    """How much less energy is left of these values without the entries, which are 2^shift times as large."""
-    before = values[sparse.indices].astype(np.float64)
-    after = before - np.ldexp(sparse.values.astype(np.float64), -shift)
-    return float(np.square(before).sum() - np.square(after).sum())
 
 
 def leveled(values: Floats, size: int) -> tuple[Scale, Ints, list[int]]:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import MAX_SIZE, Sparse
-from dagc.updates import _kernels, dense
-from dagc.updates.stream import COUNT, OTHER, RANK, STEP, Scale, Stream, nearest
+from dagc.updates import dense
+from dagc.updates._kernels import COUNT, OTHER, RANK
+from dagc.updates.stream import Scale, Stream, nearest
 from dagc.updates.update import MOST_SUM, Dense, Terms, Update, extents
 from dagc.wire.frame import _view as view_of
 from dagc.wire.frame import varint
@@ -110,20 +111,6 @@ def matrices(shapes: Shapes) -> list[tuple[int, int, int]]:
     return [part for part in extents(shapes) if min(part[1:]) > 1]
 
 
-def spread_of(step: int, scale: int, length: int) -> int:
-    """The spread of a column of factors: twice log₂ of their expected standard deviation, plus 6, from 0 to 17.
-
-    A term of size σ is coded with the scale step²/σ, so that its unit vectors have steps of step/σ.
-    """
-    quarters = QUARTERS[step % 16] - QUARTERS[scale % 16] + 4 * (step // 16 - scale // 16)
-    halves = (quarters - ((length * length).bit_length() - 1) + 13) // 2
-    return min(max(halves, 0), _kernels.SPREADS - 1)
-
-
-QUARTERS = (0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4)
-"""Four times log₂ of a mantissa of 16 to 31 over 16, rounded."""
-
-
 def code_terms(stream: Stream, step: Scale, shapes: Shapes, all_terms: Sequence[Terms] = ()) -> list[Terms]:
     """Write the terms of all matrices, or read them."""
     by_start = {terms.start: terms for terms in all_terms}
@@ -131,7 +118,7 @@ def code_terms(stream: Stream, step: Scale, shapes: Shapes, all_terms: Sequence[
     for start, rows, columns in matrices(shapes):
         terms = by_start.get(start)
         count = stream.number(RANK, len(terms.scales) if terms else 0)
-        most = DECISIONS * (stream.end + 8) // (rows + columns)
+        most = DECISIONS * (len(stream.data) + 8) // (rows + columns)
         if count > min(rows, columns, MOST_TERMS, most if stream.reading else MOST_TERMS):
             raise MalformedPayload(f"a matrix of {rows} × {columns} has {count} terms: that is too many")
         if count:
@@ -146,14 +133,7 @@ def _code_matrix(stream: Stream, step: Scale, place: tuple[int, int, int], count
         scales = np.zeros(count, dtype=np.int64)
     else:
         left, right, scales = terms.left, terms.right, nearest(np.ldexp(terms.scales * 1.0, terms.exponent))
-    last = int(step)
-    for k, scale in enumerate(scales.tolist()):
-        last += stream.signed(STEP, scale - last)
-        if not -126 <= last // 16 <= 100:
-            raise MalformedPayload(f"a scale of 2^{last // 16} is out of range")
-        scales[k] = last
-        stream.factor(left, k, spread_of(step, last, rows))
-        stream.factor(right, k, spread_of(step, last, columns))
+    stream.matrix(int(step), scales, left, right)
     return assemble(start, left, right, scales) if terms is None else terms
 
 
@@ -179,7 +159,7 @@ def code_entries(stream: Stream, step: Scale, shapes: Shapes, entries: Entries |
     """Write entries, or read them if none are given."""
     size = size_of(shapes)
     count = stream.number(COUNT, len(entries.indices) if entries else 0)
-    if count > size or (entries is None and count > DECISIONS * (stream.end + 8) // 3):
+    if count > size or (entries is None and count > DECISIONS * (len(stream.data) + 8) // 3):
         raise MalformedPayload(f"the frame claims {count} entries of a vector of {size}")
     if not count:
         return Sparse(size, [], [])

@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 from dagc.errors import MalformedPayload
 from dagc.updates import _kernels
 
-__all__ = ["COUNT", "OTHER", "RANK", "STEP", "Scale", "Stream", "nearest"]
+__all__ = ["Scale", "Stream", "nearest"]
 
 Ints = NDArray[np.int64]
-RANK, STEP, COUNT, OTHER = (_kernels.NUMBER + 16 * kind for kind in range(4))
-"""The contexts of numbers: how many terms, how scales differ, how many entries, anything else."""
 
 
 class Scale(int):
@@ -51,7 +49,7 @@ class Stream:
     """A range coder, its contexts, and the bytes. Writing never fails: `finish` returns None if they do not fit."""
 
     def __init__(self, data: NDArray[np.uint8], writing: bool) -> None:
-        self.data, self.mode, self.end = data, _kernels.WRITE if writing else _kernels.READ, len(data)
+        self.data, self.mode = data, _kernels.WRITE if writing else _kernels.READ
         following = 0
         for byte in data[:4].tolist() + [0] * (4 - min(4, len(data))):
             following = following << 8 | byte
@@ -62,7 +60,7 @@ class Stream:
     def copy(self) -> "Stream":
         """The same state with the same bytes, to write something and go back."""
         other = object.__new__(Stream)
-        other.data, other.mode, other.end = np.zeros_like(self.data), self.mode, self.end
+        other.data, other.mode = np.zeros_like(self.data), self.mode
         other.data[: self.used] = self.data[: self.used]
         other.coder, other.odds = self.coder, self.odds.copy()
         other.total = 0
@@ -80,7 +78,7 @@ class Stream:
 
     def number(self, context: int, value: int = 0) -> int:
         """A number of at least 0."""
-        arguments: Any = (self.mode, self.data, self.end, self.coder, self.odds, context, value)
+        arguments: Any = (self.mode, self.data, self.coder, self.odds, context, value)
         number, self.coder = _kernels.number(*arguments)
         return self._in_time(int(number))
 
@@ -91,45 +89,43 @@ class Stream:
 
     def raw(self, bits: int, value: int = 0) -> int:
         """A number of so many bits."""
-        arguments: Any = (self.mode, self.data, self.end, self.coder, bits, value)
+        arguments: Any = (self.mode, self.data, self.coder, bits, value)
         number, self.coder = _kernels.raw(*arguments)
         return self._in_time(int(number))
 
-    def factor(self, whole: NDArray[np.int8], term: int, spread: int) -> None:
-        """A column of factors, which is a row of `whole`. Reading fills it in."""
-        arguments: Any = (self.mode, self.data, self.end, self.coder, self.odds, whole, term, spread, USUAL[spread])
-        valid, self.coder = _kernels.factor(*arguments)
-        if not valid and self.reading:
+    def matrix(self, step: int, scales: Ints, left: NDArray[np.int8], right: NDArray[np.int8]) -> None:
+        """The terms of a matrix: scales, and a row of `left` and of `right` for each. Reading fills them in."""
+        arguments: Any = (self.mode, self.data, self.coder, self.odds, step, scales, left, right)
+        valid, self.coder = _kernels.matrix(*arguments)
+        if not valid:
             raise _invalid()
 
     def entries(self, layout: tuple[Ints, Ints], size: int, indices: Ints, levels: Ints) -> None:
         """Indices and levels. Reading fills them in."""
         starts, lengths = layout
-        arguments: Any = (self.mode, self.data, self.end, self.coder, self.odds, starts, lengths, size, indices, levels)
+        arguments: Any = (self.mode, self.data, self.coder, self.odds, starts, lengths, size, indices, levels)
         valid, self.coder = _kernels.entries(*arguments)
-        if not valid and self.reading:
+        if not valid:
             raise _invalid()
 
     def _in_time(self, value: int) -> int:
-        if self.reading and self.used > self.end:
+        if self.reading and self.used > len(self.data):
             raise _invalid()
         return value
 
     def finish(self) -> bytes | None:
         """The bytes written, or those read; None if they did not fit."""
-        total = int(_kernels.finish(self.mode, self.data, self.end, self.coder))
-        if self.reading and total != self.end:
+        total = int(_kernels.finish(self.mode, self.data, self.coder))
+        if self.reading and total != len(self.data):
             raise _invalid()
         self.total = total
-        return self.data[:total].tobytes() if total <= self.end else None
+        return self.data[:total].tobytes() if total <= len(self.data) else None
 
 
 def _invalid() -> MalformedPayload:
     return MalformedPayload("the update's coded part is invalid: damaged, or for a model of other shapes")
 
 
-USUAL = (0, 1, 1, 1, 2, 2, 3, 5, 6, 9, 13, 18, 26, 36, 51, 72, 102, 145)
-"""Four times the expected magnitude of factors, by spread: their standard deviation is 2^((spread − 6) / 2)."""
 NOT_ZERO = (2, 3, 7, 14, 21, 29, 37, 43, 49, 53, 56, 58)
 LARGER = (2, 2, 2, 4, 9, 16, 24, 32, 39, 45, 50, 54)
 """By spread, in 64ths: the first probability that a factor is not zero, and that it is larger than 1, 2, 3 …"""

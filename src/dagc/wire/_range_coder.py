@@ -9,13 +9,11 @@ from typing import Any
 
 from dagc._numba import compiled, kernel
 
-__all__ = ["FIRST", "READ", "WRITE", "build", "code", "finish"]
+__all__ = ["READ", "WRITE", "build", "code", "finish"]
 
 READ, WRITE = 0, 1
 """What to do with each decision."""
 TOP, BYTE, WORD = 0xFF000000, 0xFF, 0xFFFFFFFF
-FIRST = (0, WORD, 0, 0)
-"""The state of a writer at the beginning."""
 
 build: Any = kernel if compiled() else lambda function: function
 
@@ -46,7 +44,10 @@ def code(mode, data, coder, bit, chance):
 
 @build
 def finish(mode, data, coder):
-    """Write or read the fewest bytes after which anything may follow: how many bytes there are then, -1 if wrong."""
+    """Write or read the fewest bytes after which anything may follow.
+
+    Returns how many bytes there are then, which may be more than `data` has room for; -1 if they are not what was read.
+    """
     low, high, done, _ = coder
     for count in range(5):
         rest = (1 << 8 * (4 - count)) - 1
@@ -60,5 +61,5 @@ def finish(mode, data, coder):
                     elif data[done] != byte:
                         return -1
                 done += 1
-            return done if done <= len(data) else -1
+            return done
     return -1
