@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from research import parts
 from research.forms import FORMS, carried, computed, needed
 from research.measured import in_markdown
 from research.origin import source_commit
@@ -147,6 +148,7 @@ def main() -> None:
     parser.add_argument("--forms", default=",".join([*FORMS, COMPUTED]))
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    parts.load()
     if options.table:
         for table in ENERGIES.values():
             heads, rows, source = table(records(options.records))

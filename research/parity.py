@@ -15,6 +15,7 @@ from typing import Any
 
 from dagc.text import count, in_bytes
 from dagc.training import Config, iterate
+from research import parts
 from research.measured import in_markdown
 from research.parts import load as load_parts
 
@@ -269,6 +270,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
+    parts.load()
     if given.table:
         heads, rows, source = full_table(records(given.records))
         print(in_markdown(heads, rows), source, sep="\n\n")
