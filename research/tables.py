@@ -6,25 +6,16 @@ A document has a table between two markers, the first of which says what is in i
     <!-- begin: table measured NAME -->
     <!-- begin: table others NAME -->
     <!-- begin: table parity NAME -->
-<<<<<<< HEAD
-    <!-- begin: table outside NAME -->
-=======
     <!-- begin: table energy NAME -->
     <!-- begin: table equal NAME -->
->>>>>>> main
+    <!-- begin: table outside NAME -->
     <!-- begin: table kept COMMIT -->
     <!-- end: table -->
 
 KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `python -m research reproduce`; NAME is a table that a
-<<<<<<< HEAD
-benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of the `TABLES` of
-`research.parity` or `research.outside`. Nothing in such a table is typed by hand, and a test fails if it is not what
-the records say.
-=======
 benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of
-`research.parity.TABLES`, `research.energy.ENERGIES` or `research.equal_bytes.EQUAL`. Nothing in such a table is typed
-by hand, and a test fails if it is not what the records say.
->>>>>>> main
+`research.parity.TABLES`, `research.energy.ENERGIES`, `research.equal_bytes.EQUAL` or `research.outside.TABLES`. Nothing
+in such a table is typed by hand, and a test fails if it is not what the records say.
 A kept table was made by an earlier version, whose formats are gone: that commit can make it again, this one cannot.
 """
 
@@ -37,12 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from dagc.errors import DagcError, InvalidInput, unknown
-<<<<<<< HEAD
-from dagc.report.numbers import on_shared_seeds
-from research import outside, parity
-=======
-from research import energy, equal_bytes, parity
->>>>>>> main
+from research import energy, equal_bytes, outside, parity
 from research.cells import choose
 from research.energy_figure import write_energy
 from research.judged import on_shared_seeds
@@ -58,19 +44,14 @@ __all__ = ["KINDS", "Shown", "rewritten", "shown", "table"]
 
 MARKED = re.compile(r"(<!-- begin: table ([^\n]*?) -->\n)(.*?)(<!-- end: table -->)", re.DOTALL)
 MEASURED, COMPARED, KEPT = "measured", "others", "kept"
-<<<<<<< HEAD
-CURVES = {"parity": parity.TABLES, "outside": outside.TABLES}
-"""Kinds of tables that no experiment makes: a benchmark's, one of other people's code, an old one, and those of a file
-of trainings, without compression and with it."""
-=======
 """Kinds of tables that no experiment makes: a benchmark's, one of other people's code, an old one."""
 ROWS: dict[str, tuple[str, Mapping[str, Callable[[Any], tuple[list[str], list[list[str]], str]]]]] = {
     "parity": ("parity.jsonl", parity.TABLES),
     "energy": ("energy.jsonl", energy.ENERGIES),
     "equal": ("equal-bytes.jsonl", equal_bytes.EQUAL),
+    "outside": ("outside.jsonl", outside.TABLES),
 }
 """Kinds of tables that are made of rows: their record, and the tables by name."""
->>>>>>> main
 
 
 def table(words: str, store: Store) -> str:
@@ -80,12 +61,8 @@ def table(words: str, store: Store) -> str:
         InvalidInput: There is no such table, or no record for it.
     """
     kind, experiment, *rest = words.split() if len(words.split()) > 1 else [words, ""]
-<<<<<<< HEAD
-    named = {MEASURED: _measured, COMPARED: _others, **{each: partial(_trainings, each) for each in CURVES}}
-=======
     named: dict[str, Callable[[str, Store], str]] = {MEASURED: _measured, COMPARED: _others}
     named |= {name: partial(_of_rows, name) for name in ROWS}
->>>>>>> main
     if kind in named:
         if not experiment or rest:
             raise InvalidInput(f"table {words!r}: write {kind} NAME")
@@ -120,21 +97,12 @@ def _others(name: str, store: Store) -> str:
     return _in_full(*compared(name, store.folder))
 
 
-<<<<<<< HEAD
-def _trainings(kind: str, name: str, store: Store) -> str:
-    """A table of trainings with and without compression, at equal rounds."""
-    made = CURVES[kind]
-    if name not in made:
-        raise unknown(f"table of {kind}", name, made)
-    return _in_full(*made[name](parity.records(store.folder / f"{kind}.jsonl")))
-=======
 def _of_rows(kind: str, name: str, store: Store) -> str:
     """A table of the rows of one record."""
     file, made = ROWS[kind]
     if name not in made:
         raise unknown(f"table of {kind}", name, made)
     return _in_full(*made[name](parity.records(store.folder / file)))
->>>>>>> main
 
 
 def _in_full(heads: list[str], rows: list[list[str]], source: str) -> str:

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import logging
 import sys
 import tomllib
 from pathlib import Path
@@ -267,3 +268,10 @@ def test_records_are_complete_or_refused():
     with pytest.raises(MalformedPayload, match="another version"):
         Answer.read({})
     assert issubclass(MalformedPayload, DagcError)
+
+
+@pytest.mark.parametrize(("settings", "named"), [({}, True), ({"ratio": 0.02}, False)])
+def test_the_log_names_the_budget_that_nobody_has_set(caplog, settings, named):
+    with caplog.at_level(logging.INFO, "dagc.flower"):
+        start(DataAware(fed_avg(), **settings), LocalGrid(client_app(), NODES), 1)
+    assert ("by default 65 bytes per node and round" in caplog.text) == named
