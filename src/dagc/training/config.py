@@ -92,7 +92,7 @@ class Config(Plan):
     """
 
     task: str = _data(
-        "mlp@digits", "MODEL@DATA, e.g. cnn@cifar-10; DATA may be a path to your own", "text", parse=_task
+        "mlp@digits", "MODEL@DATA, e.g. mlp@digits; DATA may be a path to your own", "text", parse=_task
     )
     threshold_units: str = _budget(
         "update",
