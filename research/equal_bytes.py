@@ -29,6 +29,7 @@ from research import parts
 from research.measured import in_markdown
 from research.parity import TASKS as PARITY
 from research.parity import TITLES, records
+from research.parts import load as load_parts
 
 __all__ = ["EQUAL", "FORMS", "TASKS", "configured", "end_table", "levels_alone"]
 
@@ -161,6 +162,7 @@ def main() -> None:
         print(in_markdown(heads, rows), source, sep="\n\n")
         return
     os.nice(10)
+    load_parts()
     keys = [
         (task, form, float(budget), options.momentum, int(seed))
         for seed in options.seeds.split(",")

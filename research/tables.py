@@ -6,15 +6,15 @@ A document has a table between two markers, the first of which says what is in i
     <!-- begin: table measured NAME -->
     <!-- begin: table others NAME -->
     <!-- begin: table parity NAME -->
-    <!-- begin: table outside NAME -->
     <!-- begin: table energy NAME -->
     <!-- begin: table equal NAME -->
+    <!-- begin: table outside NAME -->
     <!-- begin: table kept COMMIT -->
     <!-- end: table -->
 
 KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `python -m research reproduce`; NAME is a table that a
 benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of
-`research.parity.TABLES`, `research.outside.TABLES`, `research.energy.ENERGIES` or `research.equal_bytes.EQUAL`. Nothing
+`research.parity.TABLES`, `research.energy.ENERGIES`, `research.equal_bytes.EQUAL` or `research.outside.TABLES`. Nothing
 in such a table is typed by hand, and a test fails if it is not what the records say.
 A kept table was made by an earlier version, whose formats are gone: that commit can make it again, this one cannot.
 """
@@ -47,9 +47,9 @@ MEASURED, COMPARED, KEPT = "measured", "others", "kept"
 """Kinds of tables that no experiment makes: a benchmark's, one of other people's code, an old one."""
 ROWS: dict[str, tuple[str, Mapping[str, Callable[[Any], tuple[list[str], list[list[str]], str]]]]] = {
     "parity": ("parity.jsonl", parity.TABLES),
-    "outside": ("outside.jsonl", outside.TABLES),
     "energy": ("energy.jsonl", energy.ENERGIES),
     "equal": ("equal-bytes.jsonl", equal_bytes.EQUAL),
+    "outside": ("outside.jsonl", outside.TABLES),
 }
 """Kinds of tables that are made of rows: their record, and the tables by name."""
 
