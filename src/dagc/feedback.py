@@ -201,10 +201,9 @@ class ErrorFeedback:
 
         The residual is only read: it is unchanged, bit for bit, if the sum turns out not to be finite.
         """
-        add_and_select = getattr(self.compressor, "add_and_select", None)
-        if add_and_select is not None:
-            sparse: Sparse = add_and_select(parts, parameter, seed, self._residual, out)
-            return sparse
+        if getattr(self.compressor, "adds", False):
+            select: Callable[..., Sparse] = self.compressor
+            return select(parts, parameter, seed=seed, residual=self._residual, out=out)
         torch.add(self._residual, flat(parts), out=out)
         refuse_non_finite(out)
         sparse = self.compressor(out, parameter, seed=seed)
