@@ -17,12 +17,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import dagc
-from dagc import VALUE_CODECS, BudgetWarning, Config, InvalidInput
+from dagc import BudgetWarning, Config, InvalidInput
 from dagc.cli import app, main
-from dagc.cli.options import CODECS, FRAME_KINDS
 from dagc.cli.progress import progress_of
 from dagc.policies import POLICIES
-from dagc.policies.plan import FRAMES
 from dagc.training import Federation
 
 
@@ -88,16 +86,6 @@ def test_help_lists_every_method_in_a_line(command):
         assert any(line.startswith(f"{name} {POLICIES[name].about}"[:60]) for line in lines), name
 
 
-@pytest.mark.parametrize("command", ["run", "compare"])
-def test_help_lists_every_codec_and_kind_of_frames_in_a_line(command):
-    said = " ".join(run(command, "--help").output.split())
-    for name in VALUE_CODECS:
-        assert f"{name} {CODECS[name]}" in said
-    assert list(FRAME_KINDS) == list(FRAMES)
-    for name in FRAMES:
-        assert f"{name} {FRAME_KINDS[name]}" in said
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -114,7 +102,6 @@ def test_help_lists_every_codec_and_kind_of_frames_in_a_line(command):
         (["run", "mlp@digits", "--ratio", "0.1", "--network", "constnt"], "did you mean 'constant'"),
         (["run", "mlp@digits", "--ratio", "much"], "ratio is 'much': it must be a number above 0 and at most 1"),
         (["run", "own@digits", "--ratio", "0.1"], "pass your own model in Python, dagc.train(config, model=…)"),
-        (["data", "get", "digit"], "did you mean 'digits'"),
         (["report", "no/such/folder"], "there is no folder"),
         (["run", "mlp@digits", "--method", "fedavg"], "there is no method 'fedavg': it is called none"),
         (["run", "mlp@digits", "--method", "FedAdam"], "it is called none with the optimizer Adam"),

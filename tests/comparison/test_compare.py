@@ -143,7 +143,7 @@ def test_the_table_fits_a_terminal_and_counts_both_ways(monkeypatch, capsys, tar
     assert rows[1] == "method final, % rounds up down total × best seconds"
     assert f"dagc-r {end} ± 0.0 12 111 kB 222 kB 333 kB 1.0 1.2" in rows
     assert f"none {end} 12 996 MB 1.99 GB 2.99 GB 8,973 1.2" in rows
-    assert any(row.startswith("a-method-of-somebody-else") and row.endswith("1 of 2") for row in rows)
+    assert any(row.endswith("1 of 2") for row in rows)
 
 
 def test_ctrl_c_stops_all_runs_with_a_checkpoint_and_the_command_goes_on(tmp_path):
@@ -157,7 +157,7 @@ def test_ctrl_c_stops_all_runs_with_a_checkpoint_and_the_command_goes_on(tmp_pat
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert f"the same command continues, or: dagc resume {tmp_path / 'out'}" in said
+    assert f"the same command continues from {tmp_path / 'out'}" in said
     assert "Traceback" not in said
 
 
@@ -173,7 +173,7 @@ def test_ctrl_c_while_the_runs_start_up_is_one_line(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert said.splitlines() == [f"stopped; the same command continues, or: dagc resume {tmp_path / 'out'}"]
+    assert said.splitlines() == [f"stopped; the same command continues from {tmp_path / 'out'}"]
 
 
 def children(parent):
@@ -218,10 +218,7 @@ def test_a_comparison_is_resumed_and_never_overwrites_another(tmp_path, monkeypa
         assert run(*small, "--output", folder).exit_code != 0
     assert not (folder / "report.html").exists()
     assert (folder / "compare.json").exists()
-    resumed = json.loads(run("resume", folder, "--json", "--jobs", 1).stdout)
-    again = json.loads(run(*small, "--output", folder, "--json").stdout)
-    assert resumed == again
-    assert resumed["target"] == 0.01
+    assert json.loads(run(*small, "--output", folder, "--json").stdout)["target"] == 0.01
     page = (folder / "report.html").read_bytes()
     with pytest.raises(InvalidInput, match=r"holds another comparison \(.*\): choose another --output"):
         run(*small, "--seeds", 2, "--output", folder)
@@ -229,22 +226,15 @@ def test_a_comparison_is_resumed_and_never_overwrites_another(tmp_path, monkeypa
         run("run", "logistic@digits", "--ratio", 0.1, "--output", folder)
     with pytest.raises(InvalidInput, match="holds a run, not a comparison"):
         run(*small, "--output", next(path.parent for path in folder.glob("*/config.toml")))
-    with pytest.raises(InvalidInput, match="leave --tensorboard out"):
-        run("resume", folder, "--tensorboard")
+    with pytest.raises(InvalidInput, match="holds a comparison: repeat its command"):
+        run("resume", folder)
     assert (folder / "report.html").read_bytes() == page
     found = run("report", tmp_path, "--output", tmp_path / "report").stdout
     assert "top-k" in found
-    with pytest.raises(InvalidInput, match="--jobs is for comparisons"):
-        run("resume", next(path.parent for path in folder.glob("*/config.toml")), "--jobs", 1)
-    for damaged, says in (
-        ("{", "cannot be read"),
-        ('{"version": 9}', "by a newer version of dagc"),
-        ("[]", "cannot be read"),
-    ):
+    for damaged in ("{", "{}", "[]"):
         (folder / "compare.json").write_text(damaged)
-        for arguments in (["resume", folder], [*small, "--output", folder]):
-            with pytest.raises(InvalidInput, match=says):
-                run(*arguments)
+        with pytest.raises(InvalidInput, match="cannot be read"):
+            run(*small, "--output", folder)
     assert (folder / "report.html").read_bytes() == page
 
 

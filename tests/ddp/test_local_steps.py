@@ -7,13 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from dagc import InvalidInput
 from dagc.ddp import LocalSteps, local_steps
 from dagc.protocol import Plan
 from dagc.training import Config, Federation
-from tests.ddp.scripts import EXAMPLES, alike, around, as_rank, counting, good, one_step, sgd, small, weights
+from tests.ddp.scripts import EXAMPLES, alike, around, as_rank, counting, good, one_step, sgd, small, trained, weights
 
 # The same training as in the local engine
 
@@ -23,15 +22,10 @@ def as_engine(config, options):
     plan, (model, examples, batch) = config.plan(), as_rank(config)
     local = LocalSteps(
         model, plan=plan.replaced(first_model="sent"), examples=examples, steps=config.local_steps,
-        rounds=config.rounds, **options,
+        rounds=config.rounds, **{"momentum": 0, **options},
     )  # fmt: skip
-    optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     models, payload = [], 0
-    for step in range(config.rounds * config.local_steps):
-        x, y = batch(step)
-        optimiser.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimiser.step()
+    for _ in trained(model, config, batch, config.rounds * config.local_steps):
         exchanged = local.step()
         if exchanged is not None:
             assert plan.step_ahead or torch.equal(weights(model), local.shared)
@@ -55,7 +49,7 @@ def as_engine(config, options):
         (4, {"method": "accordion", "ratio": 0.01}, {}),
         (4, {"method": "random-k", "ratio": 0.05, "values": "int8"}, {}),
         (4, {"method": "dagc-a", "threshold": 0.01, "values": "int8"}, {}),
-        (4, {"method": "dagc", "down": "lossless", "first_model": "drawn"}, {"momentum": 0.9}),
+        (4, {"method": "dagc", "bytes": 300, "down": "lossless", "first_model": "drawn"}, {"momentum": 0.9}),
         (4, {"method": "thrifty", "down": "lossless", "first_model": "drawn"}, {}),
         (4, {"ratio": 0.01, "step_ahead": 1.0, "clip": 0.5}, {"outer_rate": 0.5, "momentum": 0.5}),
         (2, {"method": "none"}, {"momentum": 0.9}),
@@ -173,6 +167,43 @@ def test_the_outer_optimiser_is_plain_or_nesterov(two, rate, momentum):
         velocity = momentum * velocity + mean
         vector = vector - rate * (mean + momentum * velocity)
         assert torch.allclose(answers[0][0][number + 1], vector, rtol=1e-5, atol=1e-6)
+
+
+def momentum_of(options):
+    """The momentum, and whether there is a vector for it."""
+    local = LocalSteps(small(), examples=1, **options)
+    return local.momentum, local._replica.velocity is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "momentum"),
+    [
+        ({}, 0.5),
+        ({"method": "none"}, 0.5),
+        ({"ratio": 0.05}, 0.5),
+        ({"bytes": 40}, 0.0),
+        ({"method": "thrifty"}, 0.0),
+        ({"method": "dagc-r", "ratio": 0.1}, 0.0),
+        ({"momentum": 0}, 0.0),
+        ({"bytes": 40, "momentum": 0.9}, 0.9),
+    ],
+)
+def test_momentum_is_on_where_messages_carry_most_of_the_change(two, options, momentum):
+    assert good(two.run(momentum_of, options)) == [(momentum, momentum > 0)] * 2
+
+
+def test_the_default_budget_is_four_times_that_of_a_round(two):
+    for payload, momentum in good(two.run(default_exchange)):
+        assert 2 * 78 < payload <= 4 * 78  # of 785 parameters
+        assert momentum == 0.5
+
+
+def default_exchange():
+    """The bytes of the first exchange without a setting."""
+    model = small()
+    local = LocalSteps(model, examples=1, steps=1)
+    one_step(model, sgd(model), 0)
+    return local.step().payload, local.momentum
 
 
 def without_data(examples):

@@ -32,13 +32,13 @@ from dagc.errors import DagcError, InvalidInput, MalformedPayload
 from dagc.flower import DataAware, compress, compress_with
 from dagc.flower import node as node_files
 from dagc.flower.layout import Layout
-from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD, VERSION, Answer, record_of
 from dagc.folder import read_metrics
 from dagc.models import build
 from dagc.policies import POLICIES, Plan
 from dagc.state import dump_state, save_state
 from dagc.training import Config, Federation
+from tests.helpers.local_grid import LocalGrid
 
 NODES = 4
 
@@ -605,6 +605,13 @@ def test_the_log_is_under_dagc_and_once_among_flowers_own_lines(caplog):
     said = [record for record in caplog.records if "dagc: round 1: 4 of 4 nodes" in record.getMessage()]
     assert [record.name for record in said] == ["dagc.flower"] * 2
     assert [record for record in theirs if record in said] == said[:1]  # the second time, Flower was to be quiet
+
+
+@pytest.mark.parametrize(("settings", "named"), [({}, True), ({"ratio": 0.02}, False)])
+def test_the_log_names_the_budget_that_nobody_has_set(caplog, settings, named):
+    with caplog.at_level(logging.INFO, "dagc.flower"):
+        start(DataAware(fed_avg(), **settings), LocalGrid(client_app(), NODES), 1)
+    assert ("by default 65 bytes per node and round" in caplog.text) == named
 
 
 @pytest.mark.parametrize("kind", RUBBISH)

@@ -106,8 +106,8 @@ def test_tables_say_what_the_record_says(rows):
         "MLP, Fashion-MNIST, server, round 1",
     ]
     assert energy.computed_table(rows)[1] == [
-        ["MLP, Fashion-MNIST", "16 ×", "0.600", "0.975", "0.975", "0.990"],
-        ["", "64 ×", "0.600", "0.500", "0.500", "0.995"],
+        ["MLP, Fashion-MNIST", "16 ×", "0.600", "0.975", "0.975", "0.990", "2"],
+        ["", "64 ×", "0.600", "0.500", "0.500", "0.995", "2"],
     ]
 
 

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import os
-import shlex
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,12 +19,10 @@ from dagc.files import failure, write_atomically
 from dagc.report import comparison, panels_of, read_run, write_report
 from dagc.training import Config, Federation, ToTarget
 
-__all__ = ["COMPARISON", "Question", "compare", "compare_as", "read_question"]
+__all__ = ["COMPARISON", "compare"]
 
 COMPARISON = "compare.json"
-"""The file in a comparison's folder that says what was asked."""
-VERSION = 1
-"""The version of that file."""
+"""The file in a comparison's folder that says which one it is."""
 
 
 @with_flags("method", "seed", lists=SWEPT)
@@ -53,73 +49,47 @@ def compare(
 
     Example: dagc compare mlp@digits --local-steps 20 --rounds 100 --target 0.9
     """
+    ToTarget(target)  # refuses impossible targets
     values = passed({"task": task, **flags}, SWEPT)
     settings = {"task": Config.default("task"), **settings_of(values, config)}
     settings = {name: value for name, value in settings.items() if name not in ("method", "seed")}
-    compare_as(Question(settings, split_methods(methods), seeds, target, command_line()), output, jobs, as_json)
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a comparison was asked. It is stored in its folder, so that it can be resumed and recognized."""
-
-    settings: dict[str, Any]
-    methods: list[str]
-    seeds: int
-    target: float | None
-    command: str
-
-
-def read_question(folder: Path) -> tuple[str, Question]:
-    """The key of the comparison in a folder, and what was asked."""
-    file = folder / COMPARISON
-    try:
-        stored = json.loads(file.read_bytes())
-        newer = stored.pop("version") > VERSION
-        key, question = stored.pop("key"), None if newer else Question(**stored)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise InvalidInput(f"{file} cannot be read ({error!r}): choose another folder") from error
-    if question is None:
-        raise InvalidInput(f"{file} was written by a newer version of dagc: update dagc to read it")
-    return key, question
-
-
-def compare_as(question: Question, output: Path | None, jobs: int | None, as_json: bool) -> None:
-    """Run what is missing, and report it."""
-    ToTarget(question.target)  # refuses impossible targets
-    lines = comparison_fields(question.settings, question.methods)
+    lines = comparison_fields(settings, split_methods(methods))
     for fields in lines:  # refuse what cannot work before any work
         Federation(Config(**fields))
-    configs = [Config(**{**fields, "seed": seed}) for fields in lines for seed in range(question.seeds)]
-    key = hashlib.sha256(" ".join(config.key() for config in configs).encode()).hexdigest()[:8]
-    task = question.settings["task"]
-    folder = output or Path("runs") / f"compare-{Path(task).name if '/' in task else task}-{key}"
-    _claim(folder, key, question)
+    configs = [Config(**{**fields, "seed": seed}) for fields in lines for seed in range(seeds)]
+    key = hashlib.sha256(" ".join(each.key() for each in configs).encode()).hexdigest()[:8]
+    name = str(settings["task"])
+    folder = output or Path("runs") / f"compare-{Path(name).name if '/' in name else name}-{key}"
+    _claim(folder, key)
+    names = [f"{each.method}, seed {each.seed}" for each in configs]
     try:
-        names = [f"{config.method}, seed {config.seed}" for config in configs]
-        with progress_of(names, [config.rounds for config in configs]) as show:
+        with progress_of(names, [each.rounds for each in configs]) as show:
             paths = run_all(configs, folder, jobs or os.cpu_count() or 1, show)
     except KeyboardInterrupt:
-        say(f"stopped; the same command continues, or: dagc resume {shlex.quote(str(folder))}")
+        say(f"stopped; the same command continues from {folder}")
         raise
-    (panel,) = panels_of(map(read_run, paths), () if question.target is None else (question.target,))
-    page = write_report([panel], folder, panel.title, question.command)
+    (panel,) = panels_of(map(read_run, paths), () if target is None else (target,))
+    page = write_report([panel], folder, panel.title, command_line())
     if as_json:
         print(json.dumps(comparison(panel)))
     else:
         print_panels([panel], f"page: {page}; runs: {folder}")
 
 
-def _claim(folder: Path, key: str, question: Question) -> None:
-    """Store the question in the folder. One that holds something else is refused."""
+def _claim(folder: Path, key: str) -> None:
+    """Write down which comparison the folder holds. One that holds something else is refused."""
+    file = folder / COMPARISON
     if (folder / "config.toml").exists():
         raise InvalidInput(f"{folder} holds a run, not a comparison: choose another --output")
-    if (folder / COMPARISON).exists():
-        other_key, other = read_question(folder)
-        if other_key != key:
-            raise InvalidInput(f"{folder} holds another comparison ({other.command}): choose another --output")
     try:
-        with write_atomically(folder / COMPARISON) as file:
-            file.write(json.dumps({"version": VERSION, "key": key, **asdict(question)}, indent=1).encode())
+        held = json.loads(file.read_bytes()) if file.exists() else {"key": key}
+        ours, command = held["key"] == key, held.get("command")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InvalidInput(f"{file} cannot be read ({error!r}): choose another --output") from error
+    if not ours:
+        raise InvalidInput(f"{folder} holds another comparison ({command}): choose another --output")
+    try:
+        with write_atomically(file) as opened:
+            opened.write(json.dumps({"key": key, "command": command_line()}).encode())
     except OSError as error:
         raise InvalidInput(f"the comparison cannot be written to {folder}: {failure(error)}") from error

@@ -13,7 +13,6 @@ from dagc.errors import InvalidInput
 from dagc.folder import read_settings
 from dagc.policies import POLICIES
 from dagc.training import Config
-from dagc.wire import VALUE_CODECS
 
 __all__ = ["AsJson", "ConfigFile", "Jobs", "passed", "settings_of", "with_flags"]
 
@@ -25,19 +24,6 @@ GROUPS = ("Budget", "Method", "Data", "Training", "Network", "Bounds", "Run")
 """The order in which `--help` shows the groups of settings."""
 OBJECTS = {name: each.example for name, each in Config.schema().items() if each.kind in ("numbers", "options")}
 """Settings that hold names and values are JSON on the command line; an example of each."""
-
-CODECS = {
-    "fp32": "exact, 4 bytes each",
-    "int8": "1 byte each, and one scale per 256 values",
-    "sign": "1 bit each, and one magnitude for all",
-}
-"""A line about each built-in value codec."""
-FRAME_KINDS = {
-    "compact": "without a memory of earlier ones",
-    "coded": "both sides remember earlier frames: about a third smaller",
-    "auto": "coded up to 262,144 entries if numba is installed, else compact",
-}
-"""A line about each kind of frames."""
 
 
 def with_flags(*left_out: str, lists: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -54,22 +40,12 @@ def with_flags(*left_out: str, lists: Collection[str] = ()) -> Callable[[Callabl
         parameters += [_flag(name) for name in sorted(names, key=lambda name: groups.index(schema[name].group))]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
-        codecs = {name: CODECS.get(name, "from a plugin") for name in VALUE_CODECS}
-        lines = [
-            _lines("Methods (--method):", {name: spec.about for name, spec in POLICIES.items()}),
-            _lines("Value codecs (--values):", codecs | {"auto": "sign, int8 or fp32, depending on the budget"}),
-            _lines("Frames (--frames):", FRAME_KINDS),
-        ]
-        command.__doc__ = "\n\n".join([inspect.cleandoc(command.__doc__ or ""), *lines])
+        lines = [fill(f"  {name:15} {spec.about}", 78, subsequent_indent=" " * 18) for name, spec in POLICIES.items()]
+        methods = "\n".join(["\b", "Methods (--method):", *lines])  # the backspace keeps Typer from joining them
+        command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{methods}"
         return command
 
     return extend
-
-
-def _lines(title: str, names: Mapping[str, str]) -> str:
-    """A line for every name. The backspace keeps Typer from joining the lines."""
-    lines = [fill(f"  {name:15} {about}", 78, subsequent_indent=" " * 18) for name, about in names.items()]
-    return "\n".join(["\b", title, *lines])
 
 
 def _flag(name: str) -> inspect.Parameter:

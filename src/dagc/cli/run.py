@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dagc.cli.compare import COMPARISON, compare_as, read_question
-from dagc.cli.options import AsJson, ConfigFile, Jobs, passed, settings_of, with_flags
+from dagc.cli.compare import COMPARISON
+from dagc.cli.options import AsJson, ConfigFile, passed, settings_of, with_flags
 from dagc.cli.progress import is_narrow, progress_of
 from dagc.cli.terminal import say
 from dagc.comparison import stopping
@@ -57,26 +57,17 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of an unfinished run or comparison.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of an unfinished run.")],
     as_json: AsJson = False,
     tensorboard: Tensors = False,
     csv: Csv = False,
     target: Target = None,
-    jobs: Jobs = None,
 ) -> None:
-    """Continue a run or a comparison from its last checkpoints. The result is the same, bit for bit."""
+    """Continue a run from its last checkpoint. The result is the same, bit for bit."""
     if (folder / COMPARISON).exists():
-        for name, value in (("--tensorboard", tensorboard), ("--csv", csv), ("--target", target is not None)):
-            if value:
-                raise InvalidInput(f"{folder} holds a comparison, but {name} is for runs: leave {name} out")
-        compare_as(read_question(folder)[1], folder, jobs, as_json)
-        return
-    if jobs is not None:
-        raise InvalidInput(f"{folder} does not hold a comparison, but --jobs is for comparisons: leave --jobs out")
+        raise InvalidInput(f"{folder} holds a comparison: repeat its command to continue it")
     if not (folder / "config.toml").exists():
-        raise InvalidInput(
-            f"{folder} is not the folder of a run (it has no config.toml) or of a comparison (it has no {COMPARISON})"
-        )
+        raise InvalidInput(f"{folder} is not the folder of a run: it has no config.toml")
     settings = read_settings(folder)
     if "engine" in settings:
         raise InvalidInput(f"{folder} holds a run of {settings['engine']}: start its own app again to continue it")

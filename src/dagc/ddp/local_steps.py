@@ -57,7 +57,8 @@ class LocalSteps:
         steps: Local steps between two exchanges; more, where a rate per hour does not allow the next one yet.
         seconds: Instead of `steps`, as many as the slowest rank takes in this time; the first time there are `steps`.
         outer_rate: How far the shared model goes along what was sent; 1 is all of it.
-        momentum: Nesterov's momentum of the shared model; 0 for none.
+        momentum: Nesterov's momentum of the shared model; 0 for none. If not given, it is 0.5 without compression and
+            with the default budget of the method `dagc` or a larger one, else 0.
         overlap: Train on while the exchange is on its way. What it brings is used one exchange later.
         local: Patterns of names (`head.*`) of parameters that are not exchanged.
         rounds: How many exchanges the training has, for a rate per training.
@@ -105,7 +106,7 @@ class LocalSteps:
         steps: int = 30,
         seconds: float | None = None,
         outer_rate: float = 1.0,
-        momentum: float = 0.0,
+        momentum: float | None = None,
         overlap: bool = False,
         local: Sequence[str] = (),
         rounds: int | None = None,
@@ -114,11 +115,12 @@ class LocalSteps:
         allow_missing: bool = False,
         **settings: Any,
     ) -> None:
-        self.steps, self.seconds, self.outer_rate, self.momentum = steps, seconds, outer_rate, momentum
+        self.steps, self.seconds, self.outer_rate = steps, seconds, outer_rate
         numbers = {"steps": steps, "seconds": seconds, "outer_rate": outer_rate, "momentum": momentum}
         same = {**numbers, "overlap": overlap, "allow_missing": allow_missing}
         began = begin(model, local, examples, plan, settings, rounds, same, timeout, resume)
         self._replica, self.uplink, self.server = began.replica, began.uplink, began.server
+        self.momentum = began.momentum
         self._exchange, self.examples, self._about = began.exchange, began.examples, began.about
         self.resumed, self.missing, self.downloaded = began.resumed, began.missing, began.downloaded
         self._start, self._checksum = began.start, began.checksum

@@ -1,8 +1,7 @@
 """The start of local steps: the ranks agree, and continue from states or begin with rank 0's model."""
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,17 +17,22 @@ from dagc.ddp.replica import Replica
 from dagc.ddp.resume import Choice, candidates, check_content, send_model_to_newcomers
 from dagc.ddp.trees import to_arrays
 from dagc.errors import DagcError, InvalidInput
+from dagc.policies.defaults import level_bytes, local_steps_bytes
 from dagc.protocol import Plan, Server, Uplink
+from dagc.settings import Setting
 
-__all__ = ["Start", "begin", "same_checksums"]
+__all__ = ["Start", "begin", "same_checksums", "usual_momentum"]
 
-NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "steps": (lambda value: isinstance(value, int) and value >= 1, "an integer of at least 1"),
-    "seconds": (lambda value: value is None or 0 < value < math.inf, "a number above 0"),
-    "outer_rate": (lambda value: 0 < value < math.inf, "a number above 0"),
-    "momentum": (lambda value: 0 <= value < 1, "a number from 0 to below 1"),
+NUMBERS = {
+    "steps": Setting("integer", "", least=1),
+    "seconds": Setting("number", "", above=0),
+    "outer_rate": Setting("number", "", above=0),
+    "momentum": Setting("number", "", least=0, below=1),
+    "timeout": Setting("number", "", above=0, below=1e9, note="a number of seconds above 0"),
 }
 """What may be given for the numbers of local steps."""
+MOMENTUM = 0.5
+"""A rank's gradients are noisier than their mean, and AdamW goes less far with them: momentum makes up for it."""
 
 
 @dataclass
@@ -36,6 +40,7 @@ class Start:
     """What `LocalSteps` begins with; see its attributes.
 
     Attributes:
+        momentum: Of the shared model.
         begun: Where the local steps of the state began; None if this rank does not continue them.
         due: The steps until the first exchange; 0 for the usual number.
         seconds: Rank 0's time at the last exchange.
@@ -50,6 +55,7 @@ class Start:
     exchange: Exchange
     examples: list[int]
     start: list[int]
+    momentum: float = 0.0
     resumed: bool = False
     downloaded: bool = False
     missing: Sequence[int] = ()
@@ -80,21 +86,24 @@ def begin(
     talk, start, arguments = Exchange(group, torch.device("cpu"), "exchange"), None, {}
     error: Exception | None = None
     try:
-        if not _is_time(timeout):
-            raise InvalidInput(f"timeout is {timeout!r:.100}: it must be a number of seconds above 0")
-        _check_numbers(same)
+        for name, value in {**same, "timeout": timeout}.items():
+            if name in NUMBERS and (value is not None or name not in ("seconds", "timeout", "momentum")):
+                NUMBERS[name].number(name, value)
         plan = make_plan(plan, settings, talk.world, local_steps=True)
         start = _prepare(Replica(model, local), plan, rounds, Exchange(group, talk.device, "exchange"))
         examples = check_examples(examples)
+        start.momentum = usual_momentum(start.server.plan, start.uplink.size)
+        if same["momentum"] is not None:
+            start.momentum = same["momentum"]
         dtypes = [str(parameter.dtype) for parameter in start.replica.parameters]
-        arguments = {**start.about, **same, "dtypes": dtypes}
+        arguments = {**start.about, **same, "momentum": start.momentum, "dtypes": dtypes}
     except Exception as reason:  # whatever it is, the other ranks must not wait for this one
         error = reason
     try:
         counts, drawn = agree(talk, examples, arguments, error)
         assert start is not None
         start.examples, start.start = counts, [drawn, 0, drawn]
-        if same["momentum"]:
+        if start.momentum:
             start.replica.velocity = torch.zeros_like(start.replica.shared)
         choices = candidates(talk, resume, counts, start.about, same["allow_missing"])
         if choices:
@@ -111,8 +120,22 @@ def begin(
     return start
 
 
+def usual_momentum(plan: Plan, size: int) -> float:
+    """The momentum of the shared model, if none is given: only where messages carry most of what ranks have moved.
+
+    Example:
+        >>> usual_momentum(Plan(ratio=0.1), 7850), usual_momentum(Plan(bytes=100), 7850)
+        (0.5, 0.0)
+    """
+    carried = plan.for_size(size).bytes if plan.method_spec.encodes else None
+    return MOMENTUM if plan.method == "none" or (carried is not None and carried >= level_bytes(size)) else 0.0
+
+
 def _prepare(replica: Replica, plan: Plan, rounds: int | None, exchange: Exchange) -> Start:
-    server = Server(plan, sum(replica.sizes), rounds, replica.shapes)
+    size = sum(replica.sizes)
+    if plan.method_spec.encodes and not plan.budgets_set:
+        plan = plan.replaced(bytes=local_steps_bytes(size))
+    server = Server(plan, size, rounds, replica.shapes)
     uplink = Uplink(server.plan.for_clients(), replica.shapes, replica.device)
     about = {**plan.as_dict(), "rounds": rounds, "sizes": replica.sizes}
     compile_ahead(plan, rounds)
@@ -222,27 +245,13 @@ def same_checksums(sums: Sequence[int], round: int) -> None:
 
 def _group(timeout: Any) -> dist.ProcessGroup:
     """A group of all ranks for payloads alone: it cannot interleave with the script's collectives."""
-    patience = timedelta(seconds=timeout) if timeout is not None and _is_time(timeout) else None
+    try:
+        patience = None if timeout is None else timedelta(seconds=NUMBERS["timeout"].number("timeout", timeout))
+    except InvalidInput:  # all ranks report it in a moment
+        patience = None
     try:
         group = dist.new_group(timeout=patience, backend="gloo")
     except RuntimeError as error:
         raise DagcError(f"the ranks cannot reach each other: {str(error).splitlines()[0]}") from error
     assert isinstance(group, dist.ProcessGroup), "this rank is in no group"
     return group
-
-
-def _is_time(timeout: Any) -> bool:
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    return timeout is None or (number and 0 < timeout < 1e9)
-
-
-def _check_numbers(arguments: Mapping[str, Any]) -> None:
-    """Refuse out-of-range arguments."""
-    for name, (is_valid, words) in NUMBERS.items():
-        value = arguments[name]
-        try:
-            valid = not isinstance(value, bool) and is_valid(value)
-        except TypeError:
-            valid = False
-        if not valid:
-            raise InvalidInput(f"{name} is {value!r:.100}: it must be {words}")

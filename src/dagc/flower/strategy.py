@@ -166,7 +166,11 @@ class DataAware(Strategy):
 
     def summary(self) -> None:
         """Log the plan, then what the inner strategy has to say."""
-        log.info("\t├──> dagc: %s", ", ".join(f"{name} {value}" for name, value in self.plan.changed().items()))
+        words = [f"{name} {value}" for name, value in self.plan.changed().items()]
+        usual = None if self._run is None else self._run.server.plan.bytes
+        if usual is not None and not self.plan.budgets_set:
+            words.append(f"by default {usual:,.0f} bytes per node and round")
+        log.info("\t├──> dagc: %s", ", ".join(words))
         self.strategy.summary()
 
     # Training

@@ -2,7 +2,7 @@
 
 import math
 
-__all__ = ["level_bytes", "usual_bytes"]
+__all__ = ["level_bytes", "local_steps_bytes", "usual_bytes"]
 
 
 def usual_bytes(size: int) -> float:
@@ -26,3 +26,15 @@ def level_bytes(size: int) -> float:
         (785.0, 9716.0)
     """
     return max(64.0, float(round(min(20 * math.sqrt(size), size / 10))))
+
+
+def local_steps_bytes(size: int) -> float:
+    """The default budget of an exchange after many local steps: four times that of a round of `dagc`.
+
+    Exchanges are rare, and the steps of AdamW change all parameters about equally, which takes more bytes to say.
+
+    Example:
+        >>> local_steps_bytes(7850), local_steps_bytes(236_000)
+        (3140.0, 38864.0)
+    """
+    return 4 * level_bytes(size)
