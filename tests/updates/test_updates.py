@@ -64,7 +64,7 @@ def test_a_frame_decodes_to_its_update_within_the_bytes(task):
     assert len(frame) <= most
     decoded = decode_update(frame, shapes, max_bytes=most, round=5)
     assert bits(decoded.dense()) == bits(update.dense())
-    assert decoded.entries == update.entries
+    assert len(decoded) == len(update)
     assert left(vector, update) <= float(vector.double().square().sum()) * (1 + 1e-6)
     assert update.energy == pytest.approx(float(update.dense().double().square().sum()), rel=1e-6)
     reference = decode_reference(frame, [(s,) if isinstance(s, int) else s for s in shapes], 5)
@@ -162,7 +162,7 @@ def test_an_update_may_be_nothing_but_entries():
     sparse = Sparse(6, [1, 4], [0.5, -2.0])
     update = Update.of(sparse)
     assert torch.equal(update.dense(), sparse.dense())
-    assert (update.entries, update.energy, update.norm()) == (2, 4.25, math.sqrt(4.25))
+    assert (len(update), update.energy, update.norm()) == (2, 4.25, math.sqrt(4.25))
     assert not torch.count_nonzero(Update.empty(6).dense())
 
 
