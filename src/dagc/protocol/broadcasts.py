@@ -11,13 +11,13 @@ from dagc.compressors import per_tensor, top_k
 from dagc.errors import MalformedPayload
 from dagc.policies import Plan
 from dagc.policies.defaults import FIRST_TIMES
-from dagc.protocol.messages import STAMPS, Download, sizes_of
+from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
 from dagc.state import flag, sequence, whole
 from dagc.updates import Update, encode_update
 from dagc.wire import Memory, encode, is_coded, quantise
-from dagc.wire.coder import Shapes
 from dagc.wire.frame import read_varint, varint
+from dagc.wire.shapes import Shapes, sizes_of
 
 __all__ = ["EntryBroadcasts", "Log", "best_broadcast", "broadcasts"]
 

@@ -20,7 +20,7 @@ from dagc.state import BLOCK, all_or_nothing, load_part, whole
 from dagc.state import checksum as rows_checksum
 from dagc.updates import encode_dense
 from dagc.wire import encode
-from dagc.wire.coder import Shapes
+from dagc.wire.shapes import Shapes
 
 __all__ = ["Downlink", "checksum"]
 

@@ -1,7 +1,6 @@
 """What server and clients exchange in a round: an order and a model on the way down, an upload on the way up."""
 
 from collections.abc import Callable
-from math import prod
 from typing import Any, NamedTuple, Self
 
 from dagc.compressors import COMPRESSORS
@@ -10,9 +9,8 @@ from dagc.feedback import is_clip
 from dagc.sparse import MAX_SIZE, Sparse
 from dagc.state import is_count
 from dagc.updates import Update
-from dagc.wire.coder import Shapes
 
-__all__ = ["BEST", "BUFFERS", "MOST_ROUNDS", "STAMPS", "Download", "Order", "Upload", "sizes_of"]
+__all__ = ["BEST", "BUFFERS", "MOST_ROUNDS", "STAMPS", "Download", "Order", "Upload"]
 
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
 """Names of buffers. A running variance sent in parts would turn negative, and the loss NaN."""
@@ -146,12 +144,6 @@ class Upload(NamedTuple):
     update: Sparse | Update
     frame: bytes
     norm: float | None = None
-
-
-def sizes_of(shapes: Shapes) -> list[int]:
-    """The number of entries in each tensor that is not empty."""
-    sizes = [shape if isinstance(shape, int) else prod(shape) for shape in shapes]
-    return [size for size in sizes if size]
 
 
 def _is_amount(value: Any, compressor: str) -> bool:

@@ -19,7 +19,7 @@ from dagc.protocol.receiver import Receiver
 from dagc.protocol.roster import Member, Roster
 from dagc.protocol.total import aggregate_updates
 from dagc.state import all_or_nothing, whole
-from dagc.wire.coder import Shapes
+from dagc.wire.shapes import Shapes
 
 __all__ = ["ModelServer", "Server"]
 

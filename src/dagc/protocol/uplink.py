@@ -17,13 +17,13 @@ from dagc.errors import unknown
 from dagc.feedback import ErrorFeedback
 from dagc.policies import ClientPlan
 from dagc.policies.rate import finite
-from dagc.protocol.growth import EVERY, Growth
-from dagc.protocol.messages import BEST, STAMPS, Order, Upload, sizes_of
+from dagc.protocol.growth import EVERY, Growth, norms_of
+from dagc.protocol.messages import BEST, STAMPS, Order, Upload
 from dagc.sparse import Sparse
 from dagc.state import all_or_nothing, flag, whole
 from dagc.updates import Update, decode_update, encode_update
 from dagc.wire import Memory, encode, is_coded
-from dagc.wire.coder import Shapes
+from dagc.wire.shapes import Shapes, sizes_of
 
 __all__ = ["Uplink"]
 
@@ -281,7 +281,7 @@ def vector_norm(parts: Iterable[torch.Tensor]) -> float:
     total = 0.0
     parts = [part.detach() for part in parts]
     if parts and not parts[0].is_cpu:
-        return float(torch.linalg.vector_norm(_norms(parts).double()))
+        return float(torch.linalg.vector_norm(norms_of(parts).double()))
     for part in parts:
         numbers = part.float() if part.dtype == torch.bfloat16 else part  # numpy has no bfloat16
         total += _squares(numbers.numpy().reshape(-1))
@@ -300,9 +300,4 @@ def _squares(numbers: NDArray[Any]) -> float:
 
 
 def _reported_norm(parts: Sequence[torch.Tensor]) -> float:
-    return float(torch.linalg.vector_norm(_norms(parts)))
-
-
-def _norms(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The norm of each part, in float32 without a copy in it."""
-    return torch.stack([torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts])
+    return float(torch.linalg.vector_norm(norms_of(parts)))
