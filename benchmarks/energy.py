@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from dagc.data import data_folder
 from dagc.errors import MissingData
 from dagc.training import Config, Federation
 from dagc.updates import decode_update, encode_dense, encode_update
+from research.parts import load as load_parts
 
 CNN: dict[str, Any] = {"task": "cnn@cifar-10", "learning_rate": 0.05, "local_steps": 10}
 
@@ -57,7 +59,7 @@ def times(record: bool) -> None:
     for size in (11, 100):
         vector, squares = large(size * 1024)
         target = torch.zeros_like(vector)
-        add = seconds(lambda vector=vector, target=target: target.add_(vector), 5)
+        add = seconds(partial(target.add_, vector), 5)
         rows.append(timed(f"{size} M, 48 ×", vector, squares, 48, add, "an add"))
         frame, _ = encode_dense(vector, squares, 8)
         dense = (lambda v=vector, s=squares: encode_dense(v, s, 8), lambda f=frame, s=squares: decode_update(f, s))
@@ -86,6 +88,7 @@ if __name__ == "__main__":
     parser.add_argument("what", nargs="?", default="time", choices=("time",))
     options = parser.parse_args()
     torch.set_num_threads(1)
+    load_parts()
     try:
         times(options.record)
     except MissingData as error:

@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.tables import arguments, show
 from dagc.flower import DataAware, compress
-from dagc.flower.local import LocalGrid
+from tests.helpers.local_grid import LocalGrid
 
 NODES = 5
 BATCH = 32

@@ -26,7 +26,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from benchmarks.tables import arguments, show
-from dagc.flower.local import LocalGrid
+from tests.helpers.local_grid import LocalGrid
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

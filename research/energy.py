@@ -16,9 +16,12 @@ from typing import Any
 
 import torch
 
+from research import parts
 from research.forms import FORMS, carried, computed, needed
 from research.measured import in_markdown
+from research.origin import source_commit
 from research.parity import records
+from research.parts import load as load_parts
 from research.real_updates import TASKS, Real, kept
 
 __all__ = ["BUDGETS", "ENERGIES", "MODELS", "SHOWN", "shares"]
@@ -45,6 +48,7 @@ Table = tuple[list[str], list[list[str]], str]
 def measured(model: str, real: Real, form: str) -> dict[str, Any]:
     """A row of the record."""
     row: dict[str, Any] = {"model": model, "what": real.what, "form": form, "size": len(real.vector)}
+    row["commit"] = source_commit()
     if form != COMPUTED:
         ways = carried(form, real.vector, real.shapes, BUDGETS)
         return row | {"carried": [[b, round(w.share, 4), w.bytes] for b, w in zip(BUDGETS, ways, strict=True)]}
@@ -81,7 +85,7 @@ def mean_table(rows: Rows) -> Table:
             if any(found):
                 body.append([name, f"{budget} ×", *_best(each and statistics.mean(each) for each in found)])
                 name = ""
-    return ["", "bytes", *SHOWN], body, _source("Mean of six vectors; the largest share is bold")
+    return ["", "bytes", *SHOWN], body, _source(rows, "Mean of six vectors; the largest share is bold")
 
 
 def vector_table(rows: Rows) -> Table:
@@ -91,7 +95,7 @@ def vector_table(rows: Rows) -> Table:
         for what in dict.fromkeys(row["what"] for row in rows if row["model"] == model):
             found = [shares(rows, model, form, 16, what) for form in SHOWN]
             body.append([f"{name}, {what}", *_best(each and each[0] for each in found)])
-    return ["16 ×", *SHOWN], body, _source("The largest share is bold")
+    return ["16 ×", *SHOWN], body, _source(rows, "The largest share is bold")
 
 
 def computed_table(rows: Rows) -> Table:
@@ -114,7 +118,7 @@ def computed_table(rows: Rows) -> Table:
                 cells = [f"{value:.3f}" for value in (carry, statistics.mean(ratios), max(ratios))]
                 body.append([name, f"{budget} ×", *cells, f"{statistics.mean(full):.3f}", str(len(each))])
                 name = ""
-    return heads, body, _source("The bytes allowed are those of the second column")
+    return heads, body, _source(rows, "The bytes allowed are those of the second column")
 
 
 ENERGIES: dict[str, Callable[[Rows], Table]] = {"mean": mean_table, "vectors": vector_table, "computed": computed_table}
@@ -128,8 +132,10 @@ def _best(values: Any) -> list[str]:
     return [f"**{text}**" if text == most else text for text in texts]
 
 
-def _source(note: str) -> str:
-    return f"Record: `results/energy.jsonl`. {note}. Bytes in multiples of ½√d."
+def _source(rows: Rows, note: str) -> str:
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows if row.get("commit")))
+    made = f", commit {commits}" if commits else ""
+    return f"Record: `results/energy.jsonl`{made}. {note}. Bytes in multiples of ½√d."
 
 
 def main() -> None:
@@ -142,12 +148,14 @@ def main() -> None:
     parser.add_argument("--forms", default=",".join([*FORMS, COMPUTED]))
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    parts.load()
     if options.table:
         for table in ENERGIES.values():
             heads, rows, source = table(records(options.records))
             print(in_markdown(heads, rows), source, sep="\n\n", end="\n\n")
         return
     os.nice(10)
+    load_parts()
     torch.set_num_threads(1)
     for model, form in missing(options.records, options.models.split(","), options.forms.split(",")):
         done = {row["what"] for row in records(options.records) if (row["model"], row["form"]) == (model, form)}

@@ -25,9 +25,11 @@ from dagc.models import build, parameter_count
 from dagc.protocol import downlink, uplink
 from dagc.training import Config, iterate
 from dagc.updates import encode_update
+from research import parts
 from research.measured import in_markdown
 from research.parity import TASKS as PARITY
 from research.parity import TITLES, records
+from research.parts import load as load_parts
 
 __all__ = ["EQUAL", "FORMS", "TASKS", "configured", "end_table", "levels_alone"]
 
@@ -154,11 +156,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="fewer, to try it; then nothing is recorded")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    parts.load()
     if options.table:
         heads, rows, source = end_table(records(options.records))
         print(in_markdown(heads, rows), source, sep="\n\n")
         return
     os.nice(10)
+    load_parts()
     keys = [
         (task, form, float(budget), options.momentum, int(seed))
         for seed in options.seeds.split(",")

@@ -15,7 +15,9 @@ from typing import Any
 
 from dagc.text import count, in_bytes
 from dagc.training import Config, iterate
+from research import parts
 from research.measured import in_markdown
+from research.parts import load as load_parts
 
 __all__ = ["METHODS", "TABLES", "TASKS", "records"]
 
@@ -268,11 +270,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
+    parts.load()
     if given.table:
         heads, rows, source = full_table(records(given.records))
         print(in_markdown(heads, rows), source, sep="\n\n")
         return
     os.nice(10)
+    load_parts()
     tasks = given.tasks.split(";") if ";" in given.tasks or given.tasks in TASKS else list(TASKS)
     for task, method, seed in missing(given.records, tasks, given.methods.split(";"), range(given.seeds)):
         record = curve(task, method, seed, given.data)

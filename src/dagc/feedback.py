@@ -1,6 +1,6 @@
 """Error feedback around any compressor: a client keeps what it does not send, and adds it to its next gradient."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from dagc.compressors._vector import flat, refuse_non_finite, removed, tensors
 from dagc.draws import draw, scramble
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
+from dagc.updates import Update
 from dagc.wire import quantise
 from dagc.wire.values import value_codec
 
@@ -146,12 +147,31 @@ class ErrorFeedback:
         self.steps += 1
         return sparse
 
-    def total(self, gradient: Gradient) -> torch.Tensor:
-        """Residual + gradient, a new vector. If it is not finite, `NonFiniteGradient` is raised."""
+    def encode(
+        self, gradient: Gradient, encoder: Callable[[torch.Tensor], tuple[bytes, Update]], *, forget: bool = False
+    ) -> tuple[bytes, Update]:
+        """Add a gradient to the residual, encode the sum, and keep what the frame does not carry.
+
+        Args:
+            gradient: As for `step`. If it is refused, nothing changes.
+            encoder: From a vector to a frame and what that decodes to.
+            forget: Encode the gradient alone and keep nothing: for a client that is not expected back soon.
+        """
+        parts = self._parts(gradient)
         out = self._empty()
-        torch.add(self._residual, flat(self._parts(gradient)), out=out)
+        if forget:
+            out.copy_(flat(parts))
+        else:
+            torch.add(self._residual, flat(parts), out=out)
         refuse_non_finite(out)
-        return out
+        frame, update = encoder(out)
+        if forget:
+            out.zero_()
+        else:
+            update.subtract_from(out)
+        self._residual = out
+        self.steps += 1
+        return frame, update
 
     def _bounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """The values as sent: scaled down until, as the server will read them, they are within `clip`."""
@@ -200,15 +220,10 @@ class ErrorFeedback:
     def _places(self, sparse: Sparse) -> torch.Tensor:
         return torch.from_numpy(sparse.indices).to(self._residual.device)
 
-    def unsend(self, sparse: Sparse) -> None:
+    def unsend(self, update: Sparse | Update) -> None:
         """Put an upload that the server did not accept back into the residual, so that it is sent again later."""
-        if sparse.size != self.size:
-            raise InvalidInput(
-                f"the upload is from a vector of {sparse.size} entries, this error feedback is for {self.size}"
-            )
-        sparse.checked()
         residual = self._empty().copy_(self._residual)
-        residual[self._places(sparse)] += torch.from_numpy(sparse.values).to(residual.device)
+        update.add_to(residual)
         self._residual = residual
 
     def state_dict(self) -> dict[str, NDArray[Any]]:

@@ -105,9 +105,10 @@ class Setting:
             if self.words or not isinstance(value, str):
                 raise self._wrong(name, value)
             return value
-        return self._in_limits(name, self.from_text(value) if isinstance(value, str) else value)
+        return self.number(name, self.from_text(value) if isinstance(value, str) else value)
 
-    def _in_limits(self, name: str, value: Any) -> int | float:
+    def number(self, name: str, value: Any) -> int | float:
+        """A number in its plain form, if it is one and within the limits; a text is none."""
         number = _plain(value) if _is_number(value) else math.nan
         right = (
             (-math.inf < number < math.inf or (self.infinite and number == math.inf))

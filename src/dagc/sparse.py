@@ -102,6 +102,21 @@ class Sparse:
             raise InvalidInput(f"the indices of the entries do not ascend from 0 to {self.size - 1}")
         return self
 
+    def add_to(self, vector: torch.Tensor, weight: float = 1.0) -> None:
+        """Add weight · entries to a vector on any device: each is multiplied in float32, then added in float32."""
+        if len(vector) != self.size:
+            raise InvalidInput(f"part of a vector of {self.size} entries cannot be added to one of {len(vector)}")
+        self.checked()
+        values = self.values if weight == 1 else self.values * np.float32(weight)
+        if vector.is_cpu:
+            vector.numpy()[self.indices] += values
+        else:
+            vector[torch.from_numpy(self.indices).to(vector.device)] += torch.from_numpy(values).to(vector.device)
+
+    def norm(self) -> float:
+        """The length of the vector."""
+        return float(np.linalg.norm(self.values.astype(np.float64)))
+
     def __len__(self) -> int:
         """The number of entries."""
         return len(self.indices)

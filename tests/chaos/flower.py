@@ -22,12 +22,12 @@ from dagc import errors
 from dagc.checkpoint import checkpoints
 from dagc.errors import CheckpointError, DagcError, InvalidInput, TooFewNodes
 from dagc.flower import DataAware, compress
-from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD, TRAIN, record_of
 from dagc.flower.node import STATE_VARIABLE, read_node, state_path
 from dagc.protocol import Order, Upload
 from dagc.state import load_state, save_state
 from tests.chaos.faults import Broken, Faults, Killed
+from tests.helpers.local_grid import LocalGrid
 
 __all__ = ["break_flower"]
 

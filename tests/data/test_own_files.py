@@ -58,7 +58,7 @@ def test_npz_with_its_own_test_set_and_bytes(tmp_path: Path) -> None:
         ({"x": np.where(X > 3, np.nan, X)}, "holds NaN or infinity"),
         ({"x": X.astype(float) * 1e300}, "holds NaN or infinity"),
         ({"x": np.array([object()] * 40), "y": Y}, "plain arrays"),
-        ({"client": CLIENT[:4]}, r"client has shape \(4,\)"),
+        ({"client": CLIENT[:4]}, r"client is <U4 of shape \(4,\)"),
         ({"x_test": X[:4]}, "only one of x_test and y_test"),
         ({"x_test": X[:4, :2], "y_test": Y[:4]}, "different shapes"),
     ],

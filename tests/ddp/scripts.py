@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import dagc.ddp
@@ -40,6 +41,17 @@ def as_rank(config):
     batches = Batches(data, partition, config.batch_size, config.seed)
     model = build(config.model, data, seed=config.seed)
     return model, int(partition.sizes[rank]), lambda step: batches.batch(rank, step)
+
+
+def trained(model, config, batch, count):
+    """Train with plain SGD; yields after every step."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
+    for step in range(count):
+        x, y = batch(step)
+        optimiser.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimiser.step()
+        yield step
 
 
 def wrapped(module=None, seed=0, **options):

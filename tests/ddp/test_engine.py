@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import dagc.ddp
 from dagc.training import Config, Federation
-from tests.ddp.scripts import as_rank, good
+from tests.ddp.scripts import as_rank, good, trained
 from tests.helpers.plans import BOUNDED, CLIPPED, plans
 
 
@@ -18,14 +17,7 @@ def as_engine(settings, fields):
     model = DDP(module, bucket_cap_mb=0.01)
     plan = config.plan().replaced(first_model="sent", down="lossless", step_ahead=settings.get("step_ahead", 0.0))
     hook = dagc.ddp.register(model, plan=plan, examples=examples, rounds=config.rounds)
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
-    sent = 0
-    for step in range(config.rounds):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
-        sent += hook.last.payload
+    sent = sum(hook.last.payload for _ in trained(model, config, batch, config.rounds))
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     return weights, hook.uplink.feedback.residual, sent
 
@@ -72,13 +64,8 @@ def with_local_steps(settings, fields):
     local = dagc.ddp.LocalSteps(
         model, plan=plan, examples=examples, steps=config.local_steps, rounds=config.rounds, momentum=0
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     sent = 0
-    for step in range(config.rounds * config.local_steps):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
+    for _ in trained(model, config, batch, config.rounds * config.local_steps):
         exchanged = local.step()
         sent += 0 if exchanged is None else exchanged.payload
     return local.shared, local.uplink.feedback.residual, sent

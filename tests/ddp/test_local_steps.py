@@ -7,13 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from dagc import InvalidInput
 from dagc.ddp import LocalSteps, local_steps
 from dagc.protocol import Plan
 from dagc.training import Config, Federation
-from tests.ddp.scripts import EXAMPLES, alike, around, as_rank, counting, good, one_step, sgd, small, weights
+from tests.ddp.scripts import EXAMPLES, alike, around, as_rank, counting, good, one_step, sgd, small, trained, weights
 
 # The same training as in the local engine
 
@@ -25,13 +24,8 @@ def as_engine(config, options):
         model, plan=plan.replaced(first_model="sent"), examples=examples, steps=config.local_steps,
         rounds=config.rounds, **{"momentum": 0, **options},
     )  # fmt: skip
-    optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     models, payload = [], 0
-    for step in range(config.rounds * config.local_steps):
-        x, y = batch(step)
-        optimiser.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimiser.step()
+    for _ in trained(model, config, batch, config.rounds * config.local_steps):
         exchanged = local.step()
         if exchanged is not None:
             assert plan.step_ahead or torch.equal(weights(model), local.shared)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from dagc import InvalidInput, MalformedPayload, OutOfSync, decode
 from dagc.policies import Plan
 from dagc.protocol import Downlink, ModelServer, Replica
-from dagc.protocol.downlink import broadcasts, checksum
+from dagc.protocol.broadcasts import broadcasts
+from dagc.protocol.downlink import checksum
 from dagc.training import Config, Federation
 from tests.protocol.runs import ACTIONS, Run
 
@@ -160,7 +161,7 @@ def test_who_was_away_gets_the_cheapest_and_the_log_is_no_larger_than_the_model(
     downlink = Downlink(Plan(method="top-k", bytes=60, values="sign", frames="compact"), np.zeros(SIZE, np.float32))
     for t in range(120):
         downlink.advance(steps(downlink, t), t)
-    assert len(downlink.state_dict()["log"]) <= 4 * SIZE
+    assert len(downlink.state_dict()["budgeted"]["log"]["frames"]) <= 4 * SIZE
     one, ten, hundred, new = (downlink.since(downlink.version - missed) for missed in (1, 10, 100, 121))
     assert (one.steps, ten.steps) == (1, 10)
     assert len(one.frame) <= 60

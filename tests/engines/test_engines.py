@@ -15,10 +15,10 @@ from flwr.serverapp.strategy import FedAvg
 from dagc import Plan
 from dagc.data import Batches, load, make_partition
 from dagc.flower import DataAware, compress
-from dagc.flower.local import LocalGrid
 from dagc.flower.node import read_node
 from dagc.models import build
 from dagc.training import Config, Federation, read_metrics
+from tests.helpers.local_grid import LocalGrid
 from tests.helpers.plans import BOUNDED, CLIPPED, plans
 
 ROUNDS = 11

@@ -12,11 +12,11 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYog
 
 from dagc import BudgetWarning
 from dagc.flower import DataAware
-from dagc.flower.local import LocalGrid
 from dagc.policies import Plan
 from dagc.protocol import ModelServer
 from dagc.training import Config, Federation
 from tests.flower.test_flower import NODES, client_app, start
+from tests.helpers.local_grid import LocalGrid
 
 ROUNDS = 8
 SHARE = 0.4

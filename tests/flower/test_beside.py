@@ -35,12 +35,12 @@ from flwr.serverapp.strategy import (
 import dagc
 from dagc.errors import InvalidInput, OutsideBound, TooFewNodes
 from dagc.flower import DataAware, compress
-from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD
 from dagc.folder import read_metrics
 from dagc.protocol import ModelServer, Plan, Uplink
 from dagc.wire import VALUE_CODECS
 from tests.flower.test_flower import NODES, WithBatchNorm, client_app, fed_avg, flat, kept_by, start, states
+from tests.helpers.local_grid import LocalGrid
 
 __all__ = ["states"]
 

@@ -32,13 +32,13 @@ from dagc.errors import DagcError, InvalidInput, MalformedPayload
 from dagc.flower import DataAware, compress, compress_with
 from dagc.flower import node as node_files
 from dagc.flower.layout import Layout
-from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD, VERSION, Answer, record_of
 from dagc.folder import read_metrics
 from dagc.models import build
 from dagc.policies import POLICIES, Plan
 from dagc.state import dump_state, save_state
 from dagc.training import Config, Federation
+from tests.helpers.local_grid import LocalGrid
 
 NODES = 4
 

@@ -19,9 +19,9 @@ pytest.importorskip("peft", reason="examples/flower-lora needs transformers and 
 
 from flwr.app import ArrayRecord, Context, RecordDict
 
-from dagc.flower.local import LocalGrid
 from dagc.folder import read_metrics
 from tests.flower.superlink import Lab
+from tests.helpers.local_grid import LocalGrid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000), pytest.mark.filterwarnings("default")]
 APP = Path(__file__).parents[2] / "examples" / "flower-lora"

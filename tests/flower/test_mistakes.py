@@ -12,11 +12,11 @@ from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic
 
 from dagc.errors import InvalidInput, TooFewNodes
 from dagc.flower import DataAware, compress, compress_with
-from dagc.flower.local import LocalGrid
 from dagc.flower.messages import RECORD
 from dagc.folder import read_metrics
 from dagc.protocol import Plan
 from tests.flower.test_flower import NODES, client_app, fed_avg, flat, start, states, task
+from tests.helpers.local_grid import LocalGrid
 
 __all__ = ["states"]
 

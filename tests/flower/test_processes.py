@@ -19,9 +19,9 @@ if not Path("/proc").exists():
 from flwr.app import Context, RecordDict
 
 from dagc.flower import node as node_files
-from dagc.flower.local import LocalGrid
 from dagc.folder import read_metrics
 from tests.flower.superlink import Lab, node_key, wait_for
+from tests.helpers.local_grid import LocalGrid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 APP = Path(__file__).parents[2] / "examples" / "flower" / "after"

@@ -44,7 +44,7 @@ def test_memories_agree_or_start_again_and_nothing_is_lost_whatever_goes_wrong(p
 
 def broadcast(server):
     """What the server remembers of its broadcasts."""
-    return plain(server.downlink.state_dict()["memory"])
+    return plain(server.downlink.state_dict()["budgeted"]["entries"]["memory"])
 
 
 def warm(plan="same"):

@@ -1,5 +1,6 @@
 """Read `.npz` files of plain arrays, whoever made them."""
 
+import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -27,22 +28,25 @@ UNREADABLE = (
 def read_npz(path: Path) -> tuple[Samples, Samples | None]:
     """The samples of a file with `x`, `y` and, optionally, `client`, `x_test`, `y_test`."""
     arrays = _open(path)
+    missing = [name for name in ("x", "y") if name not in arrays]
+    if missing:
+        raise DataError(f"{path} has no array {missing[0]!r}, only {', '.join(arrays) or 'others'}; save x and y")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path} has only one of x_test and y_test; give both or none")
     train = _samples(path, "x", arrays["x"], arrays["y"])
     test = _samples(path, "x_test", arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
     client = arrays.get("client")
-    if client is not None:
-        if client.shape != train.y.shape:
-            raise DataError(f"{path}: client has shape {client.shape} for {len(train.y)} samples; give one per sample")
-        if client.dtype.kind not in "iubU":
-            raise DataError(f"{path}: client is of type {client.dtype}; whole numbers or text are needed")
-        owner, clients = numbered(client.tolist())
-        train = train._replace(owner=owner, clients=clients)
-    return train, test
+    if client is None:
+        return train, test
+    if client.shape != train.y.shape or client.dtype.kind not in "iubU":
+        kind = f"{client.dtype} of shape {client.shape}"
+        raise DataError(f"{path}: client is {kind}; give a whole number or a text for each of {len(train.y)} samples")
+    owner, clients = numbered(client.tolist())
+    return train._replace(owner=owner, clients=clients), test
 
 
 def _open(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of known names."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
@@ -54,13 +58,9 @@ def _open(path: Path) -> dict[str, NDArray[Any]]:
                     _check_header(file, member.file_size)
                 with archive.open(member) as file:
                     arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+            return arrays
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as .npz of plain arrays ({error!s:.300})") from None
-    for name in ("x", "y"):
-        if name not in arrays:
-            known = ", ".join(members)[:200] or "nothing"
-            raise DataError(f"{path} has no array {name!r}, only {known}; save x and y")
-    return arrays
 
 
 def _check_header(file: IO[bytes], size: int) -> None:
@@ -70,12 +70,9 @@ def _check_header(file: IO[bytes], size: int) -> None:
         raise ValueError(f"version {version} of .npy is unknown")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, kind = read(file)
-    count = 1
-    for length in shape:
-        count *= int(length)
     if kind.hasobject:
         raise ValueError("an array holds Python objects")
-    if count * kind.itemsize > size:
+    if math.prod(shape) * kind.itemsize > size:
         raise ValueError(f"an array of shape {shape!s:.100} is announced in {size:,} bytes")
 
 

@@ -10,24 +10,22 @@ from logging import getLogger
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 
 from dagc.ddp.exchange import Exchange, Packet
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, OutsideBound, unknown
 from dagc.protocol import Plan, Server, Uplink, Upload
+from dagc.settings import Setting
 
 __all__ = ["agree", "check_examples", "check_packets", "compile_ahead", "make_plan", "read_all"]
 
 log = getLogger("dagc.ddp")
+EXAMPLES = Setting("integer", "", least=0, below=1 << 53, note="an integer, 0 or more")
 
 
 def check_examples(examples: Any) -> int:
     """A number of examples as an integer; `InvalidInput` if it is none."""
-    valid = isinstance(examples, int | np.integer) and not isinstance(examples, bool) and 0 <= examples < 1 << 53
-    if not valid:
-        raise InvalidInput(f"examples is {examples!r:.100}: it must be an integer, 0 or more")
-    return int(examples)
+    return int(EXAMPLES.number("examples", examples))
 
 
 def agree(

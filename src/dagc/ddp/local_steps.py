@@ -25,7 +25,6 @@ from dagc.ddp.start import begin, same_checksums
 from dagc.ddp.trees import to_tensors
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.protocol import Plan, Upload
-from dagc.updates import Update
 
 __all__ = ["LocalSteps"]
 
@@ -262,8 +261,7 @@ class LocalSteps:
             if self._sender is not None:
                 at = at.clone()  # the shared model moves while this rank trains
                 if pending is not None:
-                    update = pending if isinstance(pending, Update) else Update.of(pending)
-                    update.add_to(at, -self.outer_rate)
+                    pending.add_to(at, -self.outer_rate)
             at = self.uplink.start(at, self.outer_rate)
         self._replica.begin(at)
         self._done, self._due, self._began = 0, self._next, perf_counter()

@@ -1,8 +1,7 @@
 """The start of local steps: the ranks agree, and continue from states or begin with rank 0's model."""
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,14 +19,16 @@ from dagc.ddp.trees import to_arrays
 from dagc.errors import DagcError, InvalidInput
 from dagc.policies.defaults import level_bytes, local_steps_bytes
 from dagc.protocol import Plan, Server, Uplink
+from dagc.settings import Setting
 
 __all__ = ["Start", "begin", "same_checksums", "usual_momentum"]
 
-NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "steps": (lambda value: isinstance(value, int) and value >= 1, "an integer of at least 1"),
-    "seconds": (lambda value: value is None or 0 < value < math.inf, "a number above 0"),
-    "outer_rate": (lambda value: 0 < value < math.inf, "a number above 0"),
-    "momentum": (lambda value: value is None or 0 <= value < 1, "a number from 0 to below 1"),
+NUMBERS = {
+    "steps": Setting("integer", "", least=1),
+    "seconds": Setting("number", "", above=0),
+    "outer_rate": Setting("number", "", above=0),
+    "momentum": Setting("number", "", least=0, below=1),
+    "timeout": Setting("number", "", above=0, below=1e9, note="a number of seconds above 0"),
 }
 """What may be given for the numbers of local steps."""
 MOMENTUM = 0.5
@@ -85,9 +86,9 @@ def begin(
     talk, start, arguments = Exchange(group, torch.device("cpu"), "exchange"), None, {}
     error: Exception | None = None
     try:
-        if not _is_time(timeout):
-            raise InvalidInput(f"timeout is {timeout!r:.100}: it must be a number of seconds above 0")
-        _check_numbers(same)
+        for name, value in {**same, "timeout": timeout}.items():
+            if name in NUMBERS and (value is not None or name not in ("seconds", "timeout", "momentum")):
+                NUMBERS[name].number(name, value)
         plan = make_plan(plan, settings, talk.world, local_steps=True)
         start = _prepare(Replica(model, local), plan, rounds, Exchange(group, talk.device, "exchange"))
         examples = check_examples(examples)
@@ -244,27 +245,13 @@ def same_checksums(sums: Sequence[int], round: int) -> None:
 
 def _group(timeout: Any) -> dist.ProcessGroup:
     """A group of all ranks for payloads alone: it cannot interleave with the script's collectives."""
-    patience = timedelta(seconds=timeout) if timeout is not None and _is_time(timeout) else None
+    try:
+        patience = None if timeout is None else timedelta(seconds=NUMBERS["timeout"].number("timeout", timeout))
+    except InvalidInput:  # all ranks report it in a moment
+        patience = None
     try:
         group = dist.new_group(timeout=patience, backend="gloo")
     except RuntimeError as error:
         raise DagcError(f"the ranks cannot reach each other: {str(error).splitlines()[0]}") from error
     assert isinstance(group, dist.ProcessGroup), "this rank is in no group"
     return group
-
-
-def _is_time(timeout: Any) -> bool:
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    return timeout is None or (number and 0 < timeout < 1e9)
-
-
-def _check_numbers(arguments: Mapping[str, Any]) -> None:
-    """Refuse out-of-range arguments."""
-    for name, (is_valid, words) in NUMBERS.items():
-        value = arguments[name]
-        try:
-            valid = not isinstance(value, bool) and is_valid(value)
-        except TypeError:
-            valid = False
-        if not valid:
-            raise InvalidInput(f"{name} is {value!r:.100}: it must be {words}")

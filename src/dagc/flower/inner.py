@@ -4,13 +4,19 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-from dagc.errors import InvalidInput, shown
+from dagc.errors import InvalidInput
 from dagc.flower.node import FILE_NAME
+from dagc.settings import Setting
 
 __all__ = ["InnerStrategy", "check_keywords"]
 
 OURS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary")
 """The methods of `DataAware` that a round goes through."""
+
+
+NODES = Setting("integer", "", least=0, note="a number of nodes, or 0 to never stop")
+PATIENCE = Setting("integer", "", least=1, note="a number of rounds from 1 on")
+BUDGET = Setting("number", "", above=0, note="a number of MB above 0")
 
 
 class InnerStrategy:
@@ -40,9 +46,7 @@ def check_keywords(run: Any, whole: Any, min_nodes: Any, patience: Any, budget_m
         raise InvalidInput(f"run is {run!r}: name it with letters, digits, '-', '_' and '.'")
     if isinstance(whole, str):
         raise InvalidInput(f"whole is {whole!r}: give a list of names or patterns, [{whole!r}]")
-    if isinstance(min_nodes, bool) or not isinstance(min_nodes, int) or min_nodes < 0:
-        raise InvalidInput(f"min_nodes is {shown(min_nodes)}: it must be a number of nodes, or 0 to never stop")
-    if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-        raise InvalidInput(f"patience is {shown(patience)}: it must be a number of rounds from 1 on")
-    if budget_mb is not None and not (isinstance(budget_mb, int | float) and 0 < budget_mb < float("inf")):
-        raise InvalidInput(f"budget_mb is {shown(budget_mb)}: it must be a number of MB above 0")
+    NODES.number("min_nodes", min_nodes)
+    PATIENCE.number("patience", patience)
+    if budget_mb is not None:
+        BUDGET.number("budget_mb", budget_mb)

@@ -4,27 +4,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.serverapp.strategy import (
-    Bulyan,
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    FedAdagrad,
-    FedAdam,
-    FedAvg,
-    FedAvgM,
-    FedMedian,
-    FedProx,
-    FedTrimmedAvg,
-    FedXgbBagging,
-    FedXgbCyclic,
-    FedYogi,
-    Krum,
-    MultiKrum,
-    QFedAvg,
-    Strategy,
-)
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
 
 from dagc.errors import InvalidInput, shown
 from dagc.policies import Plan
@@ -34,26 +15,26 @@ __all__ = [
     "load_strategy", "strategy_state",
 ]  # fmt: skip
 
-AVERAGING = {kind.aggregate_train for kind in (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)}
+AVERAGING = {
+    kind.aggregate_train for kind in (flower.FedAvg, flower.FedAvgM, flower.FedAdagrad, flower.FedAdam, flower.FedYogi)
+}
 """Strategies that look at nothing but the weighted mean of the replies."""
-BY_ENTRY, BY_NODE = (FedMedian, FedTrimmedAvg, Bulyan), (MultiKrum,)
+BY_ENTRY, BY_NODE = (flower.FedMedian, flower.FedTrimmedAvg, flower.Bulyan), (flower.MultiKrum,)
 """Strategies that compare what nodes send, entry by entry or as a whole; who sends nothing votes for no change."""
-CLIPPING = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
+CLIPPING = (flower.DifferentialPrivacyServerSideFixedClipping, flower.DifferentialPrivacyServerSideAdaptiveClipping)
 """Strategies that divide by the length of what each node sends."""
 LEAST_RATIO = 0.1
 """With 2 % of the entries from each of seven nodes a median learnt nothing, with 20 % it did, if slower."""
-ADAPTIVE = (FedAdam, FedYogi, FedAdagrad)
-MOMENTS, BOUND = ("m_t", "v_t"), ("clipping_norm",)
+ADAPTIVE = (flower.FedAdam, flower.FedYogi, flower.FedAdagrad)
 STATE: dict[type[Strategy], tuple[str, ...]] = {
-    **dict.fromkeys(ADAPTIVE, MOMENTS),
-    FedAvgM: ("momentum_vector",),
-    DifferentialPrivacyServerSideAdaptiveClipping: BOUND,
-    DifferentialPrivacyClientSideAdaptiveClipping: BOUND,
-    **dict.fromkeys((FedAvg, FedProx, QFedAvg, FedMedian, FedTrimmedAvg, Bulyan, Krum, MultiKrum), ()),
-    **dict.fromkeys(
-        (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping), ()
-    ),
-}  # fmt: skip
+    **dict.fromkeys(ADAPTIVE, ("m_t", "v_t")),
+    flower.FedAvgM: ("momentum_vector",),
+    flower.DifferentialPrivacyServerSideAdaptiveClipping: ("clipping_norm",),
+    flower.DifferentialPrivacyClientSideAdaptiveClipping: ("clipping_norm",),
+    **dict.fromkeys((flower.FedAvg, flower.FedProx, flower.QFedAvg, flower.Krum, *BY_ENTRY, *BY_NODE), ()),
+    flower.DifferentialPrivacyServerSideFixedClipping: (),
+    flower.DifferentialPrivacyClientSideFixedClipping: (),
+}
 """The attributes in which Flower's strategies keep something from round to round, besides the model."""
 
 
@@ -79,7 +60,7 @@ def check_kind(strategy: object) -> None:
             f"DataAware goes around a strategy of flwr.serverapp.strategy, not {shown(strategy)}: write "
             "DataAware(FedAvg())"
         )
-    if any(isinstance(each, FedXgbBagging | FedXgbCyclic) for each in chain_of(strategy)):
+    if any(isinstance(each, flower.FedXgbBagging | flower.FedXgbCyclic) for each in chain_of(strategy)):
         raise InvalidInput(f"{name} trains trees, which have no entries to compress: use it without DataAware")
 
 
@@ -101,7 +82,8 @@ def clips(strategy: object) -> bool:
 def has_momentum(strategy: object) -> bool:
     """Whether a step of it goes on from those before: FedAvgM, FedAdam and FedYogi, unless their momentum is 0."""
     return any(
-        (isinstance(each, FedAvgM) and each.server_momentum > 0) or (isinstance(each, ADAPTIVE) and each.beta_1 > 0)
+        (isinstance(each, flower.FedAvgM) and each.server_momentum > 0)
+        or (isinstance(each, ADAPTIVE) and each.beta_1 > 0)
         for each in chain_of(strategy)
     )
 

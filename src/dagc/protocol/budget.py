@@ -11,8 +11,11 @@ from dagc.protocol.messages import BEST, Order, Upload
 from dagc.protocol.roster import Member
 from dagc.state import all_or_nothing, load_part, sequence, whole
 from dagc.wire import payload_size
+from dagc.wire.frame import varint
 
-__all__ = ["Budget"]
+__all__ = ["Allowance", "Budget"]
+
+SERVER = "server"
 
 
 class Budget:
@@ -94,6 +97,50 @@ class Budget:
         self.reports = [_report(*fields) for fields in sequence(snapshot["reports"])]
         self.policy.load_state_dict(snapshot["policy"])
         load_part(self.account, snapshot["account"])
+
+
+class Allowance:
+    """How much the server may broadcast in each round, as the only client of its own plan.
+
+    Args:
+        plan: That plan, `Plan.downward`.
+        size: The number of entries of the model.
+        rounds: How many rounds the training has, for a rate per training.
+    """
+
+    def __init__(self, plan: Plan, size: int, rounds: int | None = None) -> None:
+        self._policy, self._account = plan.policy(size), plan.account(rounds)
+        self._turns = 0.0  # rounds that were not used, if the budget is not in bytes
+
+    def amount(self, round: int, share: float, seconds: float) -> int:
+        """How many entries or bytes there are for this part of a round's budget; 0 if there is none yet."""
+        allowance = None
+        if self._account is not None:
+            self._account.earn(share, seconds)
+            allowance = self._account.balance
+        else:
+            self._turns += share
+            if self._turns < 1 - 1e-9:
+                return 0
+            self._turns -= 1
+        (amount,) = self._policy.decide(Situation(round, [SERVER], {SERVER: 1.0}, (), allowance))
+        return int(amount)
+
+    def pay(self, length: int) -> None:
+        """Pay for a broadcast of this many bytes."""
+        if self._account is not None:
+            self._account.spend(length + len(varint(length)))  # several are sent together, each with its length
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state."""
+        account = None if self._account is None else self._account.state_dict()
+        return {"turns": self._turns, "policy": self._policy.state_dict(), "account": account}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self._turns = finite(state["turns"])
+        self._policy.load_state_dict(state["policy"])
+        load_part(self._account, state["account"])
 
 
 def _plain(amount: Any) -> Any:

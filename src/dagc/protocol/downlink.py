@@ -1,37 +1,32 @@
 """The downlink: like a client, the server sends the largest entries of what the clients do not have yet."""
 
 import zlib
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
-from math import prod
+from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dagc.compressors import per_tensor, top_k
-from dagc.errors import MalformedPayload
-from dagc.policies import Account, Plan, Situation
+from dagc.policies import Plan
 from dagc.policies.rate import finite
+from dagc.protocol.broadcasts import EntryBroadcasts, Log, best_broadcast
+from dagc.protocol.budget import Allowance
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
-from dagc.state import BLOCK, all_or_nothing, flag, load_part, sequence, whole
+from dagc.state import BLOCK, all_or_nothing, load_part, whole
 from dagc.state import checksum as rows_checksum
-from dagc.updates import encode_dense, encode_update
-from dagc.wire import Memory, encode, is_coded, quantise
+from dagc.updates import encode_dense
+from dagc.wire import encode
 from dagc.wire.coder import Shapes
-from dagc.wire.frame import read_varint, varint
 
-__all__ = ["Downlink", "broadcasts", "checksum", "sizes_of"]
+__all__ = ["Downlink", "checksum"]
 
 KEPT = 4
 """How many downloads are cached for clients with the same version; each may be as large as the model."""
-MOST_RAISED = 8
-"""A broadcast that must carry `least_carried` takes at most so many times the bytes it would have."""
 ROUNDED = 2
 """A visitor's model is off by at most so many times what the last round moved; with 4, training ends a little lower."""
-SERVER = "server"
 ROW = BLOCK // 4
 """Entries in a row of the table that `checksum` sums up."""
 
@@ -54,8 +49,7 @@ class Downlink:
     stays in x - y for later. That is error feedback, as on a client. Without a budget everything is sent, and y is x.
 
     A client that was away gets the cheapest of: the broadcasts it missed, the values of y that have changed since, all
-    of y, or the first model and all broadcasts. The log of broadcasts is never larger than the model, so memory does
-    not grow with clients.
+    of y, or the first model and all broadcasts.
 
     Args:
         plan: The server's own plan, `Plan.downward`; None to send everything.
@@ -80,6 +74,7 @@ class Downlink:
         >>> downlink.model[-4:], (downlink.target - downlink.model)[-4:]
         (array([ 0.,  0., 38., 39.], dtype=float32), array([36., 37.,  0.,  0.], dtype=float32))
         >>> from dagc.wire import decode
+        >>> from dagc.protocol.broadcasts import broadcasts
         >>> (_, frame), = broadcasts(downlink.since(0))
         >>> decode(frame, 40, round=1).values
         array([38., 39.], dtype=float32)
@@ -104,24 +99,13 @@ class Downlink:
             self.model = rounded.dense().numpy()
         self.target = self.model if plan is None else self.model.copy()
         self.changed = np.zeros(len(model), dtype=np.int32)
-        self._turns = 0.0  # unused rounds of a budget in entries
-        self._log: deque[bytes] = deque()
-        self._log_bytes = 0
-        self._checksum: int | None = None
-        self._visit: Download | None = None
         self.carried: float | None = None
         self.least_carried = 0.0
         self._moved = 0.0  # how far the last broadcast moved the model
-        self._kept: OrderedDict[int, Download] = OrderedDict()
-        self.account: Account | None = None
-        self._memory: Memory | None = None
-        self._restart = False  # whether a member with this version has skipped broadcasts
-        if plan is not None:
-            self._policy = plan.policy(len(model))
-            self._select = per_tensor(top_k, sizes_of(self._shapes)) if plan.per_tensor else top_k
-            self.account = plan.account(rounds)
-            if plan.frames == "coded":
-                self._memory = Memory(self._shapes, signs=plan.values == "sign")
+        self._log = Log(self.model.nbytes)
+        self._allowance = None if plan is None else Allowance(plan, len(model), rounds)
+        self._entries = None if plan is None or plan.method_spec.encodes else EntryBroadcasts(plan, self._shapes)
+        self._forget()
 
     def advance(
         self, model: NDArray[np.float32] | None, round: int = 0, share: float = 1.0, seconds: float = 0.0
@@ -134,21 +118,39 @@ class Downlink:
             share: The part of the budget for this round, `Plan.down_share`.
             seconds: Time since the start, for a rate per hour.
         """
-        if self.plan is None:
+        if self._allowance is None:
             if model is not None:
                 indices = np.flatnonzero(model.view(np.int32) != self.model.view(np.int32))  # 0.0 is not -0.0
                 self._set(indices, model[indices])
             return
         if model is not None:
             self.target[:] = model
-        amount = self._allowed(round, share, seconds)
-        if not amount:
-            return
-        difference = torch.from_numpy(self.target - self.model)
-        if self.plan.method_spec.encodes:
-            self._broadcast_best(difference, amount)
+        amount = self._allowance.amount(round, share, seconds)
+        if amount:
+            self._broadcast(torch.from_numpy(self.target - self.model), amount)
+
+    def _broadcast(self, difference: torch.Tensor, amount: int) -> None:
+        """Broadcast what is most worth this many bytes or entries."""
+        assert self._allowance is not None
+        stamp = (self.version + 1) % STAMPS
+        if self._entries is not None:
+            frame, update = self._entries.broadcast(difference, amount, stamp)
+            paid = len(frame)
         else:
-            self._broadcast_entries(difference, amount)
+            frame, update, carried = best_broadcast(difference, self._shapes, amount, stamp, self.least_carried)
+            paid = min(len(frame), amount)
+            if frame:
+                self.carried = carried
+        if not frame:
+            return
+        self._allowance.pay(paid)
+        self._log.add(frame)
+        self._changes()
+        update.add_to(torch.from_numpy(self.model))
+        self._moved = update.norm()
+        for start, length in update.spans():
+            self.changed[start : start + length] = self.version
+        self.changed[update.alone()[0]] = self.version
 
     def jump(self, model: NDArray[np.float32] | None) -> None:
         """Finish a round whose clients all visit: they get the model itself, rounded, so that nothing is broadcast."""
@@ -158,56 +160,24 @@ class Downlink:
         self.carried = None
         self.target[:] = model
         self._log.clear()
-        self._log_bytes = 0
         self._set(np.arange(len(model)), model)
 
-    def _broadcast_best(self, difference: torch.Tensor, amount: int) -> None:
-        """Broadcast what carries most of the difference within this many bytes."""
-        stamp, energy = (self.version + 1) % STAMPS, max(float(difference.double().square().sum()), 1e-300)
-        frame, update = encode_update(difference, self._shapes, amount, round=stamp)
-        if update.energy < self.least_carried * energy:
-            most, share = MOST_RAISED * amount, self.least_carried
-            frame, update = encode_update(difference, self._shapes, most, share=share, round=stamp)
-        if not frame:
-            return
-        self._keep(frame)
-        self._pay(min(len(frame), amount))
-        self.carried = update.energy / energy
-        model = torch.from_numpy(self.model)
+    def _set(self, indices: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+        if len(indices):
+            self._changes()
+            self.model[indices] = values
+            self.changed[indices] = self.version
+
+    def _changes(self) -> None:
+        """The model is about to change."""
         self.version += 1
-        update.add_to(model)
-        self._moved = update.norm()
-        for start, length in update.spans():
-            self.changed[start : start + length] = self.version
-        self.changed[update.alone()[0]] = self.version
         self._forget()
 
     def _forget(self) -> None:
-        """The model has changed: nothing computed from it is valid any more."""
-        self._checksum, self._visit = None, None
-        self._kept.clear()
-
-    def _broadcast_entries(self, difference: torch.Tensor, entries: int) -> None:
-        """Broadcast the largest entries of the difference."""
-        assert self.plan is not None
-        sparse = self._select(difference, entries)
-        if not len(sparse):
-            return
-        sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, self.plan.values))
-        self._remember(self._encode(sparse, self.plan))
-        self._set(sparse.indices, self.model[sparse.indices] + sparse.values)
-
-    def _encode(self, sparse: Sparse, plan: Plan) -> bytes:
-        """Encode a broadcast. Unless all clients remember the ones before it, it is coded as the first for all."""
-        memory = self._memory
-        if memory is not None and self._restart:
-            memory.reset()
-        self._restart = False
-        stamp = (self.version + 1) % STAMPS
-        frame = encode(sparse, plan.values, round=stamp, memory=memory)
-        if memory is not None and (is_coded(frame) or memory.frames):
-            memory.learn(sparse)
-        return frame
+        """Nothing that was computed from the model is valid any more."""
+        self._checksum: int | None = None
+        self._visit: Download | None = None
+        self._kept: OrderedDict[int, Download] = OrderedDict()
 
     def since(self, version: int) -> Download:
         """The download for a client with this version; -1 if it has none."""
@@ -224,56 +194,18 @@ class Downlink:
     def visit(self) -> Download:
         """The model for a client that comes rarely: rounded so that it is off by no more than two usual updates."""
         if self._visit is None:
-            bits = next((bits for bits in range(3, 8) if self._rounding_error(bits) <= ROUNDED * self._moved), 8)
-            frame, update = encode_dense(self.model, self._shapes, bits)
-            self._visit = Download(-1, -1, checksum(update.dense().numpy()), 0, frame)
+            for bits in range(3, 9):
+                frame, update = encode_dense(self.model, self._shapes, bits)
+                rounded = update.dense().numpy()
+                if float(np.linalg.norm((self.model - rounded).astype(np.float64))) <= ROUNDED * self._moved:
+                    break
+            self._visit = Download(-1, -1, checksum(rounded), 0, frame)
         return self._visit
 
-    def _rounding_error(self, bits: int) -> float:
-        rounded = encode_dense(self.model, self._shapes, bits)[1].dense().numpy()
-        return float(np.linalg.norm((self.model - rounded).astype(np.float64)))
-
     def note_download(self, download: Download) -> None:
-        """Note that a client with this download reads the next broadcasts. If it skipped some, coding starts again."""
-        self._restart |= download.since != download.version and not download.steps
-
-    def _allowed(self, round: int, share: float, seconds: float) -> int:
-        """How many entries or bytes the server may send now, as the only client of its own plan."""
-        allowance = None
-        if self.account is not None:
-            self.account.earn(share, seconds)
-            allowance = self.account.balance
-        else:
-            self._turns += share
-            if self._turns < 1 - 1e-9:
-                return 0
-            self._turns -= 1
-        (amount,) = self._policy.decide(Situation(round, [SERVER], {SERVER: 1.0}, (), allowance))
-        return int(amount)
-
-    def _set(self, indices: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        if not len(indices):
-            return
-        self.version += 1
-        self._forget()
-        self.model[indices] = values
-        self.changed[indices] = self.version
-
-    def _remember(self, frame: bytes) -> None:
-        """Log and pay for a broadcast."""
-        self._pay(len(frame))
-        self._keep(frame)
-
-    def _pay(self, length: int) -> None:
-        if self.account is not None:
-            self.account.spend(length + len(varint(length)))  # several are sent together, each with its length
-
-    def _keep(self, frame: bytes) -> None:
-        """Log a broadcast for clients that are away. The log is never larger than the model."""
-        self._log.append(frame)
-        self._log_bytes += len(frame)
-        while self._log_bytes > self.model.nbytes:
-            self._log_bytes -= len(self._log.popleft())
+        """Note that a client with this download reads the next broadcasts."""
+        if self._entries is not None and download.since != download.version and not download.steps:
+            self._entries.skipped()
 
     def _cheapest(self, version: int) -> tuple[int, int, bytes]:
         """The version it builds on, the number of steps, and the frame."""
@@ -282,11 +214,9 @@ class Downlink:
             return version, 0, b""
         ways: list[tuple[int, int, bytes]] = []
         if version >= 0 and missed <= len(self._log):
-            ways.append((version, missed, self._steps(missed)))
+            ways.append((version, missed, self._log.last(missed)))
         if self._first and self.version <= len(self._log):
-            ways.append((-1, self.version, _with_length(self._first) + self._steps(self.version, always=True)))
-            if not self.version:
-                ways[-1] = (-1, 0, self._first)
+            ways.append((-1, self.version, self._log.last(self.version, self._first)))
         indices = np.flatnonzero(self.changed > version)
         if not ways or len(ways[0][2]) > 4 * len(indices):
             values = self._values(indices)
@@ -295,110 +225,57 @@ class Downlink:
             ways.append((version, 0, values))
         return min(ways, key=lambda way: len(way[2]))
 
-    def _steps(self, count: int, always: bool = False) -> bytes:
-        """The last broadcasts; several have their lengths before them."""
-        frames = [self._log[place] for place in range(len(self._log) - count, len(self._log))]
-        return frames[0] if count == 1 and not always else b"".join(map(_with_length, frames))
-
     def _values(self, indices: NDArray[np.int64]) -> bytes:
         sparse = Sparse.trusted(len(self.model), indices, self.model[indices])
         return encode(sparse, self.values, round=self.version % STAMPS)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state."""
-        state: dict[str, Any] = {"version": self.version, "model": self.model, "changed": self.changed}
-        state["first"] = np.frombuffer(self._first, dtype=np.uint8)
-        if self.plan is not None:
-            state |= {
-                "target": self.target,
-                "log": np.frombuffer(b"".join(self._log), dtype=np.uint8),
-                "log_lengths": [len(frame) for frame in self._log],
-                "turns": self._turns,
-                "moved": self._moved,
-                "policy": self._policy.state_dict(),
-                "account": None if self.account is None else self.account.state_dict(),
-                "memory": None if self._memory is None else self._memory.state_dict(),
-                "restart": self._restart,
-            }
-        return state
+        budgeted: dict[str, Any] | None = None
+        if self._allowance is not None:
+            entries = None if self._entries is None else self._entries.state_dict()
+            parts = {"log": self._log.state_dict(), "allowance": self._allowance.state_dict(), "entries": entries}
+            budgeted = {"target": self.target, "moved": self._moved, **parts}
+        first = np.frombuffer(self._first, dtype=np.uint8)
+        return {
+            "version": self.version,
+            "model": self.model,
+            "changed": self.changed,
+            "first": first,
+            "budgeted": budgeted,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
         with all_or_nothing(self, "this plan and model"):
-            for name in ("model", "changed") if self.plan is None else ("model", "changed", "target"):
-                expected, array = getattr(self, name), state[name]
-                if array.shape != expected.shape or array.dtype != expected.dtype:
-                    raise ValueError(f"its {name} is {array.dtype} {array.shape}, not {expected.shape}")
-            self.version = whole(state["version"], below=1 << 31)
-            self.model, self.changed = state["model"].copy(), state["changed"].copy()
+            model, changed = _like(self.model, state["model"]), _like(self.changed, state["changed"])
             if state["first"].dtype != np.uint8 or state["first"].ndim != 1:
                 raise ValueError(f"the first model's frame is {state['first'].dtype} {state['first'].shape}")
-            self._first = state["first"].tobytes()
-            self._forget()
-            self.target = self.model
-            if self.plan is not None:
-                self._load_budgeted(state)
-
-    def _load_budgeted(self, state: Mapping[str, Any]) -> None:
-        """The part of the state that only a downlink with a budget has."""
-        self.target, self._turns = state["target"].copy(), finite(state["turns"])
-        self._moved = finite(state["moved"])
-        log, self._log = state["log"], deque()
-        lengths = [whole(length) for length in sequence(state["log_lengths"])]
-        if log.dtype != np.uint8 or log.shape != (sum(lengths),):
-            raise ValueError(f"its log is {log.dtype} {log.shape}, not {sum(lengths)} bytes")
-        self._log_bytes, at = 0, 0
-        for length in lengths:
-            self._keep(log[at : at + length].tobytes())
-            at += length
-        self._policy.load_state_dict(state["policy"])
-        load_part(self.account, state["account"])
-        if (self._memory is None) != (state["memory"] is None):
-            raise ValueError("the coder's memory does not go with this kind of frames")
-        if self._memory is not None:
-            self._memory = Memory.restored(self._shapes, state["memory"])
-        self._restart = flag(state["restart"])
+            self.rollback({**state, "version": whole(state["version"], below=1 << 31)})
+            self.model, self.changed = model.copy(), changed.copy()
+            self.target = self.model if self._allowance is None else self.target.copy()
 
     def snapshot(self) -> dict[str, Any]:
         """What `rollback` needs: valid until the next `advance`."""
         return self.state_dict()
 
-    def rollback(self, snapshot: dict[str, Any]) -> None:
+    def rollback(self, snapshot: Mapping[str, Any]) -> None:
         """Undo a `load_state_dict` that failed."""
         self.version, self.model, self.changed = snapshot["version"], snapshot["model"], snapshot["changed"]
-        self._first = snapshot["first"].tobytes()
+        self._first, budgeted = snapshot["first"].tobytes(), snapshot["budgeted"]
         self._forget()
-        if self.plan is None:
-            self.target = self.model
-        else:
-            self._load_budgeted(snapshot)
+        self.target = self.model
+        if (budgeted is None) != (self._allowance is None):
+            raise ValueError("the budget of the downlink does not go with this plan")
+        if self._allowance is not None:
+            self.target, self._moved = _like(self.model, budgeted["target"]), finite(budgeted["moved"])
+            self._log.load_state_dict(budgeted["log"])
+            self._allowance.load_state_dict(budgeted["allowance"])
+            load_part(self._entries, budgeted["entries"])
 
 
-def broadcasts(download: Download) -> Iterator[tuple[int, memoryview]]:
-    """The broadcasts in a download, oldest first: the stamp and the frame of each.
-
-    A download with steps that builds on nothing begins with the first model, whose stamp is 0.
-    """
-    first = download.since < 0
-    count = download.steps + first
-    rest = memoryview(download.frame)
-    for step in range(count):
-        frame = rest
-        if count > 1:
-            length, at = read_varint(rest, 0, len(rest))
-            frame, rest = rest[at : at + length], rest[at + length :]
-            if len(frame) < length:
-                raise MalformedPayload(f"broadcast {step + 1} of {count} is truncated")
-        yield (step if first else download.since + step + 1) % STAMPS, frame
-    if count > 1 and len(rest):
-        raise MalformedPayload(f"{len(rest)} bytes follow the last broadcast")
-
-
-def _with_length(frame: bytes) -> bytes:
-    return varint(len(frame)) + frame
-
-
-def sizes_of(shapes: Shapes) -> list[int]:
-    """The number of entries in each tensor that is not empty."""
-    sizes = [shape if isinstance(shape, int) else prod(shape) for shape in shapes]
-    return [size for size in sizes if size]
+def _like(expected: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
+    """The array, if it has the expected shape and type."""
+    if array.shape != expected.shape or array.dtype != expected.dtype:
+        raise ValueError(f"an array is {array.dtype} {array.shape}, not {expected.dtype} {expected.shape}")
+    return array

@@ -1,6 +1,7 @@
 """What server and clients exchange in a round: an order and a model on the way down, an upload on the way up."""
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, NamedTuple, Self
 
 from dagc.compressors import COMPRESSORS
@@ -9,8 +10,9 @@ from dagc.feedback import is_clip
 from dagc.sparse import MAX_SIZE, Sparse
 from dagc.state import is_count
 from dagc.updates import Update
+from dagc.wire.coder import Shapes
 
-__all__ = ["BEST", "BUFFERS", "MOST_ROUNDS", "STAMPS", "Download", "Order", "Upload"]
+__all__ = ["BEST", "BUFFERS", "MOST_ROUNDS", "STAMPS", "Download", "Order", "Upload", "sizes_of"]
 
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
 """Names of buffers. A running variance sent in parts would turn negative, and the loss NaN."""
@@ -71,7 +73,7 @@ class Order(NamedTuple):
             "clip": lambda clip: _is_real(clip) and clip < MOST and is_clip(clip),
             "clocks": lambda clocks: isinstance(clocks, bool),
             "counted": lambda count: is_count(count) and count < 1 << 63,
-            "visit": lambda visit: isinstance(visit, bool),
+            "visit": lambda visit: isinstance(visit, bool) and (self.compressor == BEST or not visit),
         }
         for name, is_valid in valid.items():
             if not is_valid(getattr(self, name)):
@@ -142,16 +144,22 @@ class Upload(NamedTuple):
     norm: float | None = None
 
 
-def _is_amount(value: object, compressor: str) -> bool:
+def sizes_of(shapes: Shapes) -> list[int]:
+    """The number of entries in each tensor that is not empty."""
+    sizes = [shape if isinstance(shape, int) else prod(shape) for shape in shapes]
+    return [size for size in sizes if size]
+
+
+def _is_amount(value: Any, compressor: str) -> bool:
     """Whether it is in this compressor's unit: a number of bytes or of entries, a threshold, or nothing."""
-    count = is_count(value) and value < MAX_SIZE  # type: ignore[operator]
-    threshold = _is_real(value) and 0 <= value < MOST  # type: ignore[operator]
+    count = is_count(value) and value < MAX_SIZE
     if compressor == BEST:
-        return count
+        return bool(count)
+    threshold = _is_real(value) and 0 <= value < MOST
     if compressor not in COMPRESSORS:
-        return value is None or count or threshold
+        return bool(value is None or count or threshold)
     unit = COMPRESSORS[compressor].parameter
-    return {"entries": count, "threshold": threshold, "none": value is None or value == 0}[unit]
+    return bool({"entries": count, "threshold": threshold, "none": value is None or value == 0}[unit])
 
 
 def _is_real(value: object) -> bool:

@@ -12,7 +12,7 @@ from dagc.protocol.memories import Memories
 from dagc.protocol.messages import BEST, Order, Upload
 from dagc.sparse import Sparse
 from dagc.state import all_or_nothing, load_part, sequence
-from dagc.updates import Update, decode_update
+from dagc.updates import decode_update
 from dagc.wire import decode, is_coded, payload_size
 from dagc.wire.coder import Shapes
 
@@ -77,8 +77,7 @@ class Receiver:
         bound = self.plan.norm_bound
         if (bound is None and not clip) or not len(upload.update):
             return
-        update = upload.update
-        norm = update.norm() if isinstance(update, Update) else float(np.linalg.norm(update.values.astype(np.float64)))
+        norm = upload.update.norm()
         if clip and norm > clip:
             raise OutsideBound(f"its upload has norm {norm:.6g}, more than clip = {clip:g}")
         if bound is None:

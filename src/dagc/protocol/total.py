@@ -26,6 +26,5 @@ def aggregate_updates(updates: Sequence[Sparse | Update], weights: ArrayLike, ou
         return aggregate(entries, weights, out=out)
     out.zero_()
     for update, share in zip(updates, shares_of(updates, weights), strict=True):
-        whole = Update.of(update) if isinstance(update, Sparse) else update
-        whole.add_to(out, float(share))
+        update.add_to(out, float(share))
     return out

@@ -17,9 +17,8 @@ from dagc.errors import unknown
 from dagc.feedback import ErrorFeedback
 from dagc.policies import ClientPlan
 from dagc.policies.rate import finite
-from dagc.protocol.downlink import sizes_of
 from dagc.protocol.growth import EVERY, Growth
-from dagc.protocol.messages import BEST, STAMPS, Order, Upload
+from dagc.protocol.messages import BEST, STAMPS, Order, Upload, sizes_of
 from dagc.sparse import Sparse
 from dagc.state import all_or_nothing, flag, whole
 from dagc.updates import Update, decode_update, encode_update
@@ -106,47 +105,41 @@ class Uplink:
         """
         parts = [change] if isinstance(change, torch.Tensor) else list(change)
         order.checked()
-        if order.compressor == BEST:
-            return self._upload_best(parts, order)
+        update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
+        encode = self._encode_best if order.compressor == BEST else self._encode_entries
+        self._frame, update = encode(parts, order)
+        self.last_update_norm, self.sent_round = update_norm, order.round
+        self._counts = self._is_counted(self._frame, order)
+        self.pending = None if order.visit else update
+        self._look(parts)
+        return Upload("", update, self._frame, _reported_norm(parts) if order.norm else None)
+
+    def _encode_best(self, parts: list[torch.Tensor], order: Order) -> tuple[bytes, Update]:
+        """The frame that carries most within the order's bytes; a visitor sends most of its change at once."""
+        share = VISIT_SHARE if order.visit else None
+
+        def encoder(total: torch.Tensor) -> tuple[bytes, Update]:
+            visible = total.clone() if self.excluded else total
+            for part in self.excluded:
+                visible[part] = 0.0
+            return encode_within(visible, self.shapes, order.amount, order.stamp, order.clip, share)
+
+        return self.feedback.encode(parts, encoder, forget=order.visit)
+
+    def _encode_entries(self, parts: list[torch.Tensor], order: Order) -> tuple[bytes, Sparse]:
+        """The entries that the order's compressor selects."""
         feedback = self.feedback
         feedback.compressor, feedback.seed = self._compressor(order), scramble(self.plan.seed, order.number)
         feedback.clip = order.clip
-        update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
-        update = feedback.step(parts, 0 if order.silent else order.amount)
-        frame = b"" if order.silent else self._encode(update, order)
-        self.last_update_norm = update_norm
-        self.sent_round, self.pending, self._counts = order.round, update, self._is_counted(frame, order)
-        self._look(parts)
-        return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
-
-    def _upload_best(self, parts: list[torch.Tensor], order: Order) -> Upload:
-        """The frame that carries most of change + residual within the order's bytes."""
-        if order.visit:
-            return self._upload_visit(parts, order)
-        feedback = self.feedback
-        update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
-        left = feedback.total(parts)
-        visible = left
-        if self.excluded:
-            visible = left.clone()
-            for part in self.excluded:
-                visible[part] = 0.0
-        frame, update = encode_within(visible, self.shapes, order.amount, order.stamp, order.clip)
-        update.subtract_from(left)
-        feedback.residual, feedback.steps = left, feedback.steps + 1
-        self.last_update_norm = update_norm
-        self.sent_round, self.pending, self._frame, self._counts = order.round, update, frame, False
-        self._look(parts)
-        return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
-
-    def _upload_visit(self, parts: list[torch.Tensor], order: Order) -> Upload:
-        """Most of the change in one frame. The client is not expected back soon, so that nothing is kept."""
-        feedback = self.feedback
-        change = feedback.total(parts) - feedback.residual
-        frame, update = encode_within(change, self.shapes, order.amount, order.stamp, order.clip, VISIT_SHARE)
-        feedback.residual, feedback.steps = torch.zeros_like(change), feedback.steps + 1
-        self.sent_round, self.pending, self._counts = order.round, None, False
-        return Upload("", update, frame, _reported_norm(parts) if order.norm else None)
+        sparse = feedback.step(parts, 0 if order.silent else order.amount)
+        if order.silent:
+            return b"", sparse
+        values, memory = self.plan.values, None
+        if self.plan.frames == "coded":
+            signs, memory = values == "sign", self.memory
+            if memory is None or (memory.clocks, memory.signs, memory.frames) != (order.clocks, signs, order.counted):
+                self.memory = memory = Memory(self.shapes, order.clocks, signs)
+        return encode(sparse, values, round=order.stamp, memory=memory, most=order.most_entries), sparse
 
     def _look(self, parts: Sequence[torch.Tensor]) -> None:
         """Now and then, whether what is not sent grows and grows."""
@@ -158,13 +151,8 @@ class Uplink:
     def settle(self, accepted_round: int) -> None:
         """Forget the pending upload if the server accepted it or a later one; otherwise keep its entries for later."""
         if self.pending is not None and self.sent_round > accepted_round:
-            if isinstance(self.pending, Update):
-                residual = self.feedback.residual.clone()
-                self.pending.add_to(residual)
-                self.feedback.residual = residual
-            else:
-                self.feedback.unsend(self.pending)
-        elif self.pending is not None and self._counts and self.memory is not None and isinstance(self.pending, Sparse):
+            self.feedback.unsend(self.pending)
+        elif self._counts and self.memory is not None and isinstance(self.pending, Sparse):
             self.memory.learn(self.pending)
         self.pending = None
 
@@ -176,14 +164,6 @@ class Uplink:
         if self.plan.frames != "coded" or not frame or self.memory is None:
             return False
         return is_coded(frame) or self.memory.frames == order.counted
-
-    def _encode(self, update: Sparse, order: Order) -> bytes:
-        values, memory = self.plan.values, None
-        if self.plan.frames == "coded":
-            signs, memory = values == "sign", self.memory
-            if memory is None or (memory.clocks, memory.signs, memory.frames) != (order.clocks, signs, order.counted):
-                self.memory = memory = Memory(self.shapes, order.clocks, signs)
-        return encode(update, values, round=order.stamp, memory=memory, most=order.most_entries)
 
     def _compressor(self, order: Order) -> Compressor:
         if order.compressor not in COMPRESSORS:
@@ -238,19 +218,18 @@ class Uplink:
             if pending is not None and self._counts and self.memory is None:
                 raise ValueError("it has a pending coded upload, but the memory is missing")
 
-    def snapshot(self) -> tuple[Any, ...]:
+    def snapshot(self) -> dict[str, Any]:
         """What `rollback` needs to undo everything up to the next `settle`."""
-        feedback = self.feedback.residual, self.feedback.steps
-        pending = self.pending, self._frame
-        growth = copy(self.growth)
-        return feedback, self.sent_round, self.last_update_norm, pending, self.memory, self._counts, growth
+        changing = ("sent_round", "last_update_norm", "pending", "memory", "_frame", "_counts")
+        return {name: getattr(self, name) for name in changing} | {
+            "growth": copy(self.growth),
+            "feedback": self.feedback.snapshot(),
+        }
 
-    def rollback(self, snapshot: tuple[Any, ...]) -> None:
+    def rollback(self, snapshot: dict[str, Any]) -> None:
         """Undo everything since `snapshot`."""
-        feedback, self.sent_round, self.last_update_norm, pending, self.memory, self._counts, growth = snapshot
-        self.growth = copy(growth)
-        self.pending, self._frame = pending
-        self.feedback.residual, self.feedback.steps = feedback
+        self.feedback.rollback(snapshot["feedback"])
+        vars(self).update(snapshot, feedback=self.feedback, growth=copy(snapshot["growth"]))
 
 
 def encode_within(

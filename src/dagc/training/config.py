@@ -18,6 +18,7 @@ from dagc.models import MODELS
 from dagc.network import make_network
 from dagc.policies import Plan
 from dagc.settings import group
+from dagc.training.optimizer import ServerOptimizer
 from dagc.training.schedule import SCHEDULES
 
 __all__ = ["IRRELEVANT", "OWN", "SOLUTION", "Config", "is_own"]
@@ -206,6 +207,11 @@ class Config(Plan):
             settings["threshold"] = self.threshold / rate if in_update else self.threshold * rate
         return Plan(**settings)
 
+    def server_optimizer(self, vector: torch.Tensor) -> ServerOptimizer:
+        """What moves the server's model, this vector."""
+        nesterov: dict[str, Any] = {"momentum": self.momentum, "nesterov": True} if self.momentum else {}
+        return ServerOptimizer(vector, self.optimizer, **{**nesterov, **self.optimizer_options})
+
     def key(self) -> str:
         """A short hash that identifies the result: settings that cannot change it (threads, folders) are left out."""
         deciding = {name: value for name, value in self.as_dict().items() if name not in IRRELEVANT}
@@ -231,12 +237,8 @@ class Config(Plan):
                 f"momentum is {self.momentum:g}, which is for optimizer SGD without momentum of its own, not for "
                 f"{self.optimizer} with {shown(dict(self.optimizer_options))}: leave one of them out"
             )
-        if self.optimizer == "SGD" and not self.optimizer_options:
-            return  # nothing to try, and trying imports a lot
         try:
-            tried = torch.nn.Parameter(torch.zeros(1))
-            tried.grad = torch.zeros(1)
-            getattr(torch.optim, self.optimizer)([tried], lr=1.0, **self.optimizer_options).step()
+            self.server_optimizer(torch.zeros(1)).step(torch.zeros(1), 1.0)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise InvalidInput(
                 f"optimizer_options is {shown(self.optimizer_options)}: torch.optim.{self.optimizer}: {error!s:.300}"
@@ -259,11 +261,10 @@ class Config(Plan):
             )
 
 
-SOLUTION = (
-    *(name for name in Plan.schema() if name != "seed"),
-    *("threshold_units", "rounds", "learning_rate", "schedule", "local_steps", "epochs"),
-    *("client_momentum", "client_weight_decay", "optimizer", "optimizer_options"),
-    *("momentum", "server_rate", "server_schedule"),
+SOLUTION = tuple(
+    name
+    for name, each in {**Plan.schema(), **Config.schema()}.items()
+    if each.group in ("Method", "Budget", "Bounds", "Training") and name != "batch_size"
 )
 """The settings that describe how a problem is solved. All others, except the seed, describe the problem."""
 

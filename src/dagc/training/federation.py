@@ -23,7 +23,7 @@ from dagc.training.config import Config, is_own
 from dagc.training.custom import Custom, fit_to_data, not_passed
 from dagc.training.gradients import Computed, Gradients, OwnSteps, Traits, sharing, try_out
 from dagc.training.objective import Goal, forward, goal_of
-from dagc.training.optimizer import ServerOptimizer, as_one_vector
+from dagc.training.optimizer import as_one_vector
 from dagc.training.parallel import Parallel, one_thread, return_memory
 from dagc.training.prospects import check_rounds
 from dagc.training.round import Round
@@ -80,9 +80,7 @@ class Federation:
         for name in config.caps:
             if name not in self.names:
                 raise unknown("client for the cap of", name, self.names)
-        nesterov: dict[str, Any] = {"momentum": config.momentum, "nesterov": True} if config.momentum else {}
-        options = {**nesterov, **config.optimizer_options}
-        self.optimizer = ServerOptimizer(self.vector.cpu().clone(), config.optimizer, **options)
+        self.optimizer = config.server_optimizer(self.vector.cpu().clone())
         momentum = self.optimizer.has_momentum
         self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes, momentum)
         self.vector.copy_(self.server.model)  # the first model may have been rounded

@@ -1,4 +1,4 @@
-"""A grid in this process: the apps of all nodes run here, one after the other. For tests and for debugging an app."""
+"""A grid in this process: the apps of all nodes run here, one after the other."""
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
