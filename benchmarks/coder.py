@@ -24,7 +24,8 @@ from dagc.errors import MissingData
 from dagc.sparse import Sparse
 from dagc.training import Config, Federation
 from dagc.wire import Memory, encode
-from dagc.wire.coder import TABLES, Shapes
+from dagc.wire.coder import TABLES
+from dagc.wire.shapes import Shapes
 from research import STAND_INS
 
 SIGNS: dict[str, Any] = {"values": "sign", "first_model": "drawn", "method": "dagc-r"}

@@ -22,8 +22,8 @@ from benchmarks.tables import arguments, kept
 from dagc.errors import MalformedPayload
 from dagc.sparse import Sparse
 from dagc.wire import VALUE_CODECS, Memory, decode, is_coded, quantise
-from dagc.wire.coder import Shapes
 from dagc.wire.frame import CODED_FIRST, checksum, encode_coded
+from dagc.wire.shapes import Shapes
 
 MODELS: tuple[tuple[Shapes, int], ...] = (
     ([1], 1),

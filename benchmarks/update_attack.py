@@ -27,7 +27,8 @@ from dagc.protocol import Download, ModelServer, Order, Replica
 from dagc.updates import decode_update, encode_dense, encode_update
 from dagc.updates.frame import MIXED, Entries, code_entries, code_head, code_terms, seal
 from dagc.updates.stream import Scale, Stream
-from dagc.updates.update import Terms, Update, extents
+from dagc.updates.update import Terms, Update
+from dagc.wire.shapes import extents
 
 Shapes = list[tuple[int, ...]]
 MODELS: tuple[tuple[Shapes, int], ...] = (

@@ -19,8 +19,9 @@ from dagc.updates.frame import MOST_TERMS, Entries, code_entries, code_head, cod
 from dagc.updates.low_rank import quantized
 from dagc.updates.rates import STEP_PER_PRICE, factor_rates
 from dagc.updates.stream import Scale, Stream
-from dagc.updates.update import Terms, Update, extents
+from dagc.updates.update import Terms, Update
 from dagc.wire import decode, encode
+from dagc.wire.shapes import extents
 
 __all__ = ["FORMS", "Carried", "carried", "computed", "low_rank_frame", "needed"]
 

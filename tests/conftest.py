@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import settings
 
+from dagc._numba import compiled
 from dagc.plugins import REGISTRIES
 from research.parts import register
 
@@ -24,3 +25,19 @@ def parts():
     for kind, registry in REGISTRIES.items():
         registry.clear()
         registry.update(before[kind])
+
+
+@pytest.fixture
+def plainly(monkeypatch):
+    """`plainly(function, ...)` calls it without kernels."""
+
+    def call(function, *arguments, **options):
+        with monkeypatch.context() as patch:
+            patch.setenv("DAGC_KERNELS", "torch")
+            compiled.cache_clear()
+            try:
+                return function(*arguments, **options)
+            finally:
+                compiled.cache_clear()
+
+    return call

@@ -1,7 +1,7 @@
 """Error feedback around any compressor: a client keeps what it does not send, and adds it to its next gradient."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from dagc.compressors._vector import flat, refuse_non_finite, removed, tensors
 from dagc.draws import draw, scramble
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
-from dagc.updates import Update
 from dagc.wire import quantise
 from dagc.wire.values import value_codec
+
+if TYPE_CHECKING:  # its kernels compile when they are imported
+    from dagc.updates import Update
 
 __all__ = ["SMALLEST_CLIP", "ErrorFeedback", "Snapshot", "is_clip"]
 
@@ -148,8 +150,8 @@ class ErrorFeedback:
         return sparse
 
     def encode(
-        self, gradient: Gradient, encoder: Callable[[torch.Tensor], tuple[bytes, Update]], *, forget: bool = False
-    ) -> tuple[bytes, Update]:
+        self, gradient: Gradient, encoder: "Callable[[torch.Tensor], tuple[bytes, Update]]", *, forget: bool = False
+    ) -> "tuple[bytes, Update]":
         """Add a gradient to the residual, encode the sum, and keep what the frame does not carry.
 
         Args:
@@ -201,10 +203,9 @@ class ErrorFeedback:
 
         The residual is only read: it is unchanged, bit for bit, if the sum turns out not to be finite.
         """
-        add_and_select = getattr(self.compressor, "add_and_select", None)
-        if add_and_select is not None:
-            sparse: Sparse = add_and_select(parts, parameter, seed, self._residual, out)
-            return sparse
+        if getattr(self.compressor, "adds", False):
+            select: Callable[..., Sparse] = self.compressor
+            return select(parts, parameter, seed=seed, residual=self._residual, out=out)
         torch.add(self._residual, flat(parts), out=out)
         refuse_non_finite(out)
         sparse = self.compressor(out, parameter, seed=seed)
@@ -220,7 +221,7 @@ class ErrorFeedback:
     def _places(self, sparse: Sparse) -> torch.Tensor:
         return torch.from_numpy(sparse.indices).to(self._residual.device)
 
-    def unsend(self, update: Sparse | Update) -> None:
+    def unsend(self, update: "Sparse | Update") -> None:
         """Put an upload that the server did not accept back into the residual, so that it is sent again later."""
         residual = self._empty().copy_(self._residual)
         update.add_to(residual)

@@ -1,13 +1,8 @@
-"""The compiled kernels do what the plain code does, bit for bit, wherever and however they are run."""
+"""The compiled kernels select what the plain code selects, bit for bit."""
 
 import itertools
-import os
-import shutil
-import subprocess
 import sys
-import textwrap
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,30 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dagc
-from dagc import ErrorFeedback, MalformedPayload, NonFiniteGradient, Sparse, hard_threshold, random_k, top_k
-from dagc._numba import compiled
-from dagc.wire import quantise, rice
+from dagc import ErrorFeedback, NonFiniteGradient, hard_threshold, random_k, top_k
+from tests.helpers.vectors import (
+    constant,
+    denormal,
+    few,
+    heavy_tailed,
+    layers,
+    normal,
+    same_bits,
+    spikes,
+    ties,
+    zeros,
+)
 
 pytest.importorskip("numba")
 _fast = pytest.importorskip("dagc.compressors._fast")
-
-PACKAGE = Path(dagc.__file__).parent
-
-
-@pytest.fixture
-def plainly(monkeypatch):
-    """`plainly(function, ...)` calls it without kernels."""
-
-    def call(function, *arguments, **options):
-        with monkeypatch.context() as patch:
-            patch.setenv("DAGC_KERNELS", "torch")
-            compiled.cache_clear()
-            try:
-                return function(*arguments, **options)
-            finally:
-                compiled.cache_clear()
-
-    return call
 
 
 @pytest.fixture(params=["cached", "streamed"])
@@ -52,56 +39,6 @@ def by_sorting(vector, count):
     """Top-k in the words of its definition: by magnitude, the first of equals first, no zeros."""
     order = np.argsort(-np.abs(vector.numpy()), kind="stable")[:count]
     return np.sort(order[vector.numpy()[order] != 0])
-
-
-def same_bits(one, other):
-    return one.shape == other.shape and torch.equal(one.view(torch.int32), other.view(torch.int32))
-
-
-def normal(size, seed=0):
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=size).astype(np.float32))
-
-
-def heavy_tailed(size, seed=0):
-    return torch.from_numpy(np.random.default_rng(seed).standard_t(1.5, size).astype(np.float32))
-
-
-def layers(size, seed=0):
-    """Layers of very different scale, as in a model."""
-    rng = np.random.default_rng(seed)
-    scale = 10.0 ** rng.integers(-4, 1, 8).repeat(-(-size // 8))[:size]
-    return torch.from_numpy((rng.normal(size=size) * scale).astype(np.float32))
-
-
-def few(size, seed=0):
-    """Almost all zero, of either sign."""
-    vector = normal(size, seed)
-    vector[torch.from_numpy(np.random.default_rng(seed + 1).random(size) > 0.003)] = 0.0
-    vector[::2] *= -1
-    return vector
-
-
-def ties(size, seed=0):
-    return torch.from_numpy(np.random.default_rng(seed).integers(-3, 4, size).astype(np.float32))
-
-
-def denormal(size, seed=0):
-    return normal(size, seed) * 2.0**-140
-
-
-def constant(size, seed=0):
-    return torch.full((size,), -0.5)
-
-
-def zeros(size, seed=0):
-    return torch.zeros(size) * torch.where(torch.arange(size) % 3 == 0, -1.0, 1.0)
-
-
-def spikes(size, seed=0):
-    """All the weight where a sample of the vector is unlikely to look."""
-    vector = normal(size, seed) * 1e-6
-    vector[size // 2 : size // 2 + size // 50] += 5.0
-    return vector
 
 
 DISTRIBUTIONS = [normal, heavy_tailed, layers, few, ties, denormal, constant, zeros, spikes]
@@ -359,230 +296,3 @@ def test_half_precision_is_widened_alike_by_such_a_processor(plainly):
     assert np.array_equal(found[0].indices, found[1].indices)
     assert np.array_equal(found[0].values.view(np.int32), found[1].values.view(np.int32))
     assert len(found[0]) == len(halves) - 2  # all but the two zeros
-
-
-SUPPORTS = {
-    "none": [],
-    "first": [0],
-    "last": [(1 << 40) - 1],
-    "both": [0, (1 << 40) - 1],
-    "all": np.arange(1000),
-    "far": np.arange(300) * (1 << 31) + 5,
-    "clusters": np.concatenate([np.arange(200) + start for start in (0, 10_000, 10_300, 1 << 39)]),
-    "random": np.unique(np.random.default_rng(0).integers(0, 1 << 20, 5000)),
-    "rare": np.unique(np.random.default_rng(1).integers(0, 1 << 40, 1000)),
-    "dense": np.flatnonzero(np.random.default_rng(2).random(3000) < 0.7),
-    "jumps": np.cumsum(np.where(np.arange(1000) % 97 == 0, 1 << 24, 1)),
-    "a word and more": np.cumsum(np.where(np.arange(2000) % 8 == 5, 30 + np.arange(2000) // 8 % 200, 1)),
-    **{
-        f"{n} of them": np.arange(n) * 37 + 3 for n in (1, 2, 3, 4, 5, 7, 8, 9, 17, 127, 128, 129, 131, 256, 1021, 2063)
-    },
-}
-
-
-@pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("support", SUPPORTS.values(), ids=SUPPORTS.keys())
-def test_rice_sections_are_the_same_bytes(support, adaptive, plainly):
-    indices, size = np.asarray(support, dtype=np.int64), 1 << 40
-    planned, plain = rice.plan(indices, size, adaptive), plainly(rice.plan, indices, size, adaptive)
-    assert np.array_equal(planned.parameters, plain.parameters)
-    assert planned[3:] == plain[3:]
-    section = rice.write(planned)
-    assert section == plainly(rice.write, plain)
-    assert len(section) == planned.size
-    assert np.array_equal(rice.read(memoryview(section), size, len(indices), adaptive), indices)
-
-
-@pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("name", ["both", "clusters", "random", "far", "5 of them", "129 of them"])
-def test_damaged_rice_sections_mean_the_same_with_and_without_kernels(name, adaptive, plainly):
-    def outcome(section, size, count):
-        try:
-            return rice.read(memoryview(section), size, count, adaptive).tolist()
-        except MalformedPayload as error:
-            return str(error)
-
-    rng = np.random.default_rng(0)
-    indices = np.asarray(SUPPORTS[name], dtype=np.int64)
-    right = rice.write(rice.plan(indices, 1 << 40, adaptive))
-    refused = 0
-    for _ in range(150):
-        section, size, count = bytearray(right), 1 << 40, len(indices)
-        match rng.integers(5):
-            case 0:
-                section[rng.integers(len(section))] ^= 1 << rng.integers(8)
-            case 1:
-                del section[rng.integers(len(section)) :]
-            case 2:
-                section += bytes(rng.integers(0, 2, rng.integers(1, 12)).astype(np.uint8))
-            case 3:
-                count = int(rng.integers(0, 2 * count + 2))
-            case _:
-                size = int(indices[-1])
-        expected = plainly(outcome, section, size, count)
-        assert outcome(section, size, count) == expected
-        refused += isinstance(expected, str)
-    assert refused > 50
-
-
-def test_a_sum_of_huge_steps_does_not_wrap_around():
-    """65,536 gaps of 2⁴⁹ add up to 0 in 64 bits."""
-    count = 1 << 16
-    sent = rice.plan(np.arange(count), 1 << 48, blocks=True).sent
-    parameter = (np.int64(48) >> np.arange(sent)) & 1
-    parameters = np.tile(parameter, count // rice.BLOCK)
-    bits = np.concatenate([parameters, np.ones(48 * count, np.int64), np.tile([0, 1], count)])
-    section = np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
-    with pytest.raises(MalformedPayload, match="out of range"):
-        rice.read(memoryview(section), 1 << 48, count, blocks=True)
-
-
-@pytest.mark.parametrize("codec", dagc.VALUE_CODECS)
-@pytest.mark.filterwarnings("ignore:overflow")
-def test_values_are_the_same_bytes(codec, plainly):
-    rng = np.random.default_rng(0)
-    for size in (0, 1, 2, 255, 256, 257, 1000):
-        for exponent in (-46, -40, -38, -5, 0, 4, 30, 38):
-            values = np.clip(rng.standard_t(2, size) * 10.0**exponent, -3.4e38, 3.4e38).astype(np.float32)
-            for some in (values, np.where(rng.random(size) < 0.5, values, np.float32(-0.0)), np.sign(values)):
-                write, read = dagc.VALUE_CODECS[codec].write, dagc.VALUE_CODECS[codec].read
-                payload = write(some)
-                assert payload == plainly(write, some)
-                assert read(memoryview(payload), size).tobytes() == plainly(quantise, some, codec).tobytes()
-
-
-def test_sums_are_the_same_bits(plainly):
-    rng = np.random.default_rng(0)
-    for size in (1, 5, 1000, 32_768, 32_769, 100_003):
-        for clients in (1, 3, 40):
-            sparses = []
-            for _ in range(clients):
-                indices = np.flatnonzero(rng.random(size) < rng.choice([0.0, 0.01, 0.5, 1.0]))
-                sparses.append(Sparse(size, indices, rng.standard_t(1.5, len(indices)).astype(np.float32)))
-            weights = rng.integers(0, 1000, clients) + (np.arange(clients) == 0)
-            expected = plainly(dagc.aggregate, sparses, weights)
-            assert same_bits(dagc.aggregate(sparses, weights), expected)
-            out = torch.full((size,), float("nan"))
-            assert dagc.aggregate(sparses, weights, out=out) is out
-            assert same_bits(out, expected)
-
-
-def test_sums_of_groups_of_clients_are_the_same_bits(monkeypatch):
-    rng = np.random.default_rng(0)
-    sparses = [top_k(torch.from_numpy(rng.standard_t(2, 5000).astype(np.float32)), 100 + i) for i in range(9)]
-    expected = dagc.aggregate(sparses, range(1, 10))
-    for together in (0, 150, 333, 1 << 20):
-        monkeypatch.setattr(sys.modules["dagc.sparse"], "TOGETHER", together)
-        assert same_bits(dagc.aggregate(sparses, range(1, 10)), expected)
-        wrong = [*sparses, Sparse.trusted(5000, np.array([3, 5000]), np.ones(2, np.float32))]
-        with pytest.raises(dagc.InvalidInput, match="client 9"):
-            dagc.aggregate(wrong, [1] * 10)
-
-
-def test_entries_cut_out_of_larger_arrays_add_up(plainly):
-    indices, values = np.arange(20)[::2], np.arange(20, dtype=np.float32)[::2]
-    sparse = Sparse.trusted(20, indices, values)
-    assert torch.equal(dagc.aggregate([sparse], [1]), plainly(dagc.aggregate, [sparse], [1]))
-    assert dagc.encode(sparse) == plainly(dagc.encode, sparse)
-
-
-def run(code, *, without=(), path=None, **environment):
-    """Run a script in a process of its own; what it prints."""
-    kept = {name: value for name, value in os.environ.items() if name not in without}
-    kept |= {"PYTHONPATH": str(path or PACKAGE.parent), **environment}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)], env=kept, capture_output=True, text=True, cwd="/"
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-THE_WHOLE_WAY = """
-    import hashlib, numpy as np, torch, dagc
-    rng, seen = np.random.default_rng(0), hashlib.sha256()
-    clients = [dagc.ErrorFeedback(dagc.top_k, 120_000, values="int8") for _ in range(3)]
-    for _ in range(3):
-        gradients = [torch.from_numpy(rng.standard_t(2, 120_000).astype(np.float32)) for _ in clients]
-        payloads = [dagc.encode(c.step(g, 1200), "int8") for c, g in zip(clients, gradients)]
-        total = dagc.aggregate([dagc.decode(payload, 120_000) for payload in payloads], [1, 2, 3])
-        for part in (*payloads, total.numpy().tobytes(), clients[0].residual.numpy().tobytes()):
-            seen.update(part)
-    print(seen.hexdigest())
-"""
-
-
-def test_the_same_bits_without_numba(capsys, plainly):
-    code = textwrap.dedent(THE_WHOLE_WAY)
-    exec(code, {})
-    plainly(exec, code, {})
-    one, other = capsys.readouterr().out.split()
-    assert one == other == run("import sys; sys.modules['numba'] = None\n" + code).strip()
-
-
-def test_the_switch_must_be_one_that_exists(monkeypatch):
-    compiled.cache_clear()
-    monkeypatch.setenv("DAGC_KERNELS", "cuda")
-    with pytest.raises(dagc.InvalidInput, match="DAGC_KERNELS must be auto or torch, not 'cuda'"):
-        top_k(torch.ones(3), 1)
-
-
-def test_a_cache_folder_that_cannot_be_written_is_no_error(tmp_path):
-    script = """
-    import sys, dagc
-    assert not {"numba", "llvmlite"} & set(sys.modules), "importing dagc must not import numba, let alone compile"
-    import dagc.compressors._kernels, dagc.wire._kernels, dagc._sum_kernels
-    assert dagc.aggregate([dagc.Sparse(3, [1], [2.0])], [1]).tolist() == [0.0, 2.0, 0.0]
-    print(dagc.__file__, type(dagc._sum_kernels.add_up._cache).__name__)
-    """
-    shutil.copytree(PACKAGE, tmp_path / "dagc", ignore=shutil.ignore_patterns("__pycache__"))
-    for folder in [tmp_path / "dagc", *(tmp_path / "dagc").rglob("*")]:
-        if folder.is_dir():
-            (folder / "__pycache__").write_text("a file where the folder would be: not even root can write there")
-    there = str(tmp_path / "dagc" / "__init__.py")
-    homeless = {"path": tmp_path, "without": ["HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"]}
-    assert run(script, **homeless, HOME="/dev/null", NUMBA_CACHE_DIR="/dev/null/none").split() == [there, "NullCache"]
-    made = tmp_path / "not" / "there" / "yet"
-    assert run(script, **homeless, NUMBA_CACHE_DIR=str(made)).split() == [there, "FunctionCache"]
-    assert any(made.rglob("*.nbc"))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_kernels_work_after_a_fork():
-    run(
-        """
-        import os, threading, warnings, numpy as np, torch, dagc
-        warnings.simplefilter("ignore")  # that this process has threads is the point
-        torch.set_num_threads(1)
-        gradient = torch.from_numpy(np.random.default_rng(0).standard_t(2, 50_000).astype(np.float32))
-        def work():
-            feedback = dagc.ErrorFeedback(dagc.top_k, 50_000)
-            sent = [feedback.step(gradient, 500) for _ in range(5)]
-            return dagc.aggregate(sent, [1] * 5).numpy().tobytes() + feedback.residual.numpy().tobytes()
-        expected = work()
-        stop = threading.Event()
-        busy = threading.Thread(target=lambda: [work() for _ in iter(stop.is_set, True)])
-        busy.start()
-        children = []
-        for _ in range(4):
-            child = os.fork()
-            if child == 0:
-                os._exit(0 if work() == expected else 1)
-            children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        stop.set()
-        busy.join()
-        assert codes == [0] * 4, codes
-        """
-    )
-
-
-@pytest.mark.slow
-def test_the_core_passes_its_tests_without_kernels():
-    root = Path(__file__).parents[2]
-    names = ("compressors/test_feedback", "engines/test_memory", "compressors/test_contracts", "wire/test_wire")
-    names += ("wire/test_hostile_frames", "core/test_entries")
-    tests = [str(root / "tests" / f"{name}.py") for name in names]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *tests], env={**os.environ, "DAGC_KERNELS": "torch"}, cwd=root
-    )
-    assert done.returncode == 0

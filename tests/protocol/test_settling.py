@@ -6,6 +6,7 @@ import torch
 
 from dagc import InvalidInput, MalformedPayload, OutOfSync, Plan
 from dagc.protocol import ModelServer, Order, Replica, Uplink
+from dagc.protocol.messages import BEST
 from dagc.protocol.uplink import PIECE
 from tests.helpers.states import copied
 from tests.protocol.runs import SIZE, Client, Run
@@ -119,7 +120,9 @@ HUGE = 10**400
         *({"amount": value} for value in (-1, -0.5, float("nan"), float("inf"), "1", [1], True, 1 << 63, HUGE)),
         *({"number": value} for value in (-1, 1 << 48, HUGE, None)),
         *({"accepted": value} for value in (-1, 1 << 48, HUGE, None)),
-        *({"clip": value} for value in (-1.0, float("nan"), float("inf"), None, HUGE)),
+        *({"clip": value} for value in (-1.0, float("nan"), float("inf"), None, HUGE, 2.0**100)),
+        *({"amount": value, "compressor": "hard-threshold"} for value in (2.0**100, float("nan"), -0.5)),
+        {"visit": True},
         *({"counted": value} for value in (-1, 1 << 63, HUGE)),
         *({name: value} for name in ("norm", "clocks") for value in (0, 1, None, "yes")),
         {"compressor": 3},
@@ -130,7 +133,13 @@ def test_an_order_that_a_server_made_up_is_refused(wrong):
     with pytest.raises(MalformedPayload, match=f"the order has {next(iter(wrong))} = ") as refused:
         Order(round=1, amount=1)._replace(**wrong).checked()
     assert len(str(refused.value)) < 200
-    assert Order(1, None, "none").checked() == Order(1, None, "none")
+    largest = 2.0**99
+    for order in (
+        Order(1, None, "none"),
+        Order(1, largest, "hard-threshold", clip=largest),
+        Order(1, 9, BEST, visit=True),
+    ):
+        assert order.checked() == order
 
 
 AHEAD = Plan(method="top-k", ratio=0.5, values="fp32", step_ahead=0.5).for_clients()

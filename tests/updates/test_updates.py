@@ -18,8 +18,8 @@ from dagc.errors import InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.sparse import Sparse
 from dagc.testing import check_update, vectors
 from dagc.updates import Update, decode_update, encode_dense, encode_update
-from dagc.updates.frame import seal
-from dagc.updates.update import Terms
+from dagc.updates.frame import assemble, seal
+from dagc.updates.update import BLOCK, Terms, pieces
 
 SHAPES = [(24, 30), 24, (5, 24), 5, (3, 2, 2, 2)]
 SIZE = 24 * 30 + 24 + 5 * 24 + 5 + 24
@@ -64,7 +64,7 @@ def test_a_frame_decodes_to_its_update_within_the_bytes(task):
     assert len(frame) <= most
     decoded = decode_update(frame, shapes, max_bytes=most, round=5)
     assert bits(decoded.dense()) == bits(update.dense())
-    assert decoded.entries == update.entries
+    assert len(decoded) == len(update)
     assert left(vector, update) <= float(vector.double().square().sum()) * (1 + 1e-6)
     assert update.energy == pytest.approx(float(update.dense().double().square().sum()), rel=1e-6)
     reference = decode_reference(frame, [(s,) if isinstance(s, int) else s for s in shapes], 5)
@@ -162,7 +162,7 @@ def test_an_update_may_be_nothing_but_entries():
     sparse = Sparse(6, [1, 4], [0.5, -2.0])
     update = Update.of(sparse)
     assert torch.equal(update.dense(), sparse.dense())
-    assert (update.entries, update.energy, update.norm()) == (2, 4.25, math.sqrt(4.25))
+    assert (len(update), update.energy, update.norm()) == (2, 4.25, math.sqrt(4.25))
     assert not torch.count_nonzero(Update.empty(6).dense())
 
 
@@ -288,3 +288,25 @@ def test_the_bound_of_a_sum_of_terms_is_met_by_the_largest_factors():
     terms = Terms(0, left, right, np.array([17, 31]), 0)
     assert terms.largest == 100 * 100 * (17 + 31)
     assert float(Update(12, Sparse(12, [], []), (terms,)).dense().max()) == terms.largest
+
+
+@pytest.mark.parametrize("octaves", [20, 31, 59, 64, 200])
+def test_scales_that_are_too_far_apart_are_malformed(octaves):
+    """Their sum would not be exact; from 59 octaves on, it would not even fit an integer of 64 bits."""
+    sides = np.ones((2, 3), dtype=np.int8)
+    lowest = 16 * -100
+    assert assemble(0, sides, sides, np.array([lowest, lowest + 16 * 10])).exponent == -100
+    with pytest.raises(MalformedPayload):
+        assemble(0, sides, sides, np.array([lowest, lowest + 16 * octaves]))
+
+
+def test_pieces_fit_into_a_cache_and_end_with_a_row():
+    rows = ((2 * BLOCK + 5, 1), (BLOCK // 2 - 1, 5), (BLOCK + 3, 2), (7, 3))
+    parts = [(end - start, shape, scales) for start, end, shape, scales in pieces(rows)]
+    assert [size for size, _, _ in parts] == [
+        BLOCK, BLOCK, 5, BLOCK - 2, BLOCK - 2, BLOCK // 2 - 1, BLOCK + 3, BLOCK + 3, 21
+    ]  # fmt: skip
+    assert [(scales.start, scales.stop) for _, _, scales in parts] == [
+        (0, 1), (0, 1), (0, 1), (1, 3), (3, 5), (5, 6), (6, 7), (7, 8), (8, 11)
+    ]  # fmt: skip
+    assert all(count * length == size for size, (count, length), _ in parts)

@@ -11,15 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dagc.allocation.rules import (
-    Array,
-    Rule,
-    dagc_a,
-    dagc_r,
-    power,
-    power_thresholds,
-    uniform,
-)
+from dagc.allocation.rules import Array, Rule, dagc_a, dagc_r, power, power_thresholds, uniform
 from dagc.errors import BudgetTooSmall, BudgetWarning, InvalidInput, unknown
 from dagc.sparse import MAX_SIZE
 from dagc.wire import payload_size
@@ -104,34 +96,22 @@ def allocate(
     shares = _shares(weight[order])
 
     if threshold is not None:
-        if allocator.thresholds is None:
-            raise InvalidInput(
-                f"method {method!r} sets ratios, not thresholds: give ratio= or choose {_having('thresholds')}"
-            )
         if caps is not None:
             raise InvalidInput("caps limit ratios; a threshold does not fix how much is sent: give ratio= or bytes=")
         if not (np.isfinite(threshold) and threshold > 0):
             raise InvalidInput(f"threshold must be positive and finite, not {threshold}")
         result = np.full(len(weight), np.inf)
-        result[order] = allocator.thresholds(shares, float(threshold))
+        result[order] = _rule(allocator.thresholds, "thresholds", method)(shares, float(threshold))
         return result
-
-    rule = allocator.ratios
-    if rule is None:
-        raise InvalidInput(
-            f"method {method!r} sets thresholds, not ratios: give threshold= or choose {_having('ratios')}"
-        )
+    rule = _rule(allocator.ratios, "ratios", method)
     cap = _checked_caps(caps, len(weight))[order]
     result = np.zeros(len(weight))
-    if ratio is not None:
+    if bytes is not None:
+        result[order] = _within_bytes(rule, shares, cap, bytes, size, values)
+    elif ratio is not None:
         if not 0 < ratio <= 1:
             raise InvalidInput(f"ratio must be above 0 and at most 1, not {ratio}")
         result[order] = _capped(rule, shares, ratio * len(order), cap)
-    else:
-        assert bytes is not None
-        if size is None:
-            raise InvalidInput("a budget in bytes needs size=, the number of entries in the vector")
-        result[order] = _within_bytes(rule, shares, cap, bytes, size, values)
     return result
 
 
@@ -253,11 +233,7 @@ def _capped(rule: Rule, shares: Array, total: float, caps: Array) -> Array:
     """The rule's ratios, none above its cap. What caps cut off goes to the others by the same rule."""
     if caps.sum() <= total:
         if caps.sum() < total * (1 - 1e-9):
-            warnings.warn(
-                CAPPED,
-                BudgetWarning,
-                stacklevel=3,
-            )
+            warnings.warn(CAPPED, BudgetWarning, stacklevel=3)
         return caps
     result = caps.copy()
     free = np.arange(len(shares))
@@ -272,8 +248,10 @@ def _capped(rule: Rule, shares: Array, total: float, caps: Array) -> Array:
     return result
 
 
-def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int, values: str) -> Array:
+def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int | None, values: str) -> Array:
     """The largest ratios whose payloads fit into the budget even in the worst case."""
+    if size is None:
+        raise InvalidInput("a budget in bytes needs size=, the number of entries in the vector")
     n = len(shares)
 
     def taken(counts: NDArray[np.int64]) -> int:
@@ -296,11 +274,7 @@ def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int
         middle = (least + most + 1) // 2
         least, most = (middle, most) if fits(middle) else (least, middle - 1)
     if least == int(limits.sum()) and caps.min() < 1:
-        warnings.warn(
-            CAPPED,
-            BudgetWarning,
-            stacklevel=3,
-        )
+        warnings.warn(CAPPED, BudgetWarning, stacklevel=3)
         return caps
     return ratios(least)
 
@@ -317,8 +291,13 @@ def _method(name: str, exponent: float | None) -> Allocator:
     return Allocator(partial(power, exponent=exponent), partial(power_thresholds, exponent=exponent))
 
 
-def _having(kind: str) -> str:
-    return ", ".join(sorted(name for name, allocator in ALLOCATORS.items() if getattr(allocator, kind) is not None))
+def _rule(rule: Rule | None, kind: str, method: str) -> Rule:
+    """The method's rule for ratios or for thresholds, if it has that."""
+    if rule is None:
+        other, budget = ("ratios", "ratio=") if kind == "thresholds" else ("thresholds", "threshold=")
+        choices = ", ".join(sorted(name for name, allocator in ALLOCATORS.items() if getattr(allocator, kind)))
+        raise InvalidInput(f"method {method!r} sets {other}, not {kind}: give {budget} or choose {choices}")
+    return rule
 
 
 def _checked_weights(weights: ArrayLike) -> Array:

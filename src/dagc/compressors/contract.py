@@ -32,16 +32,14 @@ class Compressor(Protocol):
         ...
 
 
-def compressor(
-    parameter: Parameter, *, add_and_select: Callable[..., Sparse] | None = None
-) -> Callable[[Callable[..., Sparse]], Compressor]:
+def compressor(parameter: Parameter, *, adds: bool = False) -> Callable[[Callable[..., Sparse]], Compressor]:
     """Make a function a compressor: say what its parameter is.
 
     Args:
         parameter: "entries", "threshold" or "none".
-        add_and_select: What error feedback needs, in one call: `(parts, parameter, seed, residual, out)` writes
-            residual + gradient to `out`, with zero for the selected entries, and returns those. `parts` is the gradient
-            as vectors. It refuses sums that are not finite and never writes to `residual`.
+        adds: Whether the function can add in the same pass: it then takes `residual` and `out`, too. It writes
+            residual + vector to `out`, with zero for the selected entries, and selects from that sum. It refuses sums
+            that are not finite and never writes to `residual`.
 
     Example:
         >>> @compressor("entries")
@@ -52,7 +50,7 @@ def compressor(
     """
 
     def declare(select: Callable[..., Sparse]) -> Compressor:
-        vars(select).update(parameter=parameter, add_and_select=add_and_select)
+        vars(select).update(parameter=parameter, adds=adds)
         return cast(Compressor, select)
 
     return declare

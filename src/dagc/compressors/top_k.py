@@ -4,8 +4,6 @@
 narrows the vector to candidates above a sampled threshold, and `largest` selects among those.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,30 +16,28 @@ from dagc.sparse import Sparse
 __all__ = ["largest", "top_k"]
 
 
-def _select(
-    parts: Sequence[torch.Tensor],
+@compressor("entries", adds=True)
+def top_k(
+    vector: Gradient,
     parameter: int,
+    *,
     seed: int = 0,
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> Sparse:
-    count = vectors.checked_count(parameter, sum(part.numel() for part in parts))
-    if vectors.has_kernels(parts, residual):
-        from dagc.compressors import _fast
-
-        return _fast.top_k(parts, count, residual, out)
-    return vectors.removed(_narrowed(vectors.added(parts, residual, out), count), out)
-
-
-@compressor("entries", add_and_select=_select)
-def top_k(vector: Gradient, parameter: int, *, seed: int = 0) -> Sparse:
     """The `parameter` entries of largest magnitude. Ties go to the first; zeros are never selected.
 
     Example:
         >>> top_k(torch.tensor([0.1, -3.0, 0.0, 3.0, 2.0]), 2)
         Sparse(size=5, indices=array([1, 3]), values=array([-3.,  3.], dtype=float32), seed=None)
     """
-    return _select(vectors.tensors(vector), parameter)
+    parts = vectors.tensors(vector)
+    count = vectors.checked_count(parameter, sum(part.numel() for part in parts))
+    if vectors.has_kernels(parts, residual):
+        from dagc.compressors import _fast
+
+        return _fast.top_k(parts, count, residual, out)
+    return vectors.removed(_narrowed(vectors.added(parts, residual, out), count), out)
 
 
 def largest(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:

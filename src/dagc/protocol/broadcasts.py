@@ -10,18 +10,16 @@ import torch
 from dagc.compressors import per_tensor, top_k
 from dagc.errors import MalformedPayload
 from dagc.policies import Plan
-from dagc.protocol.messages import STAMPS, Download, sizes_of
+from dagc.policies.defaults import FIRST_TIMES
+from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
 from dagc.state import flag, sequence, whole
 from dagc.updates import Update, encode_update
 from dagc.wire import Memory, encode, is_coded, quantise
-from dagc.wire.coder import Shapes
 from dagc.wire.frame import read_varint, varint
+from dagc.wire.shapes import Shapes, sizes_of
 
 __all__ = ["EntryBroadcasts", "Log", "best_broadcast", "broadcasts"]
-
-MOST_RAISED = 8
-"""A broadcast that must carry `least_carried` takes at most so many times the bytes it would have."""
 
 
 def best_broadcast(
@@ -29,12 +27,12 @@ def best_broadcast(
 ) -> tuple[bytes, Update, float]:
     """What carries most of a difference within this many bytes: the frame, the update, and the share it carries.
 
-    If the share is below `least_carried`, the frame takes more bytes.
+    If the share is below `least_carried`, the frame takes up to `FIRST_TIMES` as many bytes.
     """
     energy = max(float(difference.double().square().sum()), 1e-300)
     frame, update = encode_update(difference, shapes, amount, round=stamp)
     if update.energy < least_carried * energy:
-        frame, update = encode_update(difference, shapes, MOST_RAISED * amount, share=least_carried, round=stamp)
+        frame, update = encode_update(difference, shapes, FIRST_TIMES * amount, share=least_carried, round=stamp)
     return frame, update, update.energy / energy
 
 

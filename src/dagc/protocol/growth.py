@@ -1,6 +1,6 @@
 """Finds tensors of which more and more is left unsent: too few bytes, or a client that ignores the model it gets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from logging import getLogger
 from typing import Any
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dagc.state import flag
 
-__all__ = ["EVERY", "Growth"]
+__all__ = ["EVERY", "Growth", "norms_of"]
 
 log = getLogger("dagc.protocol")
 EVERY = 20
@@ -90,6 +90,10 @@ class Growth:
         self.warned = flag(state["warned"])
 
 
-def _norms(parts: Sequence[torch.Tensor]) -> NDArray[np.float64]:
-    norms = [torch.linalg.vector_norm(part.detach().float()) for part in parts]
-    return torch.stack(norms).cpu().numpy().astype(np.float64)
+def norms_of(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The norm of each part, in float32 without a copy in it."""
+    return torch.stack([torch.linalg.vector_norm(part.detach(), dtype=torch.float32) for part in parts])
+
+
+def _norms(parts: Iterable[torch.Tensor]) -> NDArray[np.float64]:
+    return norms_of(parts).cpu().numpy().astype(np.float64)

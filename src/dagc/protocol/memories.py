@@ -6,7 +6,8 @@ from typing import Any
 from dagc.protocol.messages import Order, Upload
 from dagc.sparse import Sparse
 from dagc.wire import Memory
-from dagc.wire.coder import Shapes, memory_bytes
+from dagc.wire.coder import memory_bytes
+from dagc.wire.shapes import Shapes
 
 __all__ = ["CLOCKS", "MEMORIES", "Memories"]
 

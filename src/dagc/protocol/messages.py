@@ -1,7 +1,6 @@
 """What server and clients exchange in a round: an order and a model on the way down, an upload on the way up."""
 
 from collections.abc import Callable
-from math import prod
 from typing import Any, NamedTuple, Self
 
 from dagc.compressors import COMPRESSORS
@@ -10,9 +9,8 @@ from dagc.feedback import is_clip
 from dagc.sparse import MAX_SIZE, Sparse
 from dagc.state import is_count
 from dagc.updates import Update
-from dagc.wire.coder import Shapes
 
-__all__ = ["BEST", "BUFFERS", "MOST_ROUNDS", "STAMPS", "Download", "Order", "Upload", "sizes_of"]
+__all__ = ["BEST", "BUFFERS", "MOST_ROUNDS", "STAMPS", "Download", "Order", "Upload"]
 
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
 """Names of buffers. A running variance sent in parts would turn negative, and the loss NaN."""
@@ -45,6 +43,8 @@ class Order(NamedTuple):
             with an empty memory.
         visit: Whether the client comes so rarely that it gets a rounded model and sends most of its change at once,
             keeping nothing for later.
+        share: With `BEST`, the share of the energy that is enough: a frame that carries it ends, however many bytes
+            are left. 0 to use all of them.
     """
 
     round: int
@@ -57,6 +57,7 @@ class Order(NamedTuple):
     clocks: bool = False
     counted: int = 0
     visit: bool = False
+    share: float = 0.0
 
     def checked(self) -> Self:
         """Itself; `MalformedPayload` if it cannot be one: a server may have made it up.
@@ -74,6 +75,7 @@ class Order(NamedTuple):
             "clocks": lambda clocks: isinstance(clocks, bool),
             "counted": lambda count: is_count(count) and count < 1 << 63,
             "visit": lambda visit: isinstance(visit, bool) and (self.compressor == BEST or not visit),
+            "share": lambda share: _is_real(share) and 0 <= share <= 1,
         }
         for name, is_valid in valid.items():
             if not is_valid(getattr(self, name)):
@@ -142,12 +144,6 @@ class Upload(NamedTuple):
     update: Sparse | Update
     frame: bytes
     norm: float | None = None
-
-
-def sizes_of(shapes: Shapes) -> list[int]:
-    """The number of entries in each tensor that is not empty."""
-    sizes = [shape if isinstance(shape, int) else prod(shape) for shape in shapes]
-    return [size for size in sizes if size]
 
 
 def _is_amount(value: Any, compressor: str) -> bool:

@@ -14,7 +14,7 @@ from dagc.sparse import Sparse
 from dagc.state import all_or_nothing, load_part, sequence
 from dagc.updates import decode_update
 from dagc.wire import decode, is_coded, payload_size
-from dagc.wire.coder import Shapes
+from dagc.wire.shapes import Shapes
 
 __all__ = ["LARGEST", "Receiver"]
 

@@ -11,11 +11,11 @@ from dagc._memory import pool
 from dagc.errors import MalformedPayload, OutOfSync
 from dagc.protocol.broadcasts import broadcasts
 from dagc.protocol.downlink import checksum
-from dagc.protocol.messages import STAMPS, Download, sizes_of
+from dagc.protocol.messages import STAMPS, Download
 from dagc.state import all_or_nothing, whole
 from dagc.updates import decode_update, is_update
 from dagc.wire import Memory, decode, has_signs, is_coded
-from dagc.wire.coder import Shapes
+from dagc.wire.shapes import Shapes, sizes_of
 
 __all__ = ["Replica"]
 

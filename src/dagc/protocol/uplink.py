@@ -17,20 +17,18 @@ from dagc.errors import unknown
 from dagc.feedback import ErrorFeedback
 from dagc.policies import ClientPlan
 from dagc.policies.rate import finite
-from dagc.protocol.growth import EVERY, Growth
-from dagc.protocol.messages import BEST, STAMPS, Order, Upload, sizes_of
+from dagc.protocol.growth import EVERY, Growth, norms_of
+from dagc.protocol.messages import BEST, STAMPS, Order, Upload
 from dagc.sparse import Sparse
 from dagc.state import all_or_nothing, flag, whole
 from dagc.updates import Update, decode_update, encode_update
 from dagc.wire import Memory, encode, is_coded
-from dagc.wire.coder import Shapes
+from dagc.wire.shapes import Shapes, sizes_of
 
 __all__ = ["Uplink"]
 
 PIECE = 1 << 14
 """Entries per partial sum of a norm: few enough for float32, and as float64 they fit into a core's own cache."""
-VISIT_SHARE = 0.9
-"""The share of the energy that a visitor sends: all but a third of the length of its change."""
 CLIPPED = 4
 """How often a frame is scaled to be within the bound of its norm, before nothing is sent."""
 TINY, HUGE = 1e-28, 1e30
@@ -115,14 +113,13 @@ class Uplink:
         return Upload("", update, self._frame, _reported_norm(parts) if order.norm else None)
 
     def _encode_best(self, parts: list[torch.Tensor], order: Order) -> tuple[bytes, Update]:
-        """The frame that carries most within the order's bytes; a visitor sends most of its change at once."""
-        share = VISIT_SHARE if order.visit else None
+        """The frame that carries most within the order's bytes, or what the order says is enough."""
 
         def encoder(total: torch.Tensor) -> tuple[bytes, Update]:
             visible = total.clone() if self.excluded else total
             for part in self.excluded:
                 visible[part] = 0.0
-            return encode_within(visible, self.shapes, order.amount, order.stamp, order.clip, share)
+            return encode_within(visible, self.shapes, order.amount, order.stamp, order.clip, order.share or None)
 
         return self.feedback.encode(parts, encoder, forget=order.visit)
 
@@ -284,7 +281,7 @@ def vector_norm(parts: Iterable[torch.Tensor]) -> float:
     total = 0.0
     parts = [part.detach() for part in parts]
     if parts and not parts[0].is_cpu:
-        return float(torch.linalg.vector_norm(_norms(parts).double()))
+        return float(torch.linalg.vector_norm(norms_of(parts).double()))
     for part in parts:
         numbers = part.float() if part.dtype == torch.bfloat16 else part  # numpy has no bfloat16
         total += _squares(numbers.numpy().reshape(-1))
@@ -303,9 +300,4 @@ def _squares(numbers: NDArray[Any]) -> float:
 
 
 def _reported_norm(parts: Sequence[torch.Tensor]) -> float:
-    return float(torch.linalg.vector_norm(_norms(parts)))
-
-
-def _norms(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The norm of each part, in float32 without a copy in it."""
-    return torch.stack([torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts])
+    return float(torch.linalg.vector_norm(norms_of(parts)))

@@ -18,12 +18,13 @@ from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 from dagc.updates import frame as frames
 from dagc.updates._kernels import MOST_LEVEL
-from dagc.updates.frame import MIXED, MOST_TERMS, Entries, Shapes, code_entries, code_head, code_terms, size_of
+from dagc.updates.frame import MIXED, MOST_TERMS, Entries, code_entries, code_head, code_terms, size_of
 from dagc.updates.low_rank import leading, one_thread, quantized
 from dagc.updates.rates import STEP_PER_PRICE, Choice, Rates
 from dagc.updates.stream import Scale, Stream
-from dagc.updates.update import Terms, Update, extents
+from dagc.updates.update import Terms, Update
 from dagc.updates.vectors import BINS, checked, count_magnitudes, energy_of, largest_entries, normalized
+from dagc.wire.shapes import Shapes, extents
 
 __all__ = ["encode_update"]
 

@@ -18,14 +18,13 @@ from dagc.sparse import MAX_SIZE, Sparse
 from dagc.updates import dense
 from dagc.updates._kernels import COUNT, OTHER, RANK
 from dagc.updates.stream import Scale, Stream, nearest
-from dagc.updates.update import MOST_SUM, Dense, Terms, Update, extents
-from dagc.wire.frame import _view as view_of
-from dagc.wire.frame import varint
+from dagc.updates.update import MOST_SUM, Dense, Terms, Update
+from dagc.wire.frame import varint, view_of
+from dagc.wire.shapes import Shapes, extents
 
 __all__ = ["DENSE", "MIXED", "MOST_TERMS", "Entries", "decode_update", "encode_dense", "is_update", "seal"]
 
 Ints = NDArray[np.int64]
-Shapes = Sequence[int | Sequence[int]]
 MIXED, DENSE = 0xB0, 0xC0
 """The first byte of a frame: terms and entries, or small integers for all entries (plus their bits)."""
 VERSION = 1

@@ -7,7 +7,6 @@ gives the same float32, and the scale of a matrix is a power of two. The entry, 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from dagc._numba import compiled
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 
-__all__ = ["Dense", "Terms", "Update", "extents", "pieces"]
+__all__ = ["Dense", "Terms", "Update", "pieces"]
 
 Floats = NDArray[np.float32]
 BLOCK = 1 << 16
@@ -123,7 +122,7 @@ class Update:
 
     Example:
         >>> update = Update.of(Sparse(6, [1, 4], [0.5, -2.0]))
-        >>> update.dense(), update.entries
+        >>> update.dense(), len(update)
         (tensor([ 0.0000,  0.5000,  0.0000,  0.0000, -2.0000,  0.0000]), 2)
     """
 
@@ -142,14 +141,9 @@ class Update:
         """An update that says nothing."""
         return cls(size, Sparse(size, [], []))
 
-    @property
-    def entries(self) -> int:
-        """How many numbers were sent."""
-        return len(self.sparse) + sum(part.numbers for part in self.terms) + (self.size if self.levels else 0)
-
     def __len__(self) -> int:
         """How many numbers were sent."""
-        return self.entries
+        return len(self.sparse) + sum(part.numbers for part in self.terms) + (self.size if self.levels else 0)
 
     def __eq__(self, other: object) -> bool:
         """Whether both decode to the same bits."""
@@ -238,24 +232,6 @@ class Update:
         if vector.shape != (self.size,) or vector.dtype != torch.float32 or vector.device.type != "cpu":
             raise InvalidInput(f"an update of {self.size} entries needs a float32 CPU vector of as many")
         return vector.detach().numpy()
-
-
-def extents(shapes: Sequence[int | Sequence[int]]) -> list[tuple[int, int, int]]:
-    """Where each tensor starts, its rows and its columns. A vector is one row; tensors without entries are left out.
-
-    Example:
-        >>> extents([(2, 3), 4, (5, 1, 2, 2)])
-        [(0, 2, 3), (6, 1, 4), (10, 5, 4)]
-    """
-    start, parts = 0, []
-    for shape in shapes:
-        sides = (shape,) if isinstance(shape, int) else tuple(shape)
-        size = prod(sides)
-        if size:
-            rows = sides[0] if len(sides) > 1 and size > sides[0] else 1
-            parts.append((start, rows, size // rows))
-            start += size
-    return parts
 
 
 def pieces(rows: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, tuple[int, int], slice]]:

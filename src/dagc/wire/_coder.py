@@ -277,7 +277,7 @@ def walk(mode, data, coder, tables, past, frame, count, mean, mean_before):
                     hits[context] += bit
                     exposure[context] += probability
     done = finish(mode, data, coder) if mode != LEARN else 0
-    if done < 0 or done > len(data):
+    if not 0 <= done <= len(data):
         return -1, mean, 0
     _learn(tables, hits, exposure)
     return count, mean, done

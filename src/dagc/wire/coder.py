@@ -25,7 +25,7 @@ checksum. `docs/reference/wire-entries.md` has every step, `docs/studies/coder.m
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, Self
@@ -35,11 +35,10 @@ from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
+from dagc.wire.shapes import Shapes, extents
 
-__all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory", "Shapes", "memory_bytes"]
+__all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory", "memory_bytes"]
 
-Shapes = Sequence[int | Sequence[int]]
-"""The shape of each tensor of a model; a number stands for a vector of that length."""
 MOST_SIZE = 1 << 26
 """The largest model. With this many entries, and any number sent, every number in the computation fits 64 bits."""
 MOST_ENTRIES = 1 << 18
@@ -97,7 +96,7 @@ class Memory:
     """
 
     def __init__(self, shapes: Shapes, clocks: bool = True, signs: bool = True) -> None:
-        self._rows, self._columns_count = _rows(tuple(_shape(shape) for shape in shapes))
+        self._rows, self._columns_count = _rows(tuple(extents(shapes)))
         self.size = int(self._rows[-3] + self._rows[-2])
         if self.size > MOST_SIZE:
             raise InvalidInput(f"the coder is for models of at most {MOST_SIZE:,} entries, not {self.size:,}")
@@ -275,7 +274,7 @@ def memory_bytes(shapes: Shapes, clocks: bool = True) -> int:
         >>> memory_bytes([(8, 98)]) == Memory([(8, 98)]).nbytes
         True
     """
-    rows, columns = _rows(tuple(_shape(shape) for shape in shapes))
+    rows, columns = _rows(tuple(extents(shapes)))
     tables = _places(len(rows) // 3)[-1] + len(rows) // 3
     return 2 * 8 * tables + 2 * columns + (4 * int(rows[-3] + rows[-2]) if clocks else 0)
 
@@ -305,28 +304,18 @@ def _sparse(size: int, entries: _Entries, signs: bool) -> Sparse:
     return Sparse.trusted(size, entries.indices, values)
 
 
-def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
-    return (shape,) if isinstance(shape, int) else tuple(shape)
-
-
 @lru_cache(maxsize=16)
-def _rows(shapes: tuple[tuple[int, ...], ...]) -> tuple[NDArray[np.int64], int]:
+def _rows(parts: tuple[tuple[int, int, int], ...]) -> tuple[NDArray[np.int64], int]:
     """Start, length and first column of each row, in turn; and the total number of columns of all tensors."""
-    rows: list[int] = []
-    start = columns = 0
-    for shape in shapes:
-        size = int(np.prod(shape))
-        if not size:
-            continue
-        count = shape[0] if len(shape) > 1 and size > shape[0] else 1
-        length = size // count
-        for _ in range(count):
-            rows += (start, length, columns)
-            start += length
-        columns += length
-    if not rows:
+    if not parts:
         raise InvalidInput("a model without entries has nothing to code")
-    return np.array(rows, dtype=np.int64), columns
+    table: list[int] = []
+    first = 0
+    for start, rows, length in parts:
+        for row in range(rows):
+            table += (start + row * length, length, first)
+        first += length
+    return np.array(table, dtype=np.int64), first
 
 
 def _places(rows: int) -> list[int]:

@@ -31,6 +31,7 @@ __all__ = [
     "payload_size",
     "read_varint",
     "varint",
+    "view_of",
 ]
 
 VERSION = 1
@@ -127,7 +128,7 @@ def decode(
         memory: What both sides remember of earlier frames; it is not changed.
         most: If given, the most entries that the frame may have.
     """
-    view = _view(payload)
+    view = view_of(payload)
     if len(view) < 1 + SHORT:
         raise MalformedPayload(f"{len(view)} bytes are too few for a frame")
     codec = codec_of(view[0] & 15)
@@ -235,7 +236,8 @@ def payload_size(size: int, entries: ArrayLike, values: str = "fp32") -> NDArray
     return np.maximum.accumulate(total)[where[: counts.size]].reshape(counts.shape)
 
 
-def _view(payload: bytes | bytearray | memoryview) -> memoryview:
+def view_of(payload: bytes | bytearray | memoryview) -> memoryview:
+    """The bytes, whatever holds them."""
     try:
         return memoryview(payload).cast("B")
     except TypeError as error:

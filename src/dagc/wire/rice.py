@@ -61,13 +61,9 @@ def write(rice: Rice) -> bytes:
     """The section's bytes; there are `rice.size` of them."""
     if not compiled():
         return _write(rice)
-    whole = rice.head >> 3  # the last bits before the quotients may share a byte with the first of them
-    length = rice.size - whole
-    out = np.empty(whole + length + 16, dtype=np.uint8)
+    out = np.zeros(rice.size, dtype=np.uint8)
     _kernels().rice_write(rice.indices, rice.block, rice.parameters, rice.sent, rice.head, out)
-    if length:
-        out[whole + 8] |= out[whole]
-    return b"".join((out[:whole].data, out[whole + 8 : whole + 8 + length].data))
+    return out.tobytes()
 
 
 def read(section: memoryview, size: int, count: int, blocks: bool) -> Ints:
@@ -87,10 +83,8 @@ def read(section: memoryview, size: int, count: int, blocks: bool) -> Ints:
     if head + count > 8 * len(section):
         raise MalformedPayload(f"the index section is too short for {count} indices: {len(section)} bytes")
     if compiled():
-        indices, padded = np.empty(count, dtype=np.int64), b"".join((section, bytes(8)))
-        if _kernels().rice_read(
-            np.frombuffer(padded, dtype=np.uint8), block, parameters, low, head, len(section), size, indices
-        ):
+        indices = np.empty(count, dtype=np.int64)
+        if _kernels().rice_read(data, block, parameters, low, head, size, indices):
             return indices
     return _read(data, np.repeat(parameters, counts), low, head, size)  # which also reports what is wrong
 
