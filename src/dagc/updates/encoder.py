@@ -150,13 +150,18 @@ class _Job:
         bits = 8 * max(self.room - 8, 1)
         near: float | None = None
         best: tuple[Stream, list[Terms], Scale] | None = None
-        choice, most = None, 0.0
+        terms: list[Terms] = []
+        choice: Choice | None = None
+        step, fits, most = Scale(0), True, 0.0
         for _ in range(MOST_ATTEMPTS):
             last, choice = choice, rates.choice(bits, self.share, near)
             near = choice.price if choice.bits > 0.9 * bits else None
             if best and last and choice.price > 0.98 * last.price and (choice.terms == last.terms).all():
                 break
-            terms, step = self.terms(spectra, choice)
+            if last is not None and not fits and (choice.terms <= last.terms).all():
+                terms = self.fewer(terms, choice)
+            else:
+                terms, step = self.terms(spectra, choice)
             if not terms:
                 break
             stream = self.start(terms, step)
@@ -185,6 +190,11 @@ class _Job:
             if terms is not None:
                 done.append(terms)
         return done, step
+
+    def fewer(self, terms: Sequence[Terms], choice: Choice) -> list[Terms]:
+        """The first of these terms, as many as are chosen: at nearly the same price, they are not rounded again."""
+        counts = {start: int(count) for (start, _, _), count in zip(self.parts, choice.terms, strict=True)}
+        return [part.first(counts[part.start]) for part in terms if counts[part.start]]
 
     def start(self, terms: Sequence[Terms], step: Scale) -> Stream:
         """A stream with the head and the terms."""

@@ -5,7 +5,7 @@ gives the same float32, and the scale of a matrix is a power of two. The entry, 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -53,6 +53,10 @@ class Terms:
     def numbers(self) -> int:
         """How many numbers stand for them."""
         return int(self.left.shape[1] + self.right.shape[1] + 1) * len(self.scales)
+
+    def first(self, count: int) -> "Terms":
+        """The first of these terms."""
+        return replace(self, left=self.left[:count], right=self.right[:count], scales=self.scales[:count])
 
     @property
     def largest(self) -> int:
