@@ -21,7 +21,6 @@ from research.forms import FORMS, carried, computed, needed
 from research.measured import in_markdown
 from research.origin import source_commit
 from research.parity import records
-from research.parts import load as load_parts
 from research.real_updates import TASKS, Real, kept
 
 __all__ = ["BUDGETS", "ENERGIES", "MODELS", "SHOWN", "shares"]
@@ -155,7 +154,6 @@ def main() -> None:
             print(in_markdown(heads, rows), source, sep="\n\n", end="\n\n")
         return
     os.nice(10)
-    load_parts()
     torch.set_num_threads(1)
     for model, form in missing(options.records, options.models.split(","), options.forms.split(",")):
         done = {row["what"] for row in records(options.records) if (row["model"], row["form"]) == (model, form)}

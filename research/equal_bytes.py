@@ -22,14 +22,13 @@ from unittest.mock import patch
 
 from dagc.data import load
 from dagc.models import build, parameter_count
-from dagc.protocol import downlink, uplink
+from dagc.protocol import broadcasts, uplink
 from dagc.training import Config, iterate
 from dagc.updates import encode_update
 from research import parts
 from research.measured import in_markdown
 from research.parity import TASKS as PARITY
 from research.parity import TITLES, records
-from research.parts import load as load_parts
 
 __all__ = ["EQUAL", "FORMS", "TASKS", "configured", "end_table", "levels_alone"]
 
@@ -57,7 +56,7 @@ def levels_alone() -> Iterator[None]:
     """Let both sides encode entries with levels, without terms."""
     alone = partial(encode_update, most_terms=0)
     with ExitStack() as patches:
-        for module in (uplink, downlink):
+        for module in (uplink, broadcasts):
             patches.enter_context(patch.object(module, "encode_update", alone))
         yield
 
@@ -162,7 +161,6 @@ def main() -> None:
         print(in_markdown(heads, rows), source, sep="\n\n")
         return
     os.nice(10)
-    load_parts()
     keys = [
         (task, form, float(budget), options.momentum, int(seed))
         for seed in options.seeds.split(",")

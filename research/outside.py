@@ -26,6 +26,8 @@ def apps_table(every: Records) -> Table:
     for program in dict.fromkeys(each["program"] for each in every if each["program"] != GPT):
         runs = [{each["seed"]: each for each in _runs(every, program, variant)} for variant in (PLAIN, OURS)]
         seeds = sorted(runs[0].keys() & runs[1].keys())
+        if not seeds:
+            continue
         plain, ours = ([run[seed] for seed in seeds] for run in runs)
         ends = [[100 * run["scores"][-1][1] for run in some] for some in (plain, ours)]
         gaps = [after - before for before, after in zip(*ends, strict=True)]

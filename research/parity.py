@@ -17,7 +17,6 @@ from dagc.text import count, in_bytes
 from dagc.training import Config, iterate
 from research import parts
 from research.measured import in_markdown
-from research.parts import load as load_parts
 
 __all__ = ["METHODS", "TABLES", "TASKS", "records"]
 
@@ -276,7 +275,6 @@ def main() -> None:
         print(in_markdown(heads, rows), source, sep="\n\n")
         return
     os.nice(10)
-    load_parts()
     tasks = given.tasks.split(";") if ";" in given.tasks or given.tasks in TASKS else list(TASKS)
     for task, method, seed in missing(given.records, tasks, given.methods.split(";"), range(given.seeds)):
         record = curve(task, method, seed, given.data)

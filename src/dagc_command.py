@@ -18,12 +18,10 @@ ABOUT = "Train one model over many devices with slow, metered links, for a small
 COMMANDS = {
     "run": "Train one model over many clients, with one method.",
     "compare": "Compare methods on the same data, seeds and model; each gets the budget and the options that it takes.",
-    "resume": "Continue a run or a comparison from its last checkpoints. The result is the same, bit for bit.",
-    "report": "Write one page about runs, with tables (CSV, LaTeX, Markdown) and curves (CSV, SVG, PNG).",
-    "plan": "Before training: bytes, time and cost by method. Nothing is trained: random entries are sent.",
-    "allocate": "Show each client's share of the data, its ratio (or threshold), its entries and its bytes per round.",
+    "resume": "Continue a run from its last checkpoint. The result is the same, bit for bit.",
+    "report": "Write one page about runs, and their numbers as JSON.",
+    "plan": "Before training: bytes and time by method. Nothing is trained: random entries are sent.",
     "plugins": "List the packages that add parts to dagc; exit code 1 if something is wrong with one.",
-    "data": "Data sets: list, get, check, show.",
 }
 """Every command, and what it does."""
 OPTIONS = {

@@ -134,13 +134,13 @@ def test_no_error_is_a_traceback(command, monkeypatch, error, says):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("dagc.cli.data.data.load", fail)
-    code, _, err = command("data", "show", "digits")
+    monkeypatch.setattr(sys.modules["dagc.cli.plan"], "estimate", fail)
+    code, _, err = command("plan")
     assert (code, len(err.splitlines())) == (2, 1)
     assert err.startswith(says)
     if not isinstance(error, OSError):
         monkeypatch.setenv("DAGC_TRACEBACK", "1")
-        monkeypatch.setattr(sys, "argv", ["dagc", "data", "show", "digits"])
+        monkeypatch.setattr(sys, "argv", ["dagc", "plan"])
         with pytest.raises(type(error)):
             main()
 

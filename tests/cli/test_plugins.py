@@ -96,7 +96,7 @@ def test_a_part_that_breaks_a_contract_and_one_that_cannot_be_loaded_are_named(p
     assert "wrong  allocator greedy: greedy on 'equal' at 0.001: spends" in done.stdout
     assert "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'" in done.stdout
     assert done.stderr.startswith("warning: the plugin broken (broken) cannot be loaded: ModuleNotFoundError")
-    refused = call("allocate", "--sizes", "3,2", "--method", "half")
+    refused = call("run", "mlp@digits", "--method", "half")
     assert refused.returncode == 2
     assert "there is no method 'half'" in refused.stderr
     assert "Traceback" not in refused.stderr

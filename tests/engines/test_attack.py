@@ -92,7 +92,7 @@ def test_toml_nested_5000_deep_or_with_5000_digits_is_refused(tmp_path, text):
 
 @pytest.mark.parametrize("caps", ["[" * 100_000, '{"a":' * 5000, '{"0":' + "9" * 5000 + "}"])
 def test_monstrous_json_on_the_command_line_is_one_line(caps):
-    for command in (["run", "logistic@digits", "--ratio", "0.1"], ["allocate", "1,2", "--ratio", "0.1"]):
+    for command in (["run", "logistic@digits", "--ratio", "0.1"], ["plan", "--sizes", "1,2", "--ratio", "0.1"]):
         done = CliRunner().invoke(app, [*command, "--caps", caps])
         assert done.exit_code
         assert isinstance(done.exception, SystemExit | DagcError), done.exception
@@ -101,9 +101,8 @@ def test_monstrous_json_on_the_command_line_is_one_line(caps):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["allocate", "--sizes", "1,2", "--bytes", "1e400", "--parameters", "100"],
-        ["allocate", "--sizes", "9" * 5000, "--ratio", "0.1", "--parameters", "100"],
-        ["allocate", "--sizes", "1,2", "--ratio", "0.1", "--parameters", "1e308"],
+        ["plan", "--sizes", "1,2", "--bytes", "1e400", "--parameters", "100"],
+        ["plan", "--sizes", "9" * 5000, "--ratio", "0.1", "--parameters", "100"],
         ["plan", "--sizes", "1,2", "--ratio", "0.1", "--parameters", "1e308"],
         ["compare", "logistic@digits", "--ratio", "0.1", "--seeds", "9" * 4000],
         ["compare", "logistic@digits", "--ratio", "0.1", "--methods", "x" * 10_000],

@@ -15,7 +15,7 @@ from dagc.flower import DataAware
 from dagc.policies import Plan
 from dagc.protocol import ModelServer
 from dagc.training import Config, Federation
-from tests.flower.test_flower import NODES, client_app, start
+from tests.flower.apps import NODES, client_app, start
 from tests.helpers.local_grid import LocalGrid
 
 ROUNDS = 8

@@ -14,7 +14,7 @@ from dagc.errors import InvalidInput, MalformedPayload
 from dagc.flower import DataAware, compress, compress_with
 from dagc.flower.layout import AppModel, Layout
 from dagc.folder import read_metrics
-from tests.flower.test_flower import NODES, client_app, fed_avg, kept_by, start, states
+from tests.flower.apps import NODES, client_app, fed_avg, kept_by, start, states
 from tests.helpers.local_grid import LocalGrid
 
 __all__ = ["states"]

@@ -39,7 +39,7 @@ from dagc.flower.messages import RECORD
 from dagc.folder import read_metrics
 from dagc.protocol import ModelServer, Plan, Uplink
 from dagc.wire import VALUE_CODECS
-from tests.flower.test_flower import NODES, WithBatchNorm, client_app, fed_avg, flat, kept_by, start, states
+from tests.flower.apps import NODES, WithBatchNorm, client_app, fed_avg, flat, kept_by, start, states
 from tests.helpers.local_grid import LocalGrid
 
 __all__ = ["states"]

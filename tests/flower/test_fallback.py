@@ -7,7 +7,7 @@ from dagc.flower import DataAware
 from dagc.flower.messages import RECORD
 from dagc.flower.run import FlowerRun
 from dagc.folder import read_metrics
-from tests.flower.test_flower import NODES, Killed, client_app, computed_by, fed_avg, flat, kept_by, start, states
+from tests.flower.apps import NODES, Killed, client_app, computed_by, fed_avg, flat, kept_by, start, states
 from tests.helpers.local_grid import LocalGrid
 
 __all__ = ["states"]

@@ -15,7 +15,7 @@ from dagc.flower import DataAware, compress, compress_with
 from dagc.flower.messages import RECORD
 from dagc.folder import read_metrics
 from dagc.protocol import Plan
-from tests.flower.test_flower import NODES, client_app, fed_avg, flat, start, states, task
+from tests.flower.apps import NODES, client_app, fed_avg, flat, start, states, task
 from tests.helpers.local_grid import LocalGrid
 
 __all__ = ["states"]

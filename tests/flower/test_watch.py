@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from dagc.flower import DataAware, compress
-from tests.flower.test_flower import NODES, client_app, fed_avg, start, states, task
+from tests.flower.apps import NODES, client_app, fed_avg, start, states, task
 from tests.helpers.local_grid import LocalGrid
 
 __all__ = ["states"]

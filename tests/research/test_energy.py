@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dagc.errors import InvalidInput
-from dagc.protocol import downlink, uplink
+from dagc.protocol import broadcasts, uplink
 from dagc.updates import decode_update
 from research import Store, energy, equal_bytes, forms, tables
 from research.energy_figure import write_energy
@@ -165,4 +165,4 @@ def test_trainings_at_equal_bytes_differ_in_their_form_alone(monkeypatch, tmp_pa
     up = {form: run["bytes_up"] / (3 * 10 * most) for form, run in runs.items()}
     assert all(0.9 < part <= 1 for part in up.values()), up
     assert len({tuple(map(tuple, run["scores"])) for run in runs.values()}) == 4  # levels are not what dagc sends
-    assert downlink.encode_update is uplink.encode_update is forms.encode_update  # as they were
+    assert broadcasts.encode_update is uplink.encode_update is forms.encode_update  # as they were

@@ -14,6 +14,7 @@ def gpt(variant, seed, loss, sent):
 def test_apps_are_compared_seed_by_seed_at_their_last_round():
     runs = [app("none", 0, 0.5, 4000), app("none", 1, 0.6, 4000), app("none", 2, 0.9, 4000)]
     runs += [app("dagc", 0, 0.51, 100), app("dagc", 1, 0.61, 100), gpt("none", 0, 2.5, 1000)]
+    runs += [{**app("dagc", 0, 0.7, 100), "program": "an app that was not run without dagc"}]
     heads, rows, source = TABLES["apps"](runs)
     assert rows == [["an app", "3", "55.0 ± 7.1 %", "56.0 ± 7.1 %", "+1.0 ± 0.0", "4.00 kB", "100 B, 40 times fewer"]]
     assert len(heads) == len(rows[0])

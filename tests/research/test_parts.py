@@ -18,6 +18,13 @@ def test_the_command_of_the_experiments_has_their_parts_and_all_of_dagcs_command
 
     (plugin,) = [each for each in json.loads(run("plugins", "--json")) if each["name"].startswith("research")]
     assert plugin["problem"] == ""
-    assert {kind for kind, _ in plugin["added"]} == {"method", "allocator", "model", "data set", "partition", "value codec"}
+    assert {kind for kind, _ in plugin["added"]} == {
+        "method",
+        "allocator",
+        "model",
+        "data set",
+        "partition",
+        "value codec",
+    }
     listed = run("--help")
     assert all(name in listed for name in ("reproduce", "compare", "run", "data", "plan"))

@@ -33,7 +33,7 @@ Target = Annotated[float | None, typer.Option(help="A score, e.g. 0.75: report w
 
 @with_flags()
 def run(
-    task: Annotated[str | None, typer.Argument(help="MODEL@DATA, e.g. cnn@cifar-10.")] = None,
+    task: Annotated[str | None, typer.Argument(help="MODEL@DATA, e.g. mlp@table.csv.")] = None,
     config: ConfigFile = None,
     output: Output = None,
     as_json: AsJson = False,
@@ -46,7 +46,7 @@ def run(
 
     If it was killed or stopped with Ctrl-C, the same command continues from the last checkpoint.
 
-    Example: dagc run logistic@fashion-mnist --local-steps 20 --lr 0.3 --rounds 200
+    Example: dagc run mlp@digits --local-steps 20 --lr 0.1 --rounds 200
     """
     values = passed({"task": task, **flags})
     if not values and config is None:

@@ -10,6 +10,7 @@ import torch
 from dagc.compressors import per_tensor, top_k
 from dagc.errors import MalformedPayload
 from dagc.policies import Plan
+from dagc.policies.defaults import FIRST_TIMES
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
 from dagc.state import flag, sequence, whole
@@ -20,21 +21,18 @@ from dagc.wire.shapes import Shapes, sizes_of
 
 __all__ = ["EntryBroadcasts", "Log", "best_broadcast", "broadcasts"]
 
-MOST_RAISED = 8
-"""A broadcast that must carry `least_carried` takes at most so many times the bytes it would have."""
-
 
 def best_broadcast(
     difference: torch.Tensor, shapes: Shapes, amount: int, stamp: int, least_carried: float
 ) -> tuple[bytes, Update, float]:
     """What carries most of a difference within this many bytes: the frame, the update, and the share it carries.
 
-    If the share is below `least_carried`, the frame takes more bytes.
+    If the share is below `least_carried`, the frame takes up to `FIRST_TIMES` as many bytes.
     """
     energy = max(float(difference.double().square().sum()), 1e-300)
     frame, update = encode_update(difference, shapes, amount, round=stamp)
     if update.energy < least_carried * energy:
-        frame, update = encode_update(difference, shapes, MOST_RAISED * amount, share=least_carried, round=stamp)
+        frame, update = encode_update(difference, shapes, FIRST_TIMES * amount, share=least_carried, round=stamp)
     return frame, update, update.energy / energy
 
 

@@ -29,6 +29,7 @@ class Budget:
     Attributes:
         policy: Decides how much each client sends.
         account: What was earned and spent of a budget in bytes; None if the budget is not in bytes.
+        reserved: The most bytes that the answer to each order of this round can take of the account.
         reports: What is known of the uploads accepted in the last round.
     """
 
@@ -36,12 +37,17 @@ class Budget:
         self.plan, self.size = plan, size
         self.policy = plan.policy(size)
         self.account = plan.account(rounds)
+        self.reserved: dict[str, int] = {}
         self.reports: list[Report] = []
 
     def amounts(
         self, round: int, holding: Sequence[str], members: Mapping[str, Member], seconds: float
     ) -> dict[str, Any]:
-        """How much each of these clients, all of which hold data, sends in a round counted from 0."""
+        """How much each of these clients, all of which hold data, sends in a round counted from 0.
+
+        The bytes are spent now: an upload that never arrives may still have been sent.
+        """
+        self.reserved = {}
         if not holding:
             return {}
         allowance = None
@@ -50,18 +56,18 @@ class Budget:
             allowance = self.account.balance
         examples = {name: member.examples for name, member in members.items()}
         situation = Situation(round, holding, examples, self.reports, allowance)
-        amounts = map(_plain, self.policy.decide(situation))
-        return dict(zip(holding, amounts, strict=True))
-
-    def reserve(self, orders: Sequence[Order]) -> None:
-        """Spend the most that answers to these orders can take: one that never arrives may still have been sent."""
+        amounts = dict(zip(holding, map(_plain, self.policy.decide(situation)), strict=True))
+        compressor = self.policy.compressor
+        self.reserved = {name: self.most_bytes(Order(1, amount, compressor)) for name, amount in amounts.items()}
         if self.account is not None:
-            self.account.spend(sum(self.most_bytes(order) for order in orders if not order.visit))
+            self.account.spend(sum(self.reserved.values()))
+        return amounts
 
-    def refund(self, order: Order, length: int) -> None:
-        """Return what an answer of this many bytes did not use."""
-        if self.account is not None and not order.visit:
-            self.account.spend(length - self.most_bytes(order))
+    def refund(self, name: str, order: Order, length: int) -> None:
+        """Return what an answer of this many bytes did not use. What it may use beyond its share costs nothing."""
+        if self.account is not None and name in self.reserved:
+            used = length - self.reserved[name]
+            self.account.spend(min(used, 0) if order.share else used)
 
     def most_bytes(self, order: Order) -> int:
         """The most bytes that an answer to this order can take; 0 if there is no limit."""
@@ -90,10 +96,11 @@ class Budget:
 
     def snapshot(self) -> Mapping[str, Any]:
         """What `rollback` needs."""
-        return self.state_dict()
+        return {**self.state_dict(), "reserved": dict(self.reserved)}
 
     def rollback(self, snapshot: Mapping[str, Any]) -> None:
         """Undo everything since `snapshot`."""
+        self.reserved = dict(snapshot.get("reserved", {}))
         self.reports = [_report(*fields) for fields in sequence(snapshot["reports"])]
         self.policy.load_state_dict(snapshot["policy"])
         load_part(self.account, snapshot["account"])

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from dagc.policies import Plan
+from dagc.policies.defaults import FIRST_BROADCASTS
 from dagc.policies.rate import finite
 from dagc.protocol.broadcasts import EntryBroadcasts, Log, best_broadcast
 from dagc.protocol.budget import Allowance
@@ -67,6 +68,7 @@ class Downlink:
         carried: The share of the energy of x - y that the last broadcast carried; None if that is not known.
         least_carried: The share that each broadcast carries, though that may take several times its bytes. A server
             with momentum needs 0.4, unless the user has said how many bytes there are.
+        first_carried: The same for the first broadcasts of a training.
 
     Example:
         >>> downlink = Downlink(Plan(method="top-k", ratio=0.05), np.zeros(40, np.float32))
@@ -100,7 +102,7 @@ class Downlink:
         self.target = self.model if plan is None else self.model.copy()
         self.changed = np.zeros(len(model), dtype=np.int32)
         self.carried: float | None = None
-        self.least_carried = 0.0
+        self.least_carried = self.first_carried = 0.0
         self._moved = 0.0  # how far the last broadcast moved the model
         self._log = Log(self.model.nbytes)
         self._allowance = None if plan is None else Allowance(plan, len(model), rounds)
@@ -137,7 +139,8 @@ class Downlink:
             frame, update = self._entries.broadcast(difference, amount, stamp)
             paid = len(frame)
         else:
-            frame, update, carried = best_broadcast(difference, self._shapes, amount, stamp, self.least_carried)
+            least = max(self.least_carried, self.first_carried if self.version < FIRST_BROADCASTS else 0.0)
+            frame, update, carried = best_broadcast(difference, self._shapes, amount, stamp, least)
             paid = min(len(frame), amount)
             if frame:
                 self.carried = carried

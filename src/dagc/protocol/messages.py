@@ -43,6 +43,8 @@ class Order(NamedTuple):
             with an empty memory.
         visit: Whether the client comes so rarely that it gets a rounded model and sends most of its change at once,
             keeping nothing for later.
+        share: With `BEST`, the share of the energy that is enough: a frame that carries it ends, however many bytes
+            are left. 0 to use all of them.
     """
 
     round: int
@@ -55,6 +57,7 @@ class Order(NamedTuple):
     clocks: bool = False
     counted: int = 0
     visit: bool = False
+    share: float = 0.0
 
     def checked(self) -> Self:
         """Itself; `MalformedPayload` if it cannot be one: a server may have made it up.
@@ -72,6 +75,7 @@ class Order(NamedTuple):
             "clocks": lambda clocks: isinstance(clocks, bool),
             "counted": lambda count: is_count(count) and count < 1 << 63,
             "visit": lambda visit: isinstance(visit, bool) and (self.compressor == BEST or not visit),
+            "share": lambda share: _is_real(share) and 0 <= share <= 1,
         }
         for name, is_valid in valid.items():
             if not is_valid(getattr(self, name)):

@@ -46,8 +46,7 @@ class Roster:
 
     Attributes:
         members: By name.
-        gap: The typical number of rounds between two visits of a client. Before its first visit, a client counts as
-            away for all rounds.
+        gap: The typical number of rounds between two visits of a client.
         return_gap: The mean of the rounds between two visits, of clients that come back.
 
     Example:
@@ -83,10 +82,18 @@ class Roster:
         return sorted((self.members[name] for name in listed), key=lambda member: member.number)
 
     def visit(self, present: list[Member], round: int) -> None:
-        """Note who takes part in a round. Low medians, so that one of two clients does not make the other rare."""
-        if present:
-            self.gap += SMOOTHING * (median_low(round - member.last_round for member in present) - self.gap)
+        """Note who takes part in a round.
+
+        How many clients there are that were never seen follows from how many of those present were seen before, as
+        with animals that are caught, marked and caught again (Chapman's estimator). Low medians, so that one of two
+        clients does not make the other rare; geometric means, so that one strange round is soon forgotten.
+        """
         back = [round - member.last_round for member in present if member.last_round]
+        if present and round > 1:
+            known = sum(1 for member in self.members.values() if member.last_round)
+            clients = (known + 1) * (len(present) + 1) / (len(back) + 1) - 1
+            gaps = [*map(float, back), *[clients / len(present)] * (len(present) - len(back))]
+            self.gap = max(1.0, self.gap ** (1 - SMOOTHING) * median_low(gaps) ** SMOOTHING)
         if back:
             self.return_gap += SMOOTHING * (mean(back) - self.return_gap)
         for member in present:

@@ -10,6 +10,8 @@ import torch
 from dagc._memory import pool
 from dagc.errors import BudgetWarning, Diverged, InvalidInput, MalformedPayload
 from dagc.policies import Plan
+from dagc.policies.defaults import FIRST_SHARE, FIRST_TIMES
+from dagc.policies.shares import DENSE
 from dagc.protocol.budget import Budget
 from dagc.protocol.downlink import Downlink
 from dagc.protocol.messages import Download, Order, Upload
@@ -25,10 +27,9 @@ __all__ = ["ModelServer", "Server"]
 VISIT_AFTER = 8
 """Where clients are typically away for more rounds than this, all of them visit. Elsewhere, one that was away for
 longer visits if catching up exactly would take more bytes than the rounded model."""
-VISIT_PART, VISIT_LEAST = 2, 64
-"""The most bytes of a visitor's upload: half a byte per entry, and a few."""
-
-
+VISIT_PART, VISIT_LEAST, VISIT_SHARE = 2, 64, 0.9
+"""The most bytes of a visitor's upload: half a byte per entry, and a few; and the share of the energy that is enough,
+which is all but a third of the length of its change."""
 RARER = 8
 """The downlink's budget for a round is at least this part of what clients that come back allow."""
 STARVED, STARVED_ROUNDS = 0.4, 5
@@ -64,6 +65,7 @@ class Server:
         self.receiver = Receiver(self.plan, size, [size] if shapes is None else shapes)
         self.round = 0
         self._orders: dict[str, Order] = {}
+        self._free = self.plan.method_spec.encodes and not self.plan.lossless and not plan.budgets_set
 
     @property
     def members(self) -> dict[str, Member]:
@@ -88,6 +90,11 @@ class Server:
         staying = [member.name for member in holding if member.name not in visitors]
         amounts = self.budget.amounts(self.round, staying, self.members, seconds)
         amounts |= dict.fromkeys(visitors, self.size // VISIT_PART + VISIT_LEAST)
+        shares = dict.fromkeys(visitors, VISIT_SHARE)
+        for member in members if self._free else ():
+            if member.name in staying and not member.accepted_round:
+                amounts[member.name] = min(FIRST_TIMES * amounts[member.name], DENSE * self.size)
+                shares[member.name] = FIRST_SHARE
         memories, policy = self.receiver.memories, self.budget.policy
         counted = {} if memories is None else memories.counted([member.name for member in members])
         clip = float(min((bound for bound in (self.plan.clip, clip) if bound is not None), default=0.0))
@@ -105,10 +112,10 @@ class Server:
                 clocks=clocks,
                 counted=frames,
                 visit=member.name in visitors,
+                share=shares.get(member.name, 0.0),
             )
         self.receiver.begin()
         self.roster.visit(members, self.round + 1)
-        self.budget.reserve(list(self._orders.values()))
         return dict(self._orders)
 
     def read(self, name: str, frame: bytes | memoryview, norm: float | None = None) -> Upload:
@@ -123,7 +130,7 @@ class Server:
             raise MalformedPayload(f"{name!r:.120} has no order in round {self.round + 1}, or has already answered it")
         upload = self.receiver.read(name, order, frame, norm)
         del self._orders[name]
-        self.budget.refund(order, len(frame))
+        self.budget.refund(name, order, len(frame))
         self._answered(name, order)
         self.receiver.check_norm(upload, order.clip)
         return upload
@@ -238,10 +245,11 @@ class ModelServer(Server):
         )
         self._seconds = 0.0
         self._visited = False  # whether all clients of this round visit: none of them downloads broadcasts
-        self._free = not plan.budgets_set  # nobody has said what a visit may cost
         self._momentum, self._starved = momentum, 0  # the latter counts rounds in a row
         if momentum and self._free:
             self.downlink.least_carried = STARVED
+        if self._free:
+            self.downlink.first_carried = FIRST_SHARE
 
     def orders(self, present: Iterable[str], seconds: float = 0.0, clip: float | None = None) -> dict[str, Order]:
         """As `Server.orders`."""
@@ -289,7 +297,7 @@ class ModelServer(Server):
             self.downlink.note_download(download)
 
     def _is_visit(self, member: Member) -> bool:
-        if not self.plan.method_spec.encodes or self.plan.lossless or not self._free:
+        if not self._free:
             return False
         if self.roster.gap > VISIT_AFTER:
             return True

@@ -29,8 +29,6 @@ __all__ = ["Uplink"]
 
 PIECE = 1 << 14
 """Entries per partial sum of a norm: few enough for float32, and as float64 they fit into a core's own cache."""
-VISIT_SHARE = 0.9
-"""The share of the energy that a visitor sends: all but a third of the length of its change."""
 CLIPPED = 4
 """How often a frame is scaled to be within the bound of its norm, before nothing is sent."""
 TINY, HUGE = 1e-28, 1e30
@@ -115,14 +113,13 @@ class Uplink:
         return Upload("", update, self._frame, _reported_norm(parts) if order.norm else None)
 
     def _encode_best(self, parts: list[torch.Tensor], order: Order) -> tuple[bytes, Update]:
-        """The frame that carries most within the order's bytes; a visitor sends most of its change at once."""
-        share = VISIT_SHARE if order.visit else None
+        """The frame that carries most within the order's bytes, or what the order says is enough."""
 
         def encoder(total: torch.Tensor) -> tuple[bytes, Update]:
             visible = total.clone() if self.excluded else total
             for part in self.excluded:
                 visible[part] = 0.0
-            return encode_within(visible, self.shapes, order.amount, order.stamp, order.clip, share)
+            return encode_within(visible, self.shapes, order.amount, order.stamp, order.clip, order.share or None)
 
         return self.feedback.encode(parts, encoder, forget=order.visit)
 

@@ -92,9 +92,7 @@ class Config(Plan):
         dagc.errors.InvalidInput: there is no method 'quickest': choose one of none, top-k, ...
     """
 
-    task: str = _data(
-        "mlp@digits", "MODEL@DATA, e.g. cnn@cifar-10; DATA may be a path to your own", "text", parse=_task
-    )
+    task: str = _data("mlp@digits", "MODEL@DATA, e.g. mlp@digits; DATA may be a path to your own", "text", parse=_task)
     threshold_units: str = _budget(
         "update",
         "units of the threshold: gradient, or update = learning rate x gradient",

@@ -242,7 +242,7 @@ class _Job:
             missing = energy_of(left) - (1 - self.share) * self.energy
             count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(left))
             usual = min(usual, count[np.searchsorted(energy[:-1], missing / 0.9)])
-        order = largest_entries(left, min(int(1.6 * usual) + 32, size))
+        order = largest_entries(left, min(int(3.2 * usual) + 32, size))
         if len(order):
             sizes = np.abs(left[order])
             floor = max(sizes[0] / RANGE, np.ldexp(1.0, SMALLEST - self.shift))
