@@ -70,7 +70,7 @@ def estimate(
     budgets = {name: getattr(full, name) for name in ("bytes", "down") if isinstance(getattr(full, name), int | float)}
     small = full.replaced(**{name: value / scale for name, value in budgets.items()})
     server = ModelServer(small, _random(0, round(size / scale)), rounds)
-    first = len(server.introduction(full=True).frame) * scale if full.first_model == "sent" else 0.0
+    first = len(server.introduction(-1).frame) * scale if full.first_model == "sent" else 0.0
     for name, count in examples.items():
         server.join(name, count)
     names, present = list(examples), max(1, math.ceil(participation * len(examples) - 1e-9))

@@ -191,6 +191,29 @@ def test_who_only_evaluates_costs_nobody_else_a_byte_and_who_comes_later_hears_w
     assert "is left out" not in caplog.text
 
 
+def test_who_only_evaluates_downloads_the_model_once_and_then_broadcasts(states, caplog):
+    seen, sizes = [], []
+    grid = LocalGrid(client_app(seen=seen), NODES)
+    usual = grid.send_and_receive
+
+    def watch(messages, **options):
+        messages = list(messages)
+        sizes.extend(len(one.content["arrays"][RECORD].data) for one in messages if one.metadata.dst_node_id == 4)
+        return usual(messages, **options)
+
+    grid.send_and_receive = watch
+    inner = Apart(fraction_evaluate=1.0, min_train_nodes=1, min_evaluate_nodes=1)
+    strategy = DataAware(inner, run="onlooker", strategy_state=[], bytes=100)
+    start(strategy, grid, 6)
+    evaluated = [model for who, model, _ in seen if who == "evaluate"]
+    assert len(sizes) == len(evaluated) == 6
+    assert max(sizes[1:]) < sizes[0] / 4, "broadcasts, not the model"
+    assert torch.equal(evaluated[-1], strategy._run.server.model)
+    start(DataAware(inner, run="onlooker", strategy_state=[], bytes=100), grid, 8)
+    assert sizes[6] > sizes[0] / 2 > 2 * sizes[7], "a server that starts again does not know who evaluated"
+    assert "is left out" not in caplog.text
+
+
 def test_a_checkpoint_of_another_model_is_refused(states):
     start(DataAware(fed_avg(), ratio=0.02, run="mine"), LocalGrid(client_app(), NODES), 1)
     other = DataAware(fed_avg(), ratio=0.02, run="mine")

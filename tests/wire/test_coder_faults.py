@@ -200,8 +200,8 @@ def test_a_download_for_somebody_who_is_not_known_costs_the_others_nothing():
     for _ in range(8):
         alone.round()
         onlooker = Replica(SHAPES)
-        for full in (True, False):
-            assert torch.equal(onlooker.receive(watched.server.introduction(full)), watched.server.model)
+        for version in (-1, None):
+            assert torch.equal(onlooker.receive(watched.server.introduction(version)), watched.server.model)
         watched.round()
     assert broadcast(alone.server)["frames"] > 3
     assert alone.downloads == watched.downloads

@@ -112,8 +112,7 @@ def evaluations(exchange: Exchange, replies: Sequence[Message]) -> list[Message]
     run, good = exchange.run, []
     doing, most = f"evaluating round {run.round}", run.server.plan.most_examples
     for sent, reply in _without_errors(exchange, exchange.pair(exchange.evaluated, replies, doing), doing):
-        if sent.client is not None:
-            run.server.arrived(sent.client)
+        run.evaluated_by(sent.client, sent.node)
         records = list(reply.content.metric_records.values())
         claimed = records[0].get(run.examples) if len(records) == 1 else None
         if not isinstance(claimed, int | float) or not 0 < claimed < 1 << 53:

@@ -42,7 +42,7 @@ class FlowerRun:
         server: The server's half of the protocol.
         names: The client at each of Flower's nodes. After a restart, a client may be at another node.
         uninformed: Clients that have lost the setup.
-        full: Nodes without a name that could not create the first model themselves, and must download it.
+        strangers: The versions of the models of nodes without a name: such as those that only evaluate.
         metrics: The names of the metrics in the last round's valid replies; they decide if nodes disagree.
         evaluated: The same for evaluations.
         lineage: Drawn when the run began; nodes drop what they kept of another one.
@@ -66,7 +66,7 @@ class FlowerRun:
         self.model = AppModel(self.server.target.clone(), self.model.whole)  # it may have been rounded
         self.names: dict[int, str] = {}
         self.uninformed: set[str] = set()
-        self.full: set[int] = set()
+        self.strangers: dict[int, int] = {}
         self.strategy, self.attributes = strategy, attributes
         self.metrics: list[str] = []
         self.evaluated: list[str] = []
@@ -103,12 +103,19 @@ class FlowerRun:
 
     def download(self, name: str | None, node: int) -> Download:
         """What a node must download; one that is not known yet may have created the first model itself."""
-        return self.server.introduction(full=node in self.full) if name is None else self.server.download(name)
+        return self.server.introduction(self.strangers.get(node)) if name is None else self.server.download(name)
+
+    def evaluated_by(self, name: str | None, node: int) -> None:
+        """Note that a node has the newest model, since it has evaluated it."""
+        if name is not None:
+            self.server.arrived(name)
+        elif self.server.plan.frames != "coded":  # one that remembers broadcasts must have joined
+            self.strangers[node] = self.server.downlink.version
 
     def out_of_sync(self, name: str | None, node: int) -> None:
         """Note that a node's model is not the expected one: it must download the full model."""
         if name is None:
-            self.full.add(node)
+            self.strangers[node] = -1
         else:
             self.server.out_of_sync(name)
             self.uninformed.add(name)

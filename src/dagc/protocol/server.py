@@ -277,13 +277,13 @@ class ModelServer(Server):
         self.downlink.note_download(download)
         return download
 
-    def introduction(self, full: bool = False) -> Download:
+    def introduction(self, version: int | None = None) -> Download:
         """What brings a client up to date that has not joined yet, and may never.
 
         Args:
-            full: Whether it needs the full model, though clients create the first one themselves.
+            version: The version of the model that it has; -1 for none, None for what newcomers have.
         """
-        return self.downlink.since(-1 if full else self.roster.newcomer)
+        return self.downlink.since(self.roster.newcomer if version is None else version)
 
     def arrived(self, name: str, download: Download | None = None) -> None:
         """Note that a member has the newest model.
