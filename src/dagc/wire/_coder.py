@@ -268,8 +268,7 @@ def walk(mode, data, coder, tables, past, frame, count, mean, mean_before):
                 frame.indices[found] = i
                 found += 1
                 earlier, previous = previous, i
-            recent = COLUMN + past.columns[column + i - start]
-            for context in (gap, gap_two, recent, ROW + r):
+            for context in (gap, gap_two, COLUMN + past.columns[column + i - start], ROW + r):
                 hits[context] += bit
                 exposure[context] += probability
             if clocks:
