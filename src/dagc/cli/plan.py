@@ -6,13 +6,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dagc.cli.options import BUDGETS, AsJson, passed, with_flags
+from dagc.cli.options import AsJson, passed, with_flags
 from dagc.cli.parse import client_sizes, link_rate, quantity
 from dagc.cli.table import plain_table
 from dagc.comparison import SWEPT, comparison_fields, split_methods
 from dagc.errors import InvalidInput, unknown
 from dagc.estimate import estimate
-from dagc.policies import POLICIES, Plan
+from dagc.policies import BUDGETS, POLICIES, Plan
 from dagc.report.panels import in_words
 from dagc.text import in_bytes, in_seconds
 from dagc.training import Config

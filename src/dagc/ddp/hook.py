@@ -245,11 +245,9 @@ class Hook:
             self._start = start
 
     def snapshot(self) -> tuple[Any, ...]:
-        """What `rollback` needs."""
         return self.uplink.snapshot(), self.server.snapshot(), self._start
 
     def rollback(self, snapshot: tuple[Any, ...]) -> None:
-        """Undo everything since `snapshot`."""
         uplink, server, self._start = snapshot
         self.uplink.rollback(uplink)
         self.server.rollback(server)

@@ -69,11 +69,9 @@ class Watch:
         return np.sqrt(np.bincount(self._tensor, entries.astype(np.float64) ** 2, len(self.first)))
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         return {"returned": self.returned, "first": self.first, "streak": self.streak, "warned": self.warned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         returned, first, streak = state["returned"], state["first"], state["streak"]
         if first.shape != self.first.shape or streak.shape != self.streak.shape:
             raise ValueError("it watches other tensors")

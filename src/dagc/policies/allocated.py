@@ -37,7 +37,6 @@ class Allocated:
     wants_norms = False
 
     def __init__(self, plan: Plan, size: int, allocator: str, compressor: str) -> None:
-        """Start with no savings."""
         self.plan = plan
         self.size = size
         self.allocator = allocator
@@ -48,7 +47,6 @@ class Allocated:
         self._last: tuple[Any, list[Any]] = (None, [])
 
     def decide(self, now: Situation) -> list[Any]:
-        """As `Policy.decide`."""
         weights = np.array([now.examples[name] for name in now.present])
         if self.plan.overhead:
             return self._share(now, weights)
@@ -132,11 +130,9 @@ class Allocated:
         return np.array([caps.get(name, 1.0) for name in present]) if caps else None
 
     def state_dict(self) -> dict[str, Any]:
-        """What each client has saved."""
         return {"saved": dict(self._saved), "carry": self._carry}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where `state_dict` was taken."""
         self._saved = {str(name): finite(saved) for name, saved in state["saved"].items()}
         self._carry = finite(state["carry"])
 

@@ -18,7 +18,7 @@ from dagc.settings import Settings, group
 from dagc.wire import VALUE_CODECS
 from dagc.wire.coder import MOST_SIZE
 
-__all__ = ["FRAMES", "ClientPlan", "Plan", "level_bytes", "usual_bytes"]
+__all__ = ["BUDGETS", "FRAMES", "ClientPlan", "Plan", "level_bytes", "usual_bytes"]
 
 log = getLogger("dagc.policies")
 FRAMES = ("compact", "coded", "auto")

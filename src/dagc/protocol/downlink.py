@@ -233,7 +233,6 @@ class Downlink:
         return encode(sparse, self.values, round=self.version % STAMPS)
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         budgeted: dict[str, Any] | None = None
         if self._allowance is not None:
             entries = None if self._entries is None else self._entries.state_dict()
@@ -249,7 +248,6 @@ class Downlink:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         with all_or_nothing(self, "this plan and model"):
             model, changed = _like(self.model, state["model"]), _like(self.changed, state["changed"])
             if state["first"].dtype != np.uint8 or state["first"].ndim != 1:

@@ -91,11 +91,9 @@ class Memories:
         self._present, self._unread = set(), set()
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         return {name: memory.state_dict() for name, memory in self.by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self.rollback({name: Memory.restored(self._shapes, each) for name, each in state.items()})
 
     def snapshot(self) -> dict[str, Memory]:

@@ -100,7 +100,6 @@ class Roster:
             member.last_round = round
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         return {
             "gap": self.gap,
             "return_gap": self.return_gap,
@@ -108,7 +107,6 @@ class Roster:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         with all_or_nothing(self, "this roster"):
             members = [_member(**fields) for fields in sequence(state["members"])]
             self.members = {member.name: member for member in members}
@@ -119,11 +117,9 @@ class Roster:
                 raise ValueError(f"the rounds between visits are {self.gap} and {self.return_gap}")
 
     def snapshot(self) -> dict[str, Any]:
-        """What `rollback` needs."""
         return self.state_dict()
 
     def rollback(self, snapshot: dict[str, Any]) -> None:
-        """Undo everything since `snapshot`."""
         self.members = {fields["name"]: Member(**fields) for fields in snapshot["members"]}
         self.gap, self.return_gap = snapshot["gap"], snapshot["return_gap"]
 

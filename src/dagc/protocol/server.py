@@ -252,7 +252,6 @@ class ModelServer(Server):
             self.downlink.first_carried = FIRST_SHARE
 
     def orders(self, present: Iterable[str], seconds: float = 0.0, clip: float | None = None) -> dict[str, Order]:
-        """As `Server.orders`."""
         self._seconds = seconds
         orders = super().orders(present, seconds, clip)
         self._visited = bool(orders) and all(order.visit for order in orders.values())
@@ -346,7 +345,6 @@ class ModelServer(Server):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Server.state_dict`."""
         return {**super().state_dict(), "downlink": self.downlink.state_dict()}
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -354,11 +352,9 @@ class ModelServer(Server):
         self.downlink.load_state_dict(state["downlink"])
 
     def snapshot(self) -> tuple[Any, ...]:
-        """As `Server.snapshot`."""
         return *super().snapshot(), self.downlink.snapshot()
 
     def rollback(self, snapshot: tuple[Any, ...]) -> None:
-        """As `Server.rollback`."""
         super().rollback(snapshot[:-1])
         self.downlink.rollback(snapshot[-1])
 

@@ -150,7 +150,6 @@ class Training(Iterator[Round]):
         return self.federation.model
 
     def __next__(self) -> Round:
-        """Run one round."""
         return next(self._rounds)
 
     def close(self) -> None:

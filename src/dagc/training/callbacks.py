@@ -42,7 +42,6 @@ class ToTarget:
         self.reached: dict[str, float] = {}
 
     def __call__(self, federation: "Federation", result: "Round") -> None:
-        """After a round."""
         there = result.score is not None and self.target is not None and result.score >= self.target
         if there and not self.reached:
             amounts = (result.round, result.bytes_up + result.bytes_down, result.seconds)
@@ -97,7 +96,6 @@ class TensorBoard(ToTarget):
         self._began = 0.0
 
     def __call__(self, federation: "Federation", result: "Round") -> None:
-        """After a round."""
         if self._writer is None:
             self._began = time.perf_counter()
             self._writer = self._make(str(self.folder), purge_step=result.round if result.round > 1 else None)

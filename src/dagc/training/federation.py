@@ -326,7 +326,6 @@ class Federation:
         return float(np.dot(sizes / sizes.sum(), losses)) if answering else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, between two rounds."""
         return {
             "round": self.round,
             "bytes_up": self.bytes_up,
@@ -366,9 +365,7 @@ class Federation:
             raise ValueError(f"{self.round} rounds are done, not {state['round']}, in {self.seconds} seconds")
 
     def snapshot(self) -> dict[str, Any]:
-        """What `rollback` needs."""
         return copy.deepcopy(self.state_dict())
 
     def rollback(self, snapshot: dict[str, Any]) -> None:
-        """Undo everything since `snapshot`."""
         self._load(snapshot)
