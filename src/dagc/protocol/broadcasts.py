@@ -10,7 +10,7 @@ import torch
 from dagc.compressors import per_tensor, top_k
 from dagc.errors import MalformedPayload
 from dagc.policies import Plan
-from dagc.policies.defaults import FIRST_TIMES
+from dagc.protocol.extras import FIRST_TIMES
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
 from dagc.state import flag, sequence, whole

@@ -15,6 +15,9 @@ __all__ = ["Member", "Roster"]
 SMOOTHING = 0.5
 """The weight of one round in the running number of rounds between visits."""
 
+RARER = 8
+"""The downlink's budget for a round is at least this part of what clients that come back allow."""
+
 
 @dataclass
 class Member:
@@ -98,6 +101,14 @@ class Roster:
             self.return_gap += SMOOTHING * (mean(back) - self.return_gap)
         for member in present:
             member.last_round = round
+
+    @property
+    def broadcast_gap(self) -> float:
+        """The rounds between two visits, as broadcasts are budgeted.
+
+        Newcomers download the whole model. If most are new for ever, broadcasts must not become ever rarer.
+        """
+        return min(max(self.gap, self.return_gap), RARER * self.return_gap)
 
     def state_dict(self) -> dict[str, Any]:
         return {
