@@ -150,7 +150,7 @@ class Attack:
         assert bool((dense.abs() < LARGEST).all()), "an entry that is too large"
         assert 0 <= update.norm() < LARGEST * target.size
         assert update == decode_update(frame, target.shapes, round=order.stamp), "other bits the second time"
-        assert update.entries <= 400 * len(frame) + 800 + target.size * 255
+        assert len(update) <= 400 * len(frame) + 800 + target.size * 255
         return "read" if len(update) else "empty"
 
     def _download(self, target: Target, frame: bytes) -> str:
