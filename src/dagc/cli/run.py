@@ -97,9 +97,9 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool, targe
     rows = read_metrics(folder)
     summed = {"task": config.task, "method": config.method, **summary(rows), "folder": str(folder)}
     if target is not None:
-        there = next((row for row in rows if row.get(SCORE, -math.inf) >= target), None)
+        reached = next((row for row in rows if row.get(SCORE, -math.inf) >= target), None)
         amounts = ("round", "bytes_up", "bytes_down", "seconds")
-        summed["to_target"] = None if there is None else {SCORE: target, **{name: there[name] for name in amounts}}
+        summed["to_target"] = None if reached is None else {SCORE: target, **{name: reached[name] for name in amounts}}
     if as_json:
         print(json.dumps(summed))
     else:
@@ -123,11 +123,11 @@ def _print(summed: dict[str, Any], metric: str, network: str, target: float | No
     Console(highlight=False, markup=False).print(table)
 
 
-def _to_target(there: dict[str, Any] | None) -> str:
-    if there is None:
+def _to_target(reached: dict[str, Any] | None) -> str:
+    if reached is None:
         return "not reached"
-    both = in_bytes(there["bytes_up"] + there["bytes_down"])
-    return f"{there['round']:,} rounds, {both} in total, {there['seconds']:,.1f} s"
+    both = in_bytes(reached["bytes_up"] + reached["bytes_down"])
+    return f"{reached['round']:,} rounds, {both} in total, {reached['seconds']:,.1f} s"
 
 
 def _in_words(result: Round) -> str:

@@ -52,7 +52,7 @@ class Choice(NamedTuple):
     Attributes:
         key: What they have in common.
         state: One of them that this rank has; None if it has none and needs the model.
-        own: The one that this rank saved itself, if there were as many ranks; None otherwise.
+        own_state: The one that this rank saved itself, if there were as many ranks; None otherwise.
         carried: The states whose residuals this rank carries.
         holders: The ranks that have the model.
         same: Whether every rank has the state that it saved itself.
@@ -61,7 +61,7 @@ class Choice(NamedTuple):
 
     key: Key
     state: Mapping[str, Any] | None
-    own: Mapping[str, Any] | None
+    own_state: Mapping[str, Any] | None
     carried: list[Mapping[str, Any]]
     holders: list[int]
     same: bool
@@ -127,7 +127,7 @@ def _choice(
     return Choice(
         key,
         state=next(iter(here.values()), None),
-        own=here.get(exchange.rank) if as_many else None,
+        own_state=here.get(exchange.rank) if as_many else None,
         carried=carried,
         holders=sorted({rank for ranks in holders.values() for rank in ranks}),
         same=as_many and all(rank in holders.get(rank, ()) for rank in range(exchange.world)),

@@ -45,15 +45,15 @@ class Watch:
         self.first, self.streak = np.zeros(len(sizes)), np.zeros(len(sizes), np.int64)
         self.warned = False
 
-    def look(self, given: torch.Tensor, change: torch.Tensor) -> list[int]:
+    def look(self, model: torch.Tensor, change: torch.Tensor) -> list[int]:
         """Note a round; which tensors the app does not take from the server, if that is newly known.
 
         Args:
-            given: The model that the app was given.
+            model: The model that the app was given.
             change: That model minus the one it has returned.
         """
         change_here = change.numpy()[self._places]
-        returned = given.numpy()[self._places] - change_here
+        returned = model.numpy()[self._places] - change_here
         norms = self._norms(change_here)
         if self.returned is not None and not self.warned:
             moved = self._norms(returned - self.returned)

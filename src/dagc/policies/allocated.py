@@ -61,7 +61,7 @@ class Allocated:
     def _everybody(self, now: Situation, weights: Array) -> list[Any]:
         """Every client sends what the allocator gives it."""
         plan, caps = self.plan, self._caps(now.present)
-        given = allocate(
+        parameters = allocate(
             weights,
             ratio=plan.ratio,
             threshold=plan.threshold,
@@ -73,8 +73,8 @@ class Allocated:
             caps=caps,
         )
         if plan.threshold is not None:
-            return [float(threshold) for threshold in given]
-        return [int(count) for count in entries(given, self.size, caps=caps)]
+            return [float(threshold) for threshold in parameters]
+        return [int(count) for count in entries(parameters, self.size, caps=caps)]
 
     def _share(self, now: Situation, weights: Array) -> list[int]:
         """The clients that have saved most send: as many as can have enough for a frame each."""
@@ -113,9 +113,9 @@ class Allocated:
         assert now.allowance is not None
         limit = np.array([self.size])
         plan = self.plan
-        one = apportion_bytes(np.ones(1), now.allowance, limit, self.size, plan.values)
-        enough = self.least if one[0] >= self.size else 1.0  # if everything fits, a tenth less may never be enough
-        return max(0.9 * float(one[0]), min(float(enough), float(one[0])))  # of one frame; several take more
+        largest = apportion_bytes(np.ones(1), now.allowance, limit, self.size, plan.values)
+        enough = self.least if largest[0] >= self.size else 1.0  # if everything fits, a tenth less may never be enough
+        return max(0.9 * float(largest[0]), min(float(enough), float(largest[0])))  # of one frame; several take more
 
     def _divided(self, quota: Array, most: Ints, allowance: int | None, total: float) -> Ints:
         """Integers in proportion to the quota, none above its `most`, that meet the round's budget."""

@@ -32,10 +32,10 @@ def make_rate(text: str) -> Rate:
         Rate(bytes=1500000.0, per='hour')
     """
     try:
-        found = re.fullmatch(r"\s*([0-9.]+)\s*([kMG]?B)?\s*/\s*(training|hour)\s*", str(text))
-        if found is None:
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([kMG]?B)?\s*/\s*(training|hour)\s*", str(text))
+        if match is None:
             raise ValueError
-        rate = Rate(float(found[1]) * _UNITS[found[2] or ""], found[3])  # type: ignore[arg-type]
+        rate = Rate(float(match[1]) * _UNITS[match[2] or ""], match[3])  # type: ignore[arg-type]
     except ValueError:
         raise InvalidInput(
             f"rate is {shown(text)}: write bytes per client, like 200 kB/training or 1.5 MB/hour "

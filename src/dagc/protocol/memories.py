@@ -48,15 +48,15 @@ class Memories:
     def counted(self, present: Collection[str]) -> dict[str, tuple[bool, int]]:
         """A round begins with these clients: whether each one's memory has clocks, and how many frames it counted."""
         self._present |= set(present)
-        found, clocks = {}, CLOCKS // self._clock_bytes - len(self.by_name)
+        counts, clocks = {}, CLOCKS // self._clock_bytes - len(self.by_name)
         for name in present:
             memory = self.by_name.pop(name, None)
             if memory is None:  # it is created when the first frame arrives
-                found[name], clocks = (clocks > 0, 0), clocks - 1
+                counts[name], clocks = (clocks > 0, 0), clocks - 1
             else:
                 self.by_name[name] = memory
-                found[name] = memory.clocks, memory.frames
-        return found
+                counts[name] = memory.clocks, memory.frames
+        return counts
 
     def of(self, name: str, order: Order) -> Memory:
         """The memory of a client; if there is none, an empty one, which is kept if there is room.

@@ -42,8 +42,8 @@ class ToTarget:
         self.reached: dict[str, float] = {}
 
     def __call__(self, federation: "Federation", result: "Round") -> None:
-        there = result.score is not None and self.target is not None and result.score >= self.target
-        if there and not self.reached:
+        at_target = result.score is not None and self.target is not None and result.score >= self.target
+        if at_target and not self.reached:
             amounts = (result.round, result.bytes_up + result.bytes_down, result.seconds)
             self.reached = dict(zip(TO_TARGET, amounts, strict=True))
 

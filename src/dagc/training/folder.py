@@ -55,9 +55,9 @@ class RunFolder(Folder):
         else:
             self._know_again()
         self._written = set(settings)
-        there = Config(**settings)
-        if there.key() != config.key():
-            ours, theirs = config.as_dict(), there.as_dict()
+        held = Config(**settings)
+        if held.key() != config.key():
+            ours, theirs = config.as_dict(), held.as_dict()
             other = [
                 f"{name} is {theirs[name]!r} there, {ours[name]!r} here" for name in ours if ours[name] != theirs[name]
             ]
