@@ -64,25 +64,25 @@ def draw(seed: int, size: int, count: int) -> NDArray[np.int64]:
 
 def _marked(seed: int, size: int, count: int) -> NDArray[np.int64]:
     seen = np.zeros(size, dtype=bool)
-    done = found = 0
-    while found < count:
-        end = done + count - found
+    done = drawn = 0
+    while drawn < count:
+        end = done + count - drawn
         for start in range(done, end, _BLOCK):
             seen[_indices(seed, size, start, min(start + _BLOCK, end))] = True
-        done, found = end, int(np.count_nonzero(seen))
+        done, drawn = end, int(np.count_nonzero(seen))
     return np.flatnonzero(seen)
 
 
 def _sorted(seed: int, size: int, count: int) -> NDArray[np.int64]:
-    found = np.zeros(0, dtype=np.int64)
+    drawn = np.zeros(0, dtype=np.int64)
     done = 0
-    while len(found) < count:
-        end = done + count - len(found)
-        found = np.concatenate((found, _indices(seed, size, done, end)))
-        found.sort(kind="stable")  # fast if most of it is sorted already
-        found = found[np.diff(found, prepend=-1) > 0]
+    while len(drawn) < count:
+        end = done + count - len(drawn)
+        drawn = np.concatenate((drawn, _indices(seed, size, done, end)))
+        drawn.sort(kind="stable")  # fast if most of it is sorted already
+        drawn = drawn[np.diff(drawn, prepend=-1) > 0]
         done = end
-    return found
+    return drawn
 
 
 def _indices(seed: int, size: int, start: int, end: int) -> NDArray[np.int64]:

@@ -82,7 +82,6 @@ class Folder:
     patience = 0.0
 
     def __init__(self, path: str | Path, saved: Saved) -> None:
-        """The folder at `path` for the state of `saved`."""
         self.path = Path(path)
         self._saved = saved
         self._open = ExitStack()
@@ -103,7 +102,6 @@ class Folder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the folder."""
         self.close()
 
     def close(self) -> None:
@@ -279,7 +277,7 @@ def read_clients(path: str | Path) -> dict[str, Any]:
         clients: dict[str, Any] = json.loads(read_bounded(Path(path) / "clients.json", MEDIUM))
         sizes, numbers = clients["sizes"], [*clients["sizes"], clients["parameters"]]
         whole = bool(sizes) and clients["parameters"] >= 1 and all(0 <= number < LARGEST for number in numbers)
-        for name in ("names", "labels", "first_parameters", "classes", "notes"):
+        for name in ("names", "first_parameters", "classes", "notes"):
             known = clients.get(name) or []
             whole = whole and isinstance(known, list)
             whole = whole and (name in ("classes", "notes") or not known or len(known) == len(sizes))

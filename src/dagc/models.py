@@ -70,9 +70,9 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
         raise InvalidInput(f"{name} takes one tensor, but {like.name} has {inputs}: pass a model of your own")
     if isinstance(like, Dataset) and kind.tokens != (like.objective == "next-token"):
         able = [other for other, each in MODELS.items() if each.tokens != kind.tokens]
-        found = f"the samples of {like.name} are {'not ' if kind.tokens else ''}sequences of tokens"
+        wrong, verb = ("not ", "needs") if kind.tokens else ("", "cannot take")
         raise InvalidInput(
-            f"{found}, which {name} {'needs' if kind.tokens else 'cannot take'}: use {' or '.join(able)}"
+            f"the samples of {like.name} are {wrong}sequences of tokens, which {name} {verb}: use {' or '.join(able)}"
         )
     if kind.initialise is None:
         with torch.random.fork_rng(devices=[]):

@@ -79,9 +79,9 @@ def load_plugins(*others: str) -> list[Plugin]:
 def _load(point: Any) -> Plugin:
     before = {kind: dict(registry) for kind, registry in REGISTRIES.items()}
     try:
-        found = point.load()
-        if callable(found):
-            found()
+        target = point.load()
+        if callable(target):
+            target()
     except Exception as error:  # whatever somebody else's code may raise
         for kind, registry in REGISTRIES.items():  # undo what it has registered so far
             registry.clear()

@@ -118,7 +118,6 @@ class Sparse:
         return float(np.linalg.norm(self.values.astype(np.float64)))
 
     def __len__(self) -> int:
-        """The number of entries."""
         return len(self.indices)
 
     def __eq__(self, other: object) -> bool:

@@ -50,7 +50,7 @@ def test_every_method_gets_the_same_seeds_and_the_budget_that_it_takes(finished)
         ("none", 1, None, None),
     ]
     assert len({path.name for path in paths}) == 6
-    same = [json.loads((path / "clients.json").read_text())["labels"] for path in paths]
+    same = [json.loads((path / "clients.json").read_text())["sizes"] for path in paths]
     assert same[0] == same[2] == same[4] != same[1]
 
 

@@ -5,7 +5,7 @@ import torch
 
 from dagc import Plan
 from dagc.protocol import ModelServer
-from dagc.protocol.server import VISIT_AFTER
+from dagc.protocol.extras import VISIT_AFTER
 from tests.protocol.runs import Client
 
 SIZE = 1000

@@ -39,7 +39,6 @@ def with_settings(settings, accuracies, step, entries, clients=None):
     ]
     clients = clients or {
         "sizes": [90, 10],
-        "labels": [[80, 10], [0, 10]],
         "classes": ["cat", "</script><b>dog"],
         "parameters": 1000,
         "first_parameters": [9, 1] if settings["method"] != "none" else [None, None],

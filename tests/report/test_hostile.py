@@ -124,7 +124,6 @@ def test_a_huge_result_is_no_result(copy):
     [
         {"names": ["one"]},
         {"names": 7},
-        {"labels": [[1]]},
         {"first_parameters": [1.0]},
         {"sizes": [1, "many"]},
         {"sizes": [1, 1e300]},

@@ -1,6 +1,5 @@
-"""Logs: quiet by default; CSV and TensorBoard with bytes, time and the way to a target."""
+"""Logs: quiet by default; TensorBoard with bytes, time and the way to a target."""
 
-import csv
 import json
 import logging
 import subprocess
@@ -12,7 +11,7 @@ from typer.testing import CliRunner
 
 from dagc import Config, InvalidInput, MissingExtra
 from dagc.cli import app
-from dagc.training import CsvLog, TensorBoard, ToTarget, iterate, train
+from dagc.training import TensorBoard, ToTarget, iterate, train
 
 
 def config(**fields):
@@ -37,45 +36,7 @@ def test_nothing_is_said_unless_somebody_wants_it(caplog):
     assert "s on the clock" in said[-1][1]
 
 
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_a_csv_has_bytes_time_and_the_way_to_the_target_and_survives_a_stop(tmp_path):
-    whole = list(iterate(config(), callbacks=[CsvLog(tmp_path / "whole.csv", target=0.4)]))
-    first = next(one for one in whole if one.score is not None and one.score >= 0.4)
-    assert first.round < 10
-    expected = {"rounds_to_target": first.round, "bytes_to_target": first.bytes_up + first.bytes_down}
-    found = rows(tmp_path / "whole.csv")
-    assert [int(row["round"]) for row in found] == list(range(1, 11))
-    for row, result in zip(found, whole, strict=True):
-        assert int(row["bytes_total"]) == result.bytes_up + result.bytes_down
-        assert float(row["elapsed"]) >= 0
-        there = result.round >= first.round
-        assert {name: int(float(row[name])) for name in expected if row[name]} == (expected if there else {})
-        assert row["score"] == ("" if result.score is None else str(result.score))
-    stopped = iterate(config(), tmp_path / "run", [CsvLog(tmp_path / "parts.csv", 0.4)])
-    for _ in range(7):
-        next(stopped)
-    stopped.close()
-    with (tmp_path / "parts.csv").open("a") as file:
-        file.write("8,0.5,")  # a line that a kill has cut
-    train(config(), tmp_path / "run", [CsvLog(tmp_path / "parts.csv", 0.4)])
-
-    def timeless(path):
-        return [{**row, "elapsed": ""} for row in rows(path)]
-
-    assert timeless(tmp_path / "parts.csv") == timeless(tmp_path / "whole.csv")
-
-
-def test_a_file_of_somebody_else_is_not_overwritten(tmp_path):
-    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InvalidInput, match=r"mine.csv is not a log of dagc \(other columns\): choose another file"):
-        train(config(), callbacks=[CsvLog(tmp_path / "mine.csv")])
-    assert (tmp_path / "mine.csv").read_text() == "a,b\n1,2\n"
-    with pytest.raises(InvalidInput, match="cannot be written to"):
-        train(config(), callbacks=[CsvLog(tmp_path / "mine.csv" / "below.csv")])
+def test_a_target_that_no_score_can_reach_is_refused():
     with pytest.raises(InvalidInput, match="target is 75: give a score of at most 1"):
         ToTarget(75)
 
@@ -116,14 +77,12 @@ def test_without_tensorboard_that_is_said(monkeypatch, tmp_path):
 
 def test_the_command_line_writes_them_and_says_what_the_target_took(tmp_path, caplog):
     arguments = ["run", "logistic@digits", "--ratio", "0.05", "--rounds", "10", "--output", str(tmp_path / "run")]
-    logs = ["--csv", "--tensorboard", "--target", "0.3"]
+    logs = ["--tensorboard", "--target", "0.3"]
     done = CliRunner().invoke(app, ["-v", *arguments, *logs, "--json"], catch_exceptions=False)
     found = json.loads(done.stdout)
-    last = rows(tmp_path / "run" / "log.csv")[-1]
-    goal = found["to_target"]
-    assert int(last["rounds_to_target"]) == goal["round"]
-    assert int(last["bytes_to_target"]) == goal["bytes_up"] + goal["bytes_down"]
-    assert scalars(tmp_path / "run" / "tensorboard")["rounds_to_target"] == {goal["round"]: goal["round"]}
+    goal, logged = found["to_target"], scalars(tmp_path / "run" / "tensorboard")
+    assert logged["rounds_to_target"] == {goal["round"]: goal["round"]}
+    assert logged["bytes_to_target"] == {goal["round"]: goal["bytes_up"] + goal["bytes_down"]}
     assert "parameters, from round 1 to 10" in done.stderr
     again = CliRunner().invoke(app, [*arguments, "--target", "0.99"], catch_exceptions=False)
     assert "not reached" in again.stdout

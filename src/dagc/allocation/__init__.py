@@ -75,9 +75,8 @@ def allocate(
             it, since `dagc.wire.payload_size` is the most that a number of entries can take.
         method: A name in `ALLOCATORS`.
         exponent: For `power` only; 2/3 if not given.
-        caps: The largest ratio of each client (a metered plan, a slow link), at most 1, which is the default. What a
-            cap cuts off goes to the others by the same rule. If all caps together are below the budget, every client
-            gets its cap, with a `BudgetWarning`.
+        caps: The largest ratio of each client, at most 1, the default. What a cap cuts off goes to the others by the
+            same rule. If all caps together are below the budget, every client gets its cap, with a `BudgetWarning`.
         size: The number of entries in the vector, with `bytes`.
         values: The value codec that will be used, with `bytes`.
 
@@ -98,10 +97,8 @@ def allocate(
     if threshold is not None:
         if caps is not None:
             raise InvalidInput("caps limit ratios; a threshold does not fix how much is sent: give ratio= or bytes=")
-        if not (np.isfinite(threshold) and threshold > 0):
-            raise InvalidInput(f"threshold must be positive and finite, not {threshold}")
         result = np.full(len(weight), np.inf)
-        result[order] = _rule(allocator.thresholds, "thresholds", method)(shares, float(threshold))
+        result[order] = _thresholds(_rule(allocator.thresholds, "thresholds", method), shares, threshold)
         return result
     rule = _rule(allocator.ratios, "ratios", method)
     cap = _checked_caps(caps, len(weight))[order]
@@ -227,6 +224,13 @@ def apportion_bytes(
         else:
             total = (fits + too_many) // 2
     return best
+
+
+def _thresholds(rule: Rule, shares: Array, threshold: float) -> Array:
+    """The rule's thresholds, whose harmonic mean is this one."""
+    if not (np.isfinite(threshold) and threshold > 0):
+        raise InvalidInput(f"threshold must be positive and finite, not {threshold}")
+    return rule(shares, float(threshold))
 
 
 def _capped(rule: Rule, shares: Array, total: float, caps: Array) -> Array:

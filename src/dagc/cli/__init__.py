@@ -82,4 +82,4 @@ def main(commands: typer.Typer = app) -> None:
 def _once(message: str) -> str:
     """A message as one line with one suggestion: click and typer may both make one."""
     said, *suggestions = re.split(r" \(?(?=Did you mean)", " ".join(message.split()))
-    return " ".join([said, *(one.rstrip(")") for one in suggestions[:1])])
+    return " ".join([said, *(each.rstrip(")") for each in suggestions[:1])])

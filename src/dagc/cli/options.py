@@ -11,7 +11,7 @@ import typer
 
 from dagc.errors import InvalidInput
 from dagc.folder import read_settings
-from dagc.policies import POLICIES
+from dagc.policies import BUDGETS, POLICIES
 from dagc.training import Config
 
 __all__ = ["AsJson", "ConfigFile", "Jobs", "passed", "settings_of", "with_flags"]
@@ -19,7 +19,6 @@ __all__ = ["AsJson", "ConfigFile", "Jobs", "passed", "settings_of", "with_flags"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings; flags override it.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the number of cores).")]
-BUDGETS = ("ratio", "threshold", "bytes", "rate")
 GROUPS = ("Budget", "Method", "Data", "Training", "Network", "Bounds", "Run")
 """The order in which `--help` shows the groups of settings."""
 OBJECTS = {name: each.example for name, each in Config.schema().items() if each.kind in ("numbers", "options")}

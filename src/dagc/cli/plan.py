@@ -6,13 +6,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dagc.cli.options import BUDGETS, AsJson, passed, with_flags
+from dagc.cli.options import AsJson, passed, with_flags
 from dagc.cli.parse import client_sizes, link_rate, quantity
 from dagc.cli.table import plain_table
 from dagc.comparison import SWEPT, comparison_fields, split_methods
 from dagc.errors import InvalidInput, unknown
 from dagc.estimate import estimate
-from dagc.policies import POLICIES, Plan
+from dagc.policies import BUDGETS, POLICIES, Plan
 from dagc.report.panels import in_words
 from dagc.text import in_bytes, in_seconds
 from dagc.training import Config
@@ -63,10 +63,10 @@ def plan(
             if name not in examples:
                 raise unknown("client for the cap of", name, list(examples))
         links = (config.participation, up, down, config.compute_seconds)
-        found = estimate(config.plan(), size, examples, config.rounds, *links)
-        row = {"method": config.method, "rounds": config.rounds, "settings": found.plan.changed()}
-        figures = {name: value for name, value in found._asdict().items() if name != "plan"}
-        rows.append({**row, **figures, "bytes_total": found.bytes_up + found.bytes_down})
+        result = estimate(config.plan(), size, examples, config.rounds, *links)
+        row = {"method": config.method, "rounds": config.rounds, "settings": result.plan.changed()}
+        figures = {name: value for name, value in result._asdict().items() if name != "plan"}
+        rows.append({**row, **figures, "bytes_total": result.bytes_up + result.bytes_down})
     print(json.dumps(rows)) if as_json else _print(rows, f"{size:,} parameters, {len(examples):,} clients")
 
 

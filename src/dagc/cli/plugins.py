@@ -29,23 +29,23 @@ def plugins(
     as_json: AsJson = False,
 ) -> None:
     """List the packages that add parts to dagc; exit code 1 if something is wrong with one."""
-    found = []
+    listed = []
     for plugin in load_plugins():
         wrong = {f"{kind} {name}": _problem(kind, name) for kind, name in plugin.added} if check else {}
-        found.append({**plugin._asdict(), "wrong": {part: why for part, why in wrong.items() if why}})
+        listed.append({**plugin._asdict(), "wrong": {part: why for part, why in wrong.items() if why}})
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(listed))
     else:
-        _print(found, check)
-    if any(plugin["problem"] or plugin["wrong"] for plugin in found):
+        _print(listed, check)
+    if any(plugin["problem"] or plugin["wrong"] for plugin in listed):
         raise typer.Exit(1)
 
 
-def _print(found: list[dict[str, Any]], check: bool) -> None:
+def _print(listed: list[dict[str, Any]], check: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    if not found:
+    if not listed:
         console.print(f"no installed package has an entry point in the group {GROUP}", markup=False)
-    for plugin in found:
+    for plugin in listed:
         console.print(Text(f"{plugin['name']} ({plugin['where']})"))
         if plugin["problem"]:
             console.print(Text("  wrong  ", "red") + Text(f"cannot be loaded: {plugin['problem']}", "default"))

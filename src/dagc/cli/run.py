@@ -19,7 +19,7 @@ from dagc.comparison import stopping
 from dagc.errors import InvalidInput
 from dagc.folder import BEST, FINAL, FINAL_RULE, SCORE, read_settings
 from dagc.text import Spread, in_bytes, percent
-from dagc.training import Config, CsvLog, Round, TensorBoard, ToTarget, iterate, read_metrics, summary
+from dagc.training import Config, Round, TensorBoard, ToTarget, iterate, read_metrics, summary
 
 __all__ = ["resume", "run"]
 
@@ -27,7 +27,6 @@ Output = Annotated[
     Path | None, typer.Option(help="The run's folder (default: runs/TASK/METHOD-…).", show_default=False)
 ]
 Tensors = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs to the run's folder.")]
-Csv = Annotated[bool, typer.Option("--csv", help="Also write log.csv to the run's folder: a line for every round.")]
 Target = Annotated[float | None, typer.Option(help="A score, e.g. 0.75: report what it took to reach it.")]
 
 
@@ -38,7 +37,6 @@ def run(
     output: Output = None,
     as_json: AsJson = False,
     tensorboard: Tensors = False,
-    csv: Csv = False,
     target: Target = None,
     **flags: Any,
 ) -> None:
@@ -53,14 +51,13 @@ def run(
         raise InvalidInput("nothing to train: give a task, e.g. dagc run mlp@digits, or --config FILE")
     checked = Config(**settings_of(values, config))
     folder = output or Path("runs") / _short(checked.task) / f"{checked.method}-{checked.key()}"
-    _train(checked, folder, as_json, tensorboard, csv, target)
+    _train(checked, folder, as_json, tensorboard, target)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of an unfinished run.")],
     as_json: AsJson = False,
     tensorboard: Tensors = False,
-    csv: Csv = False,
     target: Target = None,
 ) -> None:
     """Continue a run from its last checkpoint. The result is the same, bit for bit."""
@@ -71,17 +68,14 @@ def resume(
     settings = read_settings(folder)
     if "engine" in settings:
         raise InvalidInput(f"{folder} holds a run of {settings['engine']}: start its own app again to continue it")
-    _train(Config(**settings), folder, as_json, tensorboard, csv, target)
+    _train(Config(**settings), folder, as_json, tensorboard, target)
 
 
-def _train(
-    config: Config, folder: Path, as_json: bool, tensorboard: bool, csv: bool = False, target: float | None = None
-) -> None:
+def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool, target: float | None) -> None:
     if (folder / COMPARISON).exists():
         raise InvalidInput(f"{folder} holds a comparison, not a run: choose another --output")
     callbacks = [ToTarget(target)]  # refuses impossible targets
     callbacks += [TensorBoard(folder / "tensorboard", target)] if tensorboard else []
-    callbacks += [CsvLog(folder / "log.csv", target)] if csv else []
     training = iterate(config, folder, callbacks)
     metric = training.federation.goal.metric
     for note in training.federation.notes:
@@ -103,9 +97,9 @@ def _train(
     rows = read_metrics(folder)
     summed = {"task": config.task, "method": config.method, **summary(rows), "folder": str(folder)}
     if target is not None:
-        there = next((row for row in rows if row.get(SCORE, -math.inf) >= target), None)
+        reached = next((row for row in rows if row.get(SCORE, -math.inf) >= target), None)
         amounts = ("round", "bytes_up", "bytes_down", "seconds")
-        summed["to_target"] = None if there is None else {SCORE: target, **{name: there[name] for name in amounts}}
+        summed["to_target"] = None if reached is None else {SCORE: target, **{name: reached[name] for name in amounts}}
     if as_json:
         print(json.dumps(summed))
     else:
@@ -129,11 +123,11 @@ def _print(summed: dict[str, Any], metric: str, network: str, target: float | No
     Console(highlight=False, markup=False).print(table)
 
 
-def _to_target(there: dict[str, Any] | None) -> str:
-    if there is None:
+def _to_target(reached: dict[str, Any] | None) -> str:
+    if reached is None:
         return "not reached"
-    both = in_bytes(there["bytes_up"] + there["bytes_down"])
-    return f"{there['round']:,} rounds, {both} in total, {there['seconds']:,.1f} s"
+    both = in_bytes(reached["bytes_up"] + reached["bytes_down"])
+    return f"{reached['round']:,} rounds, {both} in total, {reached['seconds']:,.1f} s"
 
 
 def _in_words(result: Round) -> str:

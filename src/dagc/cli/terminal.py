@@ -26,7 +26,6 @@ class _Lines(Handler):
     """Prints log records of the library as one line each."""
 
     def emit(self, record: LogRecord) -> None:
-        """Print a record."""
         serious = record.levelno >= WARNING
         say(f"warning: {record.getMessage()}" if serious else record.getMessage(), "yellow" if serious else "dim")
 

@@ -7,18 +7,17 @@ from itertools import product
 from typing import Any
 
 from dagc.errors import InvalidInput, unknown
-from dagc.policies import POLICIES
+from dagc.policies import BUDGETS, POLICIES
 from dagc.policies.policy import unknown_method
 from dagc.training import SOLUTION, Config
 
 __all__ = ["SWEPT", "comparison_fields", "split_methods"]
 
-COUNTED = ("ratio", "bytes", "rate")
+COUNTED = tuple(name for name in BUDGETS if name != "threshold")
 """Budgets of methods that count entries; they take precedence over a threshold."""
-BUDGETS = (*COUNTED, "threshold")
 VARIED = tuple(name for name in SOLUTION if name != "method")
 """Settings that a variant of a method can have."""
-NAMED = ("caps", "options", "optimizer_options")
+NAMED = tuple(name for name, each in Config.schema().items() if each.kind in ("numbers", "options"))
 """Settings that hold names and values: JSON when written as text."""
 SWEPT = tuple(name for name in SOLUTION if name not in ("method", "per_tensor", *NAMED))
 """Settings that can have several values in a comparison."""

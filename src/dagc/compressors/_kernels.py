@@ -61,7 +61,7 @@ def _add(gradient, residual, at, size, sums, hits, threshold, rest, shift):
 
 
 @inlined
-def _extract(words, sums, first, indices, values, found):
+def _extract(words, sums, first, indices, values, taken):
     """Append the hits of a block, given as words of eight booleans. Returns the number of entries found.
 
     Always four at a time, even if there are fewer: the surplus is overwritten next time, and the end of the loop is
@@ -75,10 +75,10 @@ def _extract(words, sums, first, indices, values, found):
             for _ in range(4):
                 lowest = mask & (~mask + U(1))
                 place = start + U(POSITIONS[(lowest * DE_BRUIJN) >> U(58)])
-                indices[found], values[found] = first + np.int64(place), sums[place]
-                found += U(mask != 0)
+                indices[taken], values[taken] = first + np.int64(place), sums[place]
+                taken += U(mask != 0)
                 mask &= mask - U(1)
-    return found
+    return taken
 
 
 @kernel
@@ -98,9 +98,9 @@ def collect(gradient, residual, out, stream, first, threshold, cursor, indices, 
     hits = np.zeros(BLOCK, np.uint8)
     words = hits.view(U)
     threshold, overall = np.int32(threshold), np.int32(cursor[2])
-    at, found, full = U(cursor[0] - first), U(cursor[1]), False
+    at, taken, full = U(cursor[0] - first), U(cursor[1]), False
     while at < U(len(gradient)):
-        full = found + U(SLACK) > U(len(indices))
+        full = taken + U(SLACK) > U(len(indices))
         if full:
             break
         size = min(BLOCK, U(len(gradient)) - at)
@@ -118,9 +118,9 @@ def collect(gradient, residual, out, stream, first, threshold, cursor, indices, 
         if highest >= threshold:
             for i in range(size, BLOCK):
                 hits[i] = 0
-            found = _extract(words, sums, first + np.int64(at), indices, values, found)
+            taken = _extract(words, sums, first + np.int64(at), indices, values, taken)
         at += size
-    cursor[0], cursor[1], cursor[2] = first + np.int64(at), np.int64(found), overall
+    cursor[0], cursor[1], cursor[2] = first + np.int64(at), np.int64(taken), overall
     if stream:
         finish_writes()
     return full

@@ -48,8 +48,8 @@ def read_object(
 def columns_of(data: Any, whose: str) -> dict[str, NDArray[Any]] | None:
     """The columns of a frame, a Hugging Face data set or a mapping of arrays; None if it has none."""
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
-        found = data.with_format("numpy")[:]
-        return {str(name): np.asarray(found[name]) for name in data.column_names}
+        arrays = data.with_format("numpy")[:]
+        return {str(name): np.asarray(arrays[name]) for name in data.column_names}
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
         names = list(data.columns)
         if len(set(names)) != len(names):

@@ -41,7 +41,6 @@ class Partition:
             raise InvalidInput("a partition needs at least one client, and every client at least one sample")
 
     def __len__(self) -> int:
-        """The number of clients."""
         return len(self.indices)
 
     @cached_property

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from itertools import accumulate, pairwise
+from operator import is_
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class Replica:
     def check(self) -> None:
         """Refuse to go on if the module's parameters are not those that it was made with."""
         now = _exchanged(self.model, self._local)
-        same = len(now) == len(self.parameters) and all(map(lambda one, other: one is other, now, self.parameters))
+        same = len(now) == len(self.parameters) and all(map(is_, now, self.parameters))
         if not same or [tuple(parameter.shape) for parameter in now] != self.shapes:
             raise InvalidInput(
                 "the model's trainable parameters have changed since LocalSteps was made: change layers, freeze "

@@ -6,24 +6,19 @@ on one round of one start. Each residual of that round is carried by one rank, w
 
 import json
 import math
-import os
-import weakref
 from collections.abc import Mapping, Sequence
-from functools import cache
-from logging import getLogger
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dagc.ddp.exchange import Exchange
 from dagc.ddp.trees import check_version
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.state import is_count
 
-__all__ = ["VERSION", "Choice", "candidates", "check_content", "send_model_to_newcomers", "warn_without_state"]
+__all__ = ["VERSION", "Choice", "candidates", "check_content", "send_model_to_newcomers"]
 
 VERSION = 1
 """The version of what `LocalSteps.state_dict` returns."""
@@ -31,13 +26,6 @@ FIELDS = {
     "version", "round", "rank", "world_size", "examples", "about", "start", "shared", "velocity", "begun", "uplink",
     "server", "due", "seconds",
 }  # fmt: skip
-WITHOUT_STATE = (
-    "%s, but dagc begins without its own: what this rank had not sent is lost; save state_dict() with the optimizer's, "
-    "and %s"
-)
-WATCHED: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Tensor], str]] = weakref.WeakKeyDictionary()
-"""Hooks and local steps before the first step of their optimizer: a parameter of it, and what to do."""
-log = getLogger("dagc.ddp")
 
 
 class Key(NamedTuple):
@@ -64,7 +52,7 @@ class Choice(NamedTuple):
     Attributes:
         key: What they have in common.
         state: One of them that this rank has; None if it has none and needs the model.
-        own: The one that this rank saved itself, if there were as many ranks; None otherwise.
+        own_state: The one that this rank saved itself, if there were as many ranks; None otherwise.
         carried: The states whose residuals this rank carries.
         holders: The ranks that have the model.
         same: Whether every rank has the state that it saved itself.
@@ -73,7 +61,7 @@ class Choice(NamedTuple):
 
     key: Key
     state: Mapping[str, Any] | None
-    own: Mapping[str, Any] | None
+    own_state: Mapping[str, Any] | None
     carried: list[Mapping[str, Any]]
     holders: list[int]
     same: bool
@@ -139,7 +127,7 @@ def _choice(
     return Choice(
         key,
         state=next(iter(here.values()), None),
-        own=here.get(exchange.rank) if as_many else None,
+        own_state=here.get(exchange.rank) if as_many else None,
         carried=carried,
         holders=sorted({rank for ranks in holders.values() for rank in ranks}),
         same=as_many and all(rank in holders.get(rank, ()) for rank in range(exchange.world)),
@@ -160,36 +148,6 @@ def send_model_to_newcomers(exchange: Exchange, vectors: Sequence[Tensor], holde
                 else:
                     dist.recv(on_host, source, group=exchange.group)
                     vector.copy_(on_host)
-
-
-def warn_without_state(owner: Any, parameter: Tensor, remedy: str) -> None:
-    """Warn in the optimizer's first step if the training continues an older one, but `owner.resumed` is false.
-
-    The optimizer has a state then, or torchrun has restarted the process.
-    """
-    _watch()
-    WATCHED[owner] = weakref.ref(parameter), remedy
-
-
-@cache
-def _watch() -> None:
-    """Once per process: torch does not let a hook remove itself."""
-    register_optimizer_step_pre_hook(_check_first_step)
-
-
-def _check_first_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for owner, (alive, remedy) in list(WATCHED.items()):
-        parameter = alive()
-        if not any(each is parameter for group in optimizer.param_groups for each in group["params"]):
-            continue
-        del WATCHED[owner]
-        assert parameter is not None
-        state = optimizer.state.get(parameter, {})
-        continued = bool(state) and float(state.get("step", 1)) > 0
-        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
-        if (continued or restarted) and not owner.resumed:
-            why = "the optimizer has a state" if continued else "torchrun has restarted this process"
-            log.warning(WITHOUT_STATE, why, remedy)
 
 
 def _carriers(holders: Mapping[int, Sequence[int]], examples: Sequence[int]) -> dict[int, int]:

@@ -187,11 +187,11 @@ def _load(start: Start, talk: Exchange, choice: Choice) -> tuple[int, float, lis
     bodies = talk.share(body, error)
     try:
         server, due, seconds, examples = json.loads(bodies[first])
-        if choice.same and choice.own is not None:
-            server["receiver"]["memories"] = to_arrays(choice.own["server"]["receiver"]["memories"])
+        if choice.same and choice.own_state is not None:
+            server["receiver"]["memories"] = to_arrays(choice.own_state["server"]["receiver"]["memories"])
         start.server.load_state_dict(server)
-        if choice.own is not None:
-            start.uplink.load_state_dict(to_arrays(choice.own["uplink"]))
+        if choice.own_state is not None:
+            start.uplink.load_state_dict(to_arrays(choice.own_state["uplink"]))
     except (KeyError, TypeError, ValueError) as reason:
         error = InvalidInput(f"a state is damaged: {reason}")
     talk.share(error=error)
@@ -200,17 +200,17 @@ def _load(start: Start, talk: Exchange, choice: Choice) -> tuple[int, float, lis
 
 def _take_over(start: Start, talk: Exchange, choice: Choice, examples: Sequence[int]) -> None:
     """The shared model, and the residuals that this rank carries."""
-    replica, state, own = start.replica, choice.state, choice.own
+    replica, state, own_state = start.replica, choice.state, choice.own_state
     if state is not None:
         replica.shared.copy_(state["shared"])
         if replica.velocity is not None and state["velocity"] is not None:
             replica.velocity.copy_(state["velocity"])
     send_model_to_newcomers(talk, replica.vectors, choice.holders)
-    if own is not None and own["begun"] is not None:
-        start.begun = own["begun"].to(replica.device, copy=True)
+    if own_state is not None and own_state["begun"] is not None:
+        start.begun = own_state["begun"].to(replica.device, copy=True)
     start.downloaded, start.missing = state is None, choice.missing
     start.start = [choice.key.training, choice.key.generation + 1, start.start[0]]
-    alone = len(choice.carried) == 1 and choice.carried[0] is own
+    alone = len(choice.carried) == 1 and choice.carried[0] is own_state
     if not alone or examples != start.examples:
         start.uplink.feedback.residual = _carried(start, choice.carried, talk.rank)
 

@@ -32,7 +32,6 @@ class Sent:
         return self.message.metadata.dst_node_id
 
     def __str__(self) -> str:
-        """The node that it went to."""
         return f"node {self.node}" if self.client is None else f"{self.client} (node {self.node})"
 
 

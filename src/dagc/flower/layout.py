@@ -72,7 +72,6 @@ class Layout:
     """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        """Hold the pieces, in the app's order."""
         self.pieces = tuple(pieces)
         self.half = any(piece.dtype in HALF for piece in self.pieces if not piece.whole)
         self.shapes = [piece.shape for piece in self.pieces if not piece.whole]

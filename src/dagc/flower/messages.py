@@ -136,7 +136,6 @@ class Answer(NamedTuple):
     norm: float | None = None
 
     def write(self) -> ConfigRecord:
-        """As a record."""
         return _record(self._asdict())
 
     @classmethod

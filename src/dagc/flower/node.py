@@ -117,7 +117,6 @@ class Node:
             self.delivered = [*self.delivered, (round, entries)][-STARTS:]
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         return {
             "owner": self.owner,
             "lineage": self.lineage,

@@ -126,7 +126,6 @@ class FlowerRun:
         self.model = self.model if model is None else model
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         return {
             "round": self.round,
             "lineage": self.lineage,
@@ -144,7 +143,6 @@ class FlowerRun:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         try:
             if state["layout"] != self.layout.text:
                 raise ValueError("it is of a model with other arrays")
@@ -172,7 +170,6 @@ class FlowerFolder(Folder):
     patience = 60.0
 
     def __init__(self, path: Path, run: FlowerRun, settings: Mapping[str, Any]) -> None:
-        """The folder of a run with these settings."""
         super().__init__(path, run)
         self._run, self._settings = run, {"engine": "flower", "task": path.name, **settings}
         self._known: dict[str, float] = {}

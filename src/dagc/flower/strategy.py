@@ -79,7 +79,6 @@ class DataAware(Strategy):
         strategy_state: Collection[str] | None = None,
         **settings: Any,
     ) -> None:
-        """Check everything; the work begins with `start`."""
         check_kind(strategy)
         check_keywords(run, whole, min_nodes, patience, budget_mb)
         self.strategy = strategy
@@ -100,7 +99,6 @@ class DataAware(Strategy):
         self._timeout, self._evaluates, self._down = 3600.0, False, 0  # the latter: bytes in earlier metrics
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the inner strategy."""
         if name.startswith("__") or "strategy" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.strategy, name)

@@ -45,15 +45,15 @@ class Watch:
         self.first, self.streak = np.zeros(len(sizes)), np.zeros(len(sizes), np.int64)
         self.warned = False
 
-    def look(self, given: torch.Tensor, change: torch.Tensor) -> list[int]:
+    def look(self, model: torch.Tensor, change: torch.Tensor) -> list[int]:
         """Note a round; which tensors the app does not take from the server, if that is newly known.
 
         Args:
-            given: The model that the app was given.
+            model: The model that the app was given.
             change: That model minus the one it has returned.
         """
         change_here = change.numpy()[self._places]
-        returned = given.numpy()[self._places] - change_here
+        returned = model.numpy()[self._places] - change_here
         norms = self._norms(change_here)
         if self.returned is not None and not self.warned:
             moved = self._norms(returned - self.returned)
@@ -69,11 +69,9 @@ class Watch:
         return np.sqrt(np.bincount(self._tensor, entries.astype(np.float64) ** 2, len(self.first)))
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         return {"returned": self.returned, "first": self.first, "streak": self.streak, "warned": self.warned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         returned, first, streak = state["returned"], state["first"], state["streak"]
         if first.shape != self.first.shape or streak.shape != self.streak.shape:
             raise ValueError("it watches other tensors")

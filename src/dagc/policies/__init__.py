@@ -4,12 +4,13 @@ from functools import partial
 
 from dagc.policies.allocated import Allocated
 from dagc.policies.everything import Everything
-from dagc.policies.plan import ClientPlan, Plan
+from dagc.policies.plan import BUDGETS, ClientPlan, Plan
 from dagc.policies.policy import POLICIES, Method, Policy, Report, Situation
 from dagc.policies.rate import Account, Rate, make_rate
 from dagc.policies.shares import Shares
 
 __all__ = [
+    "BUDGETS",
     "POLICIES",
     "Account",
     "Allocated",

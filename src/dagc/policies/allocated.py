@@ -37,7 +37,6 @@ class Allocated:
     wants_norms = False
 
     def __init__(self, plan: Plan, size: int, allocator: str, compressor: str) -> None:
-        """Start with no savings."""
         self.plan = plan
         self.size = size
         self.allocator = allocator
@@ -48,7 +47,6 @@ class Allocated:
         self._last: tuple[Any, list[Any]] = (None, [])
 
     def decide(self, now: Situation) -> list[Any]:
-        """As `Policy.decide`."""
         weights = np.array([now.examples[name] for name in now.present])
         if self.plan.overhead:
             return self._share(now, weights)
@@ -63,7 +61,7 @@ class Allocated:
     def _everybody(self, now: Situation, weights: Array) -> list[Any]:
         """Every client sends what the allocator gives it."""
         plan, caps = self.plan, self._caps(now.present)
-        given = allocate(
+        parameters = allocate(
             weights,
             ratio=plan.ratio,
             threshold=plan.threshold,
@@ -75,8 +73,8 @@ class Allocated:
             caps=caps,
         )
         if plan.threshold is not None:
-            return [float(threshold) for threshold in given]
-        return [int(count) for count in entries(given, self.size, caps=caps)]
+            return [float(threshold) for threshold in parameters]
+        return [int(count) for count in entries(parameters, self.size, caps=caps)]
 
     def _share(self, now: Situation, weights: Array) -> list[int]:
         """The clients that have saved most send: as many as can have enough for a frame each."""
@@ -115,9 +113,9 @@ class Allocated:
         assert now.allowance is not None
         limit = np.array([self.size])
         plan = self.plan
-        one = apportion_bytes(np.ones(1), now.allowance, limit, self.size, plan.values)
-        enough = self.least if one[0] >= self.size else 1.0  # if everything fits, a tenth less may never be enough
-        return max(0.9 * float(one[0]), min(float(enough), float(one[0])))  # of one frame; several take more
+        largest = apportion_bytes(np.ones(1), now.allowance, limit, self.size, plan.values)
+        enough = self.least if largest[0] >= self.size else 1.0  # if everything fits, a tenth less may never be enough
+        return max(0.9 * float(largest[0]), min(float(enough), float(largest[0])))  # of one frame; several take more
 
     def _divided(self, quota: Array, most: Ints, allowance: int | None, total: float) -> Ints:
         """Integers in proportion to the quota, none above its `most`, that meet the round's budget."""
@@ -132,11 +130,9 @@ class Allocated:
         return np.array([caps.get(name, 1.0) for name in present]) if caps else None
 
     def state_dict(self) -> dict[str, Any]:
-        """What each client has saved."""
         return {"saved": dict(self._saved), "carry": self._carry}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where `state_dict` was taken."""
         self._saved = {str(name): finite(saved) for name, saved in state["saved"].items()}
         self._carry = finite(state["carry"])
 

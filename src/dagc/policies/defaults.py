@@ -2,11 +2,7 @@
 
 import math
 
-__all__ = ["FIRST_BROADCASTS", "FIRST_SHARE", "FIRST_TIMES", "level_bytes", "local_steps_bytes", "usual_bytes"]
-
-FIRST_SHARE, FIRST_TIMES, FIRST_BROADCASTS = 0.95, 8, 4
-"""Without a budget of the user's, a client's first upload and the first broadcasts of a training carry this share of
-the energy, if that takes at most so many times their usual bytes. Later, error feedback has made up for the rest."""
+__all__ = ["level_bytes", "local_steps_bytes", "usual_bytes"]
 
 
 def usual_bytes(size: int) -> float:

@@ -22,7 +22,6 @@ class Everything:
         return [None] * len(now.present)
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: there is nothing to remember."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

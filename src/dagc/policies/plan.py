@@ -18,7 +18,7 @@ from dagc.settings import Settings, group
 from dagc.wire import VALUE_CODECS
 from dagc.wire.coder import MOST_SIZE
 
-__all__ = ["FRAMES", "ClientPlan", "Plan", "level_bytes", "usual_bytes"]
+__all__ = ["BUDGETS", "FRAMES", "ClientPlan", "Plan", "level_bytes", "usual_bytes"]
 
 log = getLogger("dagc.policies")
 FRAMES = ("compact", "coded", "auto")
@@ -180,22 +180,22 @@ class Plan(ClientPlan):
         self._check_method()
 
     def _check_budget(self) -> None:
-        takes, given = self.method_spec.budgets, self.budgets_set
-        wrong = [name for name in given if name not in takes]
+        takes, chosen = self.method_spec.budgets, self.budgets_set
+        wrong = [name for name in chosen if name not in takes]
         if wrong and not takes:
             raise InvalidInput(f"method {self.method!r} takes no budget, but {_words(wrong)} is given: leave it out")
         if wrong:
             budgets = _words(takes, "or")
             raise InvalidInput(f"method {self.method!r} takes no {_words(wrong)}: give its budget as {budgets}")
-        if takes and not given and "bytes" not in takes:
+        if takes and not chosen and "bytes" not in takes:
             budgets = _words(takes, "or")
             raise InvalidInput(f"method {self.method!r} needs a budget: give {budgets}, e.g. {EXAMPLES[takes[0]]}")
         if self.down == "same" and not self.in_bytes and self.ratio is None:
             raise InvalidInput("down is 'same', but clients have no budget in entries or bytes: give down in bytes")
-        if given == ["bytes", "rate"] and self.per_hour:
+        if chosen == ["bytes", "rate"] and self.per_hour:
             return
-        if len(given) > 1:
-            raise InvalidInput(f"give one budget, not {_words(given)} (a rate per hour goes with bytes)")
+        if len(chosen) > 1:
+            raise InvalidInput(f"give one budget, not {_words(chosen)} (a rate per hour goes with bytes)")
         if self.per_hour:
             raise InvalidInput(f"rate is {self.rate!r}: a rate per hour also needs bytes, for a typical round")
 

@@ -32,10 +32,10 @@ def make_rate(text: str) -> Rate:
         Rate(bytes=1500000.0, per='hour')
     """
     try:
-        found = re.fullmatch(r"\s*([0-9.]+)\s*([kMG]?B)?\s*/\s*(training|hour)\s*", str(text))
-        if found is None:
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([kMG]?B)?\s*/\s*(training|hour)\s*", str(text))
+        if match is None:
             raise ValueError
-        rate = Rate(float(found[1]) * _UNITS[found[2] or ""], found[3])  # type: ignore[arg-type]
+        rate = Rate(float(match[1]) * _UNITS[match[2] or ""], match[3])  # type: ignore[arg-type]
     except ValueError:
         raise InvalidInput(
             f"rate is {shown(text)}: write bytes per client, like 200 kB/training or 1.5 MB/hour "
@@ -75,7 +75,6 @@ class Account:
     """
 
     def __init__(self, bytes: float | None = None, rate: Rate | None = None, rounds: int | None = None) -> None:
-        """Open an empty account."""
         if rate is not None and rate.per == "training" and rounds is None:
             raise InvalidInput("a rate per training needs rounds, the number of rounds of the training")
         self.bytes, self.rate, self.rounds = bytes, rate, rounds
@@ -120,7 +119,6 @@ class Account:
         return max(0.0, self._seconds + missing / (self.rate.bytes * clients) * 3600 - seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, ready for JSON."""
         return {
             "by_round": self._by_round,
             "by_rate": self._by_rate,
@@ -130,7 +128,6 @@ class Account:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where `state_dict` was taken."""
         self._by_round, self._by_rate = finite(state["by_round"]), finite(state["by_rate"])
         self._seconds = finite(state["seconds"])
         self._begun, self._earned = whole(state["begun"]), finite(state["earned"])

@@ -55,9 +55,7 @@ class Shares:
         return [int(amount) for amount in amounts]
 
     def state_dict(self) -> dict[str, Any]:
-        """What each client has saved."""
         return {"saved": dict(self._saved)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where `state_dict` was taken."""
         self._saved = {str(name): finite(saved) for name, saved in state["saved"].items()}

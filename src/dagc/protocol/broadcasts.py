@@ -10,7 +10,7 @@ import torch
 from dagc.compressors import per_tensor, top_k
 from dagc.errors import MalformedPayload
 from dagc.policies import Plan
-from dagc.policies.defaults import FIRST_TIMES
+from dagc.protocol.extras import FIRST_TIMES
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
 from dagc.state import flag, sequence, whole
@@ -71,11 +71,9 @@ class EntryBroadcasts:
         return frame, Update.of(sparse)
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         return {"memory": None if self._memory is None else self._memory.state_dict(), "restart": self._restart}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         if (self._memory is None) != (state["memory"] is None):
             raise ValueError("the coder's memory does not go with this kind of frames")
         if self._memory is not None:
@@ -100,7 +98,6 @@ class Log:
         self._bytes = 0
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._frames)
 
     def add(self, frame: bytes) -> None:
@@ -120,7 +117,6 @@ class Log:
         return frames[0] if len(frames) == 1 else b"".join(varint(len(frame)) + frame for frame in frames)
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         frames = np.frombuffer(b"".join(self._frames), dtype=np.uint8)
         return {"frames": frames, "lengths": [len(frame) for frame in self._frames]}
 

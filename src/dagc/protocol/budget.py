@@ -82,7 +82,6 @@ class Budget:
         self.reports = [Report(each.client, each.norm, len(each.update), len(each.frame)) for each in uploads]
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         return {
             "policy": self.policy.state_dict(),
             "account": None if self.account is None else self.account.state_dict(),
@@ -90,16 +89,13 @@ class Budget:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         with all_or_nothing(self, "this budget"):
             self.rollback(state)
 
     def snapshot(self) -> Mapping[str, Any]:
-        """What `rollback` needs."""
         return {**self.state_dict(), "reserved": dict(self.reserved)}
 
     def rollback(self, snapshot: Mapping[str, Any]) -> None:
-        """Undo everything since `snapshot`."""
         self.reserved = dict(snapshot.get("reserved", {}))
         self.reports = [_report(*fields) for fields in sequence(snapshot["reports"])]
         self.policy.load_state_dict(snapshot["policy"])
@@ -139,12 +135,10 @@ class Allowance:
             self._account.spend(length + len(varint(length)))  # several are sent together, each with its length
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         account = None if self._account is None else self._account.state_dict()
         return {"turns": self._turns, "policy": self._policy.state_dict(), "account": account}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self._turns = finite(state["turns"])
         self._policy.load_state_dict(state["policy"])
         load_part(self._account, state["account"])

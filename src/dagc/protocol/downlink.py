@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from dagc.policies import Plan
-from dagc.policies.defaults import FIRST_BROADCASTS
 from dagc.policies.rate import finite
 from dagc.protocol.broadcasts import EntryBroadcasts, Log, best_broadcast
 from dagc.protocol.budget import Allowance
@@ -66,9 +65,6 @@ class Downlink:
         target: The server's model, x.
         changed: The version in which each entry of y last changed.
         carried: The share of the energy of x - y that the last broadcast carried; None if that is not known.
-        least_carried: The share that each broadcast carries, though that may take several times its bytes. A server
-            with momentum needs 0.4, unless the user has said how many bytes there are.
-        first_carried: The same for the first broadcasts of a training.
 
     Example:
         >>> downlink = Downlink(Plan(method="top-k", ratio=0.05), np.zeros(40, np.float32))
@@ -102,7 +98,6 @@ class Downlink:
         self.target = self.model if plan is None else self.model.copy()
         self.changed = np.zeros(len(model), dtype=np.int32)
         self.carried: float | None = None
-        self.least_carried = self.first_carried = 0.0
         self._moved = 0.0  # how far the last broadcast moved the model
         self._log = Log(self.model.nbytes)
         self._allowance = None if plan is None else Allowance(plan, len(model), rounds)
@@ -110,7 +105,12 @@ class Downlink:
         self._forget()
 
     def advance(
-        self, model: NDArray[np.float32] | None, round: int = 0, share: float = 1.0, seconds: float = 0.0
+        self,
+        model: NDArray[np.float32] | None,
+        round: int = 0,
+        share: float = 1.0,
+        seconds: float = 0.0,
+        least_carried: float = 0.0,
     ) -> None:
         """Finish a round that produced this model; None if it changed nothing.
 
@@ -119,6 +119,8 @@ class Downlink:
             round: How many rounds are done.
             share: The part of the budget for this round, `Plan.down_share`.
             seconds: Time since the start, for a rate per hour.
+            least_carried: The share of the energy that the broadcast carries, though that may take several times its
+                bytes; `dagc.protocol.extras` says when.
         """
         if self._allowance is None:
             if model is not None:
@@ -129,9 +131,9 @@ class Downlink:
             self.target[:] = model
         amount = self._allowance.amount(round, share, seconds)
         if amount:
-            self._broadcast(torch.from_numpy(self.target - self.model), amount)
+            self._broadcast(torch.from_numpy(self.target - self.model), amount, least_carried)
 
-    def _broadcast(self, difference: torch.Tensor, amount: int) -> None:
+    def _broadcast(self, difference: torch.Tensor, amount: int, least_carried: float) -> None:
         """Broadcast what is most worth this many bytes or entries."""
         assert self._allowance is not None
         stamp = (self.version + 1) % STAMPS
@@ -139,8 +141,7 @@ class Downlink:
             frame, update = self._entries.broadcast(difference, amount, stamp)
             paid = len(frame)
         else:
-            least = max(self.least_carried, self.first_carried if self.version < FIRST_BROADCASTS else 0.0)
-            frame, update, carried = best_broadcast(difference, self._shapes, amount, stamp, least)
+            frame, update, carried = best_broadcast(difference, self._shapes, amount, stamp, least_carried)
             paid = min(len(frame), amount)
             if frame:
                 self.carried = carried
@@ -233,7 +234,6 @@ class Downlink:
         return encode(sparse, self.values, round=self.version % STAMPS)
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         budgeted: dict[str, Any] | None = None
         if self._allowance is not None:
             entries = None if self._entries is None else self._entries.state_dict()
@@ -249,7 +249,6 @@ class Downlink:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         with all_or_nothing(self, "this plan and model"):
             model, changed = _like(self.model, state["model"]), _like(self.changed, state["changed"])
             if state["first"].dtype != np.uint8 or state["first"].ndim != 1:

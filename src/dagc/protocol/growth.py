@@ -77,7 +77,6 @@ class Growth:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         return {"norms": self.norms, "usual": self.usual, "streak": self.streak, "warned": self.warned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -48,15 +48,15 @@ class Memories:
     def counted(self, present: Collection[str]) -> dict[str, tuple[bool, int]]:
         """A round begins with these clients: whether each one's memory has clocks, and how many frames it counted."""
         self._present |= set(present)
-        found, clocks = {}, CLOCKS // self._clock_bytes - len(self.by_name)
+        counts, clocks = {}, CLOCKS // self._clock_bytes - len(self.by_name)
         for name in present:
             memory = self.by_name.pop(name, None)
             if memory is None:  # it is created when the first frame arrives
-                found[name], clocks = (clocks > 0, 0), clocks - 1
+                counts[name], clocks = (clocks > 0, 0), clocks - 1
             else:
                 self.by_name[name] = memory
-                found[name] = memory.clocks, memory.frames
-        return found
+                counts[name] = memory.clocks, memory.frames
+        return counts
 
     def of(self, name: str, order: Order) -> Memory:
         """The memory of a client; if there is none, an empty one, which is kept if there is room.
@@ -91,11 +91,9 @@ class Memories:
         self._present, self._unread = set(), set()
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         return {name: memory.state_dict() for name, memory in self.by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self.rollback({name: Memory.restored(self._shapes, each) for name, each in state.items()})
 
     def snapshot(self) -> dict[str, Memory]:

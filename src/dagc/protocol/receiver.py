@@ -118,18 +118,15 @@ class Receiver:
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         memories = None if self.memories is None else self.memories.state_dict()
         return {"norms": list(self._norms), "memories": memories}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         with all_or_nothing(self, "this plan and model"):
             self._norms, self._round_norms = [finite(norm) for norm in sequence(state["norms"])], {}
             load_part(self.memories, state["memories"])
 
     def snapshot(self) -> tuple[Any, ...]:
-        """What `rollback` needs."""
         return list(self._norms), None if self.memories is None else self.memories.snapshot()
 
     def rollback(self, snapshot: tuple[Any, ...]) -> None:

@@ -15,6 +15,9 @@ __all__ = ["Member", "Roster"]
 SMOOTHING = 0.5
 """The weight of one round in the running number of rounds between visits."""
 
+RARER = 8
+"""The downlink's budget for a round is at least this part of what clients that come back allow."""
+
 
 @dataclass
 class Member:
@@ -99,8 +102,15 @@ class Roster:
         for member in present:
             member.last_round = round
 
+    @property
+    def broadcast_gap(self) -> float:
+        """The rounds between two visits, as broadcasts are budgeted.
+
+        Newcomers download the whole model. If most are new for ever, broadcasts must not become ever rarer.
+        """
+        return min(max(self.gap, self.return_gap), RARER * self.return_gap)
+
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
         return {
             "gap": self.gap,
             "return_gap": self.return_gap,
@@ -108,7 +118,6 @@ class Roster:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
         with all_or_nothing(self, "this roster"):
             members = [_member(**fields) for fields in sequence(state["members"])]
             self.members = {member.name: member for member in members}
@@ -119,11 +128,9 @@ class Roster:
                 raise ValueError(f"the rounds between visits are {self.gap} and {self.return_gap}")
 
     def snapshot(self) -> dict[str, Any]:
-        """What `rollback` needs."""
         return self.state_dict()
 
     def rollback(self, snapshot: dict[str, Any]) -> None:
-        """Undo everything since `snapshot`."""
         self.members = {fields["name"]: Member(**fields) for fields in snapshot["members"]}
         self.gap, self.return_gap = snapshot["gap"], snapshot["return_gap"]
 

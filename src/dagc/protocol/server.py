@@ -1,6 +1,5 @@
 """The server's half of a round: who may send how much, what each must download, which uploads were accepted."""
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -8,12 +7,11 @@ import numpy as np
 import torch
 
 from dagc._memory import pool
-from dagc.errors import BudgetWarning, Diverged, InvalidInput, MalformedPayload
+from dagc.errors import Diverged, InvalidInput, MalformedPayload
 from dagc.policies import Plan
-from dagc.policies.defaults import FIRST_SHARE, FIRST_TIMES
-from dagc.policies.shares import DENSE
 from dagc.protocol.budget import Budget
 from dagc.protocol.downlink import Downlink
+from dagc.protocol.extras import Extras
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.protocol.receiver import Receiver
 from dagc.protocol.roster import Member, Roster
@@ -22,18 +20,6 @@ from dagc.state import all_or_nothing, whole
 from dagc.wire.shapes import Shapes
 
 __all__ = ["ModelServer", "Server"]
-
-
-VISIT_AFTER = 8
-"""Where clients are typically away for more rounds than this, all of them visit. Elsewhere, one that was away for
-longer visits if catching up exactly would take more bytes than the rounded model."""
-VISIT_PART, VISIT_LEAST, VISIT_SHARE = 2, 64, 0.9
-"""The most bytes of a visitor's upload: half a byte per entry, and a few; and the share of the energy that is enough,
-which is all but a third of the length of its change."""
-RARER = 8
-"""The downlink's budget for a round is at least this part of what clients that come back allow."""
-STARVED, STARVED_ROUNDS = 0.4, 5
-"""Momentum ruins training if broadcasts carry less than this share of the energy, for more than a few rounds."""
 
 
 class Server:
@@ -55,6 +41,7 @@ class Server:
         roster: Every client that ever joined.
         budget: Decides who sends how much.
         receiver: Checks what comes back.
+        extras: What may be sent beyond the budget.
     """
 
     def __init__(self, plan: Plan, size: int, rounds: int | None = None, shapes: Shapes | None = None) -> None:
@@ -65,7 +52,7 @@ class Server:
         self.receiver = Receiver(self.plan, size, [size] if shapes is None else shapes)
         self.round = 0
         self._orders: dict[str, Order] = {}
-        self._free = self.plan.method_spec.encodes and not self.plan.lossless and not plan.budgets_set
+        self.extras = Extras(plan, size)
 
     @property
     def members(self) -> dict[str, Member]:
@@ -89,21 +76,18 @@ class Server:
         visitors = {member.name for member in holding if self._is_visit(member)}
         staying = [member.name for member in holding if member.name not in visitors]
         amounts = self.budget.amounts(self.round, staying, self.members, seconds)
-        amounts |= dict.fromkeys(visitors, self.size // VISIT_PART + VISIT_LEAST)
-        shares = dict.fromkeys(visitors, VISIT_SHARE)
-        for member in members if self._free else ():
-            if member.name in staying and not member.accepted_round:
-                amounts[member.name] = min(FIRST_TIMES * amounts[member.name], DENSE * self.size)
-                shares[member.name] = FIRST_SHARE
+        extra = {name: self.extras.upload(self.members[name], amount) for name, amount in amounts.items()}
+        extra |= dict.fromkeys(visitors, self.extras.visitor_upload())
         memories, policy = self.receiver.memories, self.budget.policy
         counted = {} if memories is None else memories.counted([member.name for member in members])
         clip = float(min((bound for bound in (self.plan.clip, clip) if bound is not None), default=0.0))
         self._orders = {}
         for member in members:
             clocks, frames = counted.get(member.name, (False, 0))
+            amount, share = extra.get(member.name, (0, 0.0))
             self._orders[member.name] = Order(
                 round=self.round + 1,
-                amount=amounts.get(member.name, 0),
+                amount=amount,
                 compressor=policy.compressor,
                 number=member.number,
                 accepted=member.accepted_round,
@@ -112,7 +96,7 @@ class Server:
                 clocks=clocks,
                 counted=frames,
                 visit=member.name in visitors,
-                share=shares.get(member.name, 0.0),
+                share=share,
             )
         self.receiver.begin()
         self.roster.visit(members, self.round + 1)
@@ -245,14 +229,9 @@ class ModelServer(Server):
         )
         self._seconds = 0.0
         self._visited = False  # whether all clients of this round visit: none of them downloads broadcasts
-        self._momentum, self._starved = momentum, 0  # the latter counts rounds in a row
-        if momentum and self._free:
-            self.downlink.least_carried = STARVED
-        if self._free:
-            self.downlink.first_carried = FIRST_SHARE
+        self.extras = Extras(plan, self.size, momentum)
 
     def orders(self, present: Iterable[str], seconds: float = 0.0, clip: float | None = None) -> dict[str, Order]:
-        """As `Server.orders`."""
         self._seconds = seconds
         orders = super().orders(present, seconds, clip)
         self._visited = bool(orders) and all(order.visit for order in orders.values())
@@ -297,15 +276,11 @@ class ModelServer(Server):
             self.downlink.note_download(download)
 
     def _is_visit(self, member: Member) -> bool:
-        if not self._free:
-            return False
-        if self.roster.gap > VISIT_AFTER:
-            return True
+        def is_cheaper() -> bool:
+            return len(self.downlink.visit().frame) < len(self.downlink.since(member.model_version).frame)
+
         away = self.round + 1 - member.last_round if member.last_round else 0
-        if away <= VISIT_AFTER:
-            return False
-        exact = self.downlink.since(member.model_version)
-        return len(exact.frame) > len(self.downlink.visit().frame)
+        return self.extras.visits(self.roster.gap, away, is_cheaper)
 
     def _answered(self, name: str, order: Order) -> None:
         if order.visit:
@@ -327,26 +302,12 @@ class ModelServer(Server):
         if self._visited:
             self.downlink.jump(vector)
         else:
-            # Newcomers download the whole model. If most are new for ever, broadcasts must not become ever rarer.
-            gap = min(max(self.roster.gap, self.roster.return_gap), RARER * self.roster.return_gap)
-            self.downlink.advance(vector, self.round, self.plan.down_share(1 / gap), self._seconds)
-        if self._momentum:
-            self._warn_if_starved()
-
-    def _warn_if_starved(self) -> None:
-        """Warn once if broadcasts carry too little of what the model has moved with momentum."""
-        carried = self.downlink.carried
-        self._starved = self._starved + 1 if carried is not None and carried < 0.9 * STARVED else 0
-        if self._starved == STARVED_ROUNDS:
-            warnings.warn(
-                "the server has momentum, but broadcasts carry less than 40 % of what its model has moved, which ruins "
-                "training: raise bytes or down, or train without momentum",
-                BudgetWarning,
-                stacklevel=3,
-            )
+            least = self.extras.broadcast(self.downlink.version)
+            share = self.plan.down_share(1 / self.roster.broadcast_gap)
+            self.downlink.advance(vector, self.round, share, self._seconds, least)
+        self.extras.warn_if_starved(self.downlink.carried)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Server.state_dict`."""
         return {**super().state_dict(), "downlink": self.downlink.state_dict()}
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -354,11 +315,9 @@ class ModelServer(Server):
         self.downlink.load_state_dict(state["downlink"])
 
     def snapshot(self) -> tuple[Any, ...]:
-        """As `Server.snapshot`."""
         return *super().snapshot(), self.downlink.snapshot()
 
     def rollback(self, snapshot: tuple[Any, ...]) -> None:
-        """As `Server.rollback`."""
         super().rollback(snapshot[:-1])
         self.downlink.rollback(snapshot[-1])
 

@@ -12,7 +12,7 @@ from torch import nn
 from dagc.data import Partition
 from dagc.errors import InvalidInput
 from dagc.folder import read_metrics, summary
-from dagc.training.callbacks import CsvLog, EarlyStopping, TensorBoard, ToTarget
+from dagc.training.callbacks import EarlyStopping, TensorBoard, ToTarget
 from dagc.training.config import OWN, SOLUTION, Config
 from dagc.training.custom import customize
 from dagc.training.federation import Federation, Round
@@ -26,7 +26,6 @@ __all__ = [
     "SOLUTION",
     "Callback",
     "Config",
-    "CsvLog",
     "EarlyStopping",
     "Federation",
     "Result",
@@ -69,8 +68,8 @@ def iterate(
     Args:
         config: What to train; or give its settings as keywords.
         output: The run's folder; nothing is stored if not given.
-        callbacks: Called after every round with the federation and the round, e.g. `CsvLog` or `TensorBoard`. The
-            training stops early if one returns True.
+        callbacks: Called after every round with the federation and the round, e.g. `TensorBoard`. The training stops
+            early if one returns True.
         model: Any `nn.Module`. A copy of it is trained, starting from its weights.
         data: `(x, y)` as tensors or arrays, a torch data set, sequences of tokens, or a mapping from clients' names to
             any of those; see `dagc.data.load`.
@@ -151,7 +150,6 @@ class Training(Iterator[Round]):
         return self.federation.model
 
     def __next__(self) -> Round:
-        """Run one round."""
         return next(self._rounds)
 
     def close(self) -> None:

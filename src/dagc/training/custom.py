@@ -77,10 +77,10 @@ def customize(
     for name, value in (("loss", loss), ("metric", metric)):
         if value is not None and not callable(value):
             raise InvalidInput(f"{name} is {shown(value)}: give a function of what the model returns and y")
-    own = None
+    dataset = None
     if data is not None:
         columns: dict[str, Any] = {"label": config.label, "client": config.client}
-        own = load(data, config.data_dir, objective=config.objective, test=test, **columns)
+        dataset = load(data, config.data_dir, objective=config.objective, test=test, **columns)
     changes = {"task": _task(config, model is not None, data is not None)}
     split = None
     if partition is not None:
@@ -88,7 +88,7 @@ def customize(
         if config.partition not in (None, OWN):
             raise InvalidInput(f"a partition is given and config.partition is {config.partition!r}: leave one out")
         changes["partition"] = OWN
-    return config.replaced(**changes), Custom(model, own, split, loss, metric)
+    return config.replaced(**changes), Custom(model, dataset, split, loss, metric)
 
 
 def not_passed(config: Config, what: str) -> InvalidInput:

@@ -63,8 +63,8 @@ class Federation:
             custom: What replaces the parts named by the configuration.
         """
         custom = custom or Custom()
-        for what, name, there in (("model", config.model, custom.model), ("data", config.data, custom.data)):
-            if is_own(name) and there is None:
+        for what, name, part in (("model", config.model, custom.model), ("data", config.data, custom.data)):
+            if is_own(name) and part is None:
                 raise not_passed(config, what)
         self.custom = custom
         self.data = self._load_data(config, custom)
@@ -90,9 +90,11 @@ class Federation:
         check_rounds(self._plan(), self.size, examples, config.rounds, config.participation)
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
-        own = OwnSteps(config.local_steps, config.epochs, config.client_momentum, config.client_weight_decay)
+        own_steps = OwnSteps(config.local_steps, config.epochs, config.client_momentum, config.client_weight_decay)
         traits = self._traits(batches)
-        self.gradients = Gradients(self.model, batches, own if config.several_steps else None, self.goal.loss, traits)
+        self.gradients = Gradients(
+            self.model, batches, own_steps if config.several_steps else None, self.goal.loss, traits
+        )
         self.buffers = {name: self.model.get_buffer(name) for name in traits.buffers}
         self._buffer_bytes = sum(buffer.numel() * buffer.element_size() for buffer in self.buffers.values())
         self.network = make_network(config.network)
@@ -285,14 +287,14 @@ class Federation:
             ]
             ahead = starts if self.server.plan.step_ahead or self._rounded else None
             computed = self.gradients(round, [i for i, _ in some], rate, ahead)
-            uploads = [self._upload(i, order, one.change) for (i, order), one in zip(some, computed, strict=True)]
+            uploads = [self._upload(i, order, each.change) for (i, order), each in zip(some, computed, strict=True)]
             took = (time.perf_counter() - began) / len(some)
-            rest = [one._replace(change=[]) for one in computed]  # free the gradients' memory
-            return [(upload, one, took) for upload, one in zip(uploads, rest, strict=True)]
+            rest = [each._replace(change=[]) for each in computed]  # free the gradients' memory
+            return [(upload, each, took) for upload, each in zip(uploads, rest, strict=True)]
 
         results = self._parallel.in_waves(work, jobs, self.gradients.together)
         took = self._timed(round, [took for _, _, took in results])
-        return [upload for upload, _, _ in results], [one for _, one, _ in results], took
+        return [upload for upload, _, _ in results], [each for _, each, _ in results], took
 
     def _uplink(self, name: str) -> Uplink:
         """A client's uplink, created when it first takes part."""
@@ -326,7 +328,6 @@ class Federation:
         return float(np.dot(sizes / sizes.sum(), losses)) if answering else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, between two rounds."""
         return {
             "round": self.round,
             "bytes_up": self.bytes_up,
@@ -366,9 +367,7 @@ class Federation:
             raise ValueError(f"{self.round} rounds are done, not {state['round']}, in {self.seconds} seconds")
 
     def snapshot(self) -> dict[str, Any]:
-        """What `rollback` needs."""
         return copy.deepcopy(self.state_dict())
 
     def rollback(self, snapshot: dict[str, Any]) -> None:
-        """Undo everything since `snapshot`."""
         self._load(snapshot)

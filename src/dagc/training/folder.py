@@ -22,11 +22,10 @@ MODEL = "model.safetensors"
 class RunFolder(Folder):
     """Everything of one run on disk, the model as `model.safetensors`.
 
-    `clients.json` has the sizes, labels and first parameters of all clients.
+    `clients.json` has the sizes and first parameters of all clients.
     """
 
     def __init__(self, path: str | Path, federation: Federation) -> None:
-        """The folder at `path` for a federation, which is restored from the last checkpoint there."""
         super().__init__(path, federation)
         self.federation = federation
         self._written: set[str] = set()  # the settings in config.toml
@@ -56,9 +55,9 @@ class RunFolder(Folder):
         else:
             self._know_again()
         self._written = set(settings)
-        there = Config(**settings)
-        if there.key() != config.key():
-            ours, theirs = config.as_dict(), there.as_dict()
+        held = Config(**settings)
+        if held.key() != config.key():
+            ours, theirs = config.as_dict(), held.as_dict()
             other = [
                 f"{name} is {theirs[name]!r} there, {ours[name]!r} here" for name in ours if ours[name] != theirs[name]
             ]
@@ -89,8 +88,5 @@ def _clients(federation: Federation) -> dict[str, Any]:
         "parameters": federation.size,
         "sizes": [int(size) for size in partition.sizes],
         "names": list(federation.names),
-        "labels": partition.label_counts(data.labels.numpy(), len(names)).tolist()
-        if (names := data.label_names)
-        else None,
         "first_parameters": federation.first_orders(),
     }

@@ -96,7 +96,7 @@ class Gradients:
     Args:
         model: The server's model, which all clients share: they are up to date when they compute.
         batches: Where the examples come from.
-        own: The steps that clients take before they send the difference of the model; None to send the gradient.
+        own_steps: The steps that clients take before they send the difference of the model; None to send the gradient.
         loss: The loss that clients minimise.
         traits: The model's side effects.
     """
@@ -105,17 +105,17 @@ class Gradients:
         self,
         model: nn.Module,
         batches: Batches,
-        own: OwnSteps | None = None,
+        own_steps: OwnSteps | None = None,
         loss: Loss = classification_loss,
         traits: Traits = PLAIN,
     ) -> None:
         self.model = model
         self.batches = batches
-        self.own = own
+        self.own_steps = own_steps
         self.loss = loss
         self.traits = traits
         size = sum(parameter.numel() for parameter in _trainable(model))
-        self._alone = own is not None or traits != PLAIN
+        self._alone = own_steps is not None or traits != PLAIN
         together = 1 if self._alone else max(1, min(MOST, TOGETHER // size))
         self._lanes = [model, *(sharing(model) for _ in range(together - 1))]
         self._parameters = [_trainable(lane) for lane in self._lanes]
@@ -142,9 +142,9 @@ class Gradients:
             starts: Where each client starts, if not at the server's model.
         """
         where = [None] * len(clients) if starts is None else starts
-        if self.own is not None:
+        if self.own_steps is not None:
             assert rate is not None, "own steps need a rate"
-            return [self._difference(round, i, rate, self.own, at) for i, at in zip(clients, where, strict=True)]
+            return [self._difference(round, i, rate, self.own_steps, at) for i, at in zip(clients, where, strict=True)]
         if self._alone or starts is not None:
             return [self._gradient(round, i, start) for i, start in zip(clients, where, strict=True)]
         batches = self._batches(round, clients)
@@ -189,11 +189,11 @@ class Gradients:
         self._check_shapes(model)
         return Computed(float(loss.detach()), change, self._changed(model))
 
-    def _difference(self, round: int, client: int, rate: float, own: OwnSteps, start: Tensor | None) -> Computed:
+    def _difference(self, round: int, client: int, rate: float, own_steps: OwnSteps, start: Tensor | None) -> Computed:
         """The first step's loss, and the initial model minus the one after all own steps."""
         model, parameters = self._at(start)
-        before = [one.detach() for one in (self._parameters[0] if start is None else copy.deepcopy(parameters))]
-        count = own.of(int(self.batches.partition.sizes[client]), self.batches.batch_size)
+        before = [each.detach() for each in (self._parameters[0] if start is None else copy.deepcopy(parameters))]
+        count = own_steps.of(int(self.batches.partition.sizes[client]), self.batches.batch_size)
         losses, moving = [], None
         with self._drawing(round, client):
             for step in range(count):
@@ -202,15 +202,17 @@ class Gradients:
                 self._check_shapes(model)
                 losses.append(float(loss.detach()))
                 steps = list(torch.autograd.grad(loss, parameters, materialize_grads=True))
-                if own.weight_decay:
-                    decay = own.weight_decay
-                    steps = [one.add(p.detach(), alpha=decay) for one, p in zip(steps, parameters, strict=True)]
-                if own.momentum:
+                if own_steps.weight_decay:
+                    decay = own_steps.weight_decay
+                    steps = [each.add(p.detach(), alpha=decay) for each, p in zip(steps, parameters, strict=True)]
+                if own_steps.momentum:
                     if moving is not None:
-                        steps = [old.mul_(own.momentum).add_(one) for old, one in zip(moving, steps, strict=True)]
+                        steps = [
+                            old.mul_(own_steps.momentum).add_(each) for old, each in zip(moving, steps, strict=True)
+                        ]
                     moving = steps
-                for parameter, one in zip(parameters, steps, strict=True):
-                    parameter.data.add_(one, alpha=-rate)
+                for parameter, each in zip(parameters, steps, strict=True):
+                    parameter.data.add_(each, alpha=-rate)
         change = [old - new.detach() for old, new in zip(before, parameters, strict=True)]
         return Computed(losses[0], change, self._changed(model))
 
@@ -228,9 +230,9 @@ class Gradients:
             yield
 
     def _batches(self, number: int, clients: Sequence[int]) -> list[tuple[Inputs, Tensor]]:
-        found = self.batches.together(clients, number)
+        batches = self.batches.together(clients, number)
         device = self._parameters[0][0].device
-        return found if device.type == "cpu" else [(x.to(device), y.to(device)) for x, y in found]
+        return batches if device.type == "cpu" else [(x.to(device), y.to(device)) for x, y in batches]
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -245,7 +247,7 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 def _change(before: dict[str, torch.Size], after: dict[str, torch.Size]) -> str:
     """How a model changed, in words."""
     name = next(name for name in {**before, **after} if before.get(name) != after.get(name))
-    shapes = [f"shape {tuple(found[name])}" if name in found else "none" for found in (before, after)]
+    shapes = [f"shape {tuple(each[name])}" if name in each else "none" for each in (before, after)]
     return (
         f"the model changed while training: its parameter {name!r} had {shapes[0]} and has {shapes[1]}; all clients "
         "and rounds need the same parameters, so create them in its constructor"
@@ -255,8 +257,8 @@ def _change(before: dict[str, torch.Size], after: dict[str, torch.Size]) -> str:
 def sharing(model: nn.Module) -> nn.Module:
     """A second model whose parameters and buffers share the memory of the first."""
     twin = copy.deepcopy(model, {id(buffer): buffer for buffer in model.buffers()})
-    for own, theirs in zip(twin.parameters(), model.parameters(), strict=True):
-        own.data = theirs.data
+    for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
+        parameter.data = original.data
     return twin
 
 

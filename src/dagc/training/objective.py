@@ -140,9 +140,9 @@ def goal_of(data: Dataset, loss: Loss | None = None, metric: Metric | None = Non
         own_loss = loss
         goal = goal._replace(loss=loss, total=lambda output, y: _number("loss", own_loss(output, y)) * goal.count(y))
     if metric is not None:
-        own, name = metric, getattr(metric, "__name__", type(metric).__name__)
+        measure, name = metric, getattr(metric, "__name__", type(metric).__name__)
         name = "score" if name == "<lambda>" else name.replace("_", " ")
-        goal = goal._replace(score=lambda output, y: _number("metric", own(output, y)) * goal.count(y), metric=name)
+        goal = goal._replace(score=lambda output, y: _number("metric", measure(output, y)) * goal.count(y), metric=name)
     return goal
 
 
@@ -158,8 +158,8 @@ def _goal(loss: Callable[[Tensor, Tensor], Tensor], mean: Loss, score: Metric, c
     """A goal whose total is the sum of a loss over scores, or what a model without scores returns."""
 
     def total(output: Any, y: Tensor) -> float:
-        own = _loss_without_scores(output)
-        return float(loss(scores_of(output), y)) if own is None else float(own) * count(y)
+        computed = _loss_without_scores(output)
+        return float(loss(scores_of(output), y)) if computed is None else float(computed) * count(y)
 
     def scored(output: Any, y: Tensor) -> Any:
         if _loss_without_scores(output) is not None:
@@ -170,8 +170,8 @@ def _goal(loss: Callable[[Tensor, Tensor], Tensor], mean: Loss, score: Metric, c
         return score(scores_of(output), y)
 
     def mean_loss(output: Any, y: Tensor) -> Tensor:
-        own = _loss_without_scores(output)
-        return mean(scores_of(output), y) if own is None else own
+        computed = _loss_without_scores(output)
+        return mean(scores_of(output), y) if computed is None else computed
 
     return Goal(classification_loss if mean is cross_entropy else mean_loss, total, scored, count, metric)
 

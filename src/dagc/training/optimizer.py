@@ -37,7 +37,6 @@ class ServerOptimizer:
     """
 
     def __init__(self, vector: torch.Tensor, name: str, **options: Any) -> None:
-        """Create torch's optimizer, unless it is plain SGD."""
         self.vector = nn.Parameter(vector, requires_grad=False)
         self._options = options
         self._optimizer: torch.optim.Optimizer | None = None

@@ -245,31 +245,30 @@ def walk(mode, data, coder, tables, past, frame, count, mean, mean_before):
     logs, contexts = np.empty(size, np.int32), np.empty(size if clocks else 0, np.int16)
     hits, exposure = np.zeros(len(tables.weights), np.int64), np.zeros(len(tables.weights), np.int64)
     total = _weigh(tables.weights, past, logs, contexts)
-    found, previous, earlier = 0, -FAR, -FAR
+    coded, previous, earlier = 0, -FAR, -FAR
     for r in range(len(past.rows) // 3):
         start, length, column = past.rows[3 * r], past.rows[3 * r + 1], past.rows[3 * r + 2]
         for i in range(start, start + length):
-            if found == count:
+            if coded == count:
                 break
             gap, gap_two = GAP + OCTAVES[min(i - previous, FAR)], GAP_TWO + OCTAVES[min(i - earlier, FAR)]
             probability, bit = 65536, 1
-            if size - i > count - found:
+            if size - i > count - coded:
                 weight = _exponential(logs[i] + ((tables.weights[gap] + tables.weights[gap_two]) >> 8))
-                probability = min(max(((count - found) * weight << 16) // max(total, 1), 1), 63488)
-                bit = 1 if mode != READ and frame.indices[found] == i else 0
+                probability = min(max(((count - coded) * weight << 16) // max(total, 1), 1), 63488)
+                bit = 1 if mode != READ and frame.indices[coded] == i else 0
                 if mode != LEARN:
                     bit, coder = code(mode, data, coder, bit, probability)
             total -= _exponential(logs[i])
             if bit:
                 if frame.signs:
                     before = 1 + (past.interval[i] & 1) if clocks and past.last[i] else 0
-                    sign = frame.negative[found] if mode != READ else 0
-                    frame.negative[found], coder = _sign(mode, data, coder, tables, r, before, sign)
-                frame.indices[found] = i
-                found += 1
+                    sign = frame.negative[coded] if mode != READ else 0
+                    frame.negative[coded], coder = _sign(mode, data, coder, tables, r, before, sign)
+                frame.indices[coded] = i
+                coded += 1
                 earlier, previous = previous, i
-            recent = COLUMN + past.columns[column + i - start]
-            for context in (gap, gap_two, recent, ROW + r):
+            for context in (gap, gap_two, COLUMN + past.columns[column + i - start], ROW + r):
                 hits[context] += bit
                 exposure[context] += probability
             if clocks:

@@ -43,7 +43,7 @@ def _append(out, at, word, bits, number, width):
 @kernel
 def rice_write(indices, block, parameters, sent, head, out):
     """Write parameters, low bits and quotients to `out`, which is zero. The first two take `head` bits."""
-    at, word, bits, one = ZERO, ZERO, ZERO, U(head)
+    at, word, bits, mark = ZERO, ZERO, ZERO, U(head)
     if sent:
         for width in parameters:
             at, word, bits = _append(out, at, word, bits, U(width), U(sent))
@@ -55,9 +55,9 @@ def rice_write(indices, block, parameters, sent, head, out):
             gap = U(index - before - 1)
             before = index
             at, word, bits = _append(out, at, word, bits, gap, width)
-            one += gap >> width
-            out[one >> U(3)] |= np.uint8(ONE << (one & SEVEN))
-            one += ONE
+            mark += gap >> width
+            out[mark >> U(3)] |= np.uint8(ONE << (mark & SEVEN))
+            mark += ONE
     if bits:
         out[at] |= np.uint8(word)
 
@@ -79,8 +79,8 @@ def rice_read(data, block, parameters, low, unary, size, out):
                 if at >= end:
                     return False
                 byte = data[at]
-            one = np.int64(EIGHT * at + ZEROS[byte])
-            quotient, last = one - last - 1, one
+            mark = np.int64(EIGHT * at + ZEROS[byte])
+            quotient, last = mark - last - 1, mark
             byte &= byte - np.uint8(1)
             while bits < width:
                 place += ONE

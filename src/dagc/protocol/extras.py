@@ -1,0 +1,89 @@
+"""What may be sent beyond a round's budget where the user has given none: at the start, and to clients that are rare.
+
+At its default budget, a method whose encoder chooses what a frame holds (`dagc`) has these extras, if its downlink is
+not lossless. A budget of the user's is kept as it is.
+
+- Start: a client's first upload and the first four broadcasts carry 95 % of the energy, if that takes at most eight
+  times their usual bytes. Later, error feedback has made up for the rest.
+- Rare clients: a client that comes rarely visits. It downloads the model rounded instead of keeping an exact copy, and
+  sends most of its change at once instead of keeping the rest for a next time that may never come.
+- Momentum: broadcasts that carry less than 40 % of what the server's model has moved ruin training with momentum.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from dagc.errors import BudgetWarning
+from dagc.policies import Plan
+from dagc.policies.shares import DENSE
+from dagc.protocol.roster import Member
+
+__all__ = ["FIRST_TIMES", "VISIT_AFTER", "Extras"]
+
+FIRST_SHARE, FIRST_TIMES, FIRST_BROADCASTS = 0.95, 8, 4
+VISIT_AFTER = 8
+"""Where clients are typically away for more rounds than this, all of them visit. Elsewhere, one that was away for
+longer visits if catching up exactly would take more bytes than the rounded model."""
+VISIT_PART, VISIT_LEAST, VISIT_SHARE = 2, 64, 0.9
+"""The most bytes of a visitor's upload: half a byte per entry, and a few; and the share of the energy that is enough,
+which is all but a third of the length of its change."""
+MOMENTUM_SHARE, STARVED_ROUNDS = 0.4, 5
+"""Momentum ruins training if broadcasts carry less than this share of the energy, for more than a few rounds."""
+
+
+class Extras:
+    """What a plan allows beyond its budget.
+
+    Args:
+        plan: The plan as the user gave it.
+        size: The number of entries of the model.
+        momentum: Whether the server moves its model with momentum.
+    """
+
+    def __init__(self, plan: Plan, size: int, momentum: bool = False) -> None:
+        self.allowed = plan.method_spec.encodes and not plan.lossless and not plan.budgets_set
+        self._size, self._momentum = size, momentum
+        self._starved = 0  # rounds in a row
+
+    def visits(self, gap: float, away: int, is_cheaper: Callable[[], bool]) -> bool:
+        """Whether a client visits in this round.
+
+        Args:
+            gap: For how many rounds clients are typically away.
+            away: For how many rounds this one was.
+            is_cheaper: Whether the rounded model takes fewer bytes than catching up.
+        """
+        return self.allowed and (gap > VISIT_AFTER or (away > VISIT_AFTER and is_cheaper()))
+
+    def visitor_upload(self) -> tuple[int, float]:
+        """The most bytes of a visitor's upload, and the share of the energy that is enough."""
+        return self._size // VISIT_PART + VISIT_LEAST, VISIT_SHARE
+
+    def upload(self, member: Member, amount: Any) -> tuple[Any, float]:
+        """The most bytes of a client's upload that would usually have this many, and the share that is enough."""
+        if not self.allowed or member.accepted_round:
+            return amount, 0.0
+        return min(FIRST_TIMES * amount, DENSE * self._size), FIRST_SHARE
+
+    def broadcast(self, version: int) -> float:
+        """The share of the energy that a broadcast carries, which may take several times its usual bytes."""
+        if not self.allowed:
+            return 0.0
+        return FIRST_SHARE if version < FIRST_BROADCASTS else MOMENTUM_SHARE if self._momentum else 0.0
+
+    def warn_if_starved(self, carried: float | None) -> None:
+        """Warn once if broadcasts carry too little of what the model has moved with momentum.
+
+        Args:
+            carried: The share of the energy that the last broadcast carried; None if that is not known.
+        """
+        low = self._momentum and carried is not None and carried < 0.9 * MOMENTUM_SHARE
+        self._starved = self._starved + 1 if low else 0
+        if self._starved == STARVED_ROUNDS:
+            warnings.warn(
+                "the server has momentum, but broadcasts carry less than 40 % of what its model has moved, which ruins "
+                "training: raise bytes or down, or train without momentum",
+                BudgetWarning,
+                stacklevel=3,
+            )
