@@ -1,35 +1,50 @@
 """Mutation testing: small changes of the code, one at a time, each of which some test should notice.
 
-    python -m benchmarks.mutants                                  # 60 mutants of protocol and updates
-    python -m benchmarks.mutants --mutants 200 --seed 1 --files src/dagc/feedback.py
-    python -m benchmarks.mutants --record                         # keeps the table
+    python -m benchmarks.mutants --outcomes outcomes.json         # 15 mutants of each part; notes what came of each
+    python -m benchmarks.mutants --outcomes outcomes.json         # once more: only those that no test noticed
+    python -m benchmarks.mutants --outcomes outcomes.json --record    # and keeps the table of both
 
 A comparison becomes its neighbor, a number one larger, `+` becomes `-`, `and` becomes `or`, a condition its opposite.
-Each mutant is a copy of the package in a folder of its own; the tests of that part run until the first one fails.
+Each mutant is a copy of the package in a folder of its own; the tests of that part run until the first one fails. They
+run in a fork of this process, which has loaded all that is not ours, and within a bounded CPU time.
 """
 
 import ast
+import json
 import os
 import random
+import resource
 import shutil
-import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from benchmarks.tables import arguments, kept
 
 ROOT = Path(__file__).parents[1]
-FILES = ("protocol/*.py", "updates/frame.py", "updates/dense.py", "updates/update.py", "feedback.py")
-TESTS = {
-    "protocol": ["tests/protocol", "tests/engines/test_both_ways.py", "tests/engines/test_long_absences.py"],
-    "updates": ["tests/updates", "tests/protocol/test_update_attack.py"],
-    "feedback.py": ["tests/compressors/test_feedback.py", "tests/protocol/test_settling.py"],
+PACKAGE = ROOT / "src" / "dagc"
+FILES = {
+    "wire": ["wire/[!_]*.py"],
+    "protocol": ["protocol/[!_]*.py"],
+    "updates": ["updates/[!_]*.py"],
+    "feedback": ["feedback.py"],
 }
-"""By the first part of a file's path, the tests that must notice."""
-SECONDS = 400
+"""The parts; kernels take longer to compile than the tests take, and each has its reference."""
+TESTS = {
+    "wire": ["tests/wire"],
+    "protocol": ["tests/protocol"],
+    "updates": ["tests/updates", "tests/protocol/test_update_attack.py"],
+    "feedback": ["tests/compressors/test_feedback.py", "tests/protocol/test_settling.py"],
+}
+"""By part, the tests that must notice."""
+SLOW = "not 100_000 and not from_3_to_300"
+"""Tests that are left out, since each takes as long as all others."""
+SECONDS = 150
+"""CPU time after which a mutant hangs."""
+OURS = ("dagc", "tests", "benchmarks", "research", "conftest")
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -107,51 +122,74 @@ def mutants(files: Sequence[Path], count: int, seed: int) -> list[tuple[Path, in
     return chosen
 
 
-def noticed(path: Path, text: str, folder: Path) -> bool:
+def noticed(part: str, path: Path, text: str) -> bool:
     """Whether a test fails, or hangs, with this text in place of the file."""
-    source = folder / "src"
-    shutil.copytree(ROOT / "src", source)  # with compiled kernels
-    place = path.relative_to(ROOT / "src" / "dagc")
-    (source / "dagc" / place).write_text(text)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS[place.parts[0]]]
-    environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        return True
-    return done.returncode != 0
+    with TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source)  # with compiled kernels
+        (source / "dagc" / path.relative_to(PACKAGE)).write_text(text)
+        process = os.fork()
+        if not process:
+            os._exit(_tests(part, source))
+        _, status = os.waitpid(process, 0)
+    return status != 0
+
+
+def _tests(part: str, source: Path) -> int:
+    """Run the tests of a part with this source; in a process of its own, which ends then."""
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    silent = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        os.dup2(silent, stream)
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+        del sys.modules[name]
+    sys.path.insert(0, str(source))
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONPATH"] = f"{source}{os.pathsep}{ROOT}"
+    os.chdir(ROOT)
+    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-k", SLOW, *TESTS[part]]))
+
+
+def sample(count: int, seed: int) -> Iterator[tuple[str, Path, str, str]]:
+    """The same number of mutants of each part: the part, the file, the change in words, and the file's new text."""
+    for part, patterns in FILES.items():
+        files = sorted(path for pattern in patterns for path in PACKAGE.glob(pattern))
+        for path, line, words, text in mutants(files, count, seed):
+            yield part, path, f"{path.relative_to(ROOT)}:{line}: {words}", text
 
 
 def main() -> int:
     """Make mutants, run tests, show which were not noticed."""
     parser = arguments(__doc__)
-    parser.add_argument("--mutants", type=int, default=60)
+    parser.add_argument("--mutants", type=int, default=15, help="of each part")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--files", nargs="+", type=Path)
+    parser.add_argument("--outcomes", type=Path, help="a file that remembers which mutants were noticed first")
     options = parser.parse_args()
-    package = ROOT / "src" / "dagc"
-    files = options.files or sorted(path for pattern in FILES for path in package.glob(pattern))
-    counts: dict[str, Counter[bool]] = {}
-    survivors = []
-    for place in {path.resolve().relative_to(package).parts[0]: path.resolve() for path in files}.values():
-        with TemporaryDirectory() as folder:
-            if noticed(place, place.read_text(), Path(folder)):
-                sys.exit(f"the tests of {place.relative_to(ROOT)} fail without any mutant")
-    for path, line, words, text in mutants([path.resolve() for path in files], options.mutants, options.seed):
-        with TemporaryDirectory() as folder:
-            dead = noticed(path, text, Path(folder))
-        room = path.relative_to(package).parts[0]
-        counts.setdefault(room, Counter())[dead] += 1
-        if not dead:
-            survivors.append(f"{path.relative_to(ROOT)}:{line}: {words}")
-        print(
-            f"{'noticed ' if dead else 'SURVIVED'} {path.relative_to(ROOT)}:{line}: {words}",
-            file=sys.stderr,
-            flush=True,
-        )
-    with kept("mutants", "Mutants that tests notice", ["part", "mutants", "noticed"], options.record) as sheet:
-        for room, count in sorted(counts.items()):
-            sheet.add([room, str(count.total()), f"{count[True]} ({count[True] / count.total():.0%})"])
+    before: dict[str, bool] = {}
+    if options.outcomes is not None and options.outcomes.exists():
+        before = json.loads(options.outcomes.read_text())
+    rows, survivors = [], []
+    chosen = list(sample(options.mutants, options.seed))
+    for part in FILES:
+        own = [each for each in chosen if each[0] == part]
+        path = own[0][1]
+        if noticed(part, path, path.read_text()):
+            sys.exit(f"the tests of {part} fail without any mutant")
+        first, now = [], []
+        for _, path, words, text in own:
+            dead = before.get(words, False) or noticed(part, path, text)
+            first.append(before.setdefault(words, dead))
+            now.append(dead)
+            print(f"{'noticed ' if dead else 'SURVIVED'} {words}", file=sys.stderr, flush=True)
+            if not dead:
+                survivors.append(words)
+            if options.outcomes is not None:
+                options.outcomes.write_text(json.dumps(before, indent=1))
+        rows.append([part, str(len(own)), *(f"{sum(each)} ({sum(each) / len(own):.0%})" for each in (first, now))])
+    heads = ["part", "mutants", "noticed at first", "noticed now"]
+    with kept("mutants", "Mutants that tests notice", heads, options.record, wanted=len(FILES)) as sheet:
+        for row in rows:
+            sheet.add(row)
         sheet.notes += survivors
     return 0
 

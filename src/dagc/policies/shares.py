@@ -9,7 +9,7 @@ from dagc.policies.plan import Plan
 from dagc.policies.policy import Situation
 from dagc.policies.rate import finite
 
-__all__ = ["Shares"]
+__all__ = ["Shares", "most_bytes"]
 
 LEAST = 16
 """The fewest bytes that are worth a frame; a client whose share is smaller saves it up."""
@@ -41,8 +41,7 @@ class Shares:
         weights = np.array([now.examples[name] for name in now.present])
         quota = (weights / weights.max()) ** self.exponent
         quota = quota / quota.sum() + [self._saved.get(name, 0.0) for name in now.present]
-        most = np.array([int(self.plan.caps.get(name, 1.0) * 4 * self.size) for name in now.present])
-        most = np.minimum(np.maximum(most, LEAST), DENSE * self.size + 64)
+        most = np.array([most_bytes(self.plan, self.size, name) for name in now.present])
         amounts = apportion(quota, min(now.allowance, int(most.sum())), most, least=0)
         sending = amounts >= LEAST
         if sending.any() and not sending.all():
@@ -59,3 +58,13 @@ class Shares:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._saved = {str(name): finite(saved) for name, saved in state["saved"].items()}
+
+
+def most_bytes(plan: Plan, size: int, name: str) -> int:
+    """The most bytes that a client sends in a round: its cap, or what a frame can use.
+
+    Example:
+        >>> most_bytes(Plan(caps={"ann": 0.01}), 1000, "ann"), most_bytes(Plan(), 1000, "bob")
+        (40, 2064)
+    """
+    return min(max(int(plan.caps.get(name, 1.0) * 4 * size), LEAST), DENSE * size + 64)

@@ -145,6 +145,8 @@ def broadcasts(download: Download) -> Iterator[tuple[int, memoryview]]:
             frame, rest = rest[at : at + length], rest[at + length :]
             if len(frame) < length:
                 raise MalformedPayload(f"broadcast {step + 1} of {count} is truncated")
+        if not len(frame):  # no server broadcasts nothing: a byte each, they would cost a client minutes
+            raise MalformedPayload(f"broadcast {step + 1} of {count} is empty")
         yield (step if first else download.since + step + 1) % STAMPS, frame
     if count > 1 and len(rest):
         raise MalformedPayload(f"{len(rest)} bytes follow the last broadcast")

@@ -16,7 +16,7 @@ from typing import Any
 
 from dagc.errors import BudgetWarning
 from dagc.policies import Plan
-from dagc.policies.shares import DENSE
+from dagc.policies.shares import most_bytes
 from dagc.protocol.roster import Member
 
 __all__ = ["FIRST_TIMES", "VISIT_AFTER", "Extras"]
@@ -43,7 +43,7 @@ class Extras:
 
     def __init__(self, plan: Plan, size: int, momentum: bool = False) -> None:
         self.allowed = plan.method_spec.encodes and not plan.lossless and not plan.budgets_set
-        self._size, self._momentum = size, momentum
+        self._plan, self._size, self._momentum = plan, size, momentum
         self._starved = 0  # rounds in a row
 
     def visits(self, gap: float, away: int, is_cheaper: Callable[[], bool]) -> bool:
@@ -56,15 +56,15 @@ class Extras:
         """
         return self.allowed and (gap > VISIT_AFTER or (away > VISIT_AFTER and is_cheaper()))
 
-    def visitor_upload(self) -> tuple[int, float]:
+    def visitor_upload(self, name: str) -> tuple[int, float]:
         """The most bytes of a visitor's upload, and the share of the energy that is enough."""
-        return self._size // VISIT_PART + VISIT_LEAST, VISIT_SHARE
+        return min(self._size // VISIT_PART + VISIT_LEAST, most_bytes(self._plan, self._size, name)), VISIT_SHARE
 
     def upload(self, member: Member, amount: Any) -> tuple[Any, float]:
         """The most bytes of a client's upload that would usually have this many, and the share that is enough."""
         if not self.allowed or member.accepted_round:
             return amount, 0.0
-        return min(FIRST_TIMES * amount, DENSE * self._size), FIRST_SHARE
+        return min(FIRST_TIMES * amount, most_bytes(self._plan, self._size, member.name)), FIRST_SHARE
 
     def broadcast(self, version: int) -> float:
         """The share of the energy that a broadcast carries, which may take several times its usual bytes."""

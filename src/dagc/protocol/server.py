@@ -77,7 +77,7 @@ class Server:
         staying = [member.name for member in holding if member.name not in visitors]
         amounts = self.budget.amounts(self.round, staying, self.members, seconds)
         extra = {name: self.extras.upload(self.members[name], amount) for name, amount in amounts.items()}
-        extra |= dict.fromkeys(visitors, self.extras.visitor_upload())
+        extra |= {name: self.extras.visitor_upload(name) for name in visitors}
         memories, policy = self.receiver.memories, self.budget.policy
         counted = {} if memories is None else memories.counted([member.name for member in members])
         clip = float(min((bound for bound in (self.plan.clip, clip) if bound is not None), default=0.0))
