@@ -14,10 +14,6 @@ Word = TypeVar("Word", int, NDArray[np.uint64])
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 """The counter's increment from one number to the next."""
-_DENSE = 16
-"""Up to this many candidates per index drawn, marking is faster than sorting and takes little memory."""
-_BLOCK = 1 << 16
-"""How many numbers are generated at a time, so that they stay in cache."""
 
 
 def scramble(seed: int, number: int) -> int:
@@ -58,38 +54,16 @@ def draw(seed: int, size: int, count: int) -> NDArray[np.int64]:
         kept = np.ones(size, dtype=bool)
         kept[draw(seed, size, size - count)] = False
         return np.flatnonzero(kept)
-    # Only as many as are missing are drawn: that can never be too many, so their order does not matter.
-    return _marked(seed, size, count) if size <= _DENSE * count else _sorted(seed, size, count)
-
-
-def _marked(seed: int, size: int, count: int) -> NDArray[np.int64]:
-    seen = np.zeros(size, dtype=bool)
-    done = drawn = 0
-    while drawn < count:
-        end = done + count - drawn
-        for start in range(done, end, _BLOCK):
-            seen[_indices(seed, size, start, min(start + _BLOCK, end))] = True
-        done, drawn = end, int(np.count_nonzero(seen))
-    return np.flatnonzero(seen)
-
-
-def _sorted(seed: int, size: int, count: int) -> NDArray[np.int64]:
-    drawn = np.zeros(0, dtype=np.int64)
-    done = 0
+    drawn, done = np.zeros(0, dtype=np.int64), 0
     while len(drawn) < count:
-        end = done + count - len(drawn)
-        drawn = np.concatenate((drawn, _indices(seed, size, done, end)))
-        drawn.sort(kind="stable")  # fast if most of it is sorted already
+        # Only as many as are missing are drawn: that can never be too many, so their order does not matter.
+        words = splitmix64((seed + done * _STEP) & _MASK, count - len(drawn))
+        words %= np.uint64(size)
+        drawn = np.concatenate((drawn, words.view(np.int64)))
+        drawn.sort(kind="stable" if done else None)  # stable is fast if most of it is sorted already
         drawn = drawn[np.diff(drawn, prepend=-1) > 0]
-        done = end
+        done += len(words)
     return drawn
-
-
-def _indices(seed: int, size: int, start: int, end: int) -> NDArray[np.int64]:
-    """Outputs `start` to `end` of SplitMix64, modulo `size`."""
-    words = splitmix64((seed + start * _STEP) & _MASK, end - start)
-    words %= np.uint64(size)
-    return words.view(np.int64)
 
 
 def _mixed(word: Word) -> Word:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-__all__ = [
+__all__ = [  # all that `dagc` itself offers, too
     "BudgetTooSmall",
     "BudgetWarning",
     "CheckpointError",
@@ -19,9 +19,6 @@ __all__ = [
     "OutOfSync",
     "OutsideBound",
     "TooFewNodes",
-    "needs_extra",
-    "shown",
-    "unknown",
 ]
 
 
