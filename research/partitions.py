@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dagc.data import Partition
-from dagc.data.fill import as_labels, fill
-from dagc.data.partition import check_clients, even_sizes, generator
+from dagc.data.partition import as_labels, check_clients, even_sizes, fill, generator
 from dagc.errors import InvalidInput
 
 __all__ = ["one_large"]

@@ -65,43 +65,39 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            self._check(part, x, y)
-        train, test = (
-            {key: tuple(x.shape[1:]) for key, x in tensors_of(x).items()} for x in (self.train_x, self.test_x)
-        )
-        if train != test:
-            shapes = f"{train.get('', train)} and {test.get('', test)}"
+            for problem in self._problems(part, x, y):
+                raise InvalidInput(f"{self.name}: {problem}")
+        train, test = ([part.shape[1:] for part in tensors_of(x).values()] for x in (self.train_x, self.test_x))
+        if train != test or tensors_of(self.train_x).keys() != tensors_of(self.test_x).keys():
+            shapes = " and ".join(", ".join(str(tuple(shape)) for shape in each) for each in (train, test))
             raise InvalidInput(f"{self.name}: training and test samples have different shapes, {shapes}")
-        if self.client is not None and self.client.shape != (len(self.train_y),):
-            counts = f"{len(self.client)} client entries for {len(self.train_y)} training samples"
+        if self.client is not None and self.client.shape != (len(self),):
+            counts = f"{len(self.client)} client entries for {len(self)} training samples"
             raise InvalidInput(f"{self.name}: {counts}; give one per sample")
 
-    def _check(self, part: str, x: Inputs, y: Tensor) -> None:
-        for each in tensors_of(x).values():
+    def _problems(self, part: str, x: Inputs, y: Tensor) -> Iterator[str]:
+        tensors = tensors_of(x).values()
+        for each in tensors:
             if each.dtype not in (torch.uint8, torch.float32, torch.int64):
-                raise InvalidInput(
-                    f"{self.name}: {part} samples are {each.dtype}; use uint8 or float32, or int64 for tokens"
-                )
+                yield f"{part} samples are {each.dtype}; use uint8 or float32, or int64 for tokens"
         if y.dtype not in (torch.int64, torch.float32):
-            raise InvalidInput(f"{self.name}: {part} labels are {y.dtype}; use int64, or float32 for numbers")
+            yield f"{part} labels are {y.dtype}; use int64, or float32 for numbers"
         shapes = f"{part} samples have shape {tuple(x.shape)} and labels {tuple(y.shape)}"
         if len(x.shape) < 2 or y.ndim < 1 or len(x) != len(y):
-            raise InvalidInput(f"{self.name}: {shapes}; the first axis must be the sample in both, with equal lengths")
+            yield f"{shapes}; the first axis must be the sample in both, with equal lengths"
         if len(x) == 0:
-            raise InvalidInput(f"{self.name}: there are no {part} samples")
-        same = any(y.shape == each.shape for each in tensors_of(x).values())
-        if y.ndim > 1 and y.dtype == torch.int64 and not same:
-            raise InvalidInput(f"{self.name}: {shapes}; give one label per sample, or a next token for every token")
-        for what, values in (*(("sample", each) for each in tensors_of(x).values()), ("label of sample", y)):
+            yield f"there are no {part} samples"
+        if y.ndim > 1 and y.dtype == torch.int64 and not any(y.shape == each.shape for each in tensors):
+            yield f"{shapes}; give one label per sample, or a next token for every token"
+        for what, values in (*(("sample", each) for each in tensors), ("label of sample", y)):
             if values.dtype == torch.float32 and not bool(torch.isfinite(values).all()):
                 row = int((~torch.isfinite(values.reshape(len(values), -1))).any(1).nonzero()[0])
-                raise InvalidInput(f"{self.name}: {part} {what} {row} holds NaN or infinity; clean the data first")
+                yield f"{part} {what} {row} holds NaN or infinity; clean the data first"
         known = y[y != IGNORED] if y.ndim > 1 else y
         if y.dtype == torch.int64 and known.numel():
             low, high = int(known.min()), int(known.max())
             if low < 0 or high >= len(self.classes):
-                count = len(self.classes)
-                raise InvalidInput(f"{self.name}: {part} labels run from {low} to {high} for {count} classes")
+                yield f"{part} labels run from {low} to {high} for {len(self.classes)} classes"
 
     def __len__(self) -> int:
         return len(self.train_y)
@@ -184,14 +180,10 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hold_out(groups: NDArray[np.int64], share: float = 0.2) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose test samples for a set that has none: the same share of every group, always the same ones.
-
-    Args:
-        groups: The group (client or label) of each sample.
-        share: The part of each group to hold out, rounded down, so that every group keeps a sample to train on.
+    """Choose test samples: the same share of every group (client or label), always the same ones.
 
     Returns:
-        The positions to train on and the positions to test on, both ascending.
+        The positions to train on and those to test on, ascending; every group keeps a sample to train on.
 
     Example:
         >>> train, test = hold_out(np.array([0] * 10 + [1]))

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dagc.data.dataset import Dataset
-from dagc.data.fill import Ints, as_labels, fill
 from dagc.errors import InvalidInput
 from dagc.spec import read_spec
 
 __all__ = ["PARTITIONS", "Partition", "by_client", "from_sizes", "iid", "make_partition", "skewed", "skewed_sizes"]
 
+Ints = NDArray[np.int64]
 _EVEN = 0.5  # the share of the arithmetic series in each step of the skewed series; the rest is Dirichlet's
-_MOST_SKEWED = 1e15  # no data set has more samples
 _STRETCH = 1.25  # the inner terms may be scaled by this much to use the last samples
 
 
@@ -81,9 +80,6 @@ def skewed(
         Clients from the largest to the smallest. Sizes and label mixes depend on how many samples each label has, not
         on the order of the samples.
 
-    Raises:
-        InvalidInput: If the data are too few for the smallest client to have one sample.
-
     Example:
         >>> split = skewed([0, 1] * 500, clients=5, skew_ratio=10)
         >>> split.skew_ratio, int(split.sizes.sum())
@@ -91,8 +87,7 @@ def skewed(
     """
     known = as_labels(labels)
     rng = generator(seed, 1)
-    sizes = skewed_sizes(len(known), clients, skew_ratio, rng)
-    return Partition(fill(known, sizes, label_alpha, rng))
+    return Partition(fill(known, skewed_sizes(len(known), clients, skew_ratio, rng), label_alpha, rng))
 
 
 def iid(labels: ArrayLike, *, clients: int = 10, seed: int = 0) -> Partition:
@@ -104,17 +99,11 @@ def iid(labels: ArrayLike, *, clients: int = 10, seed: int = 0) -> Partition:
     """
     known = as_labels(labels)
     check_clients(clients, len(known))
-    sizes = even_sizes(len(known), clients)
-    return Partition(fill(known, sizes, None, generator(seed, 3)))
+    return Partition(fill(known, even_sizes(len(known), clients), None, generator(seed, 3)))
 
 
 def from_sizes(
-    labels: ArrayLike,
-    *,
-    sizes: Sequence[int],
-    scale: bool = False,
-    label_alpha: float | None = None,
-    seed: int = 0,
+    labels: ArrayLike, *, sizes: Sequence[int], scale: bool = False, label_alpha: float | None = None, seed: int = 0
 ) -> Partition:
     """Clients of given sizes, for example those of a real federation.
 
@@ -137,7 +126,10 @@ def from_sizes(
         raise InvalidInput(f"sizes are {sizes!r:.80}; give one positive whole number per client")
     check_clients(len(wanted), len(known))
     if scale:
-        wanted = _scaled(wanted, len(known))
+        wanted = _proportional(wanted, len(known))
+        while not wanted.all():  # a client that would get nothing gets one of the largest client's samples
+            wanted[wanted.argmin()] += 1
+            wanted[wanted.argmax()] -= 1
     elif wanted.sum() > len(known):
         raise InvalidInput(
             f"sizes add up to {wanted.sum():,} but there are {len(known):,} training samples; "
@@ -170,15 +162,15 @@ def by_client(
     counts = np.bincount(owner)
     order = np.argsort(-counts, kind="stable")
     kept = [int(c) for c in order if counts[c] >= max(1, min_size)][:clients]
-    if not kept or (clients is not None and len(kept) < clients):
-        wanted = f"{clients} " if clients is not None else ""
+    if len(kept) < (clients or 1):
         raise InvalidInput(
             f"{len(kept)} of {np.count_nonzero(counts)} clients have {min_size} samples or more; "
-            f"{wanted or 'some '}are needed: lower min_size or clients"
+            f"{clients or 'some'} are needed: lower min_size or clients"
         )
     grouped = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
-    chosen = tuple(names[c] for c in kept) if names else tuple(str(c) for c in kept)
-    return Partition(tuple(grouped[c].astype(np.int64) for c in kept), chosen)
+    return Partition(
+        tuple(grouped[c].astype(np.int64) for c in kept), tuple(names[c] if names else str(c) for c in kept)
+    )
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {
@@ -216,7 +208,7 @@ def skewed_sizes(samples: int, clients: int, skew_ratio: float, rng: np.random.G
     SR·u; the inner terms are scaled, by a quarter at most, so that all samples are used.
     """
     check_clients(clients, samples)
-    if not 1 <= skew_ratio <= _MOST_SKEWED:
+    if not 1 <= skew_ratio <= 1e15:
         raise InvalidInput(f"skew_ratio is {skew_ratio}; largest over smallest client is a number from 1 to 1e15")
     if clients == 1:
         if skew_ratio != 1:
@@ -232,11 +224,17 @@ def skewed_sizes(samples: int, clients: int, skew_ratio: float, rng: np.random.G
             f"{clients} clients with skew ratio {skew_ratio:g} need {int(np.ceil(series.sum())):,} samples, for the "
             f"smallest to have one, but there are {samples:,}; lower clients or skew_ratio"
         )
-    units = [int(unit), int(unit) + 1]
-    stretches = [_stretch(series, whole, samples) for whole in units]
-    if stretches[1] >= 1 / _STRETCH and stretches[0] * stretches[1] > 1:  # the second is the nearer to 1
-        units.reverse()
-    return _whole_sizes(series, units[0], samples)
+    smallest = int(unit)
+    lower, upper = (_stretch(series, whole, samples) for whole in (smallest, smallest + 1))
+    if upper >= 1 / _STRETCH and lower * upper > 1:  # the second is the nearer to 1
+        smallest, lower = smallest + 1, upper
+    largest = round(series[0] * smallest)
+    excess = (series[1:-1] - 1) * smallest
+    inner = np.full(clients - 2, smallest)
+    if excess.sum() > 0:
+        used = min(int(min(lower, _STRETCH) * excess.sum() + 0.5), len(excess) * (largest - smallest))
+        inner += np.sort(_proportional_below(excess, used, largest - smallest))[::-1]
+    return np.array([largest, *inner, smallest], dtype=np.int64)
 
 
 def _stretch(series: NDArray[np.float64], smallest: int, samples: int) -> float:
@@ -244,18 +242,6 @@ def _stretch(series: NDArray[np.float64], smallest: int, samples: int) -> float:
     excess = (series[1:-1] - 1).sum() * smallest
     left = samples - round(series[0] * smallest) - smallest * (len(series) - 1)
     return float(left / excess) if excess > 0 else np.nan
-
-
-def _whole_sizes(series: NDArray[np.float64], smallest: int, samples: int) -> Ints:
-    """The series in whole samples when the last term is `smallest`."""
-    largest = round(series[0] * smallest)
-    excess = (series[1:-1] - 1) * smallest
-    if not excess.sum() > 0:
-        return np.concatenate([[largest], np.full(len(series) - 1, smallest)]).astype(np.int64)
-    factor = min(_stretch(series, smallest, samples), _STRETCH)
-    used = min(int(factor * excess.sum() + 0.5), len(excess) * (largest - smallest))
-    whole = smallest + _proportional_below(excess, used, largest - smallest)
-    return np.concatenate([[largest], np.sort(whole)[::-1], [smallest]]).astype(np.int64)
 
 
 def _proportional_below(weights: NDArray[np.float64], total: int, cap: int) -> Ints:
@@ -266,6 +252,16 @@ def _proportional_below(weights: NDArray[np.float64], total: int, cap: int) -> I
         rest = _proportional(np.where(full, 0.0, weights), total - cap * int(full.sum()))
         shares = np.where(full, cap, rest)
     return shares
+
+
+def _proportional(weights: ArrayLike, total: int) -> Ints:
+    """Whole numbers in proportion to `weights` that add up to `total` (largest remainders)."""
+    share = np.asarray(weights, dtype=np.float64)
+    exact = share * (total / share.sum())
+    whole: Ints = np.floor(exact).astype(np.int64)
+    left = total - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:left]] += 1
+    return whole
 
 
 def generator(seed: int, stream: int) -> np.random.Generator:
@@ -288,20 +284,77 @@ def even_sizes(total: int, parts: int) -> Ints:
     return np.array([total // parts + (part < total % parts) for part in range(parts)], dtype=np.int64)
 
 
-def _scaled(sizes: Ints, total: int) -> Ints:
-    """The sizes as proportions of `total`; a client that would get nothing gets one of the largest client's samples."""
-    scaled = _proportional(sizes, total)
-    while not scaled.all():
-        scaled[scaled.argmin()] += 1
-        scaled[scaled.argmax()] -= 1
-    return scaled
+def as_labels(labels: ArrayLike) -> Ints:
+    """Labels as a flat int64 array."""
+    known = np.asarray(labels)
+    if known.ndim != 1 or not len(known):
+        raise InvalidInput(f"labels have shape {known.shape}; one whole number per sample is needed")
+    if not np.issubdtype(known.dtype, np.integer) or known.min() < 0:
+        raise InvalidInput(f"labels are {known.dtype} like {known.tolist()[0]!r}; use whole numbers 0, 1, …")
+    return known.astype(np.int64)
 
 
-def _proportional(weights: ArrayLike, total: int) -> Ints:
-    """Whole numbers in proportion to `weights` that add up to `total` (largest remainders)."""
-    share = np.asarray(weights, dtype=np.float64)
-    exact = share * (total / share.sum())
-    whole: Ints = np.floor(exact).astype(np.int64)
-    left = total - int(whole.sum())
-    whole[np.argsort(whole - exact, kind="stable")[:left]] += 1
+def fill(labels: Ints, sizes: Ints, alpha: float | None, rng: np.random.Generator) -> tuple[Ints, ...]:
+    """Draw the samples of clients with the given sizes (their sum at most the number of samples).
+
+    Each client draws the label proportions it would like from Dirichlet(α). Rows (clients) and columns (labels) of the
+    table sizes × proportions are then scaled in turn until the rows add up to the sizes and no column needs more
+    samples than the label has. The table is rounded down, and what a client still lacks comes from the labels it lacks
+    most among those with samples left, so sizes are met exactly. If all samples are used, the mixes of large clients
+    are necessarily close to that of the whole set. Without α the samples are drawn at random.
+
+    Example:
+        >>> parts = fill(np.array([0] * 6 + [1] * 6), np.array([8, 4]), 0.5, np.random.default_rng(0))
+        >>> [len(part) for part in parts], len(set(np.concatenate(parts).tolist()))
+        ([8, 4], 12)
+    """
+    if alpha is None:
+        shuffled = rng.permutation(len(labels))
+        return tuple(np.sort(part) for part in np.split(shuffled, np.cumsum(sizes))[:-1])
+    if not alpha > 0:
+        raise InvalidInput(f"label_alpha is {alpha}; a Dirichlet concentration is above 0 (inf for equal mixes)")
+    pools = np.bincount(labels)
+    if np.isinf(alpha):
+        wish = np.tile(pools / pools.sum(), (len(sizes), 1))
+    else:
+        wish = rng.dirichlet(np.full(len(pools), alpha), size=len(sizes))
+    table = _whole(_fit(wish, sizes, pools), sizes, pools)
+    by_label = np.split(np.argsort(labels, kind="stable"), np.cumsum(pools)[:-1])
+    columns = [np.split(rng.permutation(pool), np.cumsum(table[:, label]))[:-1] for label, pool in enumerate(by_label)]
+    return tuple(np.sort(np.concatenate([column[client] for column in columns])) for client in range(len(sizes)))
+
+
+def _fit(wish: NDArray[np.float64], sizes: Ints, pools: Ints) -> NDArray[np.float64]:
+    """Scale rows to the sizes and columns to at most the pools, in turn (iterative proportional fitting)."""
+    table = (wish + 1e-9) * (pools > 0)  # no wish is exactly zero, so that fitting can always succeed
+    for _ in range(100):
+        table *= (sizes / table.sum(axis=1))[:, None]
+        asked = table.sum(axis=0)
+        if np.all(asked <= pools + 0.5):
+            break
+        table *= np.minimum(1.0, pools / np.maximum(asked, 1e-300))
+    return table
+
+
+def _whole(table: NDArray[np.float64], sizes: Ints, pools: Ints) -> Ints:
+    """The fitted table in whole samples: rows exactly the sizes, columns at most the pools."""
+    whole: Ints = np.floor(table * np.minimum(1.0, sizes / table.sum(axis=1))[:, None]).astype(np.int64)
+    over = np.maximum(whole.sum(axis=0) - pools, 0)
+    for label in np.flatnonzero(over).tolist():  # rounding noise only: take it from the clients with most of that label
+        for client in np.argsort(-whole[:, label], kind="stable").tolist():
+            taken = min(over[label], whole[client, label])
+            whole[client, label] -= taken
+            over[label] -= taken
+    left = pools - whole.sum(axis=0)
+    for client in np.argsort(sizes, kind="stable").tolist():  # small ones first: a sample matters most to them
+        lacking = int(sizes[client] - whole[client].sum())
+        while lacking:
+            missed = np.where(left > 0, table[client] - whole[client], -np.inf)
+            label = int(missed.argmax())
+            second = np.partition(missed, -2)[-2] if len(missed) > 1 else -np.inf
+            gap = missed[label] - second if np.isfinite(second) else lacking
+            taken = max(1, min(lacking, int(left[label]), int(gap)))
+            whole[client, label] += taken
+            left[label] -= taken
+            lacking -= taken
     return whole
