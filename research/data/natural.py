@@ -5,10 +5,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from dagc.data.assemble import assemble
 from dagc.data.dataset import Dataset
 from dagc.data.files import read_csv, samples_of_texts
-from dagc.data.tables import Named
+from dagc.data.samples import Named, assemble
 from dagc.errors import DataError
 from research.data.download import Source
 from research.data.entry import Entry

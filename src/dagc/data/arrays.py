@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from dagc.data.dataset import IGNORED
-from dagc.data.samples import Column, Samples
-from dagc.data.tables import LABELS, USUAL, Named, rows
+from dagc.data.samples import LABELS, USUAL, Column, Named, Samples, rows
 from dagc.errors import InvalidInput, shown
 
 __all__ = ["is_batch", "read_object"]

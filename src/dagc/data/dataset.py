@@ -28,13 +28,10 @@ class Dataset:
     converting a batch of 32 to floats, in `normalise`, takes about 10 to 45 µs.
 
     Attributes:
-        name: The name passed to `load`.
         train_x: Training samples, first axis the sample; uint8 or float32, or int64 for tokens; or several named
             tensors.
         train_y: What to predict: labels (int64, 0 … classes − 1), numbers (float32, one or several per sample), or the
             next tokens (int64, of the shape of the samples; -100 is ignored).
-        test_x: Test samples.
-        test_y: What to predict for them.
         classes: The names of the labels or tokens; none for numbers.
         client: The owner of each training sample (int64), if the data has natural clients.
         clients: The names of the owners.
@@ -156,27 +153,18 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
         >>> mean.tolist(), std.tolist()
         ([1.0, 5.0], [1.0, 1.0])
     """
-    groups = {2: x.shape[1], 4: x.shape[1]}.get(x.ndim, 1)
+    groups = x.shape[1] if x.ndim in (2, 4) else 1
     samples = x.reshape(len(x), groups, -1).numpy()  # numpy: torch's threads wait for each other on a busy machine
-    kind = np.float32 if x.dtype == torch.uint8 else np.float64  # squares of bytes fit, those of large numbers do not
-    shift = samples[0].mean(axis=1, dtype=kind)[:, None]  # keeps the difference of the two sums accurate
-    total, square = np.zeros(groups), np.zeros(groups)
-    rows = max(1, 2**18 // max(1, samples[0].size))  # what the processor's cache holds
-    for start in range(0, len(samples), rows):
-        with np.errstate(all="ignore"):  # NaN and infinity are refused, with the sample's number, by Dataset
-            values = samples[start : start + rows].astype(kind) - shift
-            total += values.sum(axis=2).sum(axis=0, dtype=np.float64)
-            square += np.einsum("ngv,ngv->ng", values, values).sum(axis=0, dtype=np.float64)
+    chunks = np.array_split(samples, 1 + samples.size // 2**18)  # what the processor's cache holds
     count = samples.size / groups
-    mean = total / count
-    with np.errstate(all="ignore"):
-        std = np.sqrt(np.maximum(square / count - mean**2, 0))
+    with np.errstate(all="ignore"):  # NaN and infinity are refused, with the sample's number, by Dataset
+        mean = np.sum([chunk.sum((0, 2), dtype=np.float64) for chunk in chunks], axis=0) / count
+        squares = [((chunk - mean[:, None]) ** 2).sum((0, 2)) for chunk in chunks]
+        std = np.sqrt(np.sum(squares, axis=0) / count)
         std[std < 1e-6 * (1 + abs(mean))] = 1.0
     shape = (groups, 1, 1) if x.ndim == 4 else (groups,)
-    return (
-        torch.from_numpy((mean + shift[:, 0]).astype(np.float32)).reshape(shape),
-        torch.from_numpy(std.astype(np.float32)).reshape(shape),
-    )
+    mean, std = (torch.from_numpy(part.astype(np.float32)).reshape(shape) for part in (mean, std))
+    return mean, std
 
 
 def hold_out(groups: NDArray[np.int64], share: float = 0.2) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -14,8 +14,7 @@ from typing import IO
 import numpy as np
 
 from dagc.data.limits import refuse_bomb
-from dagc.data.samples import Column, Samples, joined
-from dagc.data.tables import USUAL, Named, rows
+from dagc.data.samples import USUAL, Column, Named, Samples, joined, rows
 from dagc.errors import DataError, MissingExtra, shown
 
 __all__ = ["FILES", "IMAGES", "UNREADABLE", "Parts", "read_csv", "read_image", "read_npz", "samples_of_texts"]

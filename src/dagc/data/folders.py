@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dagc.data.files import FILES, IMAGES, Parts, read_image, read_texts
-from dagc.data.samples import Column, Samples, joined
-from dagc.data.tables import USUAL, Named
+from dagc.data.samples import USUAL, Column, Named, Samples, joined
 from dagc.errors import DataError, InvalidInput
 
 __all__ = ["TEST", "read_path"]

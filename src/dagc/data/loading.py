@@ -13,12 +13,10 @@ import torch
 from platformdirs import user_cache_path
 
 from dagc.data.arrays import is_batch, read_object
-from dagc.data.assemble import assemble
 from dagc.data.dataset import Dataset, hold_out, statistics
 from dagc.data.files import Parts
 from dagc.data.folders import TEST, read_path
-from dagc.data.samples import joined
-from dagc.data.tables import Named
+from dagc.data.samples import Named, assemble, joined
 from dagc.errors import DataError, InvalidInput, unknown
 
 __all__ = ["CATALOGUE", "data_folder", "load"]
