@@ -4,7 +4,7 @@
     from dagc.testing import check_allocator
     check_allocator(Allocator(ratios=my_rule))
 
-Each check raises `AssertionError` with what went wrong, or returns.
+Each check raises `AssertionError` with what went wrong under the name that you give, or returns.
 """
 
 import json
@@ -22,7 +22,6 @@ from dagc.errors import InvalidInput
 from dagc.feedback import ErrorFeedback
 from dagc.policies import POLICIES, Method, Plan, Report, Situation
 from dagc.sparse import Sparse
-from dagc.updates import Update
 from dagc.wire import payload_size
 from dagc.wire.values import ValueCodec
 
@@ -30,7 +29,6 @@ __all__ = [
     "check_allocator",
     "check_compressor",
     "check_policy",
-    "check_update",
     "check_value_codec",
     "plans_of",
     "profiles",
@@ -92,10 +90,7 @@ def vectors() -> dict[str, torch.Tensor]:
 def check_allocator(allocator: Allocator, name: str = "the allocator") -> None:
     """Check an allocator: one parameter per client in the caller's order, budget spent exactly, never above 1 or a cap.
 
-    Args:
-        allocator: What would be registered in `dagc.ALLOCATORS`. `Allocator(ratios=rule)` makes one from a rule, whose
-            budget is the *sum* of the ratios.
-        name: What to call it in errors.
+    `Allocator(ratios=rule)` makes one from a rule, whose budget is the *sum* of the ratios.
     """
     if not isinstance(allocator, Allocator):
         raise InvalidInput(f"give an Allocator, e.g. Allocator(ratios=my_rule), not {type(allocator).__name__}")
@@ -155,10 +150,7 @@ def check_compressor(
 ) -> None:
     """Check a compressor: values unchanged, indices in order, input untouched, nothing lost with error feedback.
 
-    Args:
-        compressor: What to check.
-        parameters: For a vector, the parameters to try, if not what the compressor's `parameter` suggests.
-        name: What to call it in errors.
+    `parameters` says what to try on a vector, if not what the compressor's own `parameter` suggests.
     """
     declared = getattr(compressor, "parameter", None)
     assert declared in PARAMETERS, f"{name} does not say what its parameter is: use dagc.compressors.compressor"
@@ -177,40 +169,6 @@ def check_compressor(
                 total = feedback.residual + vector / 4
                 sent = feedback.step(vector / 4, parameter)
                 assert torch.equal(sent.dense() + feedback.residual, total), f"{where}: error feedback lost something"
-
-
-def check_update(
-    encode: Callable[[torch.Tensor, int], tuple[bytes, Update]],
-    decode: Callable[[bytes], Update],
-    vector: torch.Tensor,
-    name: str = "it",
-) -> None:
-    """Check a form of updates: within the bytes, the same bits on both sides, nothing worse than sending nothing.
-
-    Args:
-        encode: `(vector, max_bytes) -> (frame, update)`.
-        decode: `(frame) -> update`.
-        vector: What to send.
-        name: What to call it in errors.
-    """
-    total = float(vector.double().square().sum())
-    for most in (0, 1, 5, 13, 60, 300, 1023, 1024, 1026, 4000):
-        where = f"{name} within {most} bytes"
-        before = vector.clone()
-        frame, update = encode(vector, most)
-        assert torch.equal(vector, before), f"{where}: changed its input"
-        assert len(frame) <= most, f"{where}: the frame has {len(frame)} bytes"
-        assert encode(vector, most)[0] == frame, f"{where}: the same vector gives two frames"
-        decoded = decode(frame).dense()
-        assert decoded.numpy().tobytes() == update.dense().numpy().tobytes(), f"{where}: decodes to other bits"
-        assert update.size == len(vector), f"{where}: has size {update.size}"
-        error = float((vector.double() - decoded.double()).square().sum())
-        assert error <= total * (1 + 1e-6), f"{where}: what is left is more than the vector"
-        assert np.isclose(update.norm() ** 2, float(decoded.double().square().sum()), rtol=1e-6), f"{where}: wrong norm"
-        added = decoded.clone()
-        update.add_to(added, 0.3)
-        expected = decoded + decoded * float(np.float32(0.3))
-        assert added.numpy().tobytes() == expected.numpy().tobytes(), f"{where}: adds other bits with a weight"
 
 
 def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Plan]:
@@ -234,10 +192,7 @@ def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Pl
 def check_policy(method: Method, name: str = "the policy", options: Mapping[str, float] | None = None) -> None:
     """Check a policy: a parameter for every client present while clients come and go; budgets, caps and state hold.
 
-    Args:
-        method: What would be registered in `dagc.policies.POLICIES`.
-        name: What to call it in errors.
-        options: Values to try for the options that it takes.
+    `options` are values to try for the options that it takes.
     """
     with _registered(POLICIES, method):
         for plan in plans_of("under test", options):
