@@ -13,8 +13,6 @@ from dagc.data.dataset import IGNORED
 from dagc.data.samples import LABELS, USUAL, Column, Named, Samples, rows
 from dagc.errors import InvalidInput, shown
 
-__all__ = ["is_batch", "read_object"]
-
 ADVICE = (
     "give a tuple (x, y) of tensors, arrays or frames, a torch or Hugging Face data set, a data frame, the path of a "
     "file or folder, or sequences of tokens"
@@ -34,29 +32,23 @@ def read_object(data: Any, whose: str = "data", named: Named = USUAL) -> Samples
         if isinstance(data, Mapping):
             return _from_columns({str(name): _array(value) for name, value in data.items()}, whose, named, {})
     parts = list(data) if isinstance(data, Sequence) and not isinstance(data, str) else [data]
-    if isinstance(data, list) and not all(isinstance(part, Tensor | np.ndarray) for part in parts):
-        parts = []  # not (x, y), but nested lists of whatever
-    if len(parts) not in (1, 2) or not all(_is_array(part) for part in parts):
+    nested = isinstance(data, list) and not all(isinstance(part, Tensor | np.ndarray) for part in parts)
+    if nested or len(parts) not in (1, 2) or not all(map(_is_array, parts)):
         raise InvalidInput(f"{whose} is {shown(data, 60)}: {ADVICE}")
     return _pair(parts[0], parts[1], whose) if len(parts) == 2 else _tokens(parts[0], whose)
 
 
 def is_batch(data: Any) -> bool:
     """Whether a mapping is columns by name, such as a tokenizer's batch, and not data by client."""
-    return _are_columns(data) and not {*LABELS, "input_ids"}.isdisjoint(data)
-
-
-def _are_columns(data: Any) -> bool:
-    return isinstance(data, Mapping) and bool(data) and all(map(_is_column, data.values()))
-
-
-def _is_column(value: Any) -> bool:
-    plain = isinstance(value, list) and bool(value) and isinstance(value[0], str | int | float | list)
-    return plain or isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
+    return isinstance(data, Mapping) and not {*LABELS, "input_ids"}.isdisjoint(data) and _is_array(data)
 
 
 def _is_array(part: Any) -> bool:
-    return _are_columns(part) or (not isinstance(part, str | Mapping | tuple) and _is_column(part))
+    """Whether this is one array, or a mapping of arrays."""
+    if isinstance(part, Mapping):
+        return bool(part) and all(not isinstance(value, Mapping) and _is_array(value) for value in part.values())
+    plain = isinstance(part, list) and bool(part) and isinstance(part[0], str | int | float | list)
+    return plain or isinstance(part, Tensor | np.ndarray) or hasattr(part, "to_numpy")
 
 
 def _columns(data: Any, whose: str) -> dict[str, Column] | None:
@@ -76,16 +68,15 @@ def _array(value: Any) -> Column:
     """A tensor, a series, a list or an array as an array; lists of different lengths become one of objects."""
     if isinstance(value, Tensor):
         return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
-    if isinstance(value, list) and value and isinstance(value[0], list | str):
-        if isinstance(value[0], list) and len(set(map(len, value))) == 1:
-            return np.array(value)
+    ragged = isinstance(value, list) and bool(value) and isinstance(value[0], list) and len({*map(len, value)}) > 1
+    if ragged or (isinstance(value, list) and value and isinstance(value[0], str)):
         array = np.empty(len(value), dtype=object)
         array[:] = value
         return array
     return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
 
 
-def _from_columns(columns: dict[str, Column], whose: str, named: Named, features: Mapping[str, Any]) -> Samples:
+def _from_columns(columns: dict[str, Column], whose: str, named: Named, types: Mapping[str, Any]) -> Samples:
     """A table if every column has one value per row, else named inputs of a model."""
     if not columns or not len(next(iter(columns.values()))):
         raise InvalidInput(f"{whose} has no samples: leave it out")
@@ -97,25 +88,23 @@ def _from_columns(columns: dict[str, Column], whose: str, named: Named, features
         if name is not None and name not in columns:
             raise InvalidInput(f"{whose} has no column {name!r}; its columns are {', '.join(columns)}")
     padded = {name: _padded(whose, name, column, "attention_mask" in columns) for name, column in columns.items()}
-    tensors = {name: each for name, each in padded.items() if each.ndim > 1 and name not in (label, named.client)}
-    unused = [name for name in columns if name not in (*tensors, label, named.client)]
-    notes = (f"columns that are no tensors are not used: {', '.join(unused)}",) if unused else ()
-    x = {name: _numbers(column, whose) for name, column in tensors.items()}
-    y = _next_tokens(padded) if label is None else padded[label]
-    if label is not None and y.ndim > 1 and "input_ids" in padded and _repeats(y, padded["input_ids"]):
-        y = _shifted(y)
+    features = {name: column for name, column in padded.items() if name not in (label, named.client)}
+    x = {name: _numbers(column, whose) for name, column in features.items() if column.ndim > 1}
+    unused = ", ".join(name for name in features if name not in x)
+    notes = (f"columns that are no tensors are not used: {unused}",) if unused else ()
+    y = _to_predict(padded, label)
     if len(x) == 1 and "input_ids" not in x:
         (pixels,) = x.values()
         last = pixels.ndim == 4 and pixels.shape[1] not in (1, 3, 4) and pixels.shape[3] in (1, 3, 4)
         x = {"": pixels.transpose(0, 3, 1, 2) if last else pixels}  # images have channels first
     pictures = "" in x and x[""].dtype == np.uint8
-    names = tuple(getattr(features.get(label), "names", None) or ())
+    classes = tuple(getattr(types.get(label), "names", None) or ())
     owner = None if named.client is None else columns[named.client]
-    return replace(empty, x=x, y=y, owner=owner, classes=names, exact=True, normalize=pictures, notes=notes)
+    return replace(empty, x=x, y=y, owner=owner, classes=classes, exact=True, normalize=pictures, notes=notes)
 
 
 def _nested(column: Column) -> bool:
-    return column.dtype == object and len(column) > 0 and isinstance(column[0], np.ndarray | list | Tensor)
+    return column.dtype == object and isinstance(column[0], np.ndarray | list | Tensor)
 
 
 def _padded(whose: str, name: str, column: Column, masked: bool) -> Column:
@@ -132,21 +121,20 @@ def _padded(whose: str, name: str, column: Column, masked: bool) -> Column:
     return padded
 
 
-def _repeats(y: Column, tokens: Column) -> bool:
-    """Whether labels are the tokens themselves, as for a model that predicts each token from those before it."""
-    return y.shape == tokens.shape and bool(np.all((y == tokens) | (y == IGNORED)))
-
-
-def _shifted(y: Column) -> Column:
-    """At every place the label of the next."""
-    return np.concatenate([y[:, 1:], np.full_like(y[:, :1], IGNORED)], axis=1)
-
-
-def _next_tokens(inputs: Mapping[str, Column]) -> Column:
-    tokens = inputs.get("input_ids")
+def _to_predict(columns: Mapping[str, Column], label: str | None) -> Column:
+    """The labels; for those that repeat the tokens, or without labels, at every place the next token."""
+    tokens, y = columns.get("input_ids"), None if label is None else columns[label]
     if tokens is None or tokens.ndim != 2:
-        raise InvalidInput(f"the columns {', '.join(inputs)} have no labels: name the column to predict with label=")
-    return _shifted(np.where(inputs.get("attention_mask", np.ones_like(tokens)) == 0, IGNORED, tokens))
+        if y is None:
+            raise InvalidInput(
+                f"the columns {', '.join(columns)} have no labels: name the column to predict with label="
+            )
+        return y
+    if y is None:
+        y = np.where(columns.get("attention_mask", np.ones_like(tokens)) == 0, IGNORED, tokens)
+    elif y.shape != tokens.shape or not np.all((y == tokens) | (y == IGNORED)):
+        return y
+    return np.concatenate([y[:, 1:], np.full_like(y[:, :1], IGNORED)], axis=1)
 
 
 def _pair(x: Any, y: Any, whose: str) -> Samples:

@@ -11,8 +11,6 @@ from dagc.data.dataset import Dataset
 from dagc.errors import InvalidInput
 from dagc.spec import read_spec
 
-__all__ = ["PARTITIONS", "Partition", "by_client", "from_sizes", "iid", "make_partition", "skewed", "skewed_sizes"]
-
 Ints = NDArray[np.int64]
 _EVEN = 0.5  # the share of the arithmetic series in each step of the skewed series; the rest is Dirichlet's
 _STRETCH = 1.25  # the inner terms may be scaled by this much to use the last samples
@@ -69,16 +67,15 @@ def skewed(
 ) -> Partition:
     """The paper's artificial split: sizes fall from SR to 1, labels per client are drawn from a Dirichlet distribution.
 
+    Clients are from the largest to the smallest. Sizes and label mixes depend on the seed and on how many samples each
+    label has, not on the order of the samples.
+
     Args:
         labels: The label of each training sample.
         clients: The number of clients n.
         skew_ratio: Largest over smallest client, SR.
         label_alpha: The Dirichlet concentration α of the labels of a client; `inf` gives all clients the same mix.
-        seed: Determines the sizes, the label mixes and the samples.
-
-    Returns:
-        Clients from the largest to the smallest. Sizes and label mixes depend on how many samples each label has, not
-        on the order of the samples.
+        seed: Determines everything that is drawn.
 
     Example:
         >>> split = skewed([0, 1] * 500, clients=5, skew_ratio=10)
@@ -115,8 +112,6 @@ def from_sizes(
         seed: Determines the samples.
 
     Example:
-        >>> from_sizes([0, 1] * 50, sizes=[30, 12, 3]).sizes.tolist()
-        [30, 12, 3]
         >>> from_sizes([0, 1] * 50, sizes=[900, 90, 10], scale=True).sizes.tolist()
         [90, 9, 1]
     """
@@ -141,13 +136,9 @@ def from_sizes(
 def by_client(
     client: ArrayLike | None, *, names: Sequence[str] = (), min_size: int = 1, clients: int | None = None
 ) -> Partition:
-    """The natural split: each owner of data is a client, the largest first.
+    """The natural split: each owner (0, 1, …) of data is a client, the largest first.
 
-    Args:
-        client: The owner of each training sample, 0, 1, …
-        names: The names of the owners.
-        min_size: Leave out owners with fewer samples.
-        clients: Keep only this many of the largest.
+    Owners with fewer samples than `min_size` are left out, and only so many `clients` are kept.
 
     Example:
         >>> split = by_client([0, 1, 1, 1, 2, 2], names=["Ann", "Bob", "Cleo"], min_size=2)
@@ -302,11 +293,6 @@ def fill(labels: Ints, sizes: Ints, alpha: float | None, rng: np.random.Generato
     samples than the label has. The table is rounded down, and what a client still lacks comes from the labels it lacks
     most among those with samples left, so sizes are met exactly. If all samples are used, the mixes of large clients
     are necessarily close to that of the whole set. Without α the samples are drawn at random.
-
-    Example:
-        >>> parts = fill(np.array([0] * 6 + [1] * 6), np.array([8, 4]), 0.5, np.random.default_rng(0))
-        >>> [len(part) for part in parts], len(set(np.concatenate(parts).tolist()))
-        ([8, 4], 12)
     """
     if alpha is None:
         shuffled = rng.permutation(len(labels))
@@ -314,11 +300,9 @@ def fill(labels: Ints, sizes: Ints, alpha: float | None, rng: np.random.Generato
     if not alpha > 0:
         raise InvalidInput(f"label_alpha is {alpha}; a Dirichlet concentration is above 0 (inf for equal mixes)")
     pools = np.bincount(labels)
-    if np.isinf(alpha):
-        wish = np.tile(pools / pools.sum(), (len(sizes), 1))
-    else:
-        wish = rng.dirichlet(np.full(len(pools), alpha), size=len(sizes))
-    table = _whole(_fit(wish, sizes, pools), sizes, pools)
+    equal = np.isinf(alpha)
+    wish = pools / pools.sum() if equal else rng.dirichlet(np.full(len(pools), alpha), size=len(sizes))
+    table = _whole(_fit(np.broadcast_to(wish, (len(sizes), len(pools))), sizes, pools), sizes, pools)
     by_label = np.split(np.argsort(labels, kind="stable"), np.cumsum(pools)[:-1])
     columns = [np.split(rng.permutation(pool), np.cumsum(table[:, label]))[:-1] for label, pool in enumerate(by_label)]
     return tuple(np.sort(np.concatenate([column[client] for column in columns])) for client in range(len(sizes)))
