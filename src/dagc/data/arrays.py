@@ -78,8 +78,8 @@ def _array(value: Any) -> Column:
 
 def _from_columns(columns: dict[str, Column], whose: str, named: Named, types: Mapping[str, Any]) -> Samples:
     """A table if every column has one value per row, else named inputs of a model."""
-    if not columns or not len(next(iter(columns.values()))):
-        raise InvalidInput(f"{whose} has no samples: leave it out")
+    if not columns:
+        raise InvalidInput(f"{whose} has no columns: leave it out")
     empty = Samples(whose, {}, np.empty(0))
     if all(column.ndim == 1 and not _nested(column) for column in columns.values()):
         return rows(columns, empty, named)
@@ -104,7 +104,7 @@ def _from_columns(columns: dict[str, Column], whose: str, named: Named, types: M
 
 
 def _nested(column: Column) -> bool:
-    return column.dtype == object and isinstance(column[0], np.ndarray | list | Tensor)
+    return column.dtype == object and column.size > 0 and isinstance(column[0], np.ndarray | list | Tensor)
 
 
 def _padded(whose: str, name: str, column: Column, masked: bool) -> Column:
@@ -145,11 +145,6 @@ def _pair(x: Any, y: Any, whose: str) -> Samples:
         label = "y of (x, y)"
         return rows({**columns, label: target}, Samples(whose, {}, np.empty(0)), Named(label))
     inputs = {str(name): _numbers(part, whose) for name, part in (x if isinstance(x, Mapping) else {"": x}).items()}
-    shape = next(iter(inputs.values())).shape
-    if not shape or not target.ndim or shape[0] != len(target):
-        raise InvalidInput(f"{whose} has x of shape {shape} and y of shape {target.shape}: give equally many")
-    if not len(target):
-        raise InvalidInput(f"{whose} has no samples: leave it out")
     return Samples(whose, inputs, target, exact=True, normalize=False)
 
 

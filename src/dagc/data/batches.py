@@ -14,8 +14,6 @@ from dagc.data.partition import Partition
 from dagc.draws import scramble, splitmix64
 from dagc.errors import InvalidInput
 
-__all__ = ["Batches"]
-
 _PADDING = 4
 
 
@@ -51,8 +49,6 @@ class Batches:
                     f"the partition gives client {client} sample {indices.max()}, but {dataset.name} has "
                     f"{len(dataset)} training samples; make the partition from this data set"
                 )
-        if dataset.augment and len(dataset.shape) != 3:
-            raise InvalidInput(f"{dataset.name}: only images can be cropped and flipped, not samples {dataset.shape}")
         self.dataset = dataset
         self.partition = partition
         self.batch_size = batch_size

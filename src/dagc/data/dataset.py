@@ -12,8 +12,6 @@ from torch import Tensor
 from dagc.data.fields import Fields, Inputs, tensors_of
 from dagc.errors import InvalidInput
 
-__all__ = ["IGNORED", "Dataset", "Objective", "hold_out", "statistics"]
-
 Objective = Literal["classification", "regression", "next-token"]
 """What is learned: a label, numbers, or the next token at every place of a sequence."""
 IGNORED = -100
@@ -68,6 +66,9 @@ class Dataset:
         if train != test or tensors_of(self.train_x).keys() != tensors_of(self.test_x).keys():
             shapes = " and ".join(", ".join(str(tuple(shape)) for shape in each) for each in (train, test))
             raise InvalidInput(f"{self.name}: training and test samples have different shapes, {shapes}")
+        if self.augment and len(self.shape) != 3:
+            words = f"only images can be cropped and flipped, not samples of shape {self.shape}"
+            raise InvalidInput(f"{self.name}: {words}")
         if self.client is not None and self.client.shape != (len(self),):
             counts = f"{len(self.client)} client entries for {len(self)} training samples"
             raise InvalidInput(f"{self.name}: {counts}; give one per sample")

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from dagc.errors import InvalidInput
 
-__all__ = ["Fields", "Inputs", "tensors_of"]
-
 
 class Fields:
     """Named tensors whose first axis is the sample. It is indexed and moved like one tensor.

@@ -17,8 +17,6 @@ from dagc.data.limits import refuse_bomb
 from dagc.data.samples import USUAL, Column, Named, Samples, joined, rows
 from dagc.errors import DataError, MissingExtra, shown
 
-__all__ = ["FILES", "IMAGES", "UNREADABLE", "Parts", "read_csv", "read_image", "read_npz", "samples_of_texts"]
-
 Parts = tuple[Samples, Samples | None]
 """What to train on, and what to test on if it is apart."""
 ARRAYS = ("x", "y", "client", "x_test", "y_test")
@@ -93,14 +91,13 @@ def read_npz(path: Path) -> Parts:
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path} has only one of x_test and y_test; give both or none")
     y, client = arrays["y"], arrays.get("client")
+    train = Samples(str(path), {"": _numbers(path, "x", arrays["x"])}, y, client, file=path)
     if client is not None and (client.shape != y.shape or client.dtype.kind not in "iubU"):
         kind = f"{client.dtype} of shape {client.shape}"
         raise DataError(f"{path}: client is {kind}; give a whole number or a text for each of {len(y)} samples")
-    train = Samples(str(path), {"": _numbers(path, "x", arrays["x"], y)}, y, client)
     if "x_test" not in arrays:
         return train, None
-    y = arrays["y_test"]
-    return train, Samples(str(path), {"": _numbers(path, "x_test", arrays["x_test"], y)}, y)
+    return train, replace(train, x={"": _numbers(path, "x_test", arrays["x_test"])}, y=arrays["y_test"], owner=None)
 
 
 def _plain_arrays(path: Path) -> dict[str, Column]:
@@ -130,14 +127,12 @@ def _check_header(file: IO[bytes], size: int) -> None:
         raise ValueError(f"an array of shape {shape!s:.100} is announced in {size:,} bytes")
 
 
-def _numbers(path: Path, name: str, x: Column, y: Column) -> Column:
+def _numbers(path: Path, name: str, x: Column) -> Column:
     """Samples as uint8 or float32."""
     if x.dtype.kind not in "iufb":
         raise DataError(f"{path}: {name} is of type {x.dtype}; it must be numbers")
     if x.ndim < 2 or len(x) < (2 if name == "x" else 1):
         raise DataError(f"{path}: {name} has shape {x.shape}; samples × features are needed, two samples or more")
-    if y.shape[:1] != x.shape[:1]:
-        raise DataError(f"{path}: y has shape {y.shape} for {len(x)} samples; give one value per sample")
     with np.errstate(over="ignore"):  # what does not fit becomes infinity, which Dataset refuses by sample
         return x.astype(np.uint8 if x.dtype in (bool, np.uint8) else np.float32)
 

@@ -9,8 +9,6 @@ from dagc.data.files import FILES, IMAGES, Parts, read_image, read_texts
 from dagc.data.samples import USUAL, Column, Named, Samples, joined
 from dagc.errors import DataError, InvalidInput
 
-__all__ = ["TEST", "read_path"]
-
 TEST = ("test", "val", "valid", "validation")
 """The folders next to `train` that may hold the test set, the first that is there."""
 

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from platformdirs import user_cache_path
 
 from dagc.data.arrays import is_batch, read_object
-from dagc.data.dataset import Dataset, hold_out, statistics
+from dagc.data.dataset import Dataset
 from dagc.data.files import Parts
 from dagc.data.folders import TEST, read_path
-from dagc.data.samples import Named, assemble, joined
+from dagc.data.samples import Named, Samples, assemble, joined
 from dagc.errors import DataError, InvalidInput, unknown
-
-__all__ = ["CATALOGUE", "data_folder", "load"]
 
 
 def _load_digits(root: Path) -> Dataset:
@@ -29,11 +26,7 @@ def _load_digits(root: Path) -> Dataset:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
     with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as lines:
         rows = np.loadtxt(lines, delimiter=",", dtype=np.uint8)
-    x, y = torch.from_numpy(rows[:, :-1].reshape(-1, 1, 8, 8)), torch.from_numpy(rows[:, -1].astype(np.int64))
-    train, test = (torch.from_numpy(part) for part in hold_out(y.numpy()))
-    mean, std = statistics(x[train])
-    names = tuple(str(digit) for digit in range(10))
-    return Dataset("digits", x[train], y[train], x[test], y[test], names, mean=mean, std=std)
+    return assemble("digits", Samples("digits", {"": rows[:, :-1].reshape(-1, 1, 8, 8)}, rows[:, -1]))
 
 
 CATALOGUE: dict[str, Callable[[Path], Dataset]] = {"digits": _load_digits}
@@ -89,8 +82,7 @@ def load(
         InvalidInput: The data cannot be used; the message names the client.
 
     Example:
-        >>> import torch
-        >>> digits = load("digits")
+        >>>         >>> digits = load("digits")
         >>> len(digits), digits.shape, len(digits.classes)
         (1442, (1, 8, 8), 10)
         >>> ann, bob = (torch.randn(10, 3), torch.randn(10)), (torch.randn(5, 3), torch.randn(5))
@@ -99,9 +91,6 @@ def load(
         ('regression', ('ann', 'bob'), 12, 3)
     """
     dataset = _dataset(data, data_dir, objective, test, Named(label, client), name)
-    if augment and len(dataset.shape) != 3:
-        shape = dataset.shape
-        raise InvalidInput(f"{dataset.name}: only images can be cropped and flipped, not samples of shape {shape}")
     if objective not in ("auto", dataset.objective):
         raise InvalidInput(f"{dataset.name} is for {dataset.objective}, not for {objective}: leave the objective out")
     return replace(dataset, augment=True) if augment else dataset

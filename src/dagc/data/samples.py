@@ -41,6 +41,14 @@ class Samples:
     file: Path | None = None  # whose size bounds the memory
     row: tuple[str, int] = ("row", 0)  # what rows are called in messages, and the number of the first
 
+    def __post_init__(self) -> None:
+        for column in self.x.values():
+            if self.y.shape[:1] != column.shape[:1] or not column.ndim:
+                count = len(column) if column.ndim else "no"
+                raise self.error(f": y has shape {self.y.shape} for {count} samples; give one value per sample")
+            if not len(column):
+                raise self.error(" has no samples: leave it out")
+
     def error(self, message: str, row: int | None = None) -> DagcError:
         """An error about this source or one of its rows."""
         place = "" if row is None else f", {self.row[0]} {row + self.row[1]}"
@@ -84,8 +92,6 @@ def rows(columns: Mapping[str, Column], empty: Samples, named: Named = USUAL) ->
         y = _texts(empty, label, y)
     if owner is not None and owner.dtype.kind not in "iu":  # whole numbers keep their order
         owner = _texts(empty, str(client), owner)
-    if any(len(column) != len(y) for column in features.values()):
-        raise empty.error(f" has {len(y)} labels for another number of rows: give equally many")
     return replace(empty, x=features, y=y, owner=owner, named=named.client is not None, table=True)
 
 
@@ -234,9 +240,6 @@ def assemble(name: str, train: Samples, test: Samples | None = None, objective: 
 def _inputs(name: str, samples: Samples) -> Inputs:
     tensors = {key: torch.from_numpy(np.ascontiguousarray(column)) for key, column in samples.x.items()}
     x = tensors[""] if "" in tensors else Fields(tensors)
-    if len(x) != len(samples.y):
-        words = f"y has shape {samples.y.shape} for {len(x)} samples; give one value per sample"
-        raise InvalidInput(f"{name}: {words}")
     if not all(x.shape[1:]):
         raise InvalidInput(f"{name}: samples of shape {tuple(x.shape[1:])} are empty")
     return x
