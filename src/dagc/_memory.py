@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Pool", "pool", "release_memory"]
-
 SMALL = 1 << 19
 """Arrays of fewer bytes come from numpy directly: the system's allocator reuses such memory itself, and faster."""
 LINE = 64
@@ -87,8 +85,7 @@ def _new(size: int) -> NDArray[np.uint8]:
     return memory[start : start + size]
 
 
-pool = Pool()
-"""The pool that all of dagc shares."""
+pool = Pool()  # all of dagc shares it
 
 
 def release_memory() -> int:

@@ -7,8 +7,6 @@ from typing import Any
 
 from dagc.errors import InvalidInput
 
-__all__ = ["compiled", "inlined", "kernel"]
-
 
 @cache
 def compiled() -> bool:

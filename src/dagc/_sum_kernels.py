@@ -7,8 +7,6 @@ import numpy as np
 
 from dagc._numba import kernel
 
-__all__ = ["add_up"]
-
 BLOCK = 1 << 15
 """Coordinates per block: 128 KiB of float32, which fit into a core's cache."""
 

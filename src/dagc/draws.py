@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput
 
-__all__ = ["draw", "scramble", "splitmix64"]
-
 Word = TypeVar("Word", int, NDArray[np.uint64])
 
 _MASK = (1 << 64) - 1
@@ -17,22 +15,12 @@ _STEP = 0x9E3779B97F4A7C15
 
 
 def scramble(seed: int, number: int) -> int:
-    """Output `number`, counted from 0, of SplitMix64 started at `seed`: gives each client a seed of its own.
-
-    Example:
-        >>> scramble(7, 0) == int(splitmix64(7, 3)[0]), scramble(7, 2) == int(splitmix64(7, 3)[2])
-        (True, True)
-    """
+    """Output `number`, counted from 0, of SplitMix64 started at `seed`: gives each client a seed of its own."""
     return _mixed((seed + (number + 1) * _STEP) & _MASK)
 
 
 def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
-    """The first `count` outputs of SplitMix64 started at `seed`, an integer from 0 to 2⁶⁴ − 1.
-
-    Example:
-        >>> splitmix64(0, 2)
-        array([16294208416658607535,  7960286522194355700], dtype=uint64)
-    """
+    """The first `count` outputs of SplitMix64 started at `seed`, an integer from 0 to 2⁶⁴ − 1."""
     words = np.arange(1, count + 1, dtype=np.uint64)
     words *= _STEP
     words += np.uint64(seed)
@@ -43,10 +31,6 @@ def draw(seed: int, size: int, count: int) -> NDArray[np.int64]:
     """`count` different indices below `size`, ascending: the first different outputs of SplitMix64 modulo `size`.
 
     If more than half are wanted, those to leave out are drawn instead. Time and memory are in proportion to `count`.
-
-    Example:
-        >>> draw(7, size=1000, count=5)
-        array([203, 346, 487, 674, 804])
     """
     if not 0 <= count <= size:
         raise InvalidInput(f"cannot draw {count} different indices below {size}: draw between 0 and {size}")

@@ -13,9 +13,6 @@ class Fields:
 
     A model gets them by name, `model(**fields.tensors)`, or as one mapping if its `forward` has no such names.
 
-    Attributes:
-        tensors: The tensors by name.
-
     Example:
         >>> batch = Fields({"ids": torch.ones(4, 7, dtype=torch.int64), "mask": torch.ones(4, 7)})
         >>> len(batch), batch.shape, batch[:2].tensors["mask"].shape

@@ -85,9 +85,9 @@ def read_npz(path: Path) -> Parts:
         arrays = _plain_arrays(path)
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as .npz of plain arrays ({error!s:.300})") from None
-    missing = [name for name in ("x", "y") if name not in arrays]
-    if missing:
-        raise DataError(f"{path} has no array {missing[0]!r}, only {', '.join(arrays) or 'others'}; save x and y")
+    for name in ("x", "y"):
+        if name not in arrays:
+            raise DataError(f"{path} has no array {name!r}, only {', '.join(arrays) or 'others'}; save x and y")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path} has only one of x_test and y_test; give both or none")
     y, client = arrays["y"], arrays.get("client")
@@ -137,23 +137,19 @@ def _numbers(path: Path, name: str, x: Column) -> Column:
         return x.astype(np.uint8 if x.dtype in (bool, np.uint8) else np.float32)
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as UTF-8 text ({error})") from None
-
-
 def read_texts(name: str, files: Mapping[str, Path]) -> Samples:
     """Files in UTF-8, by client."""
-    return samples_of_texts(name, {client: _read_text(file) for client, file in files.items()})
+    texts = {}
+    for client, file in files.items():
+        try:
+            texts[client] = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{file} cannot be read as UTF-8 text ({error})") from None
+    return samples_of_texts(name, texts)
 
 
 def samples_of_texts(name: str, texts: Mapping[str, str]) -> Samples:
-    """Cut the text of every client into sequences of 64 characters that do not overlap.
-
-    Texts with fewer than two sequences are left out, with a note.
-    """
+    """Cut the text of every client into sequences that do not overlap. Texts with fewer than two are left out."""
     characters = sorted(set().union(*texts.values()))
     place = {character: number for number, character in enumerate(characters)}
     pieces: dict[str, Samples] = {}
@@ -171,11 +167,7 @@ def samples_of_texts(name: str, texts: Mapping[str, str]) -> Samples:
 
 
 def read_image(path: Path, side: int = 32) -> Column:
-    """The middle square of an image, shrunk to (3, side, side) bytes.
-
-    Raises:
-        DataError: If it is no readable image, or has too many pixels for its size; the file is named.
-    """
+    """The middle square of an image, shrunk to (3, side, side) bytes, unless it has too many pixels for its size."""
     from PIL import Image, ImageOps
 
     try:

@@ -82,7 +82,8 @@ def load(
         InvalidInput: The data cannot be used; the message names the client.
 
     Example:
-        >>>         >>> digits = load("digits")
+        >>> import torch
+        >>> digits = load("digits")
         >>> len(digits), digits.shape, len(digits.classes)
         (1442, (1, 8, 8), 10)
         >>> ann, bob = (torch.randn(10, 3), torch.randn(10)), (torch.randn(5, 3), torch.randn(5))
@@ -90,37 +91,32 @@ def load(
         >>> clinics.objective, clinics.clients, len(clinics), len(clinics.test_y)
         ('regression', ('ann', 'bob'), 12, 3)
     """
-    dataset = _dataset(data, data_dir, objective, test, Named(label, client), name)
+    is_path = isinstance(data, str | os.PathLike)
+    if isinstance(data, Dataset) or (is_path and os.fspath(data) in CATALOGUE):
+        if test is not None:
+            raise InvalidInput(f"{name or 'data'} is a data set with test samples of its own: leave test out")
+        dataset = _reading(data, CATALOGUE[os.fspath(data)], data_folder(data_dir)) if is_path else data
+    else:
+        train, held_out = _read(data, "data", Named(label, client))
+        if test is not None:
+            held_out = _read(test, "test", Named(label, client, optional=True))[0]
+        dataset = assemble(name or (str(_as_path(data)) if is_path else "own"), train, held_out, objective)
     if objective not in ("auto", dataset.objective):
         raise InvalidInput(f"{dataset.name} is for {dataset.objective}, not for {objective}: leave the objective out")
     return replace(dataset, augment=True) if augment else dataset
 
 
-def _dataset(data: Any, data_dir: Any, objective: str, test: Any, named: Named, name: str | None) -> Dataset:
-    path = _as_path(data) if isinstance(data, str | os.PathLike) else None
-    load_named = None if path is None else CATALOGUE.get(os.fspath(data))
-    if isinstance(data, Dataset) or load_named is not None:
-        if test is not None:
-            raise InvalidInput(f"{name or 'data'} is a data set with test samples of its own: leave test out")
-        if load_named is None:
-            return data  # type: ignore[no-any-return]
-        try:
-            return load_named(data_folder(data_dir))
-        except OSError as error:
-            raise DataError(f"{data} cannot be read ({error})") from None
-    train, held_out = _read(data, "data", named)
-    if test is not None:
-        held_out = _read(test, "test", named._replace(optional=True))[0]
-    return assemble(name or str(path or "own"), train, held_out, objective)
+def _reading(source: Any, read: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return read(*arguments)
+    except OSError as error:
+        raise DataError(f"{source} cannot be read ({error})") from None
 
 
 def _read(data: Any, whose: str, named: Named) -> Parts:
     """One piece, or the pieces of all clients, or what is called train and test."""
     if isinstance(data, str | os.PathLike):
-        try:
-            return read_path(_as_path(data), named)
-        except OSError as error:
-            raise DataError(f"{data} cannot be read ({error})") from None
+        return _reading(data, read_path, _as_path(data), named)  # type: ignore[no-any-return]
     by_name = isinstance(data, Mapping) and not is_batch(data)
     if not by_name and not isinstance(data, list):
         return read_object(data, whose, named), None
@@ -141,10 +137,8 @@ def _read(data: Any, whose: str, named: Named) -> Parts:
 
 
 def _as_path(data: str | os.PathLike[str]) -> Path:
-    text = os.fspath(data)
-    if text in CATALOGUE:
-        return Path(text)
-    path = Path(text).expanduser()
-    if not text or (not os.path.exists(path) and not path.suffix and len(path.parts) < 2):
+    text, path = os.fspath(data), Path(data).expanduser()
+    is_name = text not in CATALOGUE and not os.path.exists(path) and not path.suffix and len(path.parts) < 2
+    if not text or is_name:
         raise unknown("data set", text, (*CATALOGUE, "the path of your own data"))
     return path
