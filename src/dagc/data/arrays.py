@@ -68,20 +68,18 @@ def _array(value: Any) -> Column:
     """A tensor, a series, a list or an array as an array; lists of different lengths become one of objects."""
     if isinstance(value, Tensor):
         return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
-    ragged = isinstance(value, list) and bool(value) and isinstance(value[0], list) and len({*map(len, value)}) > 1
-    if ragged or (isinstance(value, list) and value and isinstance(value[0], str)):
+    lists = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+    if (lists and len({*map(len, value)}) > 1) or (isinstance(value, list) and value and isinstance(value[0], str)):
         array = np.empty(len(value), dtype=object)
         array[:] = value
         return array
     return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
 
 
-def _from_columns(columns: dict[str, Column], whose: str, named: Named, types: Mapping[str, Any]) -> Samples:
-    """A table if every column has one value per row, else named inputs of a model."""
-    if not columns:
-        raise InvalidInput(f"{whose} has no columns: leave it out")
+def _from_columns(columns: dict[str, Column], whose: str, named: Named, types: Mapping[str, Any] | None) -> Samples:
+    """A table if every column has one value per row, else named inputs of a model; without types, as they are."""
     empty = Samples(whose, {}, np.empty(0))
-    if all(column.ndim == 1 and not _nested(column) for column in columns.values()):
+    if "" not in columns and all(column.ndim == 1 and not _nested(column) for column in columns.values()):
         return rows(columns, empty, named)
     label = named.label or next((name for name in LABELS if name in columns), None)
     for name in (label, named.client):
@@ -89,16 +87,16 @@ def _from_columns(columns: dict[str, Column], whose: str, named: Named, types: M
             raise InvalidInput(f"{whose} has no column {name!r}; its columns are {', '.join(columns)}")
     padded = {name: _padded(whose, name, column, "attention_mask" in columns) for name, column in columns.items()}
     features = {name: column for name, column in padded.items() if name not in (label, named.client)}
-    x = {name: _numbers(column, whose) for name, column in features.items() if column.ndim > 1}
+    x = {name: _numbers(column, whose) for name, column in features.items() if column.ndim > 1 or name == ""}
     unused = ", ".join(name for name in features if name not in x)
     notes = (f"columns that are no tensors are not used: {unused}",) if unused else ()
     y = _to_predict(padded, label)
-    if len(x) == 1 and "input_ids" not in x:
+    pictures = False
+    if types is not None and len(x) == 1 and "input_ids" not in x:
         (pixels,) = x.values()
         last = pixels.ndim == 4 and pixels.shape[1] not in (1, 3, 4) and pixels.shape[3] in (1, 3, 4)
-        x = {"": pixels.transpose(0, 3, 1, 2) if last else pixels}  # images have channels first
-    pictures = "" in x and x[""].dtype == np.uint8
-    classes = tuple(getattr(types.get(label), "names", None) or ())
+        x, pictures = {"": pixels.transpose(0, 3, 1, 2) if last else pixels}, pixels.dtype == np.uint8
+    classes = tuple(getattr((types or {}).get(label), "names", None) or ())
     owner = None if named.client is None else columns[named.client]
     return replace(empty, x=x, y=y, owner=owner, classes=classes, exact=True, normalize=pictures, notes=notes)
 
@@ -123,29 +121,26 @@ def _padded(whose: str, name: str, column: Column, masked: bool) -> Column:
 
 def _to_predict(columns: Mapping[str, Column], label: str | None) -> Column:
     """The labels; for those that repeat the tokens, or without labels, at every place the next token."""
-    tokens, y = columns.get("input_ids"), None if label is None else columns[label]
-    if tokens is None or tokens.ndim != 2:
-        if y is None:
-            raise InvalidInput(
-                f"the columns {', '.join(columns)} have no labels: name the column to predict with label="
-            )
-        return y
-    if y is None:
+    tokens = columns.get("input_ids", np.empty(0))
+    if label is not None:
+        y = columns[label]
+        if y.shape != tokens.shape or y.ndim != 2 or not np.all((y == tokens) | (y == IGNORED)):
+            return y
+    elif tokens.ndim != 2:
+        raise InvalidInput(f"the columns {', '.join(columns)} have no labels: name the column to predict with label=")
+    else:
         y = np.where(columns.get("attention_mask", np.ones_like(tokens)) == 0, IGNORED, tokens)
-    elif y.shape != tokens.shape or not np.all((y == tokens) | (y == IGNORED)):
-        return y
     return np.concatenate([y[:, 1:], np.full_like(y[:, :1], IGNORED)], axis=1)
 
 
 def _pair(x: Any, y: Any, whose: str) -> Samples:
     """Samples and what to predict for them."""
-    target = _array(y)
+    target, label = _array(y), "y of (x, y)"
     target = target[:, 0] if hasattr(y, "columns") and target.ndim == 2 and target.shape[1] == 1 else target
-    if not isinstance(x, Mapping) and (columns := _columns(x, whose)) is not None:
-        label = "y of (x, y)"
-        return rows({**columns, label: target}, Samples(whose, {}, np.empty(0)), Named(label))
-    inputs = {str(name): _numbers(part, whose) for name, part in (x if isinstance(x, Mapping) else {"": x}).items()}
-    return Samples(whose, inputs, target, exact=True, normalize=False)
+    columns = _columns(x, whose)
+    if columns is None:
+        columns = {str(name): _array(part) for name, part in (x if isinstance(x, Mapping) else {"": x}).items()}
+    return _from_columns({**columns, label: target}, whose, Named(label), None)
 
 
 def _tokens(x: Any, whose: str) -> Samples:
@@ -161,10 +156,11 @@ def _collected(data: Any, whose: str) -> Any:
     """Everything in a torch data set."""
     if not hasattr(data, "__len__"):
         raise InvalidInput(f"{whose} is a {type(data).__name__} without a length: give a data set that has one")
-    if not len(data):
-        raise InvalidInput(f"{whose} has no samples: leave it out")
     try:
-        collated = default_collate([data[place] for place in range(len(data))])
+        samples = [data[place] for place in range(len(data))]
+        if not samples:
+            raise InvalidInput(f"{whose} has no samples: leave it out")
+        collated = default_collate(samples)
     except (RuntimeError, TypeError, KeyError, IndexError) as error:
         raise InvalidInput(f"{whose}: its samples cannot be combined: {str(error).splitlines()[0]}") from error
     if not isinstance(collated, list | tuple):

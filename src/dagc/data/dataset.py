@@ -57,44 +57,40 @@ class Dataset:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for problem in self._problems():
+            raise InvalidInput(f"{self.name}: {problem}")
+
+    def _problems(self) -> Iterator[str]:
+        """What is wrong; what follows may rely on what was right so far."""
         for part, x, y in (("training", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            for problem in self._problems(part, x, y):
-                raise InvalidInput(f"{self.name}: {problem}")
+            tensors = tensors_of(x).values()
+            for dtype in {each.dtype for each in tensors} - {torch.uint8, torch.float32, torch.int64}:
+                yield f"{part} samples are {dtype}; use uint8 or float32, or int64 for tokens"
+            if y.dtype not in (torch.int64, torch.float32):
+                yield f"{part} labels are {y.dtype}; use int64, or float32 for numbers"
+            shapes = f"{part} samples have shape {tuple(x.shape)} and labels {tuple(y.shape)}"
+            if len(x.shape) < 2 or y.ndim < 1 or len(x) != len(y):
+                yield f"{shapes}; the first axis must be the sample in both, with equal lengths"
+            if len(x) == 0:
+                yield f"there are no {part} samples"
+            if y.ndim > 1 and y.dtype == torch.int64 and not any(y.shape == each.shape for each in tensors):
+                yield f"{shapes}; give one label per sample, or a next token for every token"
+            for what, values in (*(("sample", each) for each in tensors), ("label of sample", y)):
+                if values.dtype == torch.float32 and not bool(torch.isfinite(values).all()):
+                    row = int((~torch.isfinite(values.reshape(len(values), -1))).any(1).nonzero()[0])
+                    yield f"{part} {what} {row} holds NaN or infinity; clean the data first"
+            known = y[y != IGNORED] if y.ndim > 1 else y
+            if y.dtype == torch.int64 and known.numel() and not 0 <= known.min() <= known.max() < len(self.classes):
+                yield f"{part} labels run from {known.min()} to {known.max()} for {len(self.classes)} classes"
         train, test = (
-            {name: tuple(part.shape[1:]) for name, part in tensors_of(x).items()} for x in (self.train_x, self.test_x)
+            {key: tuple(part.shape[1:]) for key, part in tensors_of(x).items()} for x in (self.train_x, self.test_x)
         )
         if train != test:
-            shapes = f"{train.get('', train)} and {test.get('', test)}"
-            raise InvalidInput(f"{self.name}: training and test samples have different shapes, {shapes}")
+            yield f"training and test samples have different shapes, {train.get('', train)} and {test.get('', test)}"
         if self.augment and len(self.shape) != 3:
-            words = f"only images can be cropped and flipped, not samples of shape {self.shape}"
-            raise InvalidInput(f"{self.name}: {words}")
+            yield f"only images can be cropped and flipped, not samples of shape {self.shape}"
         if self.client is not None and self.client.shape != (len(self),):
-            counts = f"{len(self.client)} client entries for {len(self)} training samples"
-            raise InvalidInput(f"{self.name}: {counts}; give one per sample")
-
-    def _problems(self, part: str, x: Inputs, y: Tensor) -> Iterator[str]:
-        tensors = tensors_of(x).values()
-        for dtype in {each.dtype for each in tensors} - {torch.uint8, torch.float32, torch.int64}:
-            yield f"{part} samples are {dtype}; use uint8 or float32, or int64 for tokens"
-        if y.dtype not in (torch.int64, torch.float32):
-            yield f"{part} labels are {y.dtype}; use int64, or float32 for numbers"
-        shapes = f"{part} samples have shape {tuple(x.shape)} and labels {tuple(y.shape)}"
-        if len(x.shape) < 2 or y.ndim < 1 or len(x) != len(y):
-            yield f"{shapes}; the first axis must be the sample in both, with equal lengths"
-        if len(x) == 0:
-            yield f"there are no {part} samples"
-        if y.ndim > 1 and y.dtype == torch.int64 and not any(y.shape == each.shape for each in tensors):
-            yield f"{shapes}; give one label per sample, or a next token for every token"
-        for what, values in (*(("sample", each) for each in tensors), ("label of sample", y)):
-            if values.dtype == torch.float32 and not bool(torch.isfinite(values).all()):
-                row = int((~torch.isfinite(values.reshape(len(values), -1))).any(1).nonzero()[0])
-                yield f"{part} {what} {row} holds NaN or infinity; clean the data first"
-        known = y[y != IGNORED] if y.ndim > 1 else y
-        if y.dtype == torch.int64 and known.numel():
-            low, high = int(known.min()), int(known.max())
-            if low < 0 or high >= len(self.classes):
-                yield f"{part} labels run from {low} to {high} for {len(self.classes)} classes"
+            yield f"{len(self.client)} client entries for {len(self)} training samples; give one per sample"
 
     def __len__(self) -> int:
         return len(self.train_y)

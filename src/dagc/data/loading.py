@@ -13,8 +13,7 @@ from platformdirs import user_cache_path
 
 from dagc.data.arrays import is_batch, read_object
 from dagc.data.dataset import Dataset
-from dagc.data.files import Parts
-from dagc.data.folders import TEST, read_path
+from dagc.data.files import TEST, Parts, read_path
 from dagc.data.samples import Named, Samples, assemble, joined
 from dagc.errors import DataError, InvalidInput, unknown
 

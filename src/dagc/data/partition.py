@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -82,8 +83,7 @@ def skewed(
         >>> split.skew_ratio, int(split.sizes.sum())
         (10.0, 1000)
     """
-    known = as_labels(labels)
-    rng = generator(seed, 1)
+    known, rng = begin(labels, clients, seed, 1)
     return Partition(fill(known, skewed_sizes(len(known), clients, skew_ratio, rng), label_alpha, rng))
 
 
@@ -94,9 +94,8 @@ def iid(labels: ArrayLike, *, clients: int = 10, seed: int = 0) -> Partition:
         >>> iid([0, 1] * 50, clients=4).sizes.tolist()
         [25, 25, 25, 25]
     """
-    known = as_labels(labels)
-    check_clients(clients, len(known))
-    return Partition(fill(known, even_sizes(len(known), clients), None, generator(seed, 3)))
+    known, rng = begin(labels, clients, seed, 3)
+    return Partition(fill(known, even_sizes(len(known), clients), None, rng))
 
 
 def from_sizes(
@@ -115,11 +114,10 @@ def from_sizes(
         >>> from_sizes([0, 1] * 50, sizes=[900, 90, 10], scale=True).sizes.tolist()
         [90, 9, 1]
     """
-    known = as_labels(labels)
     wanted = np.asarray(sizes)
     if wanted.ndim != 1 or not len(wanted) or not np.issubdtype(wanted.dtype, np.integer) or wanted.min() < 1:
         raise InvalidInput(f"sizes are {sizes!r:.80}; give one positive whole number per client")
-    check_clients(len(wanted), len(known))
+    known, rng = begin(labels, len(wanted), seed, 4)
     if scale:
         wanted = _proportional(wanted, len(known))
         while not wanted.all():  # a client that would get nothing gets one of the largest client's samples
@@ -130,7 +128,7 @@ def from_sizes(
             f"sizes add up to {wanted.sum():,} but there are {len(known):,} training samples; "
             "set scale=true to use the sizes as proportions"
         )
-    return Partition(fill(known, wanted.astype(np.int64), label_alpha, generator(seed, 4)))
+    return Partition(fill(known, wanted.astype(np.int64), label_alpha, rng))
 
 
 def by_client(
@@ -198,7 +196,6 @@ def skewed_sizes(samples: int, clients: int, skew_ratio: float, rng: np.random.G
     inner terms are perturbed and still descend. The smallest client gets a whole number u of samples and the largest
     SR·u; the inner terms are scaled, by a quarter at most, so that all samples are used.
     """
-    check_clients(clients, samples)
     if not 1 <= skew_ratio <= 1e15:
         raise InvalidInput(f"skew_ratio is {skew_ratio}; largest over smallest client is a number from 1 to 1e15")
     if clients == 1:
@@ -224,7 +221,7 @@ def skewed_sizes(samples: int, clients: int, skew_ratio: float, rng: np.random.G
     inner = np.full(clients - 2, smallest)
     if excess.sum() > 0:
         used = min(int(min(lower, _STRETCH) * excess.sum() + 0.5), len(excess) * (largest - smallest))
-        inner += np.sort(_proportional_below(excess, used, largest - smallest))[::-1]
+        inner += np.sort(_proportional(excess, used, largest - smallest))[::-1]
     return np.array([largest, *inner, smallest], dtype=np.int64)
 
 
@@ -235,39 +232,28 @@ def _stretch(series: NDArray[np.float64], smallest: int, samples: int) -> float:
     return float(left / excess) if excess > 0 else np.nan
 
 
-def _proportional_below(weights: NDArray[np.float64], total: int, cap: int) -> Ints:
-    """As `_proportional`, but none above `cap`: what a capped one cannot take goes to the others."""
-    shares = _proportional(weights, total)
-    while (shares > cap).any():
-        full = shares >= cap
-        rest = _proportional(np.where(full, 0.0, weights), total - cap * int(full.sum()))
-        shares = np.where(full, cap, rest)
-    return shares
-
-
-def _proportional(weights: ArrayLike, total: int) -> Ints:
-    """Whole numbers in proportion to `weights` that add up to `total` (largest remainders)."""
-    share = np.asarray(weights, dtype=np.float64)
-    exact = share * (total / share.sum())
+def _proportional(weights: NDArray[Any], total: int, cap: int | None = None) -> Ints:
+    """Whole numbers in proportion to `weights`, none above `cap`, that add up to `total` (largest remainders)."""
+    exact = weights * (total / weights.sum())
     whole: Ints = np.floor(exact).astype(np.int64)
     left = total - int(whole.sum())
     whole[np.argsort(whole - exact, kind="stable")[:left]] += 1
+    while cap is not None and (whole > cap).any():  # what a capped one cannot take goes to the others
+        full = whole >= cap
+        whole = np.where(full, cap, _proportional(np.where(full, 0.0, weights), total - cap * int(full.sum())))
     return whole
 
 
-def generator(seed: int, stream: int) -> np.random.Generator:
-    """The random numbers of one kind of partition."""
-    if seed < 0:
-        raise InvalidInput(f"seed is {seed}; it must be 0 or more")
-    return np.random.default_rng([seed, stream])
-
-
-def check_clients(clients: int, samples: int) -> None:
-    """Refuse more clients than samples."""
+def begin(labels: ArrayLike, clients: int, seed: int, stream: int) -> tuple[Ints, np.random.Generator]:
+    """Check what every kind of partition is asked for: the labels, and the random numbers of this kind."""
+    known = as_labels(labels)
     if clients < 1:
         raise InvalidInput(f"clients is {clients}; it must be at least 1")
-    if clients > samples:
-        raise InvalidInput(f"{clients:,} clients cannot each have one of {samples:,} samples; lower clients")
+    if clients > len(known):
+        raise InvalidInput(f"{clients:,} clients cannot each have one of {len(known):,} samples; lower clients")
+    if seed < 0:
+        raise InvalidInput(f"seed is {seed}; it must be 0 or more")
+    return known, np.random.default_rng([seed, stream])
 
 
 def even_sizes(total: int, parts: int) -> Ints:
@@ -323,12 +309,6 @@ def _fit(wish: NDArray[np.float64], sizes: Ints, pools: Ints) -> NDArray[np.floa
 def _whole(table: NDArray[np.float64], sizes: Ints, pools: Ints) -> Ints:
     """The fitted table in whole samples: rows exactly the sizes, columns at most the pools."""
     whole: Ints = np.floor(table * np.minimum(1.0, sizes / table.sum(axis=1))[:, None]).astype(np.int64)
-    over = np.maximum(whole.sum(axis=0) - pools, 0)
-    for label in np.flatnonzero(over).tolist():  # rounding noise only: take it from the clients with most of that label
-        for client in np.argsort(-whole[:, label], kind="stable").tolist():
-            taken = min(over[label], whole[client, label])
-            whole[client, label] -= taken
-            over[label] -= taken
     left = pools - whole.sum(axis=0)
     for client in np.argsort(sizes, kind="stable").tolist():  # small ones first: a sample matters most to them
         lacking = int(sizes[client] - whole[client].sum())
