@@ -22,14 +22,8 @@ class Batches:
 
     A client shuffles its samples again for each epoch and lays the epochs end to end; round t takes positions t·b to
     t·b + b − 1 of that line. So each sample is used once per epoch, and a batch that crosses the end of an epoch is
-    still full. A client with no more than b samples uses all of them in every round. The shuffle is a counter hashed
-    (SplitMix64) with seed, client and epoch: there is no generator state to save, and threads do not matter.
-
-    Args:
-        dataset: Where the samples are.
-        partition: Which of them each client has.
-        batch_size: Samples per batch.
-        seed: Determines the batches.
+    still full. A client with no more than b = `batch_size` samples uses all of them in every round. The shuffle is a
+    counter hashed (SplitMix64) with seed, client and epoch: there is no state to save, and threads do not matter.
 
     Example:
         >>> from dagc.data import load, make_partition
@@ -45,10 +39,9 @@ class Batches:
             raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
         for client, indices in enumerate(partition.indices):
             if indices.min() < 0 or indices.max() >= len(dataset):
-                raise InvalidInput(
-                    f"the partition gives client {client} sample {indices.max()}, but {dataset.name} has "
-                    f"{len(dataset)} training samples; make the partition from this data set"
-                )
+                words = f"sample {indices.max()}, but {dataset.name} has {len(dataset)} training samples"
+                advice = "make the partition from this data set"
+                raise InvalidInput(f"the partition gives client {client} {words}; {advice}")
         self.dataset = dataset
         self.partition = partition
         self.batch_size = batch_size

@@ -42,8 +42,7 @@ class Fields:
 
     def split(self, counts: list[int]) -> list["Fields"]:
         """Consecutive parts with these numbers of samples."""
-        ends = [sum(counts[: place + 1]) for place in range(len(counts))]
-        return [self[end - count : end] for end, count in zip(ends, counts, strict=True)]
+        return [self[rows] for rows in torch.arange(len(self)).split(counts)]
 
     def to(self, device: torch.device | str) -> "Fields":
         """The same on a device."""

@@ -199,9 +199,8 @@ def read_path(path: Path, named: Named = USUAL) -> Parts:
     if not path.exists():
         raise InvalidInput(f"{path} does not exist; give a file or folder of your own")
     if not path.is_dir() and suffix not in FILES:
-        raise InvalidInput(
-            f"{path} is neither {', '.join(FILES)} nor a folder; docs/how-to/own-data.md shows how to convert data"
-        )
+        advice = "docs/how-to/own-data.md shows how to convert data"
+        raise InvalidInput(f"{path} is neither {', '.join(FILES)} nor a folder; {advice}")
     return _read_folder(path, named) if path.is_dir() else FILES[suffix](path, named)
 
 
@@ -221,9 +220,8 @@ def _read_folder(folder: Path, named: Named) -> Parts:
     clients = {name: _read_client(each, named) for name, each in folders.items()}
     parts_of = {name: part for name, part in clients.items() if part is not None}
     if not parts_of:
-        raise DataError(
-            f"{folder} holds no client/label/image, no label/image, no client/*.npz and no tables or texts by client"
-        )
+        layouts = "no client/label/image, no label/image, no client/*.npz and no tables or texts by client"
+        raise DataError(f"{folder} holds {layouts}")
     return joined([*parts_of.values()], [*parts_of]), None
 
 

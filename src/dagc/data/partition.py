@@ -124,10 +124,8 @@ def from_sizes(
             wanted[wanted.argmin()] += 1
             wanted[wanted.argmax()] -= 1
     elif wanted.sum() > len(known):
-        raise InvalidInput(
-            f"sizes add up to {wanted.sum():,} but there are {len(known):,} training samples; "
-            "set scale=true to use the sizes as proportions"
-        )
+        words = f"sizes add up to {wanted.sum():,} but there are {len(known):,} training samples"
+        raise InvalidInput(f"{words}; set scale=true to use the sizes as proportions")
     return Partition(fill(known, wanted.astype(np.int64), label_alpha, rng))
 
 
@@ -152,10 +150,8 @@ def by_client(
     order = np.argsort(-counts, kind="stable")
     kept = [int(c) for c in order if counts[c] >= max(1, min_size)][:clients]
     if len(kept) < (clients or 1):
-        raise InvalidInput(
-            f"{len(kept)} of {np.count_nonzero(counts)} clients have {min_size} samples or more; "
-            f"{clients or 'some'} are needed: lower min_size or clients"
-        )
+        words = f"{len(kept)} of {np.count_nonzero(counts)} clients have {min_size} samples or more"
+        raise InvalidInput(f"{words}; {clients or 'some'} are needed: lower min_size or clients")
     grouped = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
     return Partition(
         tuple(grouped[c].astype(np.int64) for c in kept), tuple(names[c] if names else str(c) for c in kept)
@@ -208,10 +204,8 @@ def skewed_sizes(samples: int, clients: int, skew_ratio: float, rng: np.random.G
     series[-1] = 1.0
     unit = samples / series.sum()
     if unit < 1:
-        raise InvalidInput(
-            f"{clients} clients with skew ratio {skew_ratio:g} need {int(np.ceil(series.sum())):,} samples, for the "
-            f"smallest to have one, but there are {samples:,}; lower clients or skew_ratio"
-        )
+        words = f"need {int(np.ceil(series.sum())):,} samples, for the smallest to have one, but there are {samples:,}"
+        raise InvalidInput(f"{clients} clients with skew ratio {skew_ratio:g} {words}; lower clients or skew_ratio")
     smallest = int(unit)
     lower, upper = (_stretch(series, whole, samples) for whole in (smallest, smallest + 1))
     if upper >= 1 / _STRETCH and lower * upper > 1:  # the second is the nearer to 1
