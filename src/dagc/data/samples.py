@@ -131,8 +131,9 @@ def joined(pieces: Sequence[Samples], names: Sequence[Any] | None = None, whose:
     )
 
 
-def _numbered(values: Sequence[Any], order: Sequence[Any] = ()) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _numbered(column: Column, order: Sequence[Any] = ()) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Values as 0, 1, … in this or their own order, and their names. Text is never padded: long labels cost nothing."""
+    values = [*map(str, column)] if column.dtype == object else column.tolist()
     place = {value: number for number, value in enumerate(order or sorted(set(values)))}
     return np.array([place[value] for value in values], dtype=np.int64), tuple(map(str, place))
 
@@ -170,7 +171,7 @@ def _feature(table: Samples, name: str, column: Column) -> tuple[tuple[Column, i
     try:
         numbers = np.array([float(values[place]) for place in present])
     except (ValueError, TypeError, OverflowError):
-        codes, kinds = _numbered([*map(str, values)])
+        codes, kinds = _numbered(np.array(values, dtype=object))
         if len(kinds) > _MOST_VALUES:
             words = f"{len(kinds):,} different values; remove, group or tokenize them"
             raise table.error(f": the text column {name!r} has {words}") from None
@@ -212,8 +213,7 @@ def assemble(name: str, train: Samples, test: Samples | None = None, objective: 
     targets, classes = _targets(name, train, test, objective)
     owner, clients, notes = None, train.clients, train.notes
     if train.owner is not None:
-        names = train.owner.tolist()
-        owner, clients = _numbered([*map(str, names)] if train.owner.dtype == object else names, clients)
+        owner, clients = _numbered(train.owner, clients)
     train_y, test_y = targets[:count], targets[count:]
     if test_x is None:
         by_label = targets.ndim == 1 and targets.dtype == torch.int64
@@ -267,8 +267,7 @@ def _targets(name: str, train: Samples, test: Samples | None, objective: str) ->
         raise InvalidInput(f"{name}: y has shape {y.shape} for {len(y)} samples; give one value per sample")
     if fractions:
         raise InvalidInput(f"{name}: y has fractions; classes are whole numbers or text")
-    values = (y.astype(np.int64) if kind == "f" else y).tolist()
-    numbers, classes = _numbered([*map(str, values)] if kind == "O" else values)
+    numbers, classes = _numbered(y.astype(np.int64) if kind == "f" else y)
     if len(classes) < 2:
         raise InvalidInput(f"{name}: all labels are {', '.join(classes)[:100]}; two classes or more are needed")
     return torch.from_numpy(numbers), classes
