@@ -96,7 +96,7 @@ def _from_columns(columns: dict[str, Column], whose: str, named: Named, types: M
         (pixels,) = x.values()
         last = pixels.ndim == 4 and pixels.shape[1] not in (1, 3, 4) and pixels.shape[3] in (1, 3, 4)
         x, pictures = {"": pixels.transpose(0, 3, 1, 2) if last else pixels}, pixels.dtype == np.uint8
-    classes = tuple(getattr((types or {}).get(label), "names", None) or ())
+    classes = tuple(getattr((types or {}).get(label or ""), "names", None) or ())
     owner = None if named.client is None else columns[named.client]
     return replace(empty, x=x, y=y, owner=owner, classes=classes, exact=True, normalize=pictures, notes=notes)
 

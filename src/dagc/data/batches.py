@@ -73,9 +73,10 @@ class Batches:
         every = torch.from_numpy(chosen[0] if len(chosen) == 1 else np.concatenate(chosen))
         x, y = self.dataset.train_x.index_select(0, every), self.dataset.train_y.index_select(0, every)
         if self.dataset.augment and isinstance(x, Tensor):
-            parts = zip(clients, x.split(counts), strict=True)
+            parts = zip(clients, torch.split(x, counts), strict=True)
             x = torch.cat([crop_and_flip(part, _hash(self.seed, client, round, 1)) for client, part in parts])
-        return list(zip(self.dataset.normalise(x).split(counts), y.split(counts), strict=True))
+        inputs = self.dataset.normalise(x).split(counts)  # type: ignore[no-untyped-call]
+        return list(zip(inputs, torch.split(y, counts), strict=True))
 
     def _shuffled(self, client: int, epoch: int) -> NDArray[np.int64]:
         """The client's samples in the order of this epoch. The last order is cached, since rounds go forward."""

@@ -94,7 +94,7 @@ def load(
     if isinstance(data, Dataset) or (is_path and os.fspath(data) in CATALOGUE):
         if test is not None:
             raise InvalidInput(f"{name or 'data'} is a data set with test samples of its own: leave test out")
-        dataset = _reading(data, CATALOGUE[os.fspath(data)], data_folder(data_dir)) if is_path else data
+        dataset: Dataset = _reading(data, CATALOGUE[os.fspath(data)], data_folder(data_dir)) if is_path else data
     else:
         train, held_out = _read(data, "data", Named(label, client))
         if test is not None:
