@@ -1,7 +1,6 @@
 """Data in Python: arrays, tensors, frames, torch data sets, Hugging Face data sets, batches of a tokenizer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from dagc.data.dataset import IGNORED
-from dagc.data.samples import LABELS, USUAL, Column, Named, Samples, rows
+from dagc.data.samples import LABELS, Column, Named, Samples, rows
 from dagc.errors import InvalidInput, shown
 
 ADVICE = (
@@ -19,7 +18,7 @@ ADVICE = (
 )
 
 
-def read_object(data: Any, whose: str = "data", named: Named = USUAL) -> Samples:
+def read_object(data: Any, whose: str, named: Named) -> Samples:
     """What one object holds."""
     if isinstance(data, TensorDataset):
         data = data.tensors
@@ -78,9 +77,8 @@ def _array(value: Any) -> Column:
 
 def _from_columns(columns: dict[str, Column], whose: str, named: Named, types: Mapping[str, Any] | None) -> Samples:
     """A table if every column has one value per row, else named inputs of a model; without types, as they are."""
-    empty = Samples(whose, {}, np.empty(0))
     if "" not in columns and all(column.ndim == 1 and not _nested(column) for column in columns.values()):
-        return rows(columns, empty, named)
+        return rows(columns, named, Samples(whose, {}, np.empty(0)))
     label = named.label or next((name for name in LABELS if name in columns), None)
     for name in (label, named.client):
         if name is not None and name not in columns:
@@ -98,7 +96,7 @@ def _from_columns(columns: dict[str, Column], whose: str, named: Named, types: M
         x, pictures = {"": pixels.transpose(0, 3, 1, 2) if last else pixels}, pixels.dtype == np.uint8
     classes = tuple(getattr((types or {}).get(label or ""), "names", None) or ())
     owner = None if named.client is None else columns[named.client]
-    return replace(empty, x=x, y=y, owner=owner, classes=classes, exact=True, normalize=pictures, notes=notes)
+    return Samples(whose, x, y, owner, classes=classes, exact=True, normalize=pictures, notes=notes)
 
 
 def _nested(column: Column) -> bool:

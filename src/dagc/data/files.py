@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 
 from dagc.data.limits import refuse_bomb
-from dagc.data.samples import USUAL, Column, Named, Samples, joined, rows
+from dagc.data.samples import Column, Named, Samples, joined, rows
 from dagc.errors import DataError, InvalidInput, MissingExtra, shown
 
 Parts = tuple[Samples, Samples | None]
@@ -37,7 +37,7 @@ COMMA = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?", re.IGNORECASE)
 """A number with a decimal comma."""
 
 
-def read_csv(path: Path, named: Named = USUAL, names: list[str] | None = None) -> Samples:
+def read_csv(path: Path, named: Named, names: list[str] | None = None) -> Samples:
     """Read fields separated by commas, semicolons or tabs; `names` are the columns, if no first line has them."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -61,7 +61,7 @@ def read_csv(path: Path, named: Named = USUAL, names: list[str] | None = None) -
             line[:] = [field.replace(",", ".") if COMMA.fullmatch(field) else field for field in line]
     columns = zip(*filter(None, lines), strict=True)
     texts = {name: np.array(column, dtype=object) for name, column in zip(header, columns, strict=True)}
-    return rows(texts, Samples(str(path), {}, np.empty(0), file=path, row=("line", 2)), named)
+    return rows(texts, named, Samples(str(path), {}, np.empty(0), file=path, row=("line", 2)))
 
 
 def _read_parquet(path: Path, named: Named) -> Samples:
@@ -78,7 +78,7 @@ def _read_parquet(path: Path, named: Named) -> Samples:
         columns = {name: table.column(name).to_numpy() for name in table.column_names}
     except (ArrowException, OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} cannot be read as parquet ({error!s:.300})") from None
-    return rows(columns, Samples(str(path), {}, np.empty(0), file=path), named)
+    return rows(columns, named, Samples(str(path), {}, np.empty(0), file=path))
 
 
 def read_npz(path: Path) -> Parts:
@@ -193,7 +193,7 @@ FILES: dict[str, Callable[[Path, Named], Parts]] = {
 """How a file of many samples is read, by its suffix."""
 
 
-def read_path(path: Path, named: Named = USUAL) -> Parts:
+def read_path(path: Path, named: Named) -> Parts:
     """Read whatever is at a path."""
     suffix = path.suffix.lower()
     if not path.exists():

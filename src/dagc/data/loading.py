@@ -131,7 +131,7 @@ def _read(data: Any, whose: str, named: Named) -> Parts:
         if isinstance(piece, Mapping) and not is_batch(piece):
             raise InvalidInput(f"client {key!r} has a mapping: give one piece of data, such as a tuple (x, y)")
         whom = f"client {key!r}"
-        parts[key] = read_object(piece, whom) if isinstance(piece, list) else _read(piece, whom, named)[0]
+        parts[key] = read_object(piece, whom, named) if isinstance(piece, list) else _read(piece, whom, named)[0]
     return joined([*parts.values()], [*parts]), None
 
 

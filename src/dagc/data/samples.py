@@ -72,10 +72,7 @@ class Named(NamedTuple):
     optional: bool = False  # there may be no such client: in test samples
 
 
-USUAL = Named()
-
-
-def rows(columns: Mapping[str, Column], empty: Samples, named: Named = USUAL) -> Samples:
+def rows(columns: Mapping[str, Column], named: Named, empty: Samples) -> Samples:
     """A table of columns of numbers, or text as objects; `empty` says where they are from."""
     label = named.label or next((name for name in LABELS if name in columns), LABELS[0])
     client = named.client or ("client" if "client" in columns else None)
