@@ -305,14 +305,8 @@ def _whole(table: NDArray[np.float64], sizes: Ints, pools: Ints) -> Ints:
     whole: Ints = np.floor(table * np.minimum(1.0, sizes / table.sum(axis=1))[:, None]).astype(np.int64)
     left = pools - whole.sum(axis=0)
     for client in np.argsort(sizes, kind="stable").tolist():  # small ones first: a sample matters most to them
-        lacking = int(sizes[client] - whole[client].sum())
-        while lacking:
-            missed = np.where(left > 0, table[client] - whole[client], -np.inf)
-            label = int(missed.argmax())
-            second = np.partition(missed, -2)[-2] if len(missed) > 1 else -np.inf
-            gap = missed[label] - second if np.isfinite(second) else lacking
-            taken = max(1, min(lacking, int(left[label]), int(gap)))
-            whole[client, label] += taken
-            left[label] -= taken
-            lacking -= taken
+        for _ in range(int(sizes[client] - whole[client].sum())):
+            label = int(np.where(left > 0, table[client] - whole[client], -np.inf).argmax())
+            whole[client, label] += 1
+            left[label] -= 1
     return whole
