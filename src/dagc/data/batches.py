@@ -75,7 +75,7 @@ class Batches:
         if self.dataset.augment and isinstance(x, Tensor):
             parts = zip(clients, torch.split(x, counts), strict=True)
             x = torch.cat([crop_and_flip(part, _hash(self.seed, client, round, 1)) for client, part in parts])
-        inputs = self.dataset.normalise(x).split(counts)  # type: ignore[no-untyped-call]
+        inputs = self.dataset.normalise(x).split(counts)
         return list(zip(inputs, torch.split(y, counts), strict=True))
 
     def _shuffled(self, client: int, epoch: int) -> NDArray[np.int64]:

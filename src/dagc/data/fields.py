@@ -42,7 +42,7 @@ class Fields:
 
     def split(self, counts: list[int]) -> list["Fields"]:
         """Consecutive parts with these numbers of samples."""
-        return [self[rows] for rows in torch.arange(len(self)).split(counts)]
+        return [self[rows] for rows in torch.split(torch.arange(len(self)), counts)]
 
     def to(self, device: torch.device | str) -> "Fields":
         """The same on a device."""
