@@ -114,6 +114,9 @@ def joined(pieces: Sequence[Samples], names: Sequence[Any] | None = None, whose:
         if piece.kind != first.kind:
             kinds = f"{piece.kind}, but {whose}{known[0]!r} has {first.kind}"
             raise InvalidInput(f"{whose}{name!r} has {kinds}: all must be the same")
+        if piece.classes != first.classes:  # they stand for the same numbers
+            words = "have different labels, or characters: give each client one text, in one folder"
+            raise InvalidInput(f"{whose}{name!r} and {known[0]!r} {words}")
     owners = [piece.owner for piece in pieces if piece.owner is not None]
     owner = np.concatenate(owners) if len(owners) == len(pieces) else None
     if names is not None and not first.named:
