@@ -79,8 +79,9 @@ def rows(columns: Mapping[str, Column], named: Named, empty: Samples) -> Samples
     client = None if named.optional and client not in columns else client
     for name, option in ((label, "label"), (client, "client")):
         if name is not None and name not in columns:
-            words = f"its columns are {shown(', '.join(columns), 300)[1:-1]}: name yours with {option}= or --{option}"
-            raise empty.error(f" has no column {name!r}; {words}")
+            known = shown(", ".join(columns), 300).strip("'\"")
+            advice = f"name yours with {option}= or --{option}"
+            raise empty.error(f" has no column {name!r}; its columns are {known}: {advice}")
     features = {name: column for name, column in columns.items() if name not in (label, client)}
     if not features:
         raise empty.error(f" has no column besides {label!r} and {client!r}; there is nothing to learn from")
