@@ -7,25 +7,19 @@ from typing import Any
 
 from dagc.errors import InvalidInput
 
-__all__ = ["compiled", "inlined", "kernel"]
-
 
 @cache
 def compiled() -> bool:
-    """Whether the CPU kernels are used: numba can be imported, and `DAGC_KERNELS=torch` is not set.
-
-    The results are the same bits either way. This is decided once, on first use, not when dagc is imported.
-    """
+    """Whether the CPU kernels are used, decided once, on first use; the results are the same bits either way."""
     choice = os.environ.get("DAGC_KERNELS", "auto")
     if choice not in ("auto", "torch"):
         raise InvalidInput(f"the environment variable DAGC_KERNELS must be auto or torch, not {choice!r}")
-    if choice == "torch":
-        return False
-    try:
-        import numba  # noqa: F401
-    except ImportError:  # or it is too old for this numpy
-        return False
-    return True
+    if choice == "auto":
+        try:
+            import numba  # noqa: F401
+        except ImportError:  # or it is too old for this numpy
+            return False
+    return choice == "auto"
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,10 +37,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A part of a kernel. It becomes part of the caller's code, where a call would count references to its arrays.
-
-    Counting waits for all writes past the cache, which takes longer than a whole block.
-    """
+    """A part of a kernel, inlined: a call would count references, and wait for all writes past the cache first."""
     import numba
 
     return numba.njit(inline="always")(function)

@@ -16,7 +16,7 @@ from update_reference import decode as decode_reference
 
 from dagc.errors import InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.sparse import Sparse
-from dagc.testing import check_update, vectors
+from dagc.testing import vectors
 from dagc.updates import Update, decode_update, encode_dense, encode_update
 from dagc.updates.frame import assemble, seal
 from dagc.updates.update import BLOCK, Terms, pieces
@@ -69,6 +69,28 @@ def test_a_frame_decodes_to_its_update_within_the_bytes(task):
     assert update.energy == pytest.approx(float(update.dense().double().square().sum()), rel=1e-6)
     reference = decode_reference(frame, [(s,) if isinstance(s, int) else s for s in shapes], 5)
     assert [float(number) for number in reference] == decoded.dense().tolist()
+
+
+def check_update(encode, decode, vector, name):
+    """Within the bytes, the same bits on both sides, nothing worse than sending nothing."""
+    total = float(vector.double().square().sum())
+    for most in (0, 1, 5, 13, 60, 300, 1023, 1024, 1026, 4000):
+        where = f"{name} within {most} bytes"
+        before = vector.clone()
+        frame, update = encode(vector, most)
+        assert torch.equal(vector, before), f"{where}: changed its input"
+        assert len(frame) <= most, f"{where}: the frame has {len(frame)} bytes"
+        assert encode(vector, most)[0] == frame, f"{where}: the same vector gives two frames"
+        decoded = decode(frame).dense()
+        assert decoded.numpy().tobytes() == update.dense().numpy().tobytes(), f"{where}: decodes to other bits"
+        assert update.size == len(vector), f"{where}: has size {update.size}"
+        error = float((vector.double() - decoded.double()).square().sum())
+        assert error <= total * (1 + 1e-6), f"{where}: what is left is more than the vector"
+        assert np.isclose(update.norm() ** 2, float(decoded.double().square().sum()), rtol=1e-6), f"{where}: wrong norm"
+        added = decoded.clone()
+        update.add_to(added, 0.3)
+        expected = decoded + decoded * float(np.float32(0.3))
+        assert added.numpy().tobytes() == expected.numpy().tobytes(), f"{where}: adds other bits with a weight"
 
 
 @pytest.mark.parametrize("name", vectors())
