@@ -1,6 +1,7 @@
 """Training on one computer: the local engine, its configuration and its folder. `train` is the entry point."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from inspect import signature
 from logging import DEBUG, INFO, getLogger
@@ -15,11 +16,11 @@ from dagc.folder import read_metrics, summary
 from dagc.training.callbacks import EarlyStopping, TensorBoard, ToTarget
 from dagc.training.config import OWN, SOLUTION, Config
 from dagc.training.custom import customize
-from dagc.training.federation import Federation, Round
+from dagc.training.federation import Federation
 from dagc.training.folder import RunFolder
 from dagc.training.gradients import separate
 from dagc.training.objective import Loss, Metric
-from dagc.training.result import Result
+from dagc.training.result import Result, Round
 
 __all__ = [
     "OWN",
@@ -44,7 +45,6 @@ log = getLogger("dagc.training")
 Callback = Callable[[Federation, Round], object]
 """Called after every round with the federation and the round; the training stops if it returns True."""
 P = ParamSpec("P")
-Rounds = Generator[Round, None, None]
 
 
 def iterate(
@@ -142,7 +142,7 @@ class Training(Iterator[Round]):
 
     def __init__(self, federation: Federation, output: str | Path | None, callbacks: Iterable[Callback]) -> None:
         self.federation, self.folder = federation, output
-        self._rounds = _train(federation, output, list(callbacks))
+        self._rounds = _rounds(federation, output, list(callbacks))
 
     @property
     def model(self) -> nn.Module:
@@ -157,47 +157,47 @@ class Training(Iterator[Round]):
         self._rounds.close()
 
 
-def _train(federation: Federation, output: str | Path | None, callbacks: list[Callback]) -> Rounds:
+def _rounds(
+    federation: Federation, output: str | Path | None, callbacks: list[Callback]
+) -> Generator[Round, None, None]:
     """Not a method of `Training`: the generator must be closed as soon as the training is garbage-collected."""
-    if output is None:
-        yield from _each_round(federation, callbacks, None)
-        return
-    with RunFolder(output, federation) as folder:
-        yield from _each_round(federation, callbacks, folder)
-        if not folder.finished:
-            folder.finish()
-
-
-def _each_round(federation: Federation, callbacks: list[Callback], folder: RunFolder | None) -> Rounds:
     config = federation.config
-    saved = federation.round
-    log.info(
-        "%s, %s: %d clients, %d parameters, from round %d to %d",
-        *(config.task, config.method, len(federation.names), federation.size, saved + 1, config.rounds),
-    )
-    stopped = folder is not None and folder.finished  # a callback may have ended it early
-    while federation.round < config.rounds and not stopped:
-        result = federation.step()
-        done = result.round == config.rounds
-        if done or result.round % config.evaluation_interval == 0:
-            score, loss = federation.evaluate()
-            result = replace(result, score=score, test_loss=loss)
-        _log(federation, result)
-        if folder is not None:
-            folder.record(vars(result))
-        for callback in callbacks:
-            stopped |= callback(federation, result) is True
-        due = done or stopped or result.round % config.checkpoint_interval == 0
-        if folder is not None and due:
-            folder.save()
-            saved = result.round
-            log.debug("round %d: checkpoint in %s", saved, folder.path)
-        try:
-            yield result
-        except GeneratorExit:  # the caller stopped between two rounds: this is a good state
-            if folder is not None and saved != federation.round:
+    evaluation_interval = config.evaluate_every or max(1, config.rounds // 20)
+    checkpoint_interval = config.checkpoint_every or max(1, config.rounds // 10)
+    with nullcontext() if output is None else RunFolder(output, federation) as folder:
+        saved, last = federation.round, config.rounds
+        shape = (len(federation.names), federation.size)
+        log.info(
+            "%s, %s: %d clients, %d parameters, from round %d to %d",
+            config.task,
+            config.method,
+            *shape,
+            saved + 1,
+            last,
+        )
+        stopped = folder is not None and folder.finished  # a callback may have ended it early
+        while federation.round < last and not stopped:
+            result = federation.step()
+            if result.round % evaluation_interval == 0 or result.round == last:
+                score, loss = federation.evaluate()
+                result = replace(result, score=score, test_loss=loss)
+            _log(federation, result)
+            if folder is not None:
+                folder.record(vars(result))
+            for callback in callbacks:
+                stopped |= callback(federation, result) is True
+            if folder is not None and (stopped or result.round % checkpoint_interval == 0 or result.round == last):
                 folder.save()
-            raise
+                saved = result.round
+                log.debug("round %d: checkpoint in %s", saved, folder.path)
+            try:
+                yield result
+            except GeneratorExit:  # the caller stopped between two rounds: this is a good state
+                if folder is not None and saved != federation.round:
+                    folder.save()
+                raise
+        if folder is not None and not folder.finished:
+            folder.finish()
 
 
 def _log(federation: Federation, result: Round) -> None:

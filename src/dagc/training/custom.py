@@ -16,7 +16,7 @@ from dagc.errors import InvalidInput, shown
 from dagc.training.config import OWN, SPLIT, Config, is_own
 from dagc.training.objective import Loss, Metric
 
-__all__ = ["Custom", "customize", "fit_to_data", "not_passed"]
+__all__ = ["Custom", "customize", "fit_to_data"]
 
 PER_CLIENT = 10
 """With few samples, there is a client for this many."""
@@ -26,15 +26,7 @@ SKEWS = (50, 20, 10, 5, 2, 1)
 
 @dataclass(frozen=True, eq=False)
 class Custom:
-    """What replaces the parts named by the task; None for each part that is not replaced.
-
-    Attributes:
-        model: The model. It is never changed: a copy is trained.
-        data: The data, with its test samples.
-        partition: Which training samples each client has.
-        loss: The mean loss of a batch.
-        metric: The mean score of a batch, where more is better.
-    """
+    """What replaces the parts named by the task, None where nothing does. The model is never changed."""
 
     model: nn.Module | None = None
     data: Dataset | None = None
@@ -56,6 +48,14 @@ class Custom:
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             checksum = crc32(flat.view(torch.uint8).numpy() if flat.numel() else b"", checksum)
         return checksum
+
+    def check(self, config: Config) -> None:
+        """Refuse a task that names a model or data of your own that was not passed."""
+        for what, name, part in (("model", config.model, self.model), ("data", config.data, self.data)):
+            if is_own(name) and part is None:
+                raise InvalidInput(
+                    f"task is {config.task!r}: pass your own {what} in Python, dagc.train(config, {what}=…)"
+                )
 
 
 def customize(
@@ -82,18 +82,12 @@ def customize(
         columns: dict[str, Any] = {"label": config.label, "client": config.client}
         dataset = load(data, config.data_dir, objective=config.objective, test=test, **columns)
     changes = {"task": _task(config, model is not None, data is not None)}
-    split = None
     if partition is not None:
-        split = partition if isinstance(partition, Partition) else _split(partition)
+        partition = partition if isinstance(partition, Partition) else _split(partition)
         if config.partition not in (None, OWN):
             raise InvalidInput(f"a partition is given and config.partition is {config.partition!r}: leave one out")
         changes["partition"] = OWN
-    return config.replaced(**changes), Custom(model, dataset, split, loss, metric)
-
-
-def not_passed(config: Config, what: str) -> InvalidInput:
-    """The error for a task that names a model or data of your own that was not passed."""
-    return InvalidInput(f"task is {config.task!r}: pass your own {what} in Python, dagc.train(config, {what}=…)")
+    return config.replaced(**changes), Custom(model, dataset, partition, loss, metric)
 
 
 def fit_to_data(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
@@ -145,8 +139,6 @@ def _task(config: Config, model: bool, data: bool) -> str:
             raise InvalidInput(
                 f"task is {config.task!r}, but {what} is also given: leave the task out, or write {OWN!r} for {what}"
             )
-        if is_own(name) and not passed:
-            raise not_passed(config, what)
         parts.append(OWN if passed and not is_own(name) else name)
     return "@".join(parts)
 

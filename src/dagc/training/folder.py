@@ -1,6 +1,5 @@
 """The folder of a run of the local engine."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from safetensors.torch import save_file
 from dagc.errors import InvalidInput
 from dagc.files import write_atomically
 from dagc.folder import Folder, read_metrics, summary
-from dagc.training.config import IRRELEVANT, Config
+from dagc.training.config import Config
 from dagc.training.federation import Federation
 
 __all__ = ["RunFolder"]
@@ -20,10 +19,7 @@ MODEL = "model.safetensors"
 
 
 class RunFolder(Folder):
-    """Everything of one run on disk, the model as `model.safetensors`.
-
-    `clients.json` has the sizes and first parameters of all clients.
-    """
+    """Everything of one run on disk, with the model, and the sizes and first parameters of all clients."""
 
     def __init__(self, path: str | Path, federation: Federation) -> None:
         super().__init__(path, federation)
@@ -41,19 +37,17 @@ class RunFolder(Folder):
         self.conclude({**summary(read_metrics(self.path)), "config": self.federation.config.key(), "model": MODEL})
 
     def _key(self) -> str:
-        """A hash of the settings in the file, so that new settings and defaults of later versions change nothing."""
-        settings = self.federation.config.as_dict()
-        chosen = {name: settings[name] for name in settings if name in self._written - set(IRRELEVANT)}
-        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
+        """Of the settings in the file only, so that new settings and defaults of later versions change nothing."""
+        return self.federation.config.key(self._written)
 
     def _claim(self, settings: dict[str, Any] | None) -> None:
-        """Refuse a folder with another run's configuration; write ours to a new one."""
+        """Refuse a folder that holds another run; write the settings and the clients to a new one."""
         config = self.federation.config
         if settings is None:
             settings = {name: value for name, value in config.as_dict().items() if value is not None}
-            self.describe(settings, _clients(self.federation))
+            self.describe(settings, self._clients())
         else:
-            self._know_again()
+            self._recognise()
         self._written = set(settings)
         held = Config(**settings)
         if held.key() != config.key():
@@ -63,7 +57,7 @@ class RunFolder(Folder):
             ]
             raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another --output")
 
-    def _know_again(self) -> None:
+    def _recognise(self) -> None:
         """Refuse the folder of a run that was given another model or other data."""
         try:
             known = json.loads((self.path / "clients.json").read_bytes()).get("given")
@@ -75,18 +69,16 @@ class RunFolder(Folder):
                 "same initial weights, or choose another folder"
             )
 
-
-def _clients(federation: Federation) -> dict[str, Any]:
-    """The clients, for reports."""
-    partition, data = federation.partition, federation.data
-    return {
-        "data": data.name,
-        "classes": list(data.label_names),
-        "notes": list(federation.notes),
-        "metric": federation.goal.metric,
-        "given": federation.custom.fingerprint,
-        "parameters": federation.size,
-        "sizes": [int(size) for size in partition.sizes],
-        "names": list(federation.names),
-        "first_parameters": federation.first_orders(),
-    }
+    def _clients(self) -> dict[str, Any]:
+        federation = self.federation
+        return {
+            "data": federation.data.name,
+            "classes": list(federation.data.label_names),
+            "notes": list(federation.notes),
+            "metric": federation.goal.metric,
+            "given": federation.custom.fingerprint,
+            "parameters": federation.size,
+            "sizes": federation.partition.sizes.tolist(),
+            "names": list(federation.names),
+            "first_parameters": federation.first_orders(),
+        }

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dagc.errors import BudgetWarning, InvalidInput
 from dagc.policies import Plan, make_rate
 from dagc.protocol import Server
+from dagc.text import count
 
 __all__ = ["check_rounds"]
 
@@ -15,19 +16,12 @@ LEAST_PART = 0.02
 `docs/studies/thrifty.md` hold several times as many."""
 
 
-def check_rounds(plan: Plan, size: int, examples: Mapping[str, float], rounds: int, participation: float = 1.0) -> None:
-    """Refuse a budget under which nobody ever sends; warn about one that changes next to nothing.
-
-    Args:
-        plan: What clients and server agree on.
-        size: The number of entries in the model.
-        examples: How much data each client holds, by name.
-        rounds: The number of rounds.
-        participation: The fraction of the clients in a round.
+def check_rounds(plan: Plan, size: int, examples: Mapping[str, float], rounds: int, present: int) -> None:
+    """Refuse a budget under which none of that many clients ever sends; warn about one that changes next to nothing.
 
     Example:
-        >>> check_rounds(Plan(method="dagc-r", ratio=0.01), 7850, {"ann": 900, "bob": 100}, rounds=100)
-        >>> check_rounds(Plan(bytes=1), 7850, {"ann": 900, "bob": 100}, rounds=3)
+        >>> check_rounds(Plan(method="dagc-r", ratio=0.01), 7850, {"ann": 900, "bob": 100}, rounds=100, present=2)
+        >>> check_rounds(Plan(bytes=1), 7850, {"ann": 900, "bob": 100}, rounds=3, present=2)
         Traceback (most recent call last):
         ...
         dagc.errors.InvalidInput: nobody sends anything in 3 rounds of 1 byte per client: raise bytes or rounds
@@ -35,21 +29,23 @@ def check_rounds(plan: Plan, size: int, examples: Mapping[str, float], rounds: i
     plan = plan.for_size(size)
     if plan.per_hour or plan.threshold is not None or not plan.method_spec.budgets:
         return
-    present = max(1, math.ceil(participation * len(examples) - 1e-9))
+    name = (plan.budgets_set or ["bytes"])[-1]
+    value = getattr(plan, name)
+    words = {"ratio": f"ratio {value}", "bytes": f"{value} byte{'' if value == 1 else 's'}"}.get(name, value)
+    budget = f"{count(rounds, 'round')} of {words} per client"
     server = Server(plan, size, rounds)
-    for name in examples:
-        server.join(name, examples[name])
-    names = list(examples)[:present]
-    while all(order.silent for order in server.orders(names).values()):
+    for client, amount in examples.items():
+        server.join(client, amount)
+    while all(order.silent for order in server.orders(list(examples)[:present]).values()):
         server.close([])
         if server.round == rounds:
-            raise InvalidInput(f"nobody sends anything in {_budget(plan, rounds)}: raise {_name(plan)} or rounds")
+            raise InvalidInput(f"nobody sends anything in {budget}: raise {name} or rounds")
     up, down = _entries(plan, size, rounds), plan.downward()
     part = min(present * up, math.inf if down is None else _entries(down.for_size(size), size, rounds)) * rounds / size
     if part < LEAST_PART:
         warnings.warn(
-            f"{_budget(plan, rounds)} hold at most {100 * part:.2g} % of the model's {size:,} entries at a byte each, "
-            f"which teaches it next to nothing: raise {_name(plan)} or rounds",
+            f"{budget} hold at most {100 * part:.2g} % of the model's {size:,} entries at a byte each, "
+            f"which teaches it next to nothing: raise {name} or rounds",
             BudgetWarning,
             stacklevel=3,
         )
@@ -60,13 +56,3 @@ def _entries(plan: Plan, size: int, rounds: int) -> float:
     if plan.ratio is not None:
         return plan.ratio * size
     return make_rate(plan.rate).bytes / rounds if plan.rate is not None else float(plan.bytes or 0)
-
-
-def _name(plan: Plan) -> str:
-    return (plan.budgets_set or ["bytes"])[-1]
-
-
-def _budget(plan: Plan, rounds: int) -> str:
-    value = getattr(plan, _name(plan))
-    words = {"ratio": f"ratio {value}", "rate": f"{value}", "bytes": f"{value} byte{'' if value == 1 else 's'}"}
-    return f"{rounds:,} round{'' if rounds == 1 else 's'} of {words[_name(plan)]} per client"
