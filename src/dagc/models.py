@@ -58,22 +58,15 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
     """
     if name not in MODELS:
         raise unknown("model", name, MODELS)
-    shape = like.shape if isinstance(like, Dataset) else tuple(like)
-    outputs = like.outputs if isinstance(like, Dataset) and classes is None else classes
-    if outputs is None or outputs < (1 if isinstance(like, Dataset) else 2):
+    kind, data = MODELS[name], like if isinstance(like, Dataset) else None
+    shape = tuple(like) if data is None else data.shape
+    outputs = data.outputs if data is not None and classes is None else classes
+    if outputs is None or outputs < (2 if data is None else 1):
         raise InvalidInput(f"classes is {outputs}; give the number of labels, 2 or more")
     if not shape or min(shape) < 1:
         raise InvalidInput(f"samples of shape {shape} are empty; give for example (3, 32, 32)")
-    kind = MODELS[name]
-    if isinstance(like, Dataset) and isinstance(like.train_x, Fields):
-        inputs = ", ".join(like.train_x.tensors)
-        raise InvalidInput(f"{name} takes one tensor, but {like.name} has {inputs}: pass a model of your own")
-    if isinstance(like, Dataset) and kind.tokens != (like.objective == "next-token"):
-        able = [other for other, each in MODELS.items() if each.tokens != kind.tokens]
-        wrong, verb = ("not ", "needs") if kind.tokens else ("", "cannot take")
-        raise InvalidInput(
-            f"the samples of {like.name} are {wrong}sequences of tokens, which {name} {verb}: use {' or '.join(able)}"
-        )
+    if data is not None:
+        _check_data(name, data)
     if kind.initialise is None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -83,6 +76,20 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
     model.to_empty(device="cpu")
     kind.initialise(model, seed)
     return model
+
+
+def _check_data(name: str, data: Dataset) -> None:
+    """Refuse samples that a model cannot take."""
+    if isinstance(data.train_x, Fields):
+        inputs = ", ".join(data.train_x.tensors)
+        raise InvalidInput(f"{name} takes one tensor, but {data.name} has {inputs}: pass a model of your own")
+    tokens = MODELS[name].tokens
+    if tokens != (data.objective == "next-token"):
+        able = [other for other, each in MODELS.items() if each.tokens != tokens]
+        wrong, verb = ("not ", "needs") if tokens else ("", "cannot take")
+        raise InvalidInput(
+            f"the samples of {data.name} are {wrong}sequences of tokens, which {name} {verb}: use {' or '.join(able)}"
+        )
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -154,10 +161,6 @@ class _TokenLstm(nn.Module):
         return scores
 
 
-def _token_lstm(shape: Shape, tokens: int) -> nn.Module:
-    return _TokenLstm(tokens)
-
-
 def initialise(model: nn.Module, seed: int) -> None:
     """Set every parameter from `seed`.
 
@@ -200,7 +203,10 @@ MODELS: dict[str, Model] = {
         _cnn, "CNN@CIFAR-10: Tables III to VI; the four layers of McMahan et al. 2017, half as wide", initialise
     ),
     "token-lstm": Model(
-        _token_lstm, "not in the paper: an embedding of 32, an LSTM of 128, every next token", initialise, True
+        lambda shape, tokens: _TokenLstm(tokens),
+        "not in the paper: an embedding of 32, an LSTM of 128, every next token",
+        initialise,
+        tokens=True,
     ),
 }
 """Every model by name."""

@@ -1,7 +1,6 @@
 """Numbers as people read them, and text of strangers made safe for a terminal and HTML."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -29,24 +28,20 @@ SMALL_COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "ei
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds and the standard deviation between them, if there are two or more.
-
-    The mean is NaN if one of the numbers is.
-    """
+    """A mean over seeds, NaN if a number is, and the standard deviation between them, if there are two or more."""
 
     mean: float
     sd: float | None = None
 
 
-def in_bytes(amount: float, short: bool = False) -> str:
-    """A number of bytes with a unit and three significant digits; if `short`, without zeros at their end.
+def in_bytes(amount: float) -> str:
+    """A number of bytes with a unit and three significant digits.
 
     Example:
-        >>> in_bytes(999), in_bytes(314_150), in_bytes(999_700), in_bytes(999_700, short=True)
-        ('999 B', '314 kB', '1.00 MB', '1 MB')
+        >>> in_bytes(999), in_bytes(314_150), in_bytes(999_700)
+        ('999 B', '314 kB', '1.00 MB')
     """
-    text = _in_units(amount, BYTE_UNITS)
-    return re.sub(r"\.?0+ ", " ", text) if short and "." in text else text
+    return _in_units(amount, BYTE_UNITS)
 
 
 def in_seconds(amount: float) -> str:
@@ -97,12 +92,7 @@ def count(number: float, noun: str, words: bool = False) -> str:
 
 
 def capital(text: str) -> str:
-    """The text with a capital first letter; the others stay as they are.
-
-    Example:
-        >>> capital("R² of a test"), capital("accuracy")
-        ('R² of a test', 'Accuracy')
-    """
+    """The text with a capital first letter; the others stay as they are: `R² of a test`."""
     return text[:1].upper() + text[1:]
 
 

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 
 import dagc
-from dagc.cli.compare import compare
+from dagc.cli.compare import compare, report
 from dagc.cli.plan import plan
 from dagc.cli.plugins import plugins
-from dagc.cli.report import report
 from dagc.cli.run import resume, run
 from dagc.cli.terminal import say, show_log, show_warnings
 from dagc.errors import DagcError
