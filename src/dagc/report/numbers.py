@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from dagc.folder import BEST, FINAL, SCORE
 from dagc.report.panels import Panel, Series
@@ -26,9 +27,12 @@ __all__ = [
 
 BYTES = ("bytes_up", "bytes_down", "bytes_total")
 """How bytes are counted: up, down, and in total."""
+AMOUNTS = ("rounds", *BYTES, "seconds")
+"""What it takes to reach a score."""
 
 
-class Reached(NamedTuple):
+@dataclass(frozen=True)
+class Reached:
     """When a series first reached a score, and how many of its seeds did: means, only if all of them did."""
 
     score: float
@@ -39,10 +43,6 @@ class Reached(NamedTuple):
     bytes_down: Spread | None = None
     bytes_total: Spread | None = None
     seconds: Spread | None = None
-
-
-AMOUNTS = Reached._fields[3:]
-"""What it takes to reach a score."""
 
 
 def spread(numbers: Sequence[float]) -> Spread:

@@ -1,7 +1,8 @@
 """Your own model, data, loss and metric, as passed to `dagc.train`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
 
@@ -13,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from dagc.data import CATALOGUE, Dataset, Partition, load, make_partition
 from dagc.data.fields import tensors_of
 from dagc.errors import InvalidInput, shown
+from dagc.models import build
 from dagc.training.config import OWN, SPLIT, Config, is_own
 from dagc.training.objective import Loss, Metric
 
@@ -49,13 +51,26 @@ class Custom:
             checksum = crc32(flat.view(torch.uint8).numpy() if flat.numel() else b"", checksum)
         return checksum
 
-    def check(self, config: Config) -> None:
-        """Refuse a task that names a model or data of your own that was not passed."""
+    def data_of(self, config: Config) -> Dataset:
+        """The data: loaded, or those given. A task that names parts of your own that were not passed is refused."""
         for what, name, part in (("model", config.model, self.model), ("data", config.data, self.data)):
             if is_own(name) and part is None:
                 raise InvalidInput(
                     f"task is {config.task!r}: pass your own {what} in Python, dagc.train(config, {what}=…)"
                 )
+        if self.data is None:
+            columns: Any = {"label": config.label, "client": config.client}
+            return load(config.data, config.data_dir, config.augment, config.objective, **columns)
+        return replace(self.data, augment=True) if config.augment else self.data
+
+    def model_of(self, config: Config, data: Dataset) -> nn.Module:
+        """The model to train: built, or a copy of the one given."""
+        if self.model is None:
+            return build(config.model, data, seed=config.seed).to(config.device)
+        try:
+            return deepcopy(self.model).to(config.device).train()
+        except (RuntimeError, TypeError) as error:
+            raise InvalidInput(f"the model cannot be copied: {error}") from error
 
 
 def customize(

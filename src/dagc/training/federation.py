@@ -3,14 +3,13 @@
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from logging import getLogger
 from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dagc import data, models
 from dagc.draws import scramble
@@ -47,9 +46,9 @@ class _Turn(NamedTuple):
     upload: Upload
     loss: float
     buffers: list[Tensor]
-    seconds: float
     down: int
     up: int
+    seconds: float
 
 
 class Federation:
@@ -69,8 +68,7 @@ class Federation:
     def __init__(self, config: Config, custom: Custom | None = None) -> None:
         """Load the data, split it, build the model. Everything that cannot work is refused here."""
         self.custom = custom = custom or Custom()
-        custom.check(config)
-        self.data = self._load_data(config)
+        self.data = custom.data_of(config)
         self.config, notes = (config, ()) if custom.partition is not None else fit_to_data(config, self.data)
         self.notes = (*self.data.notes, *notes)
         config = self.config
@@ -80,7 +78,7 @@ class Federation:
             if name not in self.names:
                 raise unknown("client for the cap of", name, self.names)
         self.goal = goal_of(self.data, custom.loss, custom.metric)
-        self.model = self._make_model()
+        self.model = custom.model_of(config, self.data)
         self.vector = as_one_vector(self.model)
         self._tested = sharing(self.model).eval()
         self._shapes = [tuple(each.shape) for each in self.model.parameters() if each.requires_grad]
@@ -104,21 +102,6 @@ class Federation:
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
         self._parallel = Parallel(1 if traits.draws else config.threads)  # torch has one generator for all threads
         return_memory()  # what loading left behind
-
-    def _load_data(self, config: Config) -> data.Dataset:
-        if self.custom.data is None:
-            columns: Any = {"label": config.label, "client": config.client}
-            return data.load(config.data, config.data_dir, config.augment, config.objective, **columns)
-        return replace(self.custom.data, augment=True) if config.augment else self.custom.data
-
-    def _make_model(self) -> nn.Module:
-        """The federation's own model: built, or copied from the one given."""
-        if self.custom.model is None:
-            return models.build(self.config.model, self.data, seed=self.config.seed).to(self.config.device)
-        try:
-            return copy.deepcopy(self.custom.model).to(self.config.device).train()
-        except (RuntimeError, TypeError) as error:
-            raise InvalidInput(f"the model cannot be copied: {error}") from error
 
     def _plan(self) -> Plan:
         """The configuration's plan; a model that was built here is random, so that fewer bits are enough for it."""
@@ -234,15 +217,16 @@ class Federation:
         def chunk(start: int) -> tuple[float, float, int]:
             x = self.data.normalise(self.data.test_x[start : start + TESTED]).to(self.config.device)
             y = self.data.test_y[start : start + TESTED].to(self.config.device)
+            count = self.goal.count(y)
             with torch.no_grad():
                 output = forward(self._tested, x, y)
-                return self.goal.score(output, y), self.goal.total(output, y), self.goal.count(y)
+                loss = float(self.goal.loss(output, y)) * count if count else 0.0
+                return self.goal.score(output, y), loss, count
 
         with one_thread():
-            scores, losses, counts = zip(
-                *self._parallel.map(chunk, range(0, len(self.data.test_y), TESTED)), strict=True
-            )
-        return sum(scores) / sum(counts), sum(losses) / sum(counts)
+            chunks = self._parallel.map(chunk, range(0, len(self.data.test_y), TESTED))
+        scores, losses, counts = map(sum, zip(*chunks, strict=True))
+        return scores / counts, losses / counts
 
     def _asked(self, round: int) -> list[int]:
         """The clients that take part in a round."""
@@ -276,19 +260,15 @@ class Federation:
             computed = self.gradients(round, some, rate, ahead)
             uploads = [self._upload(i, orders[i], each.change) for i, each in zip(some, computed, strict=True)]
             took = (time.perf_counter() - began) / len(some)
-            return [
-                _Turn(i, upload, each.loss, each.buffers, took, *self._bytes(downloads[i].frame, upload.frame))
-                for i, upload, each in zip(some, uploads, computed, strict=True)
-            ]
+            down = [len(downloads[i].frame) + self._buffer_bytes for i in some]
+            up = [len(upload.frame) + (self._buffer_bytes if upload.frame else 0) for upload in uploads]
+            losses, buffers = [each.loss for each in computed], [each.buffers for each in computed]
+            return [_Turn(*turn, took) for turn in zip(some, uploads, losses, buffers, down, up, strict=True)]
 
         turns = self._parallel.in_waves(work, list(orders), self.gradients.together)
         if round > 0:  # the first round compiles and warms up
             self._parallel.decide([turn.seconds for turn in turns])
         return turns
-
-    def _bytes(self, download: bytes, upload: bytes) -> tuple[int, int]:
-        """What a client receives and sends, with the buffers; an empty upload is not sent."""
-        return len(download) + self._buffer_bytes, len(upload) + (self._buffer_bytes if upload else 0)
 
     def _uplink(self, name: str) -> Uplink:
         """A client's uplink, created when it first takes part."""

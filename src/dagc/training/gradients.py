@@ -17,7 +17,7 @@ from dagc.data.fields import Inputs
 from dagc.draws import scramble
 from dagc.errors import InvalidInput
 from dagc.training.config import Config
-from dagc.training.objective import Loss, classification_loss, forward, has_scores, scores_of
+from dagc.training.objective import Loss, classification_loss, computed_loss, forward, scores_of
 
 __all__ = ["Computed", "Gradients", "Traits", "separate", "sharing", "try_out"]
 
@@ -80,7 +80,8 @@ class Gradients:
         lanes = self._parameters[: len(clients)]
         inputs = [parameter for lane in lanes for parameter in lane]
         outputs = [forward(lane, x, y) for lane, (x, y) in zip(self._lanes, batches, strict=False)]
-        if self.loss is classification_loss and has_scores(outputs[0]):  # together: for small models, calls dominate
+        together = self.loss is classification_loss and computed_loss(outputs[0]) is None
+        if together:  # for small models, calls dominate
             counts = np.array([len(y) for _, y in batches])
             scores = torch.cat([scores_of(output) for output in outputs])
             losses = cross_entropy(scores, torch.cat([y for _, y in batches]), reduction="none")

@@ -14,7 +14,7 @@ from dagc.data.dataset import IGNORED
 from dagc.data.fields import Fields, Inputs
 from dagc.errors import InvalidInput, shown
 
-__all__ = ["Goal", "Loss", "Metric", "classification_loss", "forward", "goal_of", "has_scores", "scores_of"]
+__all__ = ["Goal", "Loss", "Metric", "classification_loss", "computed_loss", "forward", "goal_of", "scores_of"]
 
 TARGETS = ("labels", "targets")
 """A parameter of a model's `forward` with such a name gets what is to be predicted."""
@@ -67,9 +67,10 @@ def scores_of(output: Any) -> Tensor:
     )
 
 
-def has_scores(output: Any) -> bool:
-    """Whether a model returns scores, and not only the loss that it computed itself."""
-    return _computed_loss(output) is None
+def computed_loss(output: Any) -> Tensor | None:
+    """The loss that a model computed itself, if it returns no scores."""
+    loss = None if _part(output, "logits") is not None else _part(output, "loss")
+    return loss if isinstance(loss, Tensor) else None
 
 
 def _part(output: Any, name: str) -> Any:
@@ -83,16 +84,17 @@ def _part(output: Any, name: str) -> Any:
     return output[0] if isinstance(output, tuple) and output and name == "logits" else None
 
 
-def _computed_loss(output: Any) -> Tensor | None:
-    """The loss that a model computed itself, if it returns no scores."""
-    loss = None if _part(output, "logits") is not None else _part(output, "loss")
-    return loss if isinstance(loss, Tensor) else None
+def _loss(of_scores: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+    """A loss of scores, or the one that a model without scores returns."""
+
+    def loss(output: Any, y: Tensor) -> Tensor:
+        computed = computed_loss(output)
+        return of_scores(scores_of(output), y) if computed is None else computed
+
+    return loss
 
 
-def classification_loss(output: Any, y: Tensor) -> Tensor:
-    """Cross entropy, or the loss that a model without scores returns."""
-    loss = _computed_loss(output)
-    return cross_entropy(scores_of(output), y) if loss is None else loss
+classification_loss = _loss(cross_entropy)
 
 
 class Goal(NamedTuple):
@@ -100,14 +102,12 @@ class Goal(NamedTuple):
 
     Attributes:
         loss: The mean loss of a batch.
-        total: The sum of the losses of a batch, for the test set.
         score: The sum of the scores of a batch.
-        count: How many examples (or tokens) of a batch these sums cover.
+        count: How many examples (or tokens) of a batch these cover.
         metric: The name of the score.
     """
 
     loss: Loss
-    total: Callable[[Any, Tensor], float]
     score: Callable[[Any, Tensor], float]
     count: Callable[[Tensor], int]
     metric: str
@@ -121,55 +121,30 @@ def goal_of(data: Dataset, loss: Loss | None = None, metric: Metric | None = Non
         >>> goal_of(load("digits")).metric
         'accuracy'
     """
-    goal = {"classification": _classification, "regression": _regression, "next-token": _next_token}[data.objective](
-        data
-    )
-    if loss is not None:
-        goal = goal._replace(loss=loss, total=_summed("loss", loss, goal.count))
-    if metric is not None:
-        name = getattr(metric, "__name__", type(metric).__name__).replace("_", " ")
-        name = "score" if name == "<lambda>" else name
-        goal = goal._replace(score=_summed("metric", metric, goal.count), metric=name)
-    return goal
+    goal = {"regression": _regression, "next-token": _next_token}.get(data.objective, _classification)(data)
+    usual, measure = goal.score, metric
 
-
-def _summed(name: str, mean: Callable[[Any, Tensor], Any], count: Callable[[Tensor], int]) -> Any:
-    """The sum over a batch of what a function of the user's gives the mean of."""
-
-    def total(output: Any, y: Tensor) -> float:
-        value = mean(output, y)
-        try:
-            return float(value) * count(y)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidInput(f"the {name} returns {shown(value)}: return one number for a batch, its mean") from error
-
-    return total
-
-
-def _goal(loss: Callable[..., Tensor], score: Metric, count: Callable[[Tensor], int], metric: str) -> Goal:
-    """A goal of functions of scores; of a model that returns its loss and no scores, only the loss is known."""
-
-    def total(output: Any, y: Tensor) -> float:
-        computed = _computed_loss(output)
-        return float(loss(scores_of(output), y, reduction="sum")) if computed is None else float(computed) * count(y)
-
-    def scored(output: Any, y: Tensor) -> Any:
-        if not has_scores(output):
+    def score(output: Any, y: Tensor) -> float:
+        if measure is None:
+            if computed_loss(output) is None:
+                return usual(scores_of(output), y)
             raise InvalidInput(
-                f"the model returns a loss and no scores, by which to measure the {metric}: pass a metric, for example "
-                "metric=lambda output, y: -output.loss"
+                f"the model returns a loss and no scores, by which to measure the {goal.metric}: pass a metric, for "
+                "example metric=lambda output, y: -output.loss"
             )
-        return score(scores_of(output), y)
+        value = measure(output, y)
+        try:
+            return float(value) * goal.count(y)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidInput(f"the metric returns {shown(value)}: return one number for a batch, its mean") from error
 
-    def mean(output: Any, y: Tensor) -> Tensor:
-        computed = _computed_loss(output)
-        return loss(scores_of(output), y) if computed is None else computed
-
-    return Goal(classification_loss if loss is cross_entropy else mean, total, scored, count, metric)
+    name = goal.metric if metric is None else getattr(metric, "__name__", type(metric).__name__).replace("_", " ")
+    name = "score" if name == "<lambda>" else name
+    return Goal(goal.loss if loss is None else loss, score, goal.count, name)
 
 
 def _classification(data: Dataset) -> Goal:
-    return _goal(cross_entropy, lambda scores, y: int((scores.argmax(1) == y).sum()), len, "accuracy")
+    return Goal(classification_loss, lambda scores, y: int((scores.argmax(1) == y).sum()), len, "accuracy")
 
 
 def _regression(data: Dataset) -> Goal:
@@ -184,21 +159,17 @@ def _regression(data: Dataset) -> Goal:
             )
         return output.reshape(y.shape)
 
-    def loss(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        mean = mse_loss(fitting(output, y), y)  # over all numbers of an example, so that one counts once
-        return mean * len(y) if reduction == "sum" else mean
-
     def score(output: Tensor, y: Tensor) -> float:
         return len(y) - float((fitting(output, y) - y).double().square().sum()) / variance
 
-    return _goal(loss, score, len, "R²")
+    return Goal(_loss(lambda output, y: mse_loss(fitting(output, y), y)), score, len, "R²")
 
 
 def _next_token(data: Dataset) -> Goal:
-    def loss(scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        return cross_entropy(scores.flatten(0, -2), y.flatten(), ignore_index=IGNORED, reduction=reduction)
+    def loss(scores: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(scores.flatten(0, -2), y.flatten(), ignore_index=IGNORED)
 
     def score(scores: Tensor, y: Tensor) -> int:
         return int(((scores.argmax(-1) == y) & (y != IGNORED)).sum())
 
-    return _goal(loss, score, lambda y: int(torch.count_nonzero(y != IGNORED)), "accuracy")
+    return Goal(_loss(loss), score, lambda y: int(torch.count_nonzero(y != IGNORED)), "accuracy")
