@@ -46,23 +46,8 @@ def estimate(
 
     The server's optimizer is plain SGD; momentum or Adam change every entry: lossless downloads would be larger.
 
-    Args:
-        plan: What clients and server agree on.
-        size: Entries in the model.
-        examples: How much data each client holds, by name.
-        rounds: The number of rounds.
-        participation: Fraction of the clients in a round.
-        up: Bits per second that each client can upload.
-        down: Bits per second that each client can download.
-        compute_seconds: Seconds of computing per round.
-
-    Raises:
-        InvalidInput: How much clients send depends on their gradients: a method with thresholds.
-
-    Example:
-        >>> dense = estimate(Plan(method="none", first_model="drawn"), 7850, {"ann": 900, "bob": 100}, rounds=10)
-        >>> round(dense.bytes_up / 20)
-        31408
+    The links of each client carry `up` and `down` bits per second. A method with thresholds is refused: how much its
+    clients send depends on their gradients.
     """
     full = plan.for_size(size)
     scale = max(1.0, size / LARGEST) if full.rate is None else 1.0

@@ -29,12 +29,9 @@ Shape = tuple[int, ...]
 class Model:
     """A kind of model. Add yours to `MODELS`, and every task knows it.
 
-    Attributes:
-        make: Makes it for a shape of samples and a number of outputs: classes, numbers or tokens.
-        source: Where it comes from; for the paper's models, where the paper uses it.
-        initialise: Sets every parameter from a seed. Without it, the model keeps the weights from `make`, which is
-            called with torch's generator set to the seed.
-        tokens: Whether samples are sequences of tokens.
+    `make` makes it for a shape of samples and a number of outputs (classes, numbers or tokens), and `initialise` sets
+    every parameter from a seed; without that, `make` is called with torch's generator set to the seed. `source` says
+    where it comes from, and `tokens` whether samples are sequences of tokens.
     """
 
     make: Callable[[Shape, int], nn.Module]
@@ -127,10 +124,6 @@ def image_shape(shape: Shape, least: int) -> Shape:
     return image
 
 
-def _logistic(shape: Shape, classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
-
-
 def _mlp(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 256), nn.ReLU(), nn.Linear(256, classes))
 
@@ -197,7 +190,11 @@ def _initialise_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
 
 
 MODELS: dict[str, Model] = {
-    "logistic": Model(_logistic, "Logistic@FMNIST: Fig. 2a, Tables III and V", initialise),
+    "logistic": Model(
+        lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes)),
+        "Logistic@FMNIST: Fig. 2a, Tables III and V",
+        initialise,
+    ),
     "mlp": Model(_mlp, "not in the paper: one hidden layer of 256, about 20,000 parameters on digits", initialise),
     "cnn": Model(
         _cnn, "CNN@CIFAR-10: Tables III to VI; the four layers of McMahan et al. 2017, half as wide", initialise

@@ -36,14 +36,7 @@ def comparison_fields(settings: Mapping[str, Any], methods: Sequence[str]) -> li
     Every method gets the budget and the settings that it takes. Several budgets may be given, e.g. a ratio for methods
     that count entries and a threshold for the others. Settings that only some methods take (`overhead`, `down`, `caps`,
     `exponent`, `options`) go to those. A method's own defaults (`Method.defaults`: the value codec of `none` and `stc`)
-    can be changed only by a variant. A list of values is a sweep: every method with each of them.
-
-    Args:
-        settings: Fields of `Config`; those in `SWEPT` may be lists.
-        methods: Names of methods, or variants `NAME:key=value,key=value`, whose settings override the shared ones.
-
-    Raises:
-        InvalidInput: A method gets no budget, or a setting fits none of the methods.
+    can be changed only by a variant, `NAME:key=value,key=value`. A list of values is a sweep: every method with each.
 
     Example:
         >>> settings = {"task": "mlp@digits", "ratio": 0.01, "threshold": 0.05, "overhead": 0.125}

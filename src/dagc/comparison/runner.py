@@ -65,16 +65,9 @@ def run_all(
     """Run every configuration in a folder of its own below `folder`, and return these folders.
 
     Runs that are finished are left alone, and those that were interrupted continue. On `KeyboardInterrupt` each run
-    stops after its round, with a checkpoint.
-
-    Args:
-        configs: What to run.
-        folder: Where.
-        jobs: How many at a time.
-        progress: Called from time to time.
-        diverged: Called with a run whose model or gradients became NaN or too large; without it, that stops all runs.
-        done: Called with a run that has come to its end, and its folder.
-        train: Does one run, in a process of its own: a function that can be pickled.
+    stops after its round, with a checkpoint. `diverged` is called with a run whose model or gradients became NaN or too
+    large (without it, that stops all runs), `done` with one that has ended. `train` does one run, in a process of its
+    own: a function that can be pickled.
     """
     paths = [folder / f"{config.method}-seed{config.seed}-{config.key()}" for config in configs]
     workers = min(jobs, len(configs))
@@ -151,10 +144,7 @@ _working = threading.Lock()
 
 
 def _begin(stop: Any, plugins: Sequence[str]) -> None:
-    """Start a process for runs, with the plugins of its parent.
-
-    If its parent is killed, it ends after its run has stopped with a checkpoint.
-    """
+    """Start a process for runs. If its parent is killed, it ends after its run has stopped with a checkpoint."""
     global _stop
     _stop = stop
     load_plugins(*plugins)

@@ -262,10 +262,5 @@ SOLUTION = tuple(
 
 
 def is_own(name: str) -> bool:
-    """Whether a part of a task, or a partition, was passed in Python: it is `own`, or `own-` and a name.
-
-    Example:
-        >>> is_own("own"), is_own("own-transformer"), is_own("own-data.csv")
-        (True, True, False)
-    """
+    """Whether a part of a task, or a partition, was passed in Python: it is `own`, or `own-` and a name."""
     return re.fullmatch(rf"{OWN}(-[\w-]+)?", name) is not None

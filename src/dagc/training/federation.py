@@ -83,13 +83,13 @@ class Federation:
         self._tested = sharing(self.model).eval()
         self._shapes = [tuple(each.shape) for each in self.model.parameters() if each.requires_grad]
         self.optimizer = config.server_optimizer(self.vector.cpu().clone())
-        plan, momentum = self._plan(), self.optimizer.has_momentum
-        self.server = ModelServer(plan, self.vector, config.rounds, self._shapes, momentum)
+        momentum = self.optimizer.has_momentum
+        self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes, momentum)
         self._follow_server()  # the first model may have been rounded
         self.first_orders()
         self._present = max(1, ceil(config.participation * len(self.names) - 1e-9))
         examples = dict(zip(self.names, map(float, self.partition.sizes), strict=True))
-        check_rounds(plan, self.size, examples, config.rounds, self._present)
+        check_rounds(self.server.plan, self.size, examples, config.rounds, self._present)
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
         traits = self._traits(batches)
@@ -136,18 +136,13 @@ class Federation:
 
     def first_orders(self) -> list[Any]:
         """The parameter that each client would get if all took part in the first round."""
-        server = Server(self._plan(), self.size, self.config.rounds)
+        server = Server(self.server.plan, self.size, self.config.rounds)
         for name, examples in zip(self.names, self.partition.sizes, strict=True):
             server.join(name, int(examples))
         return [order.amount for order in server.orders(self.names).values()]
 
     def step(self, asked: Sequence[int] | None = None) -> Round:
-        """One round.
-
-        Args:
-            asked: The clients that take part, by their places in the partition; by default `Config.participation` of
-                them, drawn at random.
-        """
+        """One round, in which those at these places of the partition take part; by default, some drawn at random."""
         t = self.round
         asked = self._asked(t) if asked is None else asked
         for i in asked:
@@ -271,7 +266,6 @@ class Federation:
         return turns
 
     def _uplink(self, name: str) -> Uplink:
-        """A client's uplink, created when it first takes part."""
         if name not in self.uplinks:
             self.uplinks[name] = Uplink(self.server.plan.for_clients(), self._shapes, self.config.device)
         return self.uplinks[name]

@@ -65,13 +65,9 @@ class Gradients:
     def __call__(
         self, round: int, clients: Sequence[int], rate: float = 0.0, starts: Sequence[Tensor] | None = None
     ) -> list[Computed]:
-        """Each client's loss and gradient, or difference, in this round.
+        """The loss and gradient, or difference, of clients (places in the partition) in a round, counted from 0.
 
-        Args:
-            round: From 0.
-            clients: Their places in the partition.
-            rate: The rate of their own steps.
-            starts: Where each client starts, if not at the server's model.
+        `rate` is that of their own steps, `starts` where each client starts, if not at the server's model.
         """
         if self._copied or starts is not None:
             places = [None] * len(clients) if starts is None else starts
