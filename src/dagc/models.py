@@ -90,12 +90,7 @@ def _check_data(name: str, data: Dataset) -> None:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """The number of trainable parameters.
-
-    Example:
-        >>> parameter_count(build("cnn", (3, 32, 32), 10))
-        235690
-    """
+    """The number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

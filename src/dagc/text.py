@@ -35,32 +35,17 @@ class Spread:
 
 
 def in_bytes(amount: float) -> str:
-    """A number of bytes with a unit and three significant digits.
-
-    Example:
-        >>> in_bytes(999), in_bytes(314_150), in_bytes(999_700)
-        ('999 B', '314 kB', '1.00 MB')
-    """
+    """A number of bytes with a unit and three significant digits: 999 B, 314 kB, 1.00 MB."""
     return _in_units(amount, BYTE_UNITS)
 
 
 def in_seconds(amount: float) -> str:
-    """A time with a unit.
-
-    Example:
-        >>> in_seconds(0.0123), in_seconds(59.99), in_seconds(5000)
-        ('0.0123 s', '1.00 min', '1.39 h')
-    """
+    """A time with a unit: 0.0123 s, 1.00 min, 1.39 h."""
     return f"{amount:.3g} s" if amount < 0.9995 else _in_units(amount, TIME_UNITS)
 
 
 def percent(value: Spread, digits: int = 2) -> str:
-    """A fraction as a percentage, with its spread.
-
-    Example:
-        >>> percent(Spread(0.8312, 0.002)), percent(Spread(0.5), 1), percent(Spread(math.nan))
-        ('83.12 ± 0.20 %', '50.0 %', '–')
-    """
+    """A fraction as a percentage, with its spread: 83.12 ± 0.20 %."""
     if math.isnan(value.mean):
         return "–"
     spread = "" if value.sd is None else f" ± {100 * value.sd:.{digits}f}"
@@ -68,24 +53,14 @@ def percent(value: Spread, digits: int = 2) -> str:
 
 
 def brief(number: float) -> str:
-    """A factor or a number of seconds, with few digits.
-
-    Example:
-        >>> brief(0.0123), brief(1.0), brief(1234.5)
-        ('0.012', '1.0', '1,234')
-    """
+    """A factor or a number of seconds, with few digits: 0.012, 1.0, 1,234."""
     if 0 < number < 0.1:
         return f"{number:.2g}"
     return f"{number:.1f}" if number < 100 else f"{number:,.0f}"
 
 
 def count(number: float, noun: str, words: bool = False) -> str:
-    """A number of things; on request, small numbers as words.
-
-    Example:
-        >>> count(1, "round"), count(1234.5, "round"), count(10, "client", words=True)
-        ('1 round', '1,234 rounds', 'ten clients')
-    """
+    """A number of things: 1 round, 1,234 rounds; on request, small numbers as words: ten clients."""
     figures = f"{number:,.0f}"
     plural = "" if figures == "1" else "s"
     return f"{SMALL_COUNTS[int(figures)] if words and number < len(SMALL_COUNTS) - 0.5 else figures} {noun}{plural}"

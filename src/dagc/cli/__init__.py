@@ -48,10 +48,7 @@ def version(
 
 
 def main(commands: typer.Typer = app) -> None:
-    """Run the command line. An error is one line on stderr and exit code 2, never a traceback.
-
-    An unexpected error says how to see its traceback.
-    """
+    """Run the command line. An error is one line on stderr and exit code 2; a traceback only for a bug, on request."""
     show_warnings()
     for plugin in load_plugins():
         if plugin.problem:

@@ -73,12 +73,7 @@ def comparison_fields(settings: Mapping[str, Any], methods: Sequence[str]) -> li
 
 
 def split_methods(text: str) -> list[str]:
-    """Split methods separated by commas; a variant's settings are separated by commas, too.
-
-    Example:
-        >>> split_methods("dagc-r,top-k:frames=coded,values=int8,none")
-        ['dagc-r', 'top-k:frames=coded,values=int8', 'none']
-    """
+    """Split methods separated by commas; a variant's settings are separated by commas, too."""
     methods: list[str] = []
     for part in re.split(BETWEEN, text):
         if "=" in part and ":" not in part.partition("=")[0] and methods and ":" in methods[-1]:

@@ -46,12 +46,7 @@ class Reached:
 
 
 def spread(numbers: Sequence[float]) -> Spread:
-    """The mean and the standard deviation.
-
-    Example:
-        >>> spread([1.0, 3.0]).mean, spread([1.0, math.nan])
-        (2.0, Spread(mean=nan, sd=None))
-    """
+    """The mean and the standard deviation; NaN if a number is."""
     if not all(map(math.isfinite, numbers)):
         return Spread(math.nan, None)
     return Spread(mean(numbers), stdev(numbers) if len(numbers) > 1 else None)

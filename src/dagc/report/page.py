@@ -124,12 +124,7 @@ def _config(panel: Panel, series: Series, alone: bool) -> str:
 
 
 def run_command(settings: Mapping[str, Any]) -> str:
-    """The command that repeats one run of the local engine: a flag for every setting that is not the default.
-
-    Example:
-        >>> run_command({"task": "mlp@digits", "method": "top-k", "ratio": 0.01, "per_tensor": True, "seed": 3})
-        'dagc run mlp@digits --method top-k --ratio 0.01 --per-tensor --seed 3'
-    """
+    """The command that repeats one run of the local engine: a flag for every setting that is not the default."""
     words = ["dagc", "run", settings["task"]]
     for name in Config.schema():
         value = settings.get(name)

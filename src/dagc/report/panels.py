@@ -155,12 +155,7 @@ def _title(run: Run, solutions: Sequence[dict[str, Any]], others: Sequence[Run])
 
 
 def in_words(name: str, value: Any) -> str:
-    """A setting in words.
-
-    Example:
-        >>> in_words("ratio", 0.001), in_words("frames", "coded"), in_words("step_ahead", 0.5)
-        ('ratio 0.1 %', 'coded frames', 'step ahead 0.5')
-    """
+    """A setting in words: ratio 0.1 %, coded frames, step ahead 0.5."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if name in ("bytes", "down"):
             return f"{value:,g} bytes {'down ' if name == 'down' else ''}per client and round"

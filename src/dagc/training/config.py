@@ -201,10 +201,7 @@ class Config(Plan):
         return ServerOptimizer(vector, self.optimizer, **{**nesterov, **self.optimizer_options})
 
     def key(self, names: Collection[str] | None = None) -> str:
-        """A short hash that identifies the result: settings that cannot change it (threads, folders) are left out.
-
-        Of some names, only their settings count.
-        """
+        """A short hash of the settings, or of some; those that cannot change the result do not count."""
         chosen = set(self.schema() if names is None else names) - set(IRRELEVANT)
         deciding = {name: value for name, value in self.as_dict().items() if name in chosen}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:12]

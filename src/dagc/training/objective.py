@@ -52,12 +52,7 @@ def forward(model: nn.Module, x: Inputs, y: Tensor) -> Any:
 
 
 def scores_of(output: Any) -> Tensor:
-    """The scores (logits) or numbers in what a model returns: a tensor, or something that has `logits`, or comes first.
-
-    Example:
-        >>> scores_of({"loss": torch.tensor(0.5), "logits": torch.ones(5, 3)}).shape
-        torch.Size([5, 3])
-    """
+    """The scores or numbers in what a model returns: a tensor, or something that has `logits`, or comes first."""
     scores = _part(output, "logits")
     if isinstance(scores, Tensor):
         return scores
@@ -98,14 +93,7 @@ classification_loss = _loss(cross_entropy)
 
 
 class Goal(NamedTuple):
-    """What is minimised, and what is measured on the test set.
-
-    Attributes:
-        loss: The mean loss of a batch.
-        score: The sum of the scores of a batch.
-        count: How many examples (or tokens) of a batch these cover.
-        metric: The name of the score.
-    """
+    """The mean loss and the sum of the scores of a batch, how many examples these cover, and its name."""
 
     loss: Loss
     score: Callable[[Any, Tensor], float]
@@ -114,13 +102,7 @@ class Goal(NamedTuple):
 
 
 def goal_of(data: Dataset, loss: Loss | None = None, metric: Metric | None = None) -> Goal:
-    """The goal that suits the data, with your own loss or metric if given.
-
-    Example:
-        >>> from dagc.data import load
-        >>> goal_of(load("digits")).metric
-        'accuracy'
-    """
+    """The goal that suits the data, with your own loss or metric if given."""
     goal = {"regression": _regression, "next-token": _next_token}.get(data.objective, _classification)(data)
     usual, measure = goal.score, metric
 

@@ -14,14 +14,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 
 def rate_at(schedule: str, first: float, round: int, rounds: int) -> float:
-    """The rate in a round, counted from 0. The first has the full rate; linear and cosine end just above 0.
-
-    Example:
-        >>> [rate_at("linear", 0.4, round, 4) for round in range(4)]
-        [0.4, 0.30000000000000004, 0.2, 0.1]
-        >>> [round(rate_at("cosine", 0.4, t, 4), 3) for t in range(4)]
-        [0.4, 0.341, 0.2, 0.059]
-    """
+    """The rate in a round, counted from 0. The first has the full rate; linear and cosine end just above 0."""
     done = round / rounds
     if schedule == "linear":
         return first * (1 - done)
@@ -38,14 +31,7 @@ def as_one_vector(model: nn.Module) -> torch.Tensor:
 
 
 class ServerOptimizer:
-    """Moves a vector in place by the clients' weighted sum, with a class of `torch.optim` and its options.
-
-    Example:
-        >>> vector = torch.tensor([1.0, 2.0])
-        >>> ServerOptimizer(vector, "SGD").step(torch.tensor([1.0, 0.0]), rate=0.5)
-        >>> vector
-        tensor([0.5000, 2.0000])
-    """
+    """Moves a vector in place by the clients' weighted sum, with a class of `torch.optim` and its options."""
 
     def __init__(self, vector: torch.Tensor, name: str, **options: Any) -> None:
         self.vector = nn.Parameter(vector, requires_grad=False)

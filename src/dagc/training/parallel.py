@@ -19,12 +19,7 @@ SLOW = 0.002
 
 
 class Parallel:
-    """Does the work of many clients on threads; None to decide how many by the time that work takes.
-
-    Example:
-        >>> Parallel(2).map(abs, [-1, 2, -3])
-        [1, 2, 3]
-    """
+    """Does the work of many clients on threads; None to decide how many by the time that work takes."""
 
     def __init__(self, threads: int | None) -> None:
         self.threads = threads

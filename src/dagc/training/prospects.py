@@ -17,15 +17,7 @@ LEAST_PART = 0.02
 
 
 def check_rounds(plan: Plan, size: int, examples: Mapping[str, float], rounds: int, present: int) -> None:
-    """Refuse a budget under which none of that many clients ever sends; warn about one that changes next to nothing.
-
-    Example:
-        >>> check_rounds(Plan(method="dagc-r", ratio=0.01), 7850, {"ann": 900, "bob": 100}, rounds=100, present=2)
-        >>> check_rounds(Plan(bytes=1), 7850, {"ann": 900, "bob": 100}, rounds=3, present=2)
-        Traceback (most recent call last):
-        ...
-        dagc.errors.InvalidInput: nobody sends anything in 3 rounds of 1 byte per client: raise bytes or rounds
-    """
+    """Refuse a budget under which nobody ever sends; warn about one that changes next to nothing."""
     plan = plan.for_size(size)
     if plan.per_hour or plan.threshold is not None or not plan.method_spec.budgets:
         return
