@@ -20,12 +20,11 @@ from dagc.policies.rate import finite
 from dagc.protocol import ModelServer, Order, Replica, Server, Uplink, Upload
 from dagc.state import all_or_nothing, whole
 from dagc.training.config import Config
-from dagc.training.custom import Custom, fit_to_data
+from dagc.training.custom import Custom, check_rounds, fit_to_data
 from dagc.training.gradients import Gradients, Traits, sharing, try_out
 from dagc.training.objective import forward, goal_of
 from dagc.training.optimizer import as_one_vector, rate_at
 from dagc.training.parallel import Parallel, one_thread, return_memory
-from dagc.training.prospects import check_rounds
 from dagc.training.result import Round
 
 __all__ = ["Federation"]
