@@ -43,12 +43,11 @@ def with_flags(*left_out: str, lists: Collection[str] = ()) -> Callable[[Callabl
     Settings in `lists` accept several values, separated by commas.
     """
     schema = Config.schema()
-    groups = [*GROUPS, *{each.group for each in schema.values()} - {*GROUPS}]
     names = [name for name in schema if name not in ("task", *left_out)]
 
     def extend(command: Callable[..., None]) -> Callable[..., None]:
         parameters = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        parameters += [_flag(name) for name in sorted(names, key=lambda name: groups.index(schema[name].group))]
+        parameters += [_flag(name) for name in sorted(names, key=lambda name: GROUPS.index(schema[name].group))]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         lines = [fill(f"  {name:15} {spec.about}", 78, subsequent_indent=" " * 18) for name, spec in POLICIES.items()]

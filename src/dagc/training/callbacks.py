@@ -4,13 +4,10 @@ import math
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagc.errors import InvalidInput, MissingExtra
 from dagc.training.result import Round
-
-if TYPE_CHECKING:
-    from dagc.training.federation import Federation
 
 __all__ = ["EarlyStopping", "TensorBoard", "ToTarget"]
 
@@ -36,7 +33,7 @@ class ToTarget:
         self.target = target
         self.reached: dict[str, float] = {}
 
-    def __call__(self, federation: "Federation", result: Round) -> None:
+    def __call__(self, federation: object, result: Round) -> None:
         reached = result.score is not None and self.target is not None and result.score >= self.target
         if reached and not self.reached:
             total = result.bytes_up + result.bytes_down
@@ -64,7 +61,7 @@ class EarlyStopping:
         self.patience, self.least = patience, least
         self.best, self.waited = -math.inf, 0
 
-    def __call__(self, federation: "Federation", result: Round) -> bool:
+    def __call__(self, federation: object, result: Round) -> bool:
         """After a round; whether to stop."""
         if result.score is None:
             return False
@@ -91,7 +88,7 @@ class TensorBoard(ToTarget):
         self._writer: Any = None
         self._began = 0.0
 
-    def __call__(self, federation: "Federation", result: Round) -> None:
+    def __call__(self, federation: object, result: Round) -> None:
         if self._writer is None:
             self._began = time.perf_counter()
             self._writer = self._make(str(self.folder), purge_step=result.round if result.round > 1 else None)

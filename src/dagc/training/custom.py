@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
@@ -66,10 +66,7 @@ class Custom:
                 raise InvalidInput(
                     f"task is {config.task!r}: pass your own {what} in Python, dagc.train(config, {what}=…)"
                 )
-        if self.data is None:
-            columns: Any = {"label": config.label, "client": config.client}
-            return load(config.data, config.data_dir, config.augment, config.objective, **columns)
-        return replace(self.data, augment=True) if config.augment else self.data
+        return _load(config, config.data) if self.data is None else self.data
 
     def model_of(self, config: Config, data: Dataset) -> nn.Module:
         """The model to train: built, or a copy of the one given."""
@@ -100,10 +97,7 @@ def customize(
     for name, value in (("loss", loss), ("metric", metric)):
         if value is not None and not callable(value):
             raise InvalidInput(f"{name} is {shown(value)}: give a function of what the model returns and y")
-    dataset = None
-    if data is not None:
-        columns: dict[str, Any] = {"label": config.label, "client": config.client}
-        dataset = load(data, config.data_dir, objective=config.objective, test=test, **columns)
+    dataset = None if data is None else _load(config, data, test)
     changes = {"task": _task(config, model is not None, data is not None)}
     if partition is not None:
         partition = partition if isinstance(partition, Partition) else _split(partition)
@@ -111,6 +105,11 @@ def customize(
             raise InvalidInput(f"a partition is given and config.partition is {config.partition!r}: leave one out")
         changes["partition"] = OWN
     return config.replaced(**changes), Custom(model, dataset, partition, loss, metric)
+
+
+def _load(config: Config, source: Any, test: Any = None) -> Dataset:
+    columns = {"label": config.label, "client": config.client}
+    return load(source, config.data_dir, config.augment, config.objective, test=test, **columns)
 
 
 def fit_to_data(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:

@@ -231,8 +231,6 @@ class Federation:
 
     def _chance(self, round: int, client: int, what: str) -> float:
         """A random number from 0 to 1 that is a function of the arguments and the seed."""
-        if not (self.config.participation < 1 or self.config.failures or self.config.late):
-            return 1.0
         purpose = ("asked", "fails", "late").index(what)
         return scramble(scramble(scramble(self.config.seed, round), client), purpose) / 2.0**64
 
