@@ -11,16 +11,7 @@ from dagc.data.dataset import Dataset
 from dagc.data.fields import Fields
 from dagc.errors import InvalidInput, unknown
 
-__all__ = [
-    "MODELS",
-    "AsImage",
-    "AsImageChannelsLast",
-    "Model",
-    "build",
-    "image_shape",
-    "initialise",
-    "parameter_count",
-]
+__all__ = ["MODELS", "AsImage", "AsImageChannelsLast", "Model", "build", "image_shape", "initialise", "parameter_count"]
 
 Shape = tuple[int, ...]
 
@@ -56,7 +47,7 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     kind, data = MODELS[name], like if isinstance(like, Dataset) else None
-    shape = tuple(like) if data is None else data.shape
+    shape = like.shape if isinstance(like, Dataset) else tuple(like)
     outputs = data.outputs if data is not None and classes is None else classes
     if outputs is None or outputs < (2 if data is None else 1):
         raise InvalidInput(f"classes is {outputs}; give the number of labels, 2 or more")

@@ -68,8 +68,9 @@ def _flag(name: str) -> inspect.Parameter:
     spelled = [f"--{each}".replace("_", "-") for each in (name, setting.alias) if each]
     help_text = f"{words[0].upper()}{words[1:]}{suffix}."
     option = typer.Option(*spelled, help=help_text, show_default=False, rich_help_panel=setting.group)
-    annotation = Annotated[kind | None, option]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
 
 
 def passed(flags: Mapping[str, Any], lists: Collection[str] = ()) -> dict[str, Any]:

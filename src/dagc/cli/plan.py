@@ -10,7 +10,7 @@ from dagc.cli.options import AsJson, client_sizes, link_rate, passed, quantity, 
 from dagc.cli.terminal import print_table
 from dagc.comparison import SWEPT, comparison_fields, split_methods
 from dagc.errors import InvalidInput, unknown
-from dagc.estimate import Estimate, estimate
+from dagc.estimate import estimate
 from dagc.policies import BUDGETS, POLICIES, Plan
 from dagc.report.numbers import BYTES
 from dagc.report.panels import in_words
@@ -63,10 +63,10 @@ def plan(
             if name not in examples:
                 raise unknown("client for the cap of", name, list(examples))
         links = (config.participation, up, down, config.compute_seconds)
-        plan, *amounts = estimate(config.plan(), size, examples, config.rounds, *links)
-        row = {"method": config.method, "rounds": config.rounds, "settings": plan.changed()}
-        row |= dict(zip(Estimate._fields[1:], amounts, strict=True))
-        rows.append({**row, "bytes_total": row["bytes_up"] + row["bytes_down"]})
+        result = estimate(config.plan(), size, examples, config.rounds, *links)
+        figures = {name: value for name, value in result._asdict().items() if name != "plan"}
+        row = {"method": config.method, "rounds": config.rounds, "settings": result.plan.changed(), **figures}
+        rows.append({**row, "bytes_total": result.bytes_up + result.bytes_down})
     print(json.dumps(rows)) if as_json else _print(rows, f"{size:,} parameters, {len(examples):,} clients")
 
 

@@ -93,15 +93,15 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool, targe
         say(f"stopped, with a checkpoint; continue with: dagc resume {shlex.quote(str(folder))}")
         sys.exit(130)
     rows = read_metrics(folder)
-    result = {"task": config.task, "method": config.method, **summary(rows), "folder": str(folder)}
+    totals = {"task": config.task, "method": config.method, **summary(rows), "folder": str(folder)}
     if target is not None:
         reached = next((row for row in rows if row.get(SCORE, -math.inf) >= target), None)
         amounts = ("round", "bytes_up", "bytes_down", "seconds")
-        result["to_target"] = None if reached is None else {SCORE: target, **{name: reached[name] for name in amounts}}
+        totals["to_target"] = None if reached is None else {SCORE: target, **{name: reached[name] for name in amounts}}
     if as_json:
-        print(json.dumps(result))
+        print(json.dumps(totals))
     else:
-        _print(result, metric, config.network, target)
+        _print(totals, metric, config.network, target)
 
 
 def _print(result: dict[str, Any], metric: str, network: str, target: float | None) -> None:

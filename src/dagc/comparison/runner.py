@@ -125,15 +125,14 @@ def _no_interrupts() -> Iterator[None]:
 
     A process that is still starting would print a traceback; `run_all` stops them itself.
     """
-    blocked = {signal.SIGINT} if hasattr(signal, "pthread_sigmask") else set()  # not on Windows
+    can_block = hasattr(signal, "pthread_sigmask")  # not on Windows
     with stopping() as stop:
-        if blocked:
-            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if can_block else set()
         try:
             yield
         finally:
-            if hasattr(signal, "pthread_sigmask"):
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            if can_block:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if stop.is_set():
         raise KeyboardInterrupt
 

@@ -123,7 +123,7 @@ def comparison(panel: Panel) -> dict[str, Any]:
     for series in panel.series:
         ways = [reached(series, goal) for goal in goals]
         first, *others = [
-            {SCORE: way.score, "reached": way.seeds} | _pairs({name: getattr(way, name) for name in AMOUNTS})
+            {SCORE: way.score, "reached": way.seeds, **_pairs({name: getattr(way, name) for name in AMOUNTS})}
             for way in ways
         ]
         about = {"method": series.runs[0].settings["method"], "label": series.label, "seeds": len(series.runs)}
@@ -137,10 +137,11 @@ def comparison(panel: Panel) -> dict[str, Any]:
 
 def _pairs(spreads: dict[str, Spread | None]) -> dict[str, float | None]:
     """Means and standard deviations between the seeds, under two names each."""
+    known = {name: each for name, each in spreads.items() if each is not None and not math.isnan(each.mean)}
     pairs: dict[str, float | None] = {}
-    for name, value in spreads.items():
-        known = None if value is None or math.isnan(value.mean) else value
-        pairs |= {name: known and known.mean, f"{name}_sd": known and known.sd}
+    for name in spreads:
+        pairs[name] = known[name].mean if name in known else None
+        pairs[f"{name}_sd"] = known[name].sd if name in known else None
     return pairs
 
 

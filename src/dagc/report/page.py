@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any
 
 import dagc
 from dagc.folder import FINAL_RULE, to_toml
@@ -17,15 +17,7 @@ from dagc.report.words import notes, sentence
 from dagc.text import BYTE_UNITS, TIME_UNITS, brief, capital, count, in_bytes, percent, printable, to_html
 from dagc.training import Config
 
-__all__ = ["Cell", "page", "rows_of", "run_command"]
-
-
-class Cell(NamedTuple):
-    """A cell of a table: a text, a note about it, and whether it is the best of its column."""
-
-    text: str
-    note: str = ""
-    best: bool = False
+__all__ = ["page", "rows_of", "run_command"]
 
 
 def page(panels: Sequence[Panel], title: str, command: str) -> str:
@@ -66,28 +58,27 @@ def _table(panels: Sequence[Panel]) -> str:
         if len(panels) > 1:
             title = f"<th colspan='{len(heads)}' scope='rowgroup'><span>{to_html(panel.title)}</span></th>"
             body.append(f"<tr class='panel'>{title}</tr>")
-        for name, *cells in rows_of(panel, goals):
-            body.append(f"<tr><th scope='row'>{to_html(name.text)}</th>{''.join(map(_cell, cells))}</tr>")
+        body += [f"<tr>{''.join(row)}</tr>" for row in rows_of(panel, goals)]
     head = "".join(f"<th scope='col'>{to_html(name)}</th>" for name in heads)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
-def _cell(cell: Cell) -> str:
-    note = f" <small>{to_html(cell.note)}</small>" if cell.note else ""
-    return f"<td{' class=best' if cell.best else ''}>{to_html(cell.text)}{note}</td>"
-
-
-def rows_of(panel: Panel, goals: Sequence[float]) -> list[tuple[Cell, ...]]:
-    """A row for every series: its name, total bytes to each goal, the final score, entries sent, bytes up and down."""
+def rows_of(panel: Panel, goals: Sequence[float]) -> list[tuple[str, ...]]:
+    """The cells of every series: name, total bytes to each goal, final score, entries sent, bytes up and down."""
     ends = [final(each) for each in panel.series]
     best = max((end.mean for end in ends if math.isfinite(end.mean)), default=math.nan)
-    columns = [[Cell(_name(series)) for series in panel.series]]
+    columns = [[f"<th scope='row'>{to_html(_name(series))}</th>" for series in panel.series]]
     columns += [_totals([reached(series, goal) for series in panel.series]) for goal in goals]
-    columns.append([Cell(percent(end), best=len(ends) > 1 and end.mean == best) for end in ends])
-    columns.append([Cell(f"{100 * part_sent(series):.3g} %") for series in panel.series])
+    columns.append([_cell(percent(end), best=len(ends) > 1 and end.mean == best) for end in ends])
+    columns.append([_cell(f"{100 * part_sent(series):.3g} %") for series in panel.series])
     for name in ("bytes_up", "bytes_down"):
-        columns.append([Cell(in_bytes(final(series, name).mean)) for series in panel.series])
+        columns.append([_cell(in_bytes(final(series, name).mean)) for series in panel.series])
     return list(zip(*columns, strict=True))
+
+
+def _cell(text: str, note: str = "", best: bool = False) -> str:
+    """A cell with a note about it; the best of its column is marked."""
+    return f"<td{' class=best' if best else ''}>{text}{f' <small>{note}</small>' if note else ''}</td>"
 
 
 def _name(series: Series) -> str:
@@ -96,18 +87,18 @@ def _name(series: Series) -> str:
     return f"{series.label}{unfinished}"
 
 
-def _totals(ways: Sequence[Reached]) -> list[Cell]:
+def _totals(ways: Sequence[Reached]) -> list[str]:
     """The total bytes to a target, with the rounds, and as a multiple of the fewest."""
     fewest = min((way.bytes_total.mean for way in ways if way.bytes_total is not None), default=0.0)
     cells = []
     for way in ways:
         if way.bytes_total is None or way.rounds is None:
-            cells.append(Cell(f"{way.seeds} of {way.of} seeds"))
+            cells.append(_cell(f"{way.seeds} of {way.of} seeds"))
             continue
         total, note = way.bytes_total.mean, count(way.rounds.mean, "round")
         if fewest and total > 1.05 * fewest:
             note += f", ×{brief(total / fewest)}"
-        cells.append(Cell(in_bytes(total), note, total == fewest))
+        cells.append(_cell(in_bytes(total), note, total == fewest))
     return cells
 
 

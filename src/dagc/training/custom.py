@@ -155,7 +155,6 @@ def _shrunk(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
 
 def check_rounds(plan: Plan, size: int, examples: Mapping[str, float], rounds: int, present: int) -> None:
     """Refuse a budget under which nobody ever sends; warn about one that changes next to nothing."""
-    plan = plan.for_size(size)
     if plan.per_hour or plan.threshold is not None or not plan.method_spec.budgets:
         return
     name = (plan.budgets_set or ["bytes"])[-1]

@@ -115,9 +115,9 @@ class Federation:
         if all(each is None for each in passed) and models.MODELS[self.config.model].initialise is not None:
             return Traits()
         smallest = int(self.partition.sizes.argmin())
-        x, y = (each.to(self.config.device) for each in batches.batch(smallest, 0))
+        x, y = batches.batch(smallest, 0)
         try:
-            return try_out(self.model, self.goal.loss, x, y)
+            return try_out(self.model, self.goal.loss, x.to(self.config.device), y.to(self.config.device))
         except Exception as error:  # whatever somebody's own model or loss may raise
             where = f"client {self.names[smallest]!r} with {len(y)} examples of shape {tuple(x.shape[1:])}"
             why = str(error) or type(error).__name__
@@ -254,8 +254,8 @@ class Federation:
             took = (time.perf_counter() - began) / len(some)
             down = [len(downloads[i].frame) + self._buffer_bytes for i in some]
             up = [len(upload.frame) + (self._buffer_bytes if upload.frame else 0) for upload in uploads]
-            losses, buffers = [each.loss for each in computed], [each.buffers for each in computed]
-            return [_Turn(*turn, took) for turn in zip(some, uploads, losses, buffers, down, up, strict=True)]
+            parts = zip(some, uploads, computed, down, up, strict=True)
+            return [_Turn(i, upload, each.loss, each.buffers, *sent, took) for i, upload, each, *sent in parts]
 
         turns = self._parallel.in_waves(work, list(orders), self.gradients.together)
         if round > 0:  # the first round compiles and warms up

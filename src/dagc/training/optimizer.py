@@ -25,7 +25,7 @@ def as_one_vector(model: nn.Module) -> torch.Tensor:
     """Move all trainable parameters of a model into one vector, and make them views of it. Returns the vector."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).to(torch.float32)
-    for parameter, part in zip(parameters, vector.split([each.numel() for each in parameters]), strict=True):
+    for parameter, part in zip(parameters, torch.split(vector, [each.numel() for each in parameters]), strict=True):
         parameter.data = part.view(parameter.shape)
     return vector
 
