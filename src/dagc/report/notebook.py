@@ -33,16 +33,14 @@ def history_html(rows: Sequence[Mapping[str, Any]], title: str = "", metric: str
         return f"<div>{heading}<p>{len(rows):,} rounds, none of them evaluated yet.</p></div>"
     every = -(-len(measured) // SHOWN)
     head = "".join(f"<th>{name}</th>" for name in ("Round", to_html(capital(metric)), "Up", "Down", "Network time"))
-    body = "".join(f"<tr>{_cells(row)}</tr>" for row in measured[::-1][::every][::-1])
+    body = ""
+    for row in measured[::-1][::every][::-1]:
+        sent = [in_bytes(row[name]) for name in ("bytes_up", "bytes_down")]
+        cells = [f"{row['round']:,}", percent(Spread(row[SCORE])), *sent, in_seconds(row["seconds"])]
+        body += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     final = percent(Spread(summary(measured)[FINAL]))
     caption = f"<p>Final {to_html(metric)}: {final} ({FINAL_RULE}).</p>"
     return f"<div>{heading}<table><tr>{head}</tr>{body}</table>{_curve(measured, metric)}{caption}</div>"
-
-
-def _cells(row: Mapping[str, Any]) -> str:
-    sent = [in_bytes(row[name]) for name in ("bytes_up", "bytes_down")]
-    texts = [f"{row['round']:,}", percent(Spread(row[SCORE])), *sent, in_seconds(row["seconds"])]
-    return "".join(f"<td>{text}</td>" for text in texts)
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], metric: str) -> str:

@@ -76,7 +76,7 @@ def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]
     firsts = [next(iter(groups.values()))[0] for groups in problems.values()]
     panels = []
     for first, groups in zip(firsts, problems.values(), strict=True):
-        ranked = sorted(groups.values(), key=lambda group: _rank(group[0].settings["method"]))
+        ranked = sorted(groups.values(), key=_rank)
         solutions = [group[0].settings for group in ranked]
         series, notes = [], []
         for group in ranked:
@@ -112,8 +112,9 @@ def _problem(run: Run) -> str:
     return repr(sorted(settings.items()))
 
 
-def _rank(method: str) -> int:
+def _rank(group: Sequence[Run]) -> int:
     """Ours first, then what it is compared with, no compression last; otherwise the order given."""
+    method = group[0].settings["method"]
     return 2 if method == "none" else 0 if method.startswith("dagc") else 1
 
 

@@ -254,8 +254,10 @@ class Federation:
             took = (time.perf_counter() - began) / len(some)
             down = [len(downloads[i].frame) + self._buffer_bytes for i in some]
             up = [len(upload.frame) + (self._buffer_bytes if upload.frame else 0) for upload in uploads]
-            parts = zip(some, uploads, computed, down, up, strict=True)
-            return [_Turn(i, upload, each.loss, each.buffers, *sent, took) for i, upload, each, *sent in parts]
+            return [
+                _Turn(i, upload, each.loss, each.buffers, received, sent, took)
+                for i, upload, each, received, sent in zip(some, uploads, computed, down, up, strict=True)
+            ]
 
         turns = self._parallel.in_waves(work, list(orders), self.gradients.together)
         if round > 0:  # the first round compiles and warms up
