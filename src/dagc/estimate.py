@@ -61,9 +61,9 @@ def estimate(
     played: list[tuple[float, float, int, float]] = []
     clock = 0.0
     for number in range(min(rounds, max(ROUNDS, math.ceil(VISITS * len(names) / present)))):
-        here = [names[place] for place in draw(scramble(full.seed, number), len(names), present)]
+        clients = [names[place] for place in draw(scramble(full.seed, number), len(names), present)]
         waited = 0.0 if server.budget.account is None else server.budget.account.wait(present, clock)
-        uploads, downloads, known = _play(server, here, number, clock + waited)
+        uploads, downloads, known = _play(server, clients, number, clock + waited)
         slowest = scale * max(8 * sent / up + 8 * got / down for sent, got in zip(uploads, downloads, strict=True))
         played.append((scale * sum(uploads), scale * sum(downloads), known, waited + compute_seconds + slowest))
         clock += played[-1][-1]
@@ -75,10 +75,10 @@ def estimate(
     return Estimate(full, sent, first * new + repeated, first * new, took * rounds / len(later) + 8 * first / down)
 
 
-def _play(server: ModelServer, here: list[str], number: int, clock: float) -> tuple[list[int], list[int], int]:
+def _play(server: ModelServer, clients: list[str], number: int, clock: float) -> tuple[list[int], list[int], int]:
     """A round: the most bytes up of each client, the bytes down of those that had a model, and how many these are."""
-    orders = server.orders(here, clock)
-    known = {name for name in here if server.members[name].model_version >= 0}
+    orders = server.orders(clients, clock)
+    known = {name for name in clients if server.members[name].model_version >= 0}
     downloads = [len(server.download(name).frame) * (name in known) for name in orders]
     uploads = [_most_bytes(server, order) for order in orders.values()]
     for name, order in orders.items():

@@ -61,13 +61,13 @@ def comparison_fields(settings: Mapping[str, Any], methods: Sequence[str]) -> li
             if other != text:
                 raise InvalidInput(f"{text!r} is the same as {other!r}: leave one of them out")
     _check_taken(BUDGETS, points[0], variants)
-    given = [name for name in BUDGETS if name in points[0]]
+    budgets = [name for name in BUDGETS if name in points[0]]
     for text, (method, overrides) in variants.items():
-        budgets = POLICIES[method].budgets
-        if given and budgets and not set(BUDGETS) & _fields(points[0], method, overrides).keys():
+        takes = POLICIES[method].budgets
+        if budgets and takes and not set(BUDGETS) & _fields(points[0], method, overrides).keys():
             raise InvalidInput(
-                f"{text!r} does not take {' or '.join(given)}: leave it out, or give it a budget of its own, "
-                f"such as {method}:{budgets[0]}=…"
+                f"{text!r} does not take {' or '.join(budgets)}: leave it out, or give it a budget of its own, "
+                f"such as {method}:{takes[0]}=…"
             )
     return [fields for _, fields in lines.values()]
 

@@ -31,10 +31,10 @@ def history_html(rows: Sequence[Mapping[str, Any]], title: str = "", metric: str
     measured = [row for row in rows if row.get(SCORE) is not None]
     if not measured:
         return f"<div>{heading}<p>{len(rows):,} rounds, none of them evaluated yet.</p></div>"
-    every = -(-len(measured) // SHOWN)
+    step = -(-len(measured) // SHOWN)
     head = "".join(f"<th>{name}</th>" for name in ("Round", to_html(capital(metric)), "Up", "Down", "Network time"))
     body = ""
-    for row in measured[::-1][::every][::-1]:
+    for row in measured[::-1][::step][::-1]:
         sent = [in_bytes(row[name]) for name in ("bytes_up", "bytes_down")]
         cells = [f"{row['round']:,}", percent(Spread(row[SCORE])), *sent, in_seconds(row["seconds"])]
         body += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"

@@ -70,9 +70,9 @@ def _by_bytes(panel: Panel) -> str:
     if not any(math.isfinite(final(each).mean) for each in panel.series):
         return "No series has a valid score."
     ways = {target: {each: reached(each, target).bytes_total for each in panel.series} for target in targets(panel)}
-    every = {target: {each: way.mean for each, way in some.items() if way} for target, some in ways.items()}
-    target = max(every, key=lambda value: (len(every[value]), value))
-    totals, goal = every[target], f"{100 * target:g} %"
+    means = {target: {each: way.mean for each, way in goal.items() if way} for target, goal in ways.items()}
+    target = max(means, key=lambda value: (len(means[value]), value))
+    totals, goal = means[target], f"{100 * target:g} %"
     ranking = sorted(totals, key=lambda series: totals[series])
     if len(ranking) < 2:
         best = max(panel.series, key=lambda each: (math.isfinite(final(each).mean), final(each).mean))

@@ -191,9 +191,9 @@ class Federation:
         weights = torch.tensor([self.server.members[name].examples for name in buffers], dtype=torch.float64)
         weights = (weights / weights.sum()).to(self.vector.device)
         for buffer, theirs in zip(self.buffers.values(), zip(*buffers.values(), strict=True), strict=True):
-            every = torch.stack(theirs)
-            mean = every.is_floating_point()
-            buffer.copy_(torch.tensordot(weights, every.double(), 1) if mean else every.amax(0))
+            stacked = torch.stack(theirs)
+            mean = stacked.is_floating_point()
+            buffer.copy_(torch.tensordot(weights, stacked.double(), 1) if mean else stacked.amax(0))
 
     def _rates(self, round: int) -> tuple[float, float]:
         """The clients' rate and the server's. With one local step, only the server steps, with the learning rate."""
@@ -245,18 +245,18 @@ class Federation:
             self._uplink(self.names[i])
         rate, server_rate = self._rates(round)
 
-        def work(some: list[int]) -> list[_Turn]:
+        def work(group: list[int]) -> list[_Turn]:
             began = time.perf_counter()
-            starts = [self.uplinks[self.names[i]].start(visited.get(i, self.vector), server_rate) for i in some]
+            starts = [self.uplinks[self.names[i]].start(visited.get(i, self.vector), server_rate) for i in group]
             ahead = starts if self.server.plan.step_ahead or visited else None
-            computed = self.gradients(round, some, rate, ahead)
-            uploads = [self._upload(i, orders[i], each.change) for i, each in zip(some, computed, strict=True)]
-            took = (time.perf_counter() - began) / len(some)
-            down = [len(downloads[i].frame) + self._buffer_bytes for i in some]
+            computed = self.gradients(round, group, rate, ahead)
+            uploads = [self._upload(i, orders[i], each.change) for i, each in zip(group, computed, strict=True)]
+            took = (time.perf_counter() - began) / len(group)
+            down = [len(downloads[i].frame) + self._buffer_bytes for i in group]
             up = [len(upload.frame) + (self._buffer_bytes if upload.frame else 0) for upload in uploads]
             return [
                 _Turn(i, upload, each.loss, each.buffers, received, sent, took)
-                for i, upload, each, received, sent in zip(some, uploads, computed, down, up, strict=True)
+                for i, upload, each, received, sent in zip(group, uploads, computed, down, up, strict=True)
             ]
 
         turns = self._parallel.in_waves(work, list(orders), self.gradients.together)
@@ -279,8 +279,8 @@ class Federation:
         """The seconds of a client's download, computing and upload on the simulated clock."""
         fixed = self.config.compute_seconds
         computed = turn.seconds if isinstance(fixed, str) else float(fixed)
-        here = self.network.seconds(turn.place, "down", turn.down, self.seconds) + computed
-        return here + self.network.seconds(turn.place, "up", turn.up, self.seconds + here)
+        trained = self.network.seconds(turn.place, "down", turn.down, self.seconds) + computed
+        return trained + self.network.seconds(turn.place, "up", turn.up, self.seconds + trained)
 
     def _follow_server(self) -> None:
         self.optimizer.vector.data.copy_(self.server.target)
