@@ -17,17 +17,7 @@ from dagc.folder import read_settings
 from dagc.policies import BUDGETS, POLICIES
 from dagc.training import Config
 
-__all__ = [
-    "GROUPS",
-    "AsJson",
-    "ConfigFile",
-    "client_sizes",
-    "link_rate",
-    "passed",
-    "quantity",
-    "settings_of",
-    "targets",
-]
+__all__ = ["GROUPS", "AsJson", "ConfigFile", "amount", "client_sizes", "passed", "settings_of", "targets", "with_flags"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings; flags override it.")]
@@ -113,24 +103,19 @@ def targets(text: str | None) -> tuple[float, ...]:
     return tuple(map(_number, parts))
 
 
-def quantity(text: str, option: str) -> float:
-    """A number with k, M or G: 11.2M, 500k."""
-    number, _, unit = _amount(text)
-    if unit or not math.isfinite(number):
-        raise InvalidInput(f"{option} is {text!r:.100}: write a number with k, M or G, e.g. 11.2M")
-    return number
-
-
-def link_rate(text: str, option: str) -> float:
-    """A link rate in bits per second: 8.4Mb/s, 500 kbit/s, 1MB/s. Without a unit it is refused."""
-    number, prefix, unit = _amount(text)
-    if not math.isfinite(number):
-        raise InvalidInput(f"{option} is {text!r:.100}: write a rate with its unit, e.g. 8.4Mb/s, 200kb/s or 1MB/s")
-    if not unit:
+def amount(text: str, option: str, rate: bool = False) -> float:
+    """A number with k, M or G, such as 11.2M; or a link rate, 8.4Mb/s or 1MB/s, in bits per second."""
+    match = AMOUNT.fullmatch(text)
+    number = math.inf if match is None else float(match[1]) * PREFIXES[match[2]]
+    unit = match[3] if match else ""
+    if number == math.inf or (unit and not rate):
+        usual = "rate with its unit, e.g. 8.4Mb/s, 200kb/s or 1MB/s" if rate else "number with k, M or G, e.g. 11.2M"
+        raise InvalidInput(f"{option} is {text!r:.100}: write a {usual}")
+    if rate and not unit:
         bare = text.strip()
-        full = bare if prefix else f"{bare}M"
+        full = bare if bare[-1] in PREFIXES else f"{bare}M"
         raise InvalidInput(f"{option} is {text!r:.100}: {bare} of what? Write {full}b/s for bits, {full}B/s for bytes")
-    if not number > 0:
+    if rate and not number:
         raise InvalidInput(f"{option} is {text}: it must be above 0")
     return number * (8 if unit == "B/s" else 1)
 
@@ -141,9 +126,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
-
-
-def _amount(text: str) -> tuple[float, str, str]:
-    """A number, its prefix and its unit; NaN if the text is none."""
-    match = AMOUNT.fullmatch(text)
-    return (math.nan, "", "") if match is None else (float(match[1]) * PREFIXES[match[2]], match[2], match[3])

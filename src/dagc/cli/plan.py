@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dagc.cli.options import AsJson, client_sizes, link_rate, passed, quantity, with_flags
+from dagc.cli.options import AsJson, amount, client_sizes, passed, with_flags
 from dagc.cli.terminal import print_table
 from dagc.comparison import SWEPT, comparison_fields, split_methods
 from dagc.errors import InvalidInput, unknown
@@ -49,12 +49,12 @@ def plan(
 
     Example: dagc plan --parameters 11.2M --clients 50 --participation 0.2 --uplink 2Mb/s
     """
-    size = round(quantity(parameters, "--parameters"))
+    size = round(amount(parameters, "--parameters"))
     if not 1 <= size <= LARGEST:
         raise InvalidInput(f"--parameters is {parameters:.100}: it must be at least 1, and at most 2^30")
     counts = [1.0] * clients if sizes is None else client_sizes(sizes)
     examples = {str(client): count for client, count in enumerate(counts)}
-    up, down = link_rate(uplink, "--uplink"), link_rate(downlink or uplink, "--downlink")
+    up, down = amount(uplink, "--uplink", rate=True), amount(downlink or uplink, "--downlink", rate=True)
     rows = []
     for config in _configs(passed(flags, SWEPT), methods):
         if isinstance(config.compute_seconds, str):
