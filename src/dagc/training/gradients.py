@@ -85,9 +85,9 @@ class Gradients:
             gradients = torch.autograd.grad(losses, inputs, weights, materialize_grads=True)
             means = (np.add.reduceat(losses.detach().cpu().numpy(), np.cumsum(counts) - counts) / counts).tolist()
         else:
-            losses = [self.loss(output, y) for output, (_, y) in zip(outputs, batches, strict=True)]
-            gradients = torch.autograd.grad(losses, inputs, materialize_grads=True)
-            means = [float(loss.detach()) for loss in losses]
+            values = [self.loss(output, y) for output, (_, y) in zip(outputs, batches, strict=True)]
+            gradients = torch.autograd.grad(values, inputs, materialize_grads=True)
+            means = [float(value.detach()) for value in values]
         _check_shapes(self._agreed, self.model)
         parts = iter(gradients)
         return [Computed(mean, [next(parts) for _ in lane], []) for mean, lane in zip(means, lanes, strict=True)]
