@@ -1,10 +1,10 @@
 """What clients compute on their own data: the gradient of one step, or the change of the model in several."""
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -100,7 +100,9 @@ class Gradients:
             vector_to_parameters(start.clone(), parameters)
         before = [parameter.detach().clone() for parameter in parameters] if self.config.several_steps else []
         count, losses, change = self._steps(client), [], None
-        with self._drawing(round, client):
+        with _forked(parameters[0].device) if self.traits.draws else nullcontext():
+            if self.traits.draws:  # the model always draws the same numbers for this client and round
+                torch.manual_seed(scramble(scramble(scramble(self.batches.seed, round), client), DROPOUT))
             for step in range(count):
                 ((x, y),) = self._batches(round * count + step, [client])
                 loss = self.loss(forward(model, x, y), y)
@@ -131,16 +133,6 @@ class Gradients:
         for parameter, each in zip(parameters, gradient, strict=True):
             parameter.data.add_(each, alpha=-rate)
         return gradient
-
-    @contextmanager
-    def _drawing(self, round: int, client: int) -> Iterator[None]:
-        """Seed torch's generator for this client and round, so that the model always draws the same numbers."""
-        if not self.traits.draws:
-            yield
-            return
-        with _forked(self._parameters[0][0].device):
-            torch.manual_seed(scramble(scramble(scramble(self.batches.seed, round), client), DROPOUT))
-            yield
 
     def _batches(self, number: int, clients: Sequence[int]) -> list[tuple[Inputs, Tensor]]:
         device = self._parameters[0][0].device
@@ -206,8 +198,6 @@ def _generator_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-@contextmanager
-def _forked(device: torch.device) -> Iterator[None]:
-    """Restore torch's generators after the block."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
+def _forked(device: torch.device) -> AbstractContextManager[Any]:
+    """Restores torch's generators after its block."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
