@@ -4,16 +4,13 @@ Integers only, so every machine computes the same. Each function writes or reads
 description. `docs/reference/wire-updates.md` has every step.
 """
 
-from typing import Any
-
 import numpy as np
 
-from dagc._numba import compiled, inlined
-from dagc.wire._range_coder import READ, WRITE, build, code, finish
+from dagc._numba import inlined, kernel
+from dagc.wire._kernels import READ, WRITE, code, plain_number, raw
 
-__all__ = ["MOST_FACTOR", "MOST_LEVEL", "ODDS", "READ", "SURE", "WRITE", "entries", "finish", "matrix", "number", "raw"]
+__all__ = ["MOST_FACTOR", "MOST_LEVEL", "ODDS", "SURE", "entries", "histogram", "matrix", "number"]
 
-EVEN = 32768
 NUMBER = 0
 """Where the contexts of small numbers start: four kinds, 16 each."""
 RANK, STEP, COUNT, OTHER = NUMBER, NUMBER + 16, NUMBER + 32, NUMBER + 48
@@ -49,10 +46,8 @@ MOST_LEVEL, MOST_FACTOR = 32767, 127
 SURE = 2048
 """No decision is surer than this, in 65,536ths: so that a byte stands for at most 175 decisions."""
 
-part: Any = inlined if compiled() else lambda function: function
 
-
-@part
+@inlined
 def decide(mode, data, coder, odds, context, bit):
     """Code one decision with an adaptive context: its probability, and how many decisions it has seen."""
     chance, seen = odds[2 * context], odds[2 * context + 1]
@@ -63,7 +58,7 @@ def decide(mode, data, coder, odds, context, bit):
     return bit, coder
 
 
-@build
+@kernel
 def width_of(number):
     """How many bits a number has."""
     width = 0
@@ -72,7 +67,7 @@ def width_of(number):
     return width
 
 
-@build
+@kernel
 def number(mode, data, coder, odds, base, value):
     """Code a number of at least 0: how many bits it has plus one, with contexts; then its bits below the first."""
     shifted = value + 1
@@ -85,42 +80,12 @@ def number(mode, data, coder, odds, base, value):
     return (1 << count) + low - 1, coder
 
 
-@build
-def raw(mode, data, coder, bits, value):
-    """Code a number of `bits` bits as it is."""
-    read = 0
-    for place in range(bits - 1, -1, -1):
-        bit, coder = code(mode, data, coder, value >> place & 1, EVEN)
-        read = 2 * read + bit
-    return read, coder
-
-
-@build
-def tail(mode, data, coder, value):
-    """Code a number of at least 0 that is seldom large: how many bits it has beyond two, then its bits."""
-    shifted = value + 4
-    width = width_of(shifted) - 3 if mode == WRITE else 0
-    count, bit = 0, 1
-    while bit and count < 30:
-        bit, coder = code(mode, data, coder, 1 if count < width else 0, EVEN)
-        count += bit
-    low, coder = raw(mode, data, coder, count + 2, shifted & ((1 << (count + 2)) - 1))
-    return (1 << (count + 2)) + low - 4, coder
-
-
-@build
+@kernel
 def matrix(mode, data, coder, odds, step, scales, left, right):
     """Code the terms of a matrix: whether the bytes are valid, and the coder afterwards.
 
-    Args:
-        mode: WRITE or READ.
-        data: The bytes.
-        coder: The state of the range coder.
-        odds: The contexts.
-        step: The step of the frame, as a scale.
-        scales: The scale of each term; filled in when reading.
-        left: One row of small integers for each term; filled in when reading.
-        right: The same for the other side.
+    The scales are an array, and `left` and `right` have a row of small integers for each; they are filled in when
+    reading. `step` is that of the frame, as a scale.
     """
     last = step
     for term in range(len(scales)):
@@ -137,7 +102,7 @@ def matrix(mode, data, coder, odds, step, scales, left, right):
     return True, coder
 
 
-@build
+@kernel
 def spread_of(step, scale, length):
     """The spread of a column of factors: twice log₂ of their expected standard deviation, plus 6, from 0 to 17.
 
@@ -148,7 +113,7 @@ def spread_of(step, scale, length):
     return min(max(halves, 0), SPREADS - 1)
 
 
-@build
+@kernel
 def factor(mode, data, coder, odds, whole, term, spread):
     """Code row `term` of `whole`, of this spread: whether the bytes are valid, and the coder afterwards."""
     usual = USUAL[spread]
@@ -172,7 +137,7 @@ def factor(mode, data, coder, odds, whole, term, spread):
             bit, coder = decide(mode, data, coder, odds, base + count, 1 if count < size else 0)
             count += bit
         if count == MAGNITUDES:
-            more, coder = tail(mode, data, coder, size - MAGNITUDES)
+            more, coder = plain_number(mode, data, coder, size - MAGNITUDES, 2)
             count += more
         if low:
             plain, coder = raw(mode, data, coder, low, abs(value) & ((1 << low) - 1))
@@ -192,7 +157,7 @@ def factor(mode, data, coder, odds, whole, term, spread):
     return largest > 0, coder
 
 
-@build
+@kernel
 def gap_code(mode, data, coder, odds, gap, room, usual, density):
     """Code the distance to the entry before: it, its octave, and the coder afterwards."""
     octave = width_of(gap) - 1
@@ -220,7 +185,7 @@ def gap_code(mode, data, coder, odds, gap, room, usual, density):
     return read, width, coder
 
 
-@build
+@kernel
 def level_code(mode, data, coder, odds, size, before):
     """Code the magnitude of a level, given that of the one before: it, and the coder afterwards."""
     base = LEVEL + LEVELS * (min(before, 4) - 1)
@@ -229,25 +194,17 @@ def level_code(mode, data, coder, odds, size, before):
         bit, coder = decide(mode, data, coder, odds, base + magnitude - 1, 1 if magnitude < size else 0)
         magnitude += bit
     if magnitude > LEVELS:
-        more, coder = tail(mode, data, coder, size - LEVELS - 1)
+        more, coder = plain_number(mode, data, coder, size - LEVELS - 1, 2)
         magnitude += more
     return magnitude, coder
 
 
-@build
+@kernel
 def entries(mode, data, coder, odds, starts, lengths, size, indices, levels):
     """Code the indices and levels of entries: whether the bytes are valid, and the coder afterwards.
 
-    Args:
-        mode: WRITE or READ.
-        data: The bytes.
-        coder: The state of the range coder.
-        odds: The contexts.
-        starts: Where each tensor starts; the size of the vector follows.
-        lengths: The length of a row of each tensor.
-        size: The size of the vector.
-        indices: The indices, ascending; filled in when reading.
-        levels: The level of each entry, not 0; filled in when reading.
+    Indices ascend, and no level is 0; they are filled in when reading. `starts` says where each tensor starts, with the
+    size of the vector at its end; `lengths` are those of the tensors' rows.
     """
     count = len(indices)
     position, tensor, row = -1, 0, -1
@@ -277,3 +234,12 @@ def entries(mode, data, coder, odds, starts, lengths, size, indices, levels):
         earlier, sign = sign, 1 + negative
         levels[j] = -magnitude if negative else magnitude
     return True, coder
+
+
+@kernel
+def histogram(values, bits, stride, count, energy):
+    """Count every `stride`-th entry, and add up its square, by half octaves of the magnitude."""
+    for i in range(0, len(bits), stride):
+        place = (bits[i] & np.uint32(0x7FFFFFFF)) >> np.uint32(22)
+        count[place] += 1
+        energy[place] += np.float64(values[i]) * np.float64(values[i])

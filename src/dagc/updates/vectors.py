@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dagc._numba import compiled
 from dagc.errors import InvalidInput, NonFiniteGradient
+from dagc.updates import _kernels
 
 __all__ = ["BINS", "checked", "count_magnitudes", "energy_of", "largest_entries", "normalized"]
 
@@ -47,9 +48,7 @@ def count_magnitudes(values: Floats) -> tuple[Reals, Reals]:
     stride += stride > 1 and stride % 2 == 0  # rows often have even lengths
     count, energy = np.zeros(BINS), np.zeros(BINS)
     if compiled():
-        from dagc.updates import _vector_kernels
-
-        _vector_kernels.histogram(values, values.view(np.uint32), stride, count, energy)
+        _kernels.histogram(values, values.view(np.uint32), stride, count, energy)
     else:
         some = values[::stride]
         places = (some.view(np.uint32) & MAGNITUDE) >> np.uint32(22)

@@ -1,7 +1,6 @@
 """The coder's inner loops: the walk over all coordinates that estimates how likely each is. `dagc.wire.coder` explains.
 
-Integers only, so every machine computes the same. Compiled if numba is installed; without it the same functions run as
-plain Python, many times slower.
+Integers only, so every machine computes the same. Compiled, or run as they are by plain Python (`dagc._numba`).
 """
 
 from math import isqrt
@@ -9,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dagc.wire._range_coder import READ, WRITE, build, code, finish
+from dagc._numba import kernel
+from dagc.wire._kernels import READ, WRITE, begin, code, finish, plain_number
 
-__all__ = ["LEARN", "READ", "STARTS", "WRITE", "Frame", "Past", "Tables", "walk"]
+__all__ = ["LEARN", "READ", "STARTS", "WRITE", "Frame", "Past", "Tables", "begin", "walk"]
 
 LEARN = 2
 """Neither read nor write, but count a frame."""
@@ -23,22 +23,19 @@ STEP = 94548
 """The largest move of a weight: 1 / ln 2 octaves."""
 LIMIT = 12 << 16
 """No weight is farther from 0."""
-EVEN = 32768
 WIDEST = 3072
 
 
 def _root(fraction: int) -> int:
     """2^(30 + fraction / 256), rounded down, by taking the square root eight times."""
-    number = 1 << (256 * 30 + fraction)
+    power = 1 << (256 * 30 + fraction)
     for _ in range(8):
-        number = isqrt(number)
-    return number
+        power = isqrt(power)
+    return power
 
 
 ROOTS = np.array([_root(fraction) for fraction in range(256)], dtype=np.int64)
-PHASES = np.array(
-    [7 + sum(eighths >= limit for limit in (4, 6, 7, 8, 9, 10, 12, 16, 24)) for eighths in range(48)], dtype=np.int64
-)
+PHASES = 7 + np.searchsorted((4, 6, 7, 8, 9, 10, 12, 16, 24), np.arange(48), side="right")
 """By eighths of an interval."""
 OCTAVES = np.array([min((distance - 1).bit_length(), 7) for distance in range(FAR + 1)], dtype=np.int64)
 """By distance."""
@@ -90,49 +87,29 @@ class Frame(NamedTuple):
     most: int
 
 
-@build
-def _number(mode, data, coder, number, low_bits):
-    """Write or read a number of at least 0: how many bits it has beyond `low_bits`, then its bits."""
-    width = 0
-    if mode == WRITE:
-        while (number >> low_bits) + 1 >> (width + 1):
-            width += 1
-    bit, count = 1, 0
-    while bit and count < 32:
-        bit, coder = code(mode, data, coder, 1 if count < width else 0, EVEN)
-        count += bit
-    shifted = number + (1 << low_bits)
-    read = 1
-    for place in range(count + low_bits - 1, -1, -1):
-        bit, coder = code(mode, data, coder, shifted >> place & 1, EVEN)
-        read = 2 * read + bit
-    return read - (1 << low_bits), coder
-
-
-@build
+@kernel
 def _head(mode, data, coder, frame, count, mean, mean_before):
     """Code the number of entries, and the mean magnitude; the number is -1 if the bytes are invalid."""
     if frame.most < 0:
-        count, coder = _number(mode, data, coder, count, 5)
+        count, coder = plain_number(mode, data, coder, count, 5)
     else:
         full, coder = code(mode, data, coder, 1 if count == frame.most else 0, 65280)
-        if full:
-            count = frame.most
-        else:
-            less, coder = _number(mode, data, coder, frame.most - 1 - count, 0)
-            count = frame.most - 1 - less
+        less = -1
+        if not full:
+            less, coder = plain_number(mode, data, coder, frame.most - 1 - count, 0)
+        count = frame.most - 1 - less
     if count < 0 or count >= len(frame.indices):
         return -1, mean, coder
     if frame.signs and count:
         moved = mean - mean_before
-        folded, coder = _number(mode, data, coder, 2 * moved if moved >= 0 else -2 * moved - 1, 4)
+        folded, coder = plain_number(mode, data, coder, 2 * moved if moved >= 0 else -2 * moved - 1, 4)
         mean = mean_before + (-(folded >> 1) - 1 if folded & 1 else folded >> 1)
         if mean < 0 or mean >= 0x7F80:
             return -1, mean, coder
     return count, mean, coder
 
 
-@build
+@kernel
 def _octave(age):
     """⌊log₂ age⌋, at most 7."""
     octave = 0
@@ -142,13 +119,13 @@ def _octave(age):
     return octave
 
 
-@build
+@kernel
 def _recency(now, last):
     """How long ago the last time was, in octaves; 8 if never."""
     return _octave(now - last) if last else 8
 
 
-@build
+@kernel
 def _phase(now, last, interval):
     """Where a coordinate is in its cycle, 0 to 17: never sent, sent once and how long ago, or age / interval."""
     if not last:
@@ -160,14 +137,14 @@ def _phase(now, last, interval):
     return PHASES[eighths] if eighths < len(PHASES) else 17
 
 
-@build
+@kernel
 def _exponential(log):
     """2^(16 + log / 256), rounded down, for logarithms that are not too large or small."""
     log = min(max(log, -WIDEST), WIDEST)
     return ROOTS[log & 255] >> (14 - (log >> 8))
 
 
-@build
+@kernel
 def _weigh(weights, past, logs, contexts):
     """Fill in each coordinate's weight, in 256ths of an octave, and its contexts. Returns the sum of 2^weight.
 
@@ -192,7 +169,7 @@ def _weigh(weights, past, logs, contexts):
     return total
 
 
-@build
+@kernel
 def _sign(mode, data, coder, tables, r, before, sign):
     """Code the sign of an entry in row `r`; `before` is 0 if it was never sent, else 1 + whether it was negative."""
     lean = tables.leans[r]
@@ -207,7 +184,7 @@ def _sign(mode, data, coder, tables, r, before, sign):
     return sign, coder
 
 
-@build
+@kernel
 def _learn(tables, hits, exposure):
     """Move each weight by the surplus of entries over the expected number: the more was seen before, the less."""
     for j in range(len(exposure)):
@@ -219,23 +196,12 @@ def _learn(tables, hits, exposure):
             tables.weights[j] = min(max(tables.weights[j] + min(max(move, -STEP), STEP), -LIMIT), LIMIT)
 
 
-@build
+@kernel
 def walk(mode, data, coder, tables, past, frame, count, mean, mean_before):
-    """Code a frame's entries, or only learn from them. Either way, the tables are updated.
+    """Code a frame's entries and update the tables, or only learn from the entries.
 
-    Args:
-        mode: LEARN, WRITE or READ.
-        data: The bytes.
-        coder: The state of the range coder.
-        tables: As `Tables`.
-        past: As `Past`.
-        frame: As `Frame`.
-        count: The number of entries; anything when reading.
-        mean: The mean magnitude as the bits of bf16; anything when reading.
-        mean_before: That of the frame before.
-
-    Returns:
-        The number of entries, -1 if the bytes are invalid or too few; the mean; and the number of bytes.
+    The number of entries and their mean magnitude, in bf16, may be anything when reading. Returns both, and the number
+    of bytes; the number of entries is -1 if the bytes are invalid or too few.
     """
     if mode != LEARN:
         count, mean, coder = _head(mode, data, coder, frame, count, mean, mean_before)

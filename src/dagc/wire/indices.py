@@ -8,9 +8,7 @@ from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
 from dagc.wire import rice
 
-__all__ = ["BLOCKS", "EVEN", "PLAIN", "SEED", "largest_section", "read_indices", "write_indices"]
-
-Ints = NDArray[np.int64]
+__all__ = ["BLOCKS", "EVEN", "PLAIN", "SEED", "read_indices", "write_indices"]
 
 EVEN, BLOCKS, SEED, PLAIN = range(4)
 """Rice codes, even or in blocks; the seed that indices were drawn from; integers, if the value codec wants them.
@@ -20,7 +18,7 @@ If every entry is sent, there are no indices, and the rule is EVEN.
 SEED_BYTES = 8
 
 
-def write_indices(sparse: Sparse, index_bytes: int = 0) -> tuple[int, bytes]:
+def write_indices(sparse: Sparse, index_bytes: int) -> tuple[int, bytes]:
     """The number of the rule, and the section that it writes."""
     if len(sparse) == sparse.size:
         return EVEN, b""
@@ -38,7 +36,7 @@ def write_indices(sparse: Sparse, index_bytes: int = 0) -> tuple[int, bytes]:
     return kind, rice.write(best)
 
 
-def read_indices(kind: int, section: memoryview, size: int, count: int, index_bytes: int = 0) -> Ints:
+def read_indices(kind: int, section: memoryview, size: int, count: int, index_bytes: int) -> NDArray[np.int64]:
     """Decode the indices of an untrusted section; `MalformedPayload` if it is not exactly right."""
     if kind == EVEN and count == size:
         if len(section):
@@ -46,26 +44,17 @@ def read_indices(kind: int, section: memoryview, size: int, count: int, index_by
         return np.arange(size)
     if (kind == PLAIN) != bool(index_bytes):
         raise MalformedPayload(f"the index rule {kind} does not go with this value codec")
-    if kind == PLAIN:
-        return _read_plain(section, size, count, index_bytes)
     if kind in (EVEN, BLOCKS):
         return rice.read(section, size, count, kind == BLOCKS)
-    if kind != SEED:
+    if kind == SEED:
+        if len(section) != SEED_BYTES:
+            raise MalformedPayload(f"a seed takes {SEED_BYTES} bytes, not {len(section)}")
+        return draw(int.from_bytes(section, "little"), size, count)
+    if kind != PLAIN:
         raise MalformedPayload(f"the frame uses the unknown index rule {kind}")
-    if len(section) != SEED_BYTES:
-        raise MalformedPayload(f"a seed takes {SEED_BYTES} bytes, not {len(section)}")
-    return draw(int.from_bytes(section, "little"), size, count)
-
-
-def _read_plain(section: memoryview, size: int, count: int, index_bytes: int) -> Ints:
     if len(section) != index_bytes * count:
         raise MalformedPayload(f"{count} indices take {index_bytes * count} bytes, not {len(section)}")
     indices = np.frombuffer(section, dtype=f"<i{index_bytes}").astype(np.int64)
     if count and (indices[0] < 0 or indices[-1] >= size or np.any(indices[1:] <= indices[:-1])):
         raise MalformedPayload(f"the indices do not ascend, or one is out of range for a vector of {size}")
     return indices
-
-
-def largest_section(size: int, counts: Ints, index_bytes: int = 0) -> Ints:
-    """The most bytes that these numbers of indices can take, wherever they are."""
-    return np.where(counts == size, 0, index_bytes * counts if index_bytes else rice.largest(size, counts))
