@@ -169,7 +169,7 @@ def test_one_wide_block_does_not_make_all_others_slow():
         index = head + bytes(128 * 48 // 8) + b"\xff" * (count // 8) + b"\0"
         payload = frame(1, 2, count, index, bytes(2 + count // 8), 1 << 48)
         started = time.process_time()
-        with pytest.raises(MalformedPayload, match="does not hold 1 indices"):
+        with pytest.raises(MalformedPayload, match="or bytes follow"):
             decode(payload, 1 << 48)
     assert time.process_time() - started < 1
 

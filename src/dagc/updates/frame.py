@@ -160,11 +160,7 @@ def decode_update(
 ) -> Update:
     """Decode a frame. Whatever the bytes are, the only error they can raise is `MalformedPayload`.
 
-    Args:
-        frame: The bytes received.
-        shapes: The shapes of the model's tensors.
-        max_bytes: If given, longer frames are errors.
-        round: The round that the frame must belong to.
+    Frames that are longer than `max_bytes`, or belong to another round, are errors.
     """
     size = size_of(shapes)
     if max_bytes is not None and len(frame) > max_bytes:

@@ -54,20 +54,14 @@ def leading(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor
         basis = torch.linalg.qr(matrix, mode="r").R.T
     else:
         generator = torch.Generator().manual_seed(columns)
-        left = orthonormal(matrix @ torch.randn(columns, rank, generator=generator))
-        left = orthonormal(matrix @ (matrix.T @ left))
+        left = torch.linalg.qr(matrix @ torch.randn(columns, rank, generator=generator)).Q
+        left = torch.linalg.qr(matrix @ (matrix.T @ left)).Q
         basis = matrix.T @ left
     squares, rotation = torch.linalg.eigh((basis.T @ basis).double())
     values = squares.clamp_min(0).sqrt().flip(0)[:rank]
     keep = values > values[0] * FAINT
     right = basis @ (rotation.flip(1)[:, :rank][:, keep] / values[keep]).float()
     return right, values[keep]
-
-
-def orthonormal(columns: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis of what the columns span."""
-    basis: torch.Tensor = torch.linalg.qr(columns).Q
-    return basis
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
@@ -108,8 +102,7 @@ def solved(gram: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
     """The least squares solution, also if some columns are nearly or exactly dependent."""
     gram = gram.double()
     gram.diagonal().mul_(1 + 1e-6).add_(1e-30)
-    solution: torch.Tensor = torch.linalg.solve(gram, image.double())
-    return solution
+    return torch.linalg.solve(gram, image.double())
 
 
 def _fitting(start: int, left: torch.Tensor, right: torch.Tensor, scales: NDArray[np.int64]) -> Terms:

@@ -35,20 +35,15 @@ class Stream:
     """A range coder, its contexts, and the bytes. Writing never fails: `finish` returns None if they do not fit."""
 
     def __init__(self, data: NDArray[np.uint8], writing: bool) -> None:
-        self.data, self.mode = data, WRITE if writing else READ
+        self.data, self.reading, self.mode = data, not writing, WRITE if writing else READ
         self.coder, self.odds, self.total = begin(data), _first_odds().copy(), 0
 
     def copy(self) -> "Stream":
         """The same state with the same bytes, to write something and go back."""
-        other = Stream(np.zeros_like(self.data), self.mode == WRITE)
+        other = Stream(np.zeros_like(self.data), not self.reading)
         other.data[: self.used] = self.data[: self.used]
         other.coder, other.odds = self.coder, self.odds.copy()
         return other
-
-    @property
-    def reading(self) -> bool:
-        """Whether it reads."""
-        return bool(self.mode == READ)
 
     @property
     def used(self) -> int:
@@ -57,7 +52,7 @@ class Stream:
 
     def _code(self, kernel: Any, *arguments: Any) -> Any:
         result, self.coder = kernel(self.mode, self.data, self.coder, *arguments)
-        if result is False or (self.reading and self.used > len(self.data)):
+        if self.reading and self.used > len(self.data):
             raise _invalid()
         return result
 
@@ -76,11 +71,13 @@ class Stream:
 
     def matrix(self, step: int, scales: Ints, left: NDArray[np.int8], right: NDArray[np.int8]) -> None:
         """The terms of a matrix: scales, and a row of `left` and of `right` for each. Reading fills them in."""
-        self._code(_kernels.matrix, self.odds, step, scales, left, right)
+        if not self._code(_kernels.matrix, self.odds, step, scales, left, right):
+            raise _invalid()
 
     def entries(self, starts: Ints, lengths: Ints, size: int, indices: Ints, levels: Ints) -> None:
         """Indices and levels. Reading fills them in."""
-        self._code(_kernels.entries, self.odds, starts, lengths, size, indices, levels)
+        if not self._code(_kernels.entries, self.odds, starts, lengths, size, indices, levels):
+            raise _invalid()
 
     def finish(self) -> bytes | None:
         """The bytes written, or those read; None if they did not fit."""

@@ -33,19 +33,11 @@ def moved(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """Rank-one terms of one matrix: Σ_k scale_k · left_k · right_kᵀ · 2^exponent.
+    """Rank-one terms of one matrix: Σ_k scale_k · left_k · right_kᵀ · 2^exponent."""
 
-    Attributes:
-        start: Where the matrix starts in the vector.
-        left: terms × rows, int8.
-        right: terms × columns, int8.
-        scales: One integer per term.
-        exponent: Of two, common to all.
-    """
-
-    start: int
-    left: NDArray[np.int8]
-    right: NDArray[np.int8]
+    start: int  # of the matrix in the vector
+    left: NDArray[np.int8]  # terms × rows
+    right: NDArray[np.int8]  # terms × columns
     scales: Ints
     exponent: int
 
@@ -93,17 +85,11 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """Every entry of the vector as a small integer, with a scale for each row of a tensor.
-
-    Attributes:
-        levels: int8, one for each entry.
-        scales: float32 with eight significant bits, one for each row.
-        rows: The length of the rows of each tensor, and their number.
-    """
+    """Every entry of the vector as a small integer, with a scale for each row of a tensor."""
 
     levels: NDArray[np.int8]
-    scales: Floats
-    rows: tuple[tuple[int, int], ...]
+    scales: Floats  # with eight significant bits
+    rows: tuple[tuple[int, int], ...]  # of each tensor, their length and their number
 
     def blocks(self, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
         """Where each part starts in the vector, and its entries."""
@@ -216,8 +202,7 @@ class Update:
 def pieces(rows: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, tuple[int, int], slice]]:
     """Parts of a vector that fit into a cache: first and last coordinate, rows and columns, and which rows these are.
 
-    Args:
-        rows: For each tensor, the length and the number of its rows. Only the row of a tensor with one is divided.
+    Tensors are given as the length and the number of their rows. Only the row of a tensor with one is divided.
     """
     start = row = 0
     for length, count in rows:

@@ -59,10 +59,8 @@ def count_magnitudes(values: Floats) -> tuple[Reals, Reals]:
 
 def energy_of(values: Floats) -> float:
     """The sum of all squares."""
-    return sum(
-        float(np.square(values[start : start + PIECE], dtype=np.float64).sum())
-        for start in range(0, len(values), PIECE)
-    )
+    pieces = (values[start : start + PIECE] for start in range(0, len(values), PIECE))
+    return sum(float(np.square(piece, dtype=np.float64).sum()) for piece in pieces)
 
 
 def largest_entries(values: Floats, most: int) -> NDArray[np.int64]:
@@ -81,12 +79,7 @@ def largest_entries(values: Floats, most: int) -> NDArray[np.int64]:
     ]
     indices = np.concatenate(parts)
     sizes = bits[indices] & MAGNITUDE
-    if len(indices) > most:
-        floor = np.partition(sizes, len(sizes) - most)[len(sizes) - most]
-        above = int((sizes > floor).sum())
-        ties = np.flatnonzero(sizes == floor)[: most - above]
-        keep = sizes > floor
-        keep[ties] = True
-        indices, sizes = indices[keep], sizes[keep]
-    order: NDArray[np.int64] = indices[np.argsort(MAGNITUDE - sizes, kind="stable")]
+    keys = (MAGNITUDE - sizes).astype(np.uint64) << np.uint64(32) | np.arange(len(sizes), dtype=np.uint64)
+    keys.sort()  # much faster than a stable argsort, with the same result
+    order: NDArray[np.int64] = indices[(keys[:most] & np.uint64(0xFFFFFFFF)).astype(np.int64)]
     return order

@@ -101,11 +101,13 @@ def finish(mode, data, coder):
 @kernel
 def quotients(indices, block, parameters):
     """The sum of all gaps' quotients."""
-    total, before = 0, -1
+    total = 0
     for j in range(len(parameters)):
-        for i in range(j * block, min(len(indices), (j + 1) * block)):
-            total += (indices[i] - before - 1) >> parameters[j]
-            before = indices[i]
+        start, stop = j * block, min(len(indices), (j + 1) * block)
+        total += (indices[start] - (indices[start - 1] if j else -1) - 1) >> parameters[j]
+        ahead, behind = indices[start + 1 : stop], indices[start : stop - 1]
+        for i in range(len(ahead)):
+            total += (ahead[i] - behind[i] - 1) >> parameters[j]
     return total
 
 
