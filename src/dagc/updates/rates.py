@@ -98,7 +98,9 @@ class Rates:
             cost = cost + self.cost * side * np.interp(at, logs, gaussian_bits)
             kept = kept * np.interp(at, logs, gaussian_kept)
         pays = kept > price * cost
-        terms_energy, terms_bits = (np.bincount(self._tensor, pays * each, minlength=len(best)) for each in (kept, cost))
+        terms_energy, terms_bits = (
+            np.bincount(self._tensor, pays * each, minlength=len(best)) for each in (kept, cost)
+        )
         better = terms_energy - price * terms_bits > DISCOUNT * worth
         terms = np.where(better, np.bincount(self._tensor, pays, minlength=len(best)), 0).astype(np.int64)
         entry_bits = float(bits[tensors, best][some & ~better].sum())

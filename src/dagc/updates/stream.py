@@ -40,7 +40,7 @@ class Stream:
 
     def copy(self) -> "Stream":
         """The same state with the same bytes, to write something and go back."""
-        other = Stream(np.zeros_like(self.data), not self.reading)
+        other = Stream(np.zeros(len(self.data), dtype=np.uint8), not self.reading)
         other.data[: self.used] = self.data[: self.used]
         other.coder, other.odds = self.coder, self.odds.copy()
         return other
