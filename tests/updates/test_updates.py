@@ -124,18 +124,22 @@ def test_the_same_vector_gives_the_same_bytes_on_any_number_of_threads():
 def test_a_decoded_matrix_is_the_same_by_any_order_of_sums():
     _, update = encode_update(made(5, rank=6), SHAPES, 250)
     part = update.terms[0]
-    scaled, right, unit = part.floats()
-    products = [scaled @ right, torch.from_numpy(scaled) @ torch.from_numpy(right), scaled[:, ::-1] @ right[::-1]]
+    left, right = (part.left.T * part.scales).astype(np.float32), part.right.astype(np.float32)
+    products = [left @ right, torch.from_numpy(left) @ torch.from_numpy(right), left[:, ::-1] @ right[::-1]]
     exact = (part.left.T.astype(object) * part.scales.astype(object)) @ part.right.astype(object)
     assert len(part.scales) > 3
     assert all(np.array_equal(np.asarray(product), exact.astype(np.float64)) for product in products)
     target = torch.zeros(SIZE)
-    for start, block in update.blocks():
-        target[start : start + len(block)] += torch.from_numpy(block)
-    indices, values = update.alone()
-    target[indices] += torch.from_numpy(values)
+    for part in update.terms:
+        for start, block in part.blocks(torch.device("cpu")):
+            target[start : start + len(block)] += block
+    expected = np.zeros(SIZE)
+    for part in update.terms:
+        whole = (part.left.T.astype(object) * part.scales.astype(object)) @ part.right.astype(object)
+        expected[part.start : part.start + part.size] = whole.astype(np.float64).reshape(-1) * 2.0**part.exponent
+    assert target.tolist() == expected.tolist()
+    target.numpy()[update.sparse.indices] += update.sparse.values
     assert bits(target) == bits(update.dense())
-    assert unit == 2.0**part.exponent
 
 
 def test_a_weight_multiplies_before_it_is_added():

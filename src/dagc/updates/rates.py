@@ -55,7 +55,7 @@ class Choice(NamedTuple):
 
 
 class Rates:
-    """What every tensor offers: the squares of its singular values, and its entries by half octave, with their energy."""
+    """What every tensor offers: squares of singular values; entries by half octave, and their energy."""
 
     def __init__(
         self, extents: Sequence[tuple[int, int, int]], count: Reals, energy: Reals, spectra: Sequence[Reals]

@@ -38,27 +38,20 @@ ROOTS = np.array([_root(fraction) for fraction in range(256)], dtype=np.int64)
 PHASES = 7 + np.searchsorted((4, 6, 7, 8, 9, 10, 12, 16, 24), np.arange(48), side="right")
 """By eighths of an interval."""
 OCTAVES = np.array([min((distance - 1).bit_length(), 7) for distance in range(FAR + 1)], dtype=np.int64)
-"""By distance."""
+"""By distance: log₂, rounded up."""
+FLOORS = np.array([max(age.bit_length() - 1, 0) for age in range(129)], dtype=np.int64)
+"""By age: log₂, rounded down."""
 
 
 class Past(NamedTuple):
-    """What happened before this frame.
+    """What happened before this frame."""
 
-    Attributes:
-        rows: Start, length and first column of each row of each tensor, in turn.
-        last: The frame in which each coordinate was last sent; 0 if never. Empty if there are no clocks.
-        interval: Twice the number of frames between the last two times it was sent, plus 1 if its value was negative.
-        columns: How long ago each column was last in a frame, in octaves.
-        now: The number of this frame.
-        size: How many coordinates there are.
-    """
-
-    rows: Any
-    last: Any
-    interval: Any
-    columns: Any
-    now: int
-    size: int
+    rows: Any  # start, length and first column of each row of each tensor, in turn
+    last: Any  # the frame in which each coordinate was last sent; 0 if never; empty if there are no clocks
+    interval: Any  # twice the frames between the last two times it was sent, plus 1 if its value was negative
+    columns: Any  # how long ago each column was last in a frame, in octaves
+    now: int  # the number of this frame
+    size: int  # how many coordinates there are
 
 
 class Tables(NamedTuple):
@@ -72,19 +65,12 @@ class Tables(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The entries, filled in when reading; one place more than there can be.
-
-    Attributes:
-        indices: Where they are.
-        negative: Whether each is negative.
-        signs: Whether signs and the mean magnitude are coded.
-        most: The most entries there can be, which is also the usual number; -1 if the reader does not know it.
-    """
+    """The entries, filled in when reading: one place more than there can be."""
 
     indices: Any
     negative: Any
-    signs: bool
-    most: int
+    signs: bool  # whether they and the mean magnitude are coded
+    most: int  # entries there can be, which is also the usual number; -1 if the reader does not know it
 
 
 @kernel
@@ -110,19 +96,9 @@ def _head(mode, data, coder, frame, count, mean, mean_before):
 
 
 @kernel
-def _octave(age):
-    """⌊log₂ age⌋, at most 7."""
-    octave = 0
-    while age > 1 and octave < 7:
-        age >>= 1
-        octave += 1
-    return octave
-
-
-@kernel
 def _recency(now, last):
-    """How long ago the last time was, in octaves; 8 if never."""
-    return _octave(now - last) if last else 8
+    """How long ago the last time was, in octaves, at most 7; 8 if never."""
+    return FLOORS[min(now - last, 128)] if last else 8
 
 
 @kernel
@@ -132,7 +108,7 @@ def _phase(now, last, interval):
         return 0
     age = now - last
     if not interval:
-        return 1 + min(_octave(age), 5)
+        return 1 + min(FLOORS[min(age, 128)], 5)
     eighths = 8 * age // interval
     return PHASES[eighths] if eighths < len(PHASES) else 17
 

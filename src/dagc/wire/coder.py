@@ -1,13 +1,9 @@
 """A coder with memory: both sides remember what a client sent before, so its next frame takes fewer bytes.
 
-Error feedback makes sending nearly periodic: an entry that was sent starts again from zero, and takes about as long as
-last time until it is large enough to be sent again. Neighbours are sent together, some rows of a layer more often
-than others, and the entries of a row mostly have the same sign. A `Memory` holds all of this as integers, and estimates
-how likely each coordinate is to be in the next frame. A binary range coder then writes, coordinate by coordinate,
-whether it is: 0.01 bits for what was expected, many for a surprise.
-
-The probability of a coordinate is its share of what is left to send: (entries left) · 2^w / (sum of 2^w over the
-coordinates left). Its weight w is a sum of one number from each of six tables:
+Error feedback makes sending nearly periodic: an entry that was sent takes about as long as last time until it is large
+enough to be sent again. Neighbours are sent together, and the entries of a row mostly have the same sign. A `Memory`
+estimates from this how likely each coordinate is to be in the next frame: its share of what is left to send is
+2^w / (sum of 2^w over the coordinates left), where w is a sum of one number from each of six tables:
 
     phase     where it is in its cycle: age / interval; never sent and sent once are phases of their own
     near      how long ago the more recent of its two neighbours in the row was sent
@@ -16,12 +12,8 @@ coordinates left). Its weight w is a sum of one number from each of six tables:
     gap       how far back the last entry of this frame is
     gap two   how far back the one before that is
 
-After a frame, each number moves by log₂ of (entries there / entries expected there): the more was seen, the less it
-moves. Phase and near take 4 bytes per coordinate; a memory without clocks does without them.
-
-The memory changes only with frames that were accepted (`learn`); reading and writing do not change it. So either both
-sides have counted a frame or neither has. `fingerprint` identifies everything counted so far, and is part of a frame's
-checksum. `docs/reference/wire-entries.md` has every step, `docs/studies/coder.md` what each table is worth.
+The memory changes only with frames that were accepted (`learn`), so either both sides have counted a frame or neither
+has. `docs/reference/wire-entries.md` has every step, `docs/studies/coder.md` what each table is worth.
 """
 
 import zlib
@@ -124,10 +116,8 @@ class Memory:
     def write(self, sparse: Sparse, most: int | None = None, limit: int | None = None) -> bytes | None:
         """Encode these entries as a section; None if there are too many, or if it would exceed `limit` bytes.
 
-        Args:
-            sparse: The entries; if signs are coded, all must have the same magnitude, representable in bf16.
-            most: The most entries there can be, if the reader knows that, too.
-            limit: The most bytes; no limit if not given.
+        If signs are coded, all entries must have the same magnitude, representable in bf16. `most` is how many entries
+        there can be, if the reader knows that, too.
         """
         if len(sparse) > (MOST_ENTRIES if most is None else min(most, MOST_ENTRIES)):
             return None
@@ -140,12 +130,8 @@ class Memory:
     def read(self, section: memoryview | bytes, most: int | None = None, first: bool = False) -> tuple[Sparse, int]:
         """Decode a section: its entries, with values of 1 if no signs are coded, and its length in bytes.
 
-        The section may be followed by anything. `MalformedPayload` if it is not exactly what `write` produces.
-
-        Args:
-            section: The bytes.
-            most: As given to `write`.
-            first: Whether the writer's memory was empty. Then `learn` resets this one before it counts the frame.
+        Anything may follow it. `MalformedPayload` if it is not exactly what `write` produces. If the writer's memory
+        was empty (`first`), `learn` resets this one before it counts the frame.
         """
         if first and self.frames:
             empty = copy(self)
