@@ -19,7 +19,7 @@ from dagc.sparse import Sparse
 from dagc.testing import check_update, vectors
 from dagc.updates import Update, decode_update, encode_dense, encode_update
 from dagc.updates.frame import assemble, seal
-from dagc.updates.update import BLOCK, Terms, pieces
+from dagc.updates.update import Terms
 
 SHAPES = [(24, 30), 24, (5, 24), 5, (3, 2, 2, 2)]
 SIZE = 24 * 30 + 24 + 5 * 24 + 5 + 24
@@ -302,15 +302,3 @@ def test_scales_that_are_too_far_apart_are_malformed(octaves):
     assert assemble(0, sides, sides, np.array([lowest, lowest + 16 * 10])).exponent == -100
     with pytest.raises(MalformedPayload):
         assemble(0, sides, sides, np.array([lowest, lowest + 16 * octaves]))
-
-
-def test_pieces_fit_into_a_cache_and_end_with_a_row():
-    rows = ((2 * BLOCK + 5, 1), (BLOCK // 2 - 1, 5), (BLOCK + 3, 2), (7, 3))
-    parts = [(end - start, shape, scales) for start, end, shape, scales in pieces(rows)]
-    assert [size for size, _, _ in parts] == [
-        BLOCK, BLOCK, 5, BLOCK - 2, BLOCK - 2, BLOCK // 2 - 1, BLOCK + 3, BLOCK + 3, 21
-    ]  # fmt: skip
-    assert [(scales.start, scales.stop) for _, _, scales in parts] == [
-        (0, 1), (0, 1), (0, 1), (1, 3), (3, 5), (5, 6), (6, 7), (7, 8), (8, 11)
-    ]  # fmt: skip
-    assert all(count * length == size for size, (count, length), _ in parts)

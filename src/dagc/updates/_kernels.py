@@ -11,40 +11,31 @@ from dagc.wire._kernels import READ, WRITE, code, plain_number, raw
 
 __all__ = ["MOST_FACTOR", "MOST_LEVEL", "ODDS", "SURE", "entries", "histogram", "matrix", "number"]
 
-NUMBER = 0
-"""Where the contexts of small numbers start: four kinds, 16 each."""
+NUMBER = 0  # where the contexts of small numbers start: four kinds, 16 each
 RANK, STEP, COUNT, OTHER = NUMBER, NUMBER + 16, NUMBER + 32, NUMBER + 48
 """How many terms, how scales differ, how many entries, anything else."""
 SIGN = NUMBER + 64
 FACTOR_SIGN = SIGN + 9
-FACTOR = FACTOR_SIGN + 3
-"""Eighteen spreads, three kinds of neighbors before, three beside, twelve magnitudes."""
+FACTOR = FACTOR_SIGN + 3  # eighteen spreads, three kinds of neighbors before, three beside, twelve magnitudes
 MAGNITUDES = 12
 SPREADS = 18
-PLAIN = 10
-"""From this spread on, every second one has one more low bit that is sent as it is."""
-GAP_UP = FACTOR + SPREADS * 9 * MAGNITUDES
-"""Four densities, eight octaves above the mean gap; then as many below it."""
+PLAIN = 10  # from this spread on, every second one has one more low bit that is sent as it is
+GAP_UP = FACTOR + SPREADS * 9 * MAGNITUDES  # four densities, eight octaves above the mean gap; then as many below it
 GAP_DOWN = GAP_UP + 32
 GAP_TOP = GAP_DOWN + 32
-LEVEL = GAP_TOP + 16
-"""Four magnitudes before, 14 magnitudes."""
+LEVEL = GAP_TOP + 16  # four magnitudes before, 14 magnitudes
 LEVELS = 14
-ODDS = LEVEL + 4 * LEVELS
-"""The number of contexts."""
+ODDS = LEVEL + 4 * LEVELS  # the number of contexts
 QUARTERS = np.array([0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4])
 """Four times log₂ of a mantissa of 16 to 31 over 16, rounded."""
 USUAL = np.array([0, 1, 1, 1, 2, 2, 3, 5, 6, 9, 13, 18, 26, 36, 51, 72, 102, 145])
 """Four times the expected magnitude of factors, by spread: their standard deviation is 2^((spread − 6) / 2)."""
-SMALLEST_SCALE, LARGEST_SCALE = -126, 100
-"""Exponents of scales."""
-SLOWEST = 60
-"""How many decisions a context remembers."""
+SMALLEST_SCALE, LARGEST_SCALE = -126, 100  # exponents of scales
+SLOWEST = 60  # how many decisions a context remembers
 PACE = np.array([131072 // (2 * seen + 3) for seen in range(SLOWEST + 1)], dtype=np.int64)
 """How far a probability moves, in 65,536ths of the difference: 2 / (2 · decisions seen + 3)."""
 MOST_LEVEL, MOST_FACTOR = 32767, 127
-SURE = 2048
-"""No decision is surer than this, in 65,536ths: so that a byte stands for at most 175 decisions."""
+SURE = 2048  # no decision is surer than this, in 65,536ths: so that a byte stands for at most 175 decisions
 
 
 @inlined

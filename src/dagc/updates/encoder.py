@@ -48,14 +48,10 @@ LOWEST, HIGHEST = -64, 90
 """A vector whose largest entry is below 2^-64 is not worth a frame; of a larger one than 2^90, only a part is sent."""
 RANGE, SMALLEST = 8192.0, -90
 """Entries smaller than the largest by this factor, or than 2^-90, stay: one step must fit all that are sent."""
-DEAD = 0.64
-"""Levels are rounded up from this fraction on."""
-REPEATED = 1 << 22
-"""In larger models, factors that leave bytes free are not rounded again."""
-MOST_ATTEMPTS = 8
-"""How often factors are rounded until their bytes are right."""
-FULL = 0.93
-"""Terms and expected entries that fill this part of the bytes are enough: more entries fill the rest."""
+DEAD = 0.64  # levels are rounded up from this fraction on
+REPEATED = 1 << 22  # in larger models, factors that leave bytes free are not rounded again
+MOST_ATTEMPTS = 8  # how often factors are rounded until their bytes are right
+FULL = 0.93  # terms and expected entries that fill this part of the bytes are enough: more entries fill the rest
 FEWEST_BITS, USUAL_BITS, USUAL_TERMS = 1.2, 2.2, 4
 """What an integer of a factor takes: the bound of how many terms to look for; above four, the usual number."""
 

@@ -26,18 +26,13 @@ __all__ = ["DENSE", "MIXED", "MOST_TERMS", "Entries", "decode_update", "encode_d
 Ints = NDArray[np.int64]
 MIXED, DENSE = 0xB0, 0xC0
 """The first byte of a frame: terms and entries, or small integers for all entries (plus their bits)."""
-VERSION = 1
-"""It is not sent but is part of the checksum."""
-MOST_TERMS = 64
-"""Of one matrix."""
+VERSION = 1  # it is not sent but is part of the checksum
+MOST_TERMS = 64  # of one matrix
 DECISIONS = 180
 """A byte stands for fewer decisions than this. An integer of a factor takes at least one, an entry three."""
-LARGEST = 2.0**100
-"""No decoded number is larger."""
-NONE = (0, 0, 0)
-"""Levels 1, 2 and all higher ones are moved by so many 16ths of a step, −8 to 7: here by none."""
-OFFSETS_FROM = 16
-"""Frames with fewer entries have no such offsets."""
+LARGEST = 2.0**100  # no decoded number is larger
+NONE = (0, 0, 0)  # levels 1, 2 and all higher ones are moved by so many 16ths of a step, −8 to 7: here by none
+OFFSETS_FROM = 16  # frames with fewer entries have no such offsets
 
 
 class Entries(NamedTuple):
@@ -173,7 +168,7 @@ def decode_update(
     if _checksum(body, shapes, round) != check:
         raise MalformedPayload("the checksum does not match: damaged in transit, or from another round or model")
     if body[0] & 0xF0 == DENSE:
-        return Update(size, Sparse(size, [], []), levels=dense.read(body[1:], body[0] & 15, extents(shapes)))
+        return Update(size, Sparse(size, [], []), whole=dense.read(body[1:], body[0] & 15, extents(shapes)))
     if body[0] != MIXED:
         raise MalformedPayload(f"the frame has the unknown kind {body[0]:#x}")
     stream = Stream(np.frombuffer(body[1:], dtype=np.uint8).copy(), writing=False)
@@ -200,6 +195,5 @@ def encode_dense(vector: Any, shapes: Shapes, bits: int, *, round: int = 0) -> t
     if not 2 <= bits <= 8:
         raise InvalidInput(f"a dense update has from 2 to 8 bits per entry, not {bits}")
     size = size_of(shapes)
-    levels = dense.quantize(vector, extents(shapes), bits)
-    frame = seal(bytes((DENSE + bits,)) + dense.write(levels, bits), shapes, round)
-    return frame, Update(size, Sparse(size, [], []), levels=levels)
+    body, whole = dense.write(vector, extents(shapes), bits)
+    return seal(bytes((DENSE + bits,)) + body, shapes, round), Update(size, Sparse(size, [], []), whole=whole)

@@ -16,10 +16,8 @@ from dagc.updates.update import MOST_SUM, Terms
 
 __all__ = ["leading", "one_thread", "quantized"]
 
-SMALL = 48
-"""A matrix with fewer rows, or columns, is decomposed as a whole."""
-FAINT = 1e-5
-"""Singular values below this part of the largest are rounding errors."""
+SMALL = 48  # a matrix with fewer rows, or columns, is decomposed as a whole
+FAINT = 1e-5  # singular values below this part of the largest are rounding errors
 
 _lock = threading.Lock()
 _users = 0

@@ -10,18 +10,13 @@ from numpy.typing import NDArray
 __all__ = ["DEAD", "STEP_PER_PRICE", "Choice", "Rates", "gaussian"]
 
 Reals = NDArray[np.float64]
-DEAD = 0.58
-"""Factors are rounded up from this fraction on."""
+DEAD = 0.58  # factors are rounded up from this fraction on
 STEP_PER_PRICE = 6 / np.log(2)
 """step² per λ (energy per bit): where a finer uniform quantizer gains as much as its bits are worth."""
-COST = 0.95
-"""What factors take of the bits that Gaussian ones would, as a first guess."""
-DISCOUNT = 0.8
-"""What entries must bring of what terms bring: most of them can be sent after the terms, too."""
-FINEST = 18
-"""All bits together are not bought for less than the energy over 2^18."""
-OCTAVES = 48
-"""Half octaves below the largest magnitude that are looked at."""
+COST = 0.95  # what factors take of the bits that Gaussian ones would, as a first guess
+DISCOUNT = 0.8  # what entries must bring of what terms bring: most of them can be sent after the terms, too
+FINEST = 18  # all bits together are not bought for less than the energy over 2^18
+OCTAVES = 48  # half octaves below the largest magnitude that are looked at
 
 
 @cache

@@ -97,8 +97,7 @@ LARGER = (2, 2, 2, 4, 9, 16, 24, 32, 39, 45, 50, 54)
 ABOVE = (32, 32, 16, 5, 2, 2, 2, 2)
 BELOW = (32, 27, 30, 31, 32, 32, 32, 32)
 """In 64ths: the first probability that a gap is longer, by octaves above the mean; that it is not shorter, below."""
-LEVEL = 24
-"""In 64ths: the first probability that a level is larger."""
+LEVEL = 24  # in 64ths: the first probability that a level is larger
 
 
 @cache

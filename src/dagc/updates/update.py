@@ -4,7 +4,7 @@ A decoded entry is exact: the terms of a matrix are integers whose sum stays bel
 gives the same float32, and the scale of a matrix is a power of two. The entry, if there is one, is added to it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 
-__all__ = ["Dense", "Terms", "Update", "pieces"]
+__all__ = ["Terms", "Update"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
-BLOCK = 1 << 16
-"""Entries that are computed at once on a CPU: they fit into a cache."""
-MOST_SUM = 1 << 24
-"""Integers up to this are exact in float32."""
+BLOCK = 1 << 16  # entries that are computed at once on a CPU: they fit into a cache
+MOST_SUM = 1 << 24  # integers up to this are exact in float32
 
 
 def moved(array: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -83,21 +81,6 @@ class Terms:
             yield self.start + row * width, block.add_(0.0).view(-1)  # no zero is negative, on any machine
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Dense:
-    """Every entry of the vector as a small integer, with a scale for each row of a tensor."""
-
-    levels: NDArray[np.int8]
-    scales: Floats  # with eight significant bits
-    rows: tuple[tuple[int, int], ...]  # of each tensor, their length and their number
-
-    def blocks(self, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
-        """Where each part starts in the vector, and its entries."""
-        for start, end, shape, rows in pieces(self.rows):
-            levels, scales = moved(self.levels[start:end], device), moved(self.scales[rows], device)
-            yield start, (levels.view(shape).float() * scales[:, None]).view(-1)
-
-
 @dataclass(frozen=True, eq=False)
 class Update:
     """What a frame says about a vector of `size` entries; all that is not said is zero.
@@ -106,7 +89,7 @@ class Update:
         size: The length of the whole vector.
         sparse: Entries, which are added to the terms.
         terms: Rank-one terms, by matrix, ascending.
-        levels: The whole vector in small integers; then there is nothing else.
+        whole: The whole vector, if it was sent in small integers; then there is nothing else.
 
     Example:
         >>> update = Update.of(Sparse(6, [1, 4], [0.5, -2.0]))
@@ -117,7 +100,7 @@ class Update:
     size: int
     sparse: Sparse
     terms: tuple[Terms, ...] = ()
-    levels: Dense | None = None
+    whole: Floats | None = None
 
     @classmethod
     def of(cls, sparse: Sparse) -> "Update":
@@ -132,7 +115,7 @@ class Update:
     def __len__(self) -> int:
         """How many numbers were sent."""
         terms = sum(part.left.size + part.right.size + part.scales.size for part in self.terms)
-        return len(self.sparse) + terms + (self.size if self.levels else 0)
+        return len(self.sparse) + terms + (0 if self.whole is None else self.size)
 
     def __eq__(self, other: object) -> bool:
         """Whether both decode to the same bits."""
@@ -142,7 +125,7 @@ class Update:
 
     def spans(self) -> list[tuple[int, int]]:
         """Where each part that is not entries alone starts, and its length."""
-        return [(0, self.size)] if self.levels is not None else [(part.start, part.size) for part in self.terms]
+        return [(0, self.size)] if self.whole is not None else [(part.start, part.size) for part in self.terms]
 
     def entries(self, start: int, length: int) -> tuple[Ints, Floats]:
         """The places, from `start` on, and the values of the entries in a part of the vector."""
@@ -162,7 +145,9 @@ class Update:
         if vector.shape != (self.size,) or vector.dtype != torch.float32:
             raise InvalidInput(f"an update of {self.size} entries needs a float32 vector of as many")
         target, device, factor = vector.detach(), vector.device, np.float32(weight)
-        for part in self.terms if self.levels is None else (self.levels,):
+        if self.whole is not None:
+            target += moved(self.whole * factor, device)
+        for part in self.terms:
             for start, block in part.blocks(device):
                 places, values = self.entries(start, len(block))
                 if len(places):
@@ -189,28 +174,8 @@ class Update:
         for part in self.terms:
             places, values = self.entries(part.start, part.size)
             total += part.energy + 2 * float(part.at(places + part.start) @ values)
-        if self.levels is not None:
-            blocks = self.levels.blocks(torch.device("cpu"))
-            total += sum(float(np.square(block.numpy(), dtype=np.float64).sum()) for _, block in blocks)
-        return total
+        return total if self.whole is None else total + float(np.square(self.whole, dtype=np.float64).sum())
 
     def norm(self) -> float:
         """The length of the decoded vector."""
         return float(np.sqrt(self.energy))
-
-
-def pieces(rows: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, tuple[int, int], slice]]:
-    """Parts of a vector that fit into a cache: first and last coordinate, rows and columns, and which rows these are.
-
-    Tensors are given as the length and the number of their rows. Only the row of a tensor with one is divided.
-    """
-    start = row = 0
-    for length, count in rows:
-        end = start + length * count
-        step = BLOCK if count == 1 else max(1, BLOCK // length) * length
-        for first in range(start, end, step):
-            last = min(first + step, end)
-            many = 1 if count == 1 else (last - first) // length
-            at = row if count == 1 else row + (first - start) // length
-            yield first, last, (many, (last - first) // many), slice(at, at + many)
-        start, row = end, row + count

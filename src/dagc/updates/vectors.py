@@ -14,12 +14,9 @@ __all__ = ["BINS", "checked", "count_magnitudes", "energy_of", "largest_entries"
 
 Floats = NDArray[np.float32]
 Reals = NDArray[np.float64]
-BINS = 512
-"""Half octaves of magnitudes: exponent and first bit of the mantissa."""
-COUNTED = 1 << 18
-"""Of longer tensors, about as many entries are counted, evenly spread."""
-PIECE = 1 << 16
-"""Entries that are compared at once: they fit into a cache."""
+BINS = 512  # half octaves of magnitudes: exponent and first bit of the mantissa
+COUNTED = 1 << 18  # of longer tensors, about as many entries are counted, evenly spread
+PIECE = 1 << 16  # entries that are compared at once: they fit into a cache
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 

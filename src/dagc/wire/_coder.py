@@ -13,16 +13,12 @@ from dagc.wire._kernels import READ, WRITE, begin, code, finish, plain_number
 
 __all__ = ["LEARN", "READ", "STARTS", "WRITE", "Frame", "Past", "Tables", "begin", "walk"]
 
-LEARN = 2
-"""Neither read nor write, but count a frame."""
+LEARN = 2  # neither read nor write, but count a frame
 STARTS = PHASE, NEAR, COLUMN, GAP, GAP_TWO, ROW = 0, 18, 27, 36, 44, 52
 """Where the contexts of each table begin; the last has one for each row."""
-FAR = 65
-"""Longer distances count as this one."""
-STEP = 94548
-"""The largest move of a weight: 1 / ln 2 octaves."""
-LIMIT = 12 << 16
-"""No weight is farther from 0."""
+FAR = 65  # longer distances count as this one
+STEP = 94548  # the largest move of a weight: 1 / ln 2 octaves
+LIMIT = 12 << 16  # no weight is farther from 0
 WIDEST = 3072
 
 
@@ -35,12 +31,10 @@ def _root(fraction: int) -> int:
 
 
 ROOTS = np.array([_root(fraction) for fraction in range(256)], dtype=np.int64)
-PHASES = 7 + np.searchsorted((4, 6, 7, 8, 9, 10, 12, 16, 24), np.arange(48), side="right")
-"""By eighths of an interval."""
+PHASES = 7 + np.searchsorted((4, 6, 7, 8, 9, 10, 12, 16, 24), np.arange(48), side="right")  # by eighths of an interval
 OCTAVES = np.array([min((distance - 1).bit_length(), 7) for distance in range(FAR + 1)], dtype=np.int64)
 """By distance: log₂, rounded up."""
-FLOORS = np.array([max(age.bit_length() - 1, 0) for age in range(129)], dtype=np.int64)
-"""By age: log₂, rounded down."""
+FLOORS = np.array([max(age.bit_length() - 1, 0) for age in range(129)], dtype=np.int64)  # by age: log₂, rounded down
 
 
 class Past(NamedTuple):

@@ -11,10 +11,8 @@ from dagc._numba import inlined, kernel
 
 __all__ = ["READ", "WRITE", "begin", "code", "finish", "plain_number", "raw"]
 
-READ, WRITE = 0, 1
-"""What to do with each decision."""
-EVEN = 32768
-"""The chance of a decision that may go either way."""
+READ, WRITE = 0, 1  # what to do with each decision
+EVEN = 32768  # the chance of a decision that may go either way
 TOP, BYTE, WORD = 0xFF000000, 0xFF, 0xFFFFFFFF
 ZEROS = np.array([next(bit for bit in range(9) if bit == 8 or byte >> bit & 1) for byte in range(256)])
 """How many zero bits are below the lowest set bit of a byte."""

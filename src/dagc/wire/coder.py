@@ -35,12 +35,9 @@ MOST_SIZE = 1 << 26
 """The largest model. With this many entries, and any number sent, every number in the computation fits 64 bits."""
 MOST_ENTRIES = 1 << 18
 
-OCTAVE = 1 << 16
-"""One, as a weight."""
-SEEN = 4 << 16
-"""Every context starts as if four entries had been seen."""
-FULL = 0xFFFF
-"""The last value of the clock. When it is reached, half of it is subtracted from all times."""
+OCTAVE = 1 << 16  # one, as a weight
+SEEN = 4 << 16  # every context starts as if four entries had been seen
+FULL = 0xFFFF  # the last value of the clock. When it is reached, half of it is subtracted from all times
 SIGNS = 3 * 17
 TABLES = {
     "phase": (8, -39, -39, -29, -17, -9, 14, -66, -18, 5, 19, 28, 34, 36, 35, 33, 26, 13),
@@ -53,8 +50,7 @@ TABLES = {
 AGREE = ((50, 25, 75), (71, 27, 71), (98, 80, 99))
 """How likely a sign is to agree with its row's lean, in percent. One row each for a lean of 0 (taken as positive), of
 1 to 7, and of 8; one column each for coordinates never sent, last sent with the other sign, or with the same."""
-TRIALS = 2
-"""How many observed signs each of these percentages counts for."""
+TRIALS = 2  # how many observed signs each of these percentages counts for
 
 
 NUMBERS = {"frames": 1 << 63, "fingerprint": 1 << 32, "mean": 0x7F80, "now": FULL + 1}

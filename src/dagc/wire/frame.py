@@ -24,15 +24,12 @@ from dagc.wire.values import VALUE_CODECS, ValueCodec, codec_of, quantise, value
 
 __all__ = ["checksum", "crc", "decode", "encode", "encode_coded", "has_signs", "is_coded", "payload_size", "varint"]
 
-VERSION = 1
-"""It is not sent but is part of the checksum, so it costs no bytes."""
+VERSION = 1  # it is not sent but is part of the checksum, so it costs no bytes
 SHORT_BELOW = 1024
 """Frames of this length and more have a checksum of 32 bits, others of 16. No frame has 1024 or 1025 bytes."""
 SHORT, LONG = 2, 4
-CODED, CODED_FIRST = 8, 9
-"""Used instead of an index rule: coded with a memory; coded with an empty memory."""
-_OURS = set(VALUE_CODECS.values())
-"""What codecs from elsewhere have read is checked again."""
+CODED, CODED_FIRST = 8, 9  # used instead of an index rule: coded with a memory; coded with an empty memory
+_OURS = set(VALUE_CODECS.values())  # what codecs from elsewhere have read is checked again
 
 
 def encode(

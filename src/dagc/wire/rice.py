@@ -16,8 +16,7 @@ from dagc.errors import MalformedPayload
 
 __all__ = ["BLOCK", "Rice", "largest", "last_counts", "plan", "read", "write"]
 
-BLOCK = 128
-"""How many indices share a parameter that is sent."""
+BLOCK = 128  # how many indices share a parameter that is sent
 PARAMETER_BITS = 6
 LARGEST_PARAMETER = 48
 

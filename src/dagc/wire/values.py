@@ -15,8 +15,7 @@ __all__ = ["VALUE_CODECS", "ValueCodec", "codec_of", "quantise", "value_codec"]
 
 Floats = NDArray[np.float32]
 
-BLOCK = 256
-"""How many int8 values share a scale."""
+BLOCK = 256  # how many int8 values share a scale
 NORMAL = np.finfo(np.float32).smallest_normal
 
 
