@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dagc import MalformedPayload
-from dagc.wire import rice
+from dagc.wire import indices as rice
 from tests.wire.histories import without_kernels
 
 pytest.importorskip("numba")

@@ -1,4 +1,4 @@
-"""The loops that write and read single bits: a binary range coder, and the Rice codes of `dagc.wire.rice`.
+"""The loops that write and read single bits: a binary range coder, and the Rice codes of `dagc.wire.indices`.
 
 Integers only, so every machine computes the same. The range coder's state is four numbers. What was coded so far may
 continue with any number from the first to the second; the third is how many bytes are done. A reader has the next four

@@ -98,16 +98,16 @@ class Memory:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.frames, self.fingerprint, self._mean, self._now = 0, 0, 0, 1
-        self._tables = _first_tables(len(self._rows) // 3)
-        self._columns = np.zeros(self._width, dtype=np.uint16)
-        self._last, self._interval = (np.zeros(self.size if self.clocks else 0, dtype=np.uint16) for _ in range(2))
+        self.frames, self.fingerprint, self.mean, self.now = 0, 0, 0, 1
+        self.tables = _first_tables(len(self._rows) // 3)
+        self.columns = np.zeros(self._width, dtype=np.uint16)
+        self.last, self.interval = (np.zeros(self.size if self.clocks else 0, dtype=np.uint16) for _ in range(2))
         self._lesson: _Lesson | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes in use. The tables count twice: a frame that was read but not yet counted has a copy."""
-        return self._tables.nbytes + sum(array.nbytes for array in self._arrays().values())
+        return self.tables.nbytes + sum(getattr(self, name).nbytes for name in self._arrays)
 
     def write(self, sparse: Sparse, most: int | None = None, limit: int | None = None) -> bytes | None:
         """Encode these entries as a section; None if there are too many, or if it would exceed `limit` bytes.
@@ -157,15 +157,15 @@ class Memory:
             self._walk(_coder.LEARN, np.zeros(0, dtype=np.uint8), entries, None)
             lesson = self._lesson
         assert lesson is not None
-        self._tables, self.fingerprint, self._lesson = lesson.tables, lesson.after, None
-        self._mean = entries.mean
+        self.tables, self.fingerprint, self._lesson = lesson.tables, lesson.after, None
+        self.mean = entries.mean
         self.frames += 1
         self._stamp(entries)
-        if self._now == FULL:
-            for times in (self._columns, self._last):
+        if self.now == FULL:
+            for times in (self.columns, self.last):
                 times[:] = np.where(times > 0, np.maximum(times, 32769) - 32768, 0)
-            self._now -= 32768
-        self._now += 1
+            self.now -= 32768
+        self.now += 1
 
     def _entries(self, sparse: Sparse) -> "_Entries":
         if not self.signs or not len(sparse):
@@ -175,14 +175,14 @@ class Memory:
 
     def _stamp(self, entries: "_Entries") -> None:
         """Record when each coordinate and each column was sent."""
-        indices, now = entries.indices, self._now
+        indices, now = entries.indices, self.now
         row = np.searchsorted(self._rows[0::3], indices, side="right") - 1
-        self._columns[self._rows[2::3][row] + indices - self._rows[0::3][row]] = now
+        self.columns[self._rows[2::3][row] + indices - self._rows[0::3][row]] = now
         if self.clocks:
-            last = self._last[indices].astype(np.int64)
+            last = self.last[indices].astype(np.int64)
             since = np.where(last > 0, np.minimum(now - last, 32767), 0)
-            self._interval[indices] = 2 * since + entries.negative
-            self._last[indices] = now
+            self.interval[indices] = 2 * since + entries.negative
+            self.last[indices] = now
 
     def _walk(
         self, mode: int, data: NDArray[np.uint8], entries: "_Entries", most: int | None
@@ -190,15 +190,15 @@ class Memory:
         """Write, read or only learn. Returns the section's length, or -1, and the entries."""
         from dagc.wire import _coder
 
-        learned = self._tables.copy()
-        ages = self._now - self._columns.astype(np.int64)
+        learned = self.tables.copy()
+        ages = self.now - self.columns.astype(np.int64)
         octaves = np.searchsorted(np.int64(1) << np.arange(1, 8), ages, side="right")
-        columns = np.where(self._columns > 0, octaves, 8)
-        past = _coder.Past(self._rows, self._last, self._interval, columns, self._now, self.size)
+        columns = np.where(self.columns > 0, octaves, 8)
+        past = _coder.Past(self._rows, self.last, self.interval, columns, self.now, self.size)
         indices, negative = np.append(entries.indices, -1), np.append(entries.negative, np.uint8(0))
         frame = _coder.Frame(indices, negative, self.signs, -1 if most is None else most)
         tables = _coder.Tables(*self._parts(learned))
-        known = len(entries.indices), entries.mean, self._mean
+        known = len(entries.indices), entries.mean, self.mean
         count, mean, length = _coder.walk(mode, data, _coder.begin(data), tables, past, frame, *known)
         if count < 0:
             return -1, entries
@@ -212,34 +212,32 @@ class Memory:
         contexts = (len(tables) - 2 * SIGNS - rows) // 2
         return np.split(tables, np.cumsum([contexts, contexts, SIGNS, SIGNS]))
 
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        arrays: dict[str, NDArray[Any]] = {"tables": self._tables, "columns": self._columns}
-        return {**arrays, "last": self._last, "interval": self._interval} if self.clocks else arrays
+    @property
+    def _arrays(self) -> tuple[str, ...]:
+        return ("tables", "columns", "last", "interval") if self.clocks else ("tables", "columns")
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state; arrays are not copied."""
-        numbers = {"frames": self.frames, "fingerprint": self.fingerprint, "mean": self._mean, "now": self._now}
-        return {"clocks": self.clocks, "signs": self.signs, **numbers, **self._arrays()}
+        return {name: getattr(self, name) for name in ("clocks", "signs", *NUMBERS, *self._arrays)}
 
     @classmethod
     def restored(cls, shapes: Shapes, state: Mapping[str, Any]) -> Self:
         """A memory with the state returned by `state_dict`. State that does not fit is refused."""
         try:
             memory = cls(shapes, bool(state["clocks"]), bool(state["signs"]))
-            numbers = [int(state[name]) for name in NUMBERS]
-            arrays = {name: np.array(state[name]) for name in memory._arrays()}
+            values = {name: int(state[name]) for name in NUMBERS}
+            values |= {name: np.array(state[name]) for name in memory._arrays}
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"the coder's memory does not fit this model: {error!r}") from error
-        for name, expected in memory._arrays().items():
-            if (arrays[name].shape, arrays[name].dtype) != (expected.shape, expected.dtype):
+        for name in memory._arrays:
+            array, expected = values[name], getattr(memory, name)
+            if (array.shape, array.dtype) != (expected.shape, expected.dtype):
                 raise InvalidInput(
                     f"the coder's memory does not fit this model: {name} must be {expected.dtype} {expected.shape}, "
-                    f"not {arrays[name].dtype} {arrays[name].shape}"
+                    f"not {array.dtype} {array.shape}"
                 )
-            setattr(memory, f"_{name}", arrays[name])
-        memory.frames, memory.fingerprint, memory._mean, memory._now = numbers
-        if not all(0 <= number < most for number, most in zip(numbers, NUMBERS.values(), strict=True)):
-            raise InvalidInput(f"the coder's memory is damaged: {numbers!r:.200}")
+        for name, value in values.items():
+            setattr(memory, name, value)
         if not memory._in_range():
             raise InvalidInput("the coder's memory is damaged: a number in its state is out of range")
         return memory
@@ -247,11 +245,12 @@ class Memory:
     def _in_range(self) -> bool:
         """Whether the state can have come from frames, as far as the kernels rely on that."""
         limits = ((-12 * OCTAVE, 12 * OCTAVE), (1, 1 << 50), (1, 65535), (0, 255), (-8, 8))
-        parts = zip(self._parts(self._tables), limits, strict=True)
+        parts = zip(self._parts(self.tables), limits, strict=True)
         return (
-            all(np.all((low <= part) & (part <= high)) for part, (low, high) in parts)
+            all(0 <= getattr(self, name) < most for name, most in NUMBERS.items())
+            and all(np.all((low <= part) & (part <= high)) for part, (low, high) in parts)
             and bool(self.frames) == bool(self.fingerprint)
-            and max(self._columns.max(), self._last.max(initial=0)) < self._now
+            and max(self.columns.max(), self.last.max(initial=0)) < self.now
         )
 
 

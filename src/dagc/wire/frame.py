@@ -17,9 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import MAX_SIZE, Sparse
-from dagc.wire import rice
+from dagc.wire import indices
 from dagc.wire.coder import Memory
-from dagc.wire.indices import SEED, read_indices, write_indices
 from dagc.wire.values import VALUE_CODECS, ValueCodec, codec_of, quantise, value_codec
 
 __all__ = ["checksum", "crc", "decode", "encode", "encode_coded", "has_signs", "is_coded", "payload_size", "varint"]
@@ -59,7 +58,7 @@ def encode(
             f"the memory is for {memory.size} entries {'with' if memory.signs else 'without'} signs, "
             f"not for {sparse.size} entries sent as {values}"
         )
-    rule, section = write_indices(sparse, codec.index_bytes)
+    rule, section = indices.write_indices(sparse, codec.index_bytes)
     body = bytes((rule << 4 | codec.id,)) + varint(len(sparse)) + section + codec.write(sparse.values)
     frame = body + checksum(body, sparse.size, round)
     coded = None if memory is None else encode_coded(sparse, codec, round, memory, most, len(frame) - 1)
@@ -149,9 +148,9 @@ def _read_alone(body: memoryview, codec: ValueCodec, size: int, limit: int) -> S
     if middle < start:
         raise MalformedPayload(f"the frame is truncated: {len(body)} of at least {len(body) + start - middle} bytes")
     rule, section = body[0] >> 4, body[start:middle]
-    indices = read_indices(rule, section, size, count, codec.index_bytes)
-    seed = int.from_bytes(section, "little") if rule == SEED else None
-    return Sparse.trusted(size, indices, codec.read(body[middle:], count), seed)
+    places = indices.read_indices(rule, section, size, count, codec.index_bytes)
+    seed = int.from_bytes(section, "little") if rule == indices.SEED else None
+    return Sparse.trusted(size, places, codec.read(body[middle:], count), seed)
 
 
 def _read_coded(body: memoryview, codec: ValueCodec, memory: Memory, most: int | None) -> Sparse:
@@ -217,10 +216,10 @@ def payload_size(size: int, entries: ArrayLike, values: str = "fp32") -> NDArray
         raise InvalidInput(f"cannot send {entries!r:.100} entries of a vector of {size}")
     codec = value_codec(values)
     # One more entry can take fewer bytes only here: the Rice parameter falls, or a full frame needs no indices.
-    before = np.append(rice.last_counts(size), size - 1)
+    before = np.append(indices.last_counts(size), size - 1)
     every, where = np.unique(np.concatenate((counts.ravel(), before[before < largest])), return_inverse=True)
     count_bytes = 1 + np.searchsorted(np.int64(1) << np.arange(7, 56, 7), every, side="right")
-    index_bytes = codec.index_bytes * every if codec.index_bytes else rice.largest(size, every)
+    index_bytes = codec.index_bytes * every if codec.index_bytes else indices.largest(size, every)
     value_bytes = np.array([codec.size(count) for count in every.tolist()], dtype=np.int64)
     total = 1 + count_bytes + np.where(every == size, 0, index_bytes) + value_bytes + SHORT
     total = np.where(total < SHORT_BELOW, total, total + LONG - SHORT)
