@@ -83,12 +83,10 @@ class Rates:
         best = net.argmax(axis=1)
         tensors = np.arange(len(best))
         worth = np.maximum(net[tensors, best], 0)
-        some = worth > 0
-        left, right = self._sides.T
         step = np.log2(square) / 2
         logs, gaussian_bits, gaussian_kept = gaussian()
-        cost, kept = np.full(len(left), 9.0), self._squares
-        for side in (left, right):
+        cost, kept = np.full(len(self._squares), 9.0), self._squares
+        for side in self._sides.T:
             at = self._logs - step - np.log2(side) / 2
             cost = cost + self.cost * side * np.interp(at, logs, gaussian_bits)
             kept = kept * np.interp(at, logs, gaussian_kept)
@@ -98,10 +96,10 @@ class Rates:
         )
         better = terms_energy - price * terms_bits > DISCOUNT * worth
         terms = np.where(better, np.bincount(self._tensor, pays, minlength=len(best)), 0).astype(np.int64)
-        entry_bits = float(bits[tensors, best][some & ~better].sum())
-        entry_energy = float(energy[tensors, best][some & ~better].sum())
-        all_bits = entry_bits + float(terms_bits[better].sum())
-        return Choice(price, terms, all_bits, entry_energy + float(terms_energy[better].sum()), entry_bits)
+        sparse = (worth > 0) & ~better
+        entry_bits, entry_energy = (float(each[tensors, best][sparse].sum()) for each in (bits, energy))
+        all_bits, all_energy = entry_bits + terms_bits[better].sum(), entry_energy + terms_energy[better].sum()
+        return Choice(price, terms, float(all_bits), float(all_energy), entry_bits)
 
     def choice(self, bits: float, share: float | None, near: float | None = None) -> Choice:
         """What pays at the highest price, maybe near this one, at which it takes all bits, or carries the share."""

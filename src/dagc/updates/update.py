@@ -127,18 +127,9 @@ class Update:
         """Where each part that is not entries alone starts, and its length."""
         return [(0, self.size)] if self.whole is not None else [(part.start, part.size) for part in self.terms]
 
-    def entries(self, start: int, length: int) -> tuple[Ints, Floats]:
-        """The places, from `start` on, and the values of the entries in a part of the vector."""
-        first, last = np.searchsorted(self.sparse.indices, (start, start + length))
-        return self.sparse.indices[first:last] - start, self.sparse.values[first:last]
-
-    def alone(self) -> tuple[Ints, Floats]:
-        """The entries outside of all spans."""
-        keep = np.ones(len(self.sparse), dtype=bool)
-        for start, length in self.spans():
-            first, last = np.searchsorted(self.sparse.indices, (start, start + length))
-            keep[first:last] = False
-        return self.sparse.indices[keep], self.sparse.values[keep]
+    def entries(self, start: int, length: int) -> slice:
+        """Which entries are in a part of the vector."""
+        return slice(*np.searchsorted(self.sparse.indices, (start, start + length)))
 
     def add_to(self, vector: torch.Tensor, weight: float = 1.0) -> None:
         """Add weight · update to a vector on any device: each entry is multiplied in float32, then added in float32."""
@@ -147,15 +138,18 @@ class Update:
         target, device, factor = vector.detach(), vector.device, np.float32(weight)
         if self.whole is not None:
             target += moved(self.whole * factor, device)
+        alone = np.ones(len(self.sparse), dtype=bool)
         for part in self.terms:
             for start, block in part.blocks(device):
-                places, values = self.entries(start, len(block))
-                if len(places):
-                    block.index_add_(0, moved(places, device), moved(values, device))
+                inside = self.entries(start, len(block))
+                alone[inside] = False
+                if alone[inside].size:
+                    places = self.sparse.indices[inside] - start
+                    block.index_add_(0, moved(places, device), moved(self.sparse.values[inside], device))
                 target[start : start + len(block)] += block if factor == 1 else block.mul_(float(factor))
-        indices, values = self.alone()
+        indices, values = self.sparse.indices[alone], self.sparse.values[alone] * factor
         positions = indices.astype(np.int32) if self.size < 1 << 31 else indices
-        target.index_add_(0, moved(positions, device), moved(values * factor, device))
+        target.index_add_(0, moved(positions, device), moved(values, device))
 
     def subtract_from(self, vector: torch.Tensor) -> None:
         """Subtract the update: what is left of the vector that it stands for."""
@@ -172,8 +166,8 @@ class Update:
         """The sum of the squares of all decoded entries."""
         total = float(np.square(self.sparse.values, dtype=np.float64).sum())
         for part in self.terms:
-            places, values = self.entries(part.start, part.size)
-            total += part.energy + 2 * float(part.at(places + part.start) @ values)
+            inside = self.entries(part.start, part.size)
+            total += part.energy + 2 * float(part.at(self.sparse.indices[inside]) @ self.sparse.values[inside])
         return total if self.whole is None else total + float(np.square(self.whole, dtype=np.float64).sum())
 
     def norm(self) -> float:
