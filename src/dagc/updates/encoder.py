@@ -67,19 +67,9 @@ def encode_update(
 ) -> tuple[bytes, Update]:
     """Encode as much of the vector's energy as possible within a number of bytes, or a share of it in few bytes.
 
-    Args:
-        vector: The values of all tensors, one after the other.
-        shapes: The shapes of these tensors.
-        max_bytes: The longest frame. If it is too short for anything, the frame is empty.
-        share: The share of the energy that the frame must carry, above 0 and up to 1, unless `max_bytes` forbids it.
-        round: Both sides must know it: the checksum covers it.
-        most_terms: The most terms of one matrix; 0 for entries alone.
-
-    Returns:
-        The frame, and the update that it decodes to.
-
-    Raises:
-        NonFiniteGradient: If the vector has NaN or infinite entries.
+    The vector holds the values of all tensors; `NonFiniteGradient` if one is NaN or infinite. If `max_bytes` is too
+    short for anything, the frame is empty, whatever share it must carry. A matrix has at most so many terms. Returns
+    the frame, and the update that it decodes to.
 
     Example:
         >>> vector = torch.outer(torch.arange(1.0, 9), torch.arange(1.0, 5)).reshape(-1)

@@ -5,7 +5,6 @@ The size of the vector, the shapes of the tensors and the round are known to bot
 
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache
 from math import ldexp
 from typing import Any, NamedTuple
 
@@ -55,13 +54,8 @@ def seal(body: bytes, shapes: Shapes, round: int) -> bytes:
 
 
 def _checksum(body: bytes | memoryview, shapes: Shapes, round: int) -> bytes:
-    return crc(body, (VERSION, round, size_of(shapes), _sides(tuple(extents(shapes)))))
-
-
-@lru_cache(maxsize=16)
-def _sides(parts: tuple[tuple[int, int, int], ...]) -> int:
-    """A CRC-32 of rows and columns of the tensors."""
-    return zlib.crc32(b"".join(varint(side) for part in parts for side in part[1:]))
+    sides = b"".join(varint(side) for part in extents(shapes) for side in part[1:])
+    return crc(body, (VERSION, round, size_of(shapes), zlib.crc32(sides)))
 
 
 def most_body(max_bytes: int) -> int:

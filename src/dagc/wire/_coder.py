@@ -90,12 +90,6 @@ def _head(mode, data, coder, frame, count, mean, mean_before):
 
 
 @kernel
-def _recency(now, last):
-    """How long ago the last time was, in octaves, at most 7; 8 if never."""
-    return FLOORS[min(now - last, 128)] if last else 8
-
-
-@kernel
 def _phase(now, last, interval):
     """Where a coordinate is in its cycle, 0 to 17: never sent, sent once and how long ago, or age / interval."""
     if not last:
@@ -131,7 +125,8 @@ def _weigh(weights, past, logs, contexts):
                 phase = _phase(now, int(last[i]), int(past.interval[i]) >> 1)
                 before = last[i - 1] if c > 0 else 0
                 after = last[i + 1] if c + 1 < length else 0
-                near = _recency(now, int(max(before, after)))
+                recent = int(max(before, after))
+                near = FLOORS[min(now - recent, 128)] if recent else 8
                 weight += weights[PHASE + phase] + weights[NEAR + near]
                 contexts[i] = 16 * phase + near
             logs[i] = weight >> 8

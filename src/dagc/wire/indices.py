@@ -94,7 +94,10 @@ def plan(indices: Ints, size: int, blocks: bool) -> Rice:
 
     indices = np.ascontiguousarray(indices)
     block, counts, sent = _blocks(len(indices), blocks)
-    parameters = _best_parameter(_totals(indices, counts) if blocks else size - counts, counts)
+    gaps = size - counts  # in each block, added up
+    if blocks:
+        gaps = np.diff(np.append(indices[BLOCK - 1 : -1 : BLOCK], indices[-1:]), prepend=-1) - counts
+    parameters = _best_parameter(gaps, counts)
     head = sent * len(parameters) + int((parameters * counts).sum())
     unary = len(indices) + int(_kernels.quotients(indices, block, parameters))
     return Rice(indices, block, parameters, sent, head, unary)
@@ -160,12 +163,6 @@ def _blocks(count: int, blocks: bool) -> tuple[int, Ints, int]:
     counts = np.full(-(-count // block), block, dtype=np.int64)
     counts[-1:] -= -count % block
     return block, counts, PARAMETER_BITS if blocks else 0
-
-
-def _totals(indices: Ints, counts: Ints) -> Ints:
-    """The sum of the gaps in each block."""
-    lasts = np.append(indices[BLOCK - 1 :: BLOCK], indices[-1:])[: len(counts)]
-    return np.diff(lasts, prepend=-1) - counts
 
 
 def _best_parameter(totals: Ints, counts: Ints) -> Ints:

@@ -16,7 +16,8 @@ __all__ = ["VALUE_CODECS", "ValueCodec", "codec_of", "quantise", "value_codec"]
 Floats = NDArray[np.float32]
 
 BLOCK = 256  # how many int8 values share a scale
-NORMAL = np.finfo(np.float32).smallest_normal
+NORMAL, LARGEST = np.finfo(np.float32).smallest_normal, np.float64(np.finfo(np.float32).max) / 127
+"""Scales are 0 or from one to the other, so that decoded values are finite."""
 
 
 class ValueCodec(NamedTuple):
@@ -59,14 +60,10 @@ def _write_int8(values: Floats) -> bytes:
     bits = (np.maximum(blocks.max(axis=1), -blocks.min(axis=1)) / np.float32(127)).view(np.uint32)
     mask = np.uint32(0xFFFFFF00)
     up, down = ((bits + np.uint32(0xFF)) & mask).view(np.float32), (bits & mask).view(np.float32)
-    scales = np.where(_overflows(up), down, np.where(up < NORMAL, np.float32(0), up))
+    scales = np.where(up > LARGEST, down, np.where(up < NORMAL, np.float32(0), up))
     blocks /= np.where(scales > 0, scales, np.float32(np.inf))[:, None]
     np.clip(np.rint(blocks, out=blocks), -127, 127, out=blocks)
     return scales.astype("<f4").tobytes() + blocks.astype(np.int8).reshape(-1)[: len(values)].tobytes()
-
-
-def _overflows(scales: Floats) -> NDArray[np.bool_]:
-    return np.asarray(scales.astype(np.float64) * 127 > np.finfo(np.float32).max)
 
 
 def _read_int8(section: memoryview, count: int) -> Floats:
@@ -74,7 +71,7 @@ def _read_int8(section: memoryview, count: int) -> Floats:
     scales = np.frombuffer(section[:middle], dtype="<f4").astype(np.float32)
     steps = np.frombuffer(section[middle:], dtype=np.int8)
     bits = scales.view(np.uint32)
-    if np.any(bits & 0xFF) or np.any(bits >= 0x7F800000) or np.any(_overflows(scales) | (bits > 0) & (scales < NORMAL)):
+    if not np.all((bits == 0) | (scales >= NORMAL) & (scales <= LARGEST) & (bits & 0xFF == 0)):
         raise MalformedPayload(
             "a scale of the int8 values is not finite, is negative or denormal, or has too many digits"
         )
