@@ -109,10 +109,12 @@ class _Job:
         if self.room < 6 or self.shift < LOWEST or not self.values.any():
             return None, Update.empty(size)
         self.parts = extents(self.shapes)
-        count, energy = map(np.stack, zip(*(count_magnitudes(self.part(*each)) for each in self.parts), strict=True))
+        pieces = torch.from_numpy(self.values).split([rows * columns for _, rows, columns in self.parts])
+        self.matrices = [piece.view(each[1:]) for piece, each in zip(pieces, self.parts, strict=True)]
+        count, energy = map(np.stack, zip(*(count_magnitudes(piece.numpy()) for piece in pieces), strict=True))
         self.total = float(energy.sum())  # an estimate
         self.energy = energy_of(self.values) if self.share is not None else 0.0
-        spectra = [self.spectrum(*part, each) for part, each in zip(self.parts, energy.sum(axis=1), strict=True)]
+        spectra = list(map(self.spectrum, self.matrices, energy.sum(axis=1)))
         rates = Rates(self.parts, count, energy, [np.square(sigmas.numpy()) for _, sigmas in spectra])
         stream, terms, step = self.begin(spectra, rates)
         rest = self.values
@@ -124,18 +126,15 @@ class _Job:
             return None, Update.empty(size)
         return body, Update(size, sparse, tuple(self.shifted(each) for each in terms))
 
-    def part(self, start: int, rows: int, columns: int) -> Floats:
-        """The values of a tensor."""
-        return self.values[start : start + rows * columns]
-
-    def spectrum(self, start: int, rows: int, columns: int, energy: float) -> Spectrum:
+    def spectrum(self, matrix: torch.Tensor, energy: float) -> Spectrum:
         """The leading right singular vectors of a matrix that could be worth sending, and their singular values."""
+        rows, columns = matrix.shape
         afford = self.room * 8 / (rows + columns)
         usual = afford / USUAL_BITS * min(1.0, 4 * energy / self.total)
         rank = min(int(min(afford / FEWEST_BITS, max(USUAL_TERMS, usual))), rows, columns, self.most_terms)
         if rank < 1 or min(rows, columns) < 2 or energy == 0:
             return torch.zeros(columns, 0), torch.zeros(0, dtype=torch.float64)
-        return leading(torch.from_numpy(self.part(start, rows, columns)).view(rows, columns), rank)
+        return leading(matrix, rank)
 
     def begin(self, spectra: Sequence[Spectrum], rates: Rates) -> tuple[Stream, list[Terms], int]:
         """The stream with the terms that pay. What they really take corrects the expectation."""
@@ -173,11 +172,12 @@ class _Job:
 
     def terms(self, spectra: Sequence[Spectrum], choice: Choice, step: int) -> list[Terms]:
         """The factors of the chosen terms as integers."""
-        done = []
-        for (start, rows, columns), (right, sigmas), count in zip(self.parts, spectra, choice.terms, strict=True):
-            if count:
-                matrix = torch.from_numpy(self.part(start, rows, columns)).view(rows, columns)
-                done.append(quantized(matrix, start, right[:, :count], sigmas[:count], step))
+        each = zip(self.matrices, self.parts, spectra, choice.terms, strict=True)
+        done = (
+            quantized(matrix, start, right[:, :count], sigmas[:count], step)
+            for matrix, (start, _, _), (right, sigmas), count in each
+            if count
+        )
         return [terms for terms in done if terms is not None]
 
     def fewer(self, terms: Sequence[Terms], choice: Choice) -> list[Terms]:
