@@ -176,9 +176,6 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
 def _joined(sparses: Sequence[Sparse]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
     """Where each client's entries begin, and the last ones end; and all indices and values."""
     starts = np.cumsum([0, *map(len, sparses)])
-    if len(sparses) == 1:
-        indices, values = sparses[0].indices, sparses[0].values
-        return starts, np.ascontiguousarray(indices, np.int64), np.ascontiguousarray(values, np.float32)
     indices, values = pool.take(int(starts[-1]), np.dtype(np.int64)), pool.take(int(starts[-1]), np.dtype(np.float32))
     np.concatenate([sparse.indices for sparse in sparses], out=indices)
     np.concatenate([sparse.values for sparse in sparses], out=values)

@@ -96,7 +96,8 @@ def read(body: memoryview, bits: int, extents: Extents) -> Floats:
     """Decode what `write` wrote."""
     if not 2 <= bits <= 8:
         raise MalformedPayload(f"a dense update has from 2 to 8 bits per entry, not {bits}")
-    size, count = (tensors_of(extents, bits)[-1][which].stop for which in (0, 2))
+    entries, _, rows = tensors_of(extents, bits)[-1]
+    size, count = entries.stop, rows.stop
     if len(body) != 2 * count + (bits * size + 7) // 8:
         raise MalformedPayload(
             f"a dense update of {size} entries with {bits} bits each does not have {len(body)} bytes"

@@ -109,7 +109,7 @@ class _Job:
         if self.room < 6 or self.shift < LOWEST or not self.values.any():
             return None, Update.empty(size)
         self.parts = extents(self.shapes)
-        pieces = torch.from_numpy(self.values).split([rows * columns for _, rows, columns in self.parts])
+        pieces = torch.split(torch.from_numpy(self.values), [rows * columns for _, rows, columns in self.parts])
         self.matrices = [piece.view(each[1:]) for piece, each in zip(pieces, self.parts, strict=True)]
         count, energy = map(np.stack, zip(*(count_magnitudes(piece.numpy()) for piece in pieces), strict=True))
         self.total = float(energy.sum())  # an estimate

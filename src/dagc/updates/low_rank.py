@@ -100,7 +100,8 @@ def solved(gram: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
     """The least squares solution, also if some columns are nearly or exactly dependent."""
     gram = gram.double()
     gram.diagonal().mul_(1 + 1e-6).add_(1e-30)
-    return torch.linalg.solve(gram, image.double())
+    solution: torch.Tensor = torch.linalg.solve(gram, image.double())
+    return solution
 
 
 def _fitting(start: int, left: torch.Tensor, right: torch.Tensor, scales: NDArray[np.int64]) -> Terms:

@@ -6,6 +6,7 @@ bytes in the fourth; zeros follow the end of the data.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dagc._numba import inlined, kernel
 
@@ -18,7 +19,7 @@ ZEROS = np.array([next(bit for bit in range(9) if bit == 8 or byte >> bit & 1) f
 """How many zero bits are below the lowest set bit of a byte."""
 
 
-def begin(data):
+def begin(data: NDArray[np.uint8]) -> tuple[int, int, int, int]:
     """The state before the first decision, to write these bytes or to read them."""
     return 0, WORD, 0, int.from_bytes(data[:4].tobytes().ljust(4, b"\0"), "big")
 

@@ -107,7 +107,7 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """Bytes in use. The tables count twice: a frame that was read but not yet counted has a copy."""
-        return self.tables.nbytes + sum(getattr(self, name).nbytes for name in self._arrays)
+        return int(self.tables.nbytes + sum(getattr(self, name).nbytes for name in self._arrays))
 
     def write(self, sparse: Sparse, most: int | None = None, limit: int | None = None) -> bytes | None:
         """Encode these entries as a section; None if there are too many, or if it would exceed `limit` bytes.
@@ -225,7 +225,7 @@ class Memory:
         """A memory with the state returned by `state_dict`. State that does not fit is refused."""
         try:
             memory = cls(shapes, bool(state["clocks"]), bool(state["signs"]))
-            values = {name: int(state[name]) for name in NUMBERS}
+            values: dict[str, Any] = {name: int(state[name]) for name in NUMBERS}
             values |= {name: np.array(state[name]) for name in memory._arrays}
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"the coder's memory does not fit this model: {error!r}") from error

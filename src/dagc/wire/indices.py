@@ -94,10 +94,8 @@ def plan(indices: Ints, size: int, blocks: bool) -> Rice:
 
     indices = np.ascontiguousarray(indices)
     block, counts, sent = _blocks(len(indices), blocks)
-    gaps = size - counts  # in each block, added up
-    if blocks:
-        gaps = np.diff(np.append(indices[BLOCK - 1 : -1 : BLOCK], indices[-1:]), prepend=-1) - counts
-    parameters = _best_parameter(gaps, counts)
+    lasts = np.append(indices[BLOCK - 1 : -1 : BLOCK], indices[-1:]) if blocks else np.array([size - 1])
+    parameters = _best_parameter(lasts - np.append(-1, lasts[:-1]) - counts, counts)
     head = sent * len(parameters) + int((parameters * counts).sum())
     unary = len(indices) + int(_kernels.quotients(indices, block, parameters))
     return Rice(indices, block, parameters, sent, head, unary)
