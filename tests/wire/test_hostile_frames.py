@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import dagc
 from dagc import VALUE_CODECS, InvalidInput, MalformedPayload, Sparse, decode, encode
+from dagc._numba import compiled
 from dagc.wire import payload_size
 from dagc.wire.frame import checksum, varint
 from tests.wire.entries_reference import decoded
@@ -171,7 +172,7 @@ def test_one_wide_block_does_not_make_all_others_slow():
         started = time.process_time()
         with pytest.raises(MalformedPayload, match="or bytes follow"):
             decode(payload, 1 << 48)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < (1 if compiled() else 12), "plain Python reads two indices per microsecond"
 
 
 def mutants(number, seed):
