@@ -23,11 +23,13 @@ def compiled() -> bool:
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile on the first call, and cache the machine code on disk if possible.
+    """Compile on the first call, and cache the machine code on disk if possible; without numba, run as plain Python.
 
     Kernels release the interpreter's lock, so that threads run in parallel, and do not use fast-math, so that every
     machine rounds alike. They never start threads of their own, which would not survive a fork.
     """
+    if not compiled():
+        return function
     import numba
 
     try:
@@ -38,6 +40,8 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """A part of a kernel, inlined: a call would count references, and wait for all writes past the cache first."""
+    if not compiled():
+        return function
     import numba
 
     return numba.njit(inline="always")(function)

@@ -1,6 +1,7 @@
 """The wire: exact round trips, honest sizes, the documented bytes, and no bytes that bring it down."""
 
 import binascii
+import contextlib
 import math
 import re
 import time
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 
 import dagc
 from dagc import VALUE_CODECS, InvalidInput, MalformedPayload, Sparse, decode, encode
-from dagc.wire import payload_size, rice
+from dagc.wire import indices as rice
+from dagc.wire import payload_size
 from dagc.wire.frame import VERSION, checksum, varint
 from tests.wire.coder_reference import Refused
 from tests.wire.entries_reference import decoded
+from tests.wire.histories import without_kernels
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "wire-entries.md"
 EVEN, BLOCKS, SEED, PLAIN = range(4)
@@ -119,8 +122,7 @@ def test_compiled_and_plain_rice_codes_are_the_same(sparse, blocks):
     planned = rice.plan(sparse.indices, sparse.size, blocks)
     section = rice.write(planned)
     assert len(section) == planned.size
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rice, "compiled", lambda: False)
+    with without_kernels():
         assert rice.plan(sparse.indices, sparse.size, blocks)[3:] == planned[3:]
         assert rice.write(planned) == section
         assert rice.read(memoryview(section), sparse.size, len(sparse), blocks).tolist() == sparse.indices.tolist()
@@ -131,9 +133,8 @@ def test_compiled_and_plain_rice_codes_are_the_same(sparse, blocks):
 @settings(max_examples=300)
 def test_compiled_and_plain_rice_codes_refuse_the_same(section, count, size, blocks):
     results = []
-    for path in (True, False):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rice, "compiled", lambda path=path: path)
+    for kernels in (contextlib.nullcontext, without_kernels):
+        with kernels():
             try:
                 results.append(rice.read(memoryview(section), size, min(count, size), blocks).tolist())
             except MalformedPayload:

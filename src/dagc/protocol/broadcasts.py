@@ -141,7 +141,7 @@ def broadcasts(download: Download) -> Iterator[tuple[int, memoryview]]:
     for step in range(count):
         frame = rest
         if count > 1:
-            length, at = read_varint(rest, 0, len(rest))
+            length, at = read_varint(rest, 0)
             frame, rest = rest[at : at + length], rest[at + length :]
             if len(frame) < length:
                 raise MalformedPayload(f"broadcast {step + 1} of {count} is truncated")

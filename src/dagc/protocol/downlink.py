@@ -154,7 +154,7 @@ class Downlink:
         self._moved = update.norm()
         for start, length in update.spans():
             self.changed[start : start + length] = self.version
-        self.changed[update.alone()[0]] = self.version
+        self.changed[update.sparse.indices] = self.version
 
     def jump(self, model: NDArray[np.float32] | None) -> None:
         """Finish a round whose clients all visit: they get the model itself, rounded, so that nothing is broadcast."""

@@ -6,7 +6,6 @@ from typing import Any
 from dagc.protocol.messages import Order, Upload
 from dagc.sparse import Sparse
 from dagc.wire import Memory
-from dagc.wire.coder import memory_bytes
 from dagc.wire.shapes import Shapes
 
 __all__ = ["CLOCKS", "MEMORIES", "Memories"]
@@ -40,8 +39,9 @@ class Memories:
         self._signs = values == "sign"
         self.by_name: dict[str, Memory] = {}
         self._shapes = shapes
-        self._room = max(1, MEMORIES // memory_bytes(shapes, clocks=False))
-        self._clock_bytes = memory_bytes(shapes) - memory_bytes(shapes, clocks=False)
+        empty = Memory(shapes, clocks=False)
+        self._room = max(1, MEMORIES // empty.nbytes)
+        self._clock_bytes = 4 * empty.size
         self._present: set[str] = set()
         self._unread: set[str] = set()
 
