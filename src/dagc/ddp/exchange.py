@@ -13,8 +13,7 @@ import torch.distributed as dist
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, NonFiniteGradient
 
 _HEAD = Struct("<BIQdI")
-REFUSALS: tuple[type[DagcError], ...] = (NonFiniteGradient, InvalidInput, DagcError)
-"""The errors that a rank can report to all; a packet holds the place of the class, from 1."""
+REFUSALS: tuple[type[DagcError], ...] = (NonFiniteGradient, InvalidInput, DagcError)  # that a rank can report to all
 
 
 class Exchanged(NamedTuple):
@@ -48,20 +47,12 @@ class Exchanged(NamedTuple):
 
 
 class Packet(NamedTuple):
-    """What a rank sends to all others in a step: its payload, or the words of an error.
+    """What a rank sends to all others in a step: its payload, or the words of an error."""
 
-    Attributes:
-        refusal: 0, or the place of the error's class in `REFUSALS`, from 1.
-        start: Drawn at the start of the training that the rank belongs to.
-        step: The number of the step.
-        norm: The norm of its gradient, if the policy asks for it.
-        body: The payload, or the words.
-    """
-
-    refusal: int
-    start: int
+    refusal: int  # 0, or the place of the error's class in `REFUSALS`, from 1
+    start: int  # drawn at the start of the training that the rank belongs to
     step: int
-    norm: float
+    norm: float  # of its gradient, if the policy asks for it
     body: bytes | memoryview
 
     def error(self, rank: int) -> DagcError | None:
@@ -73,14 +64,7 @@ class Packet(NamedTuple):
 
 
 def refusal(error: Exception, start: int = 0, step: int = 0) -> Packet:
-    """The packet that reports an error to all ranks.
-
-    Example:
-        >>> refusal(InvalidInput("steps is 0")).error(rank=3)
-        InvalidInput('rank 3: steps is 0')
-        >>> refusal(MemoryError("no room")).error(rank=3)
-        DagcError('rank 3: MemoryError: no room')
-    """
+    """The packet that reports an error to all ranks."""
     kind = next((place for place, each in enumerate(REFUSALS, start=1) if isinstance(error, each)), len(REFUSALS))
     words = str(error) if isinstance(error, DagcError) else f"{type(error).__name__}: {error}"
     return Packet(kind, start, step, 0.0, words[:10_000].encode())
@@ -90,22 +74,15 @@ class Exchange:
     """A rank's place in a process group.
 
     Payloads hardly change in length from step to step, so every rank sends as many bytes as last time and a few more.
-    The heads have the true lengths; if the space was too small, a second exchange delivers the rest.
-
-    Args:
-        group: The process group.
-        device: Where the model is; with nccl, payloads go through it.
-        what: What a message belongs to, for errors: a step, or an exchange after several.
-
-    Attributes:
-        traffic: Of the last exchange: bytes to and from all other ranks, and 1, or 2 if the space was too small.
+    The heads have the true lengths; if the space was too small, a second exchange delivers the rest. `what` a message
+    belongs to is for errors: a step, or an exchange after several.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str = "step") -> None:
         self.group, self.what = group, what
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.device = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
-        self.traffic = (0, 0, 0)
+        self.traffic = (0, 0, 0)  # of the last exchange: bytes to and from all others, and how many times
         self._expected = [_HEAD.size] * self.world
 
     def all_gather(self, message: Packet) -> list[Packet]:

@@ -24,8 +24,7 @@ from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
 from dagc.policies import Plan
 from dagc.state import all_or_nothing
 
-VERSION = 1
-"""The version of what `Hook.state_dict` returns."""
+VERSION = 1  # of what `Hook.state_dict` returns
 
 
 class Bucket(NamedTuple):
@@ -57,7 +56,7 @@ class Hook(Rank):
         rounds: int | None,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
-        super().__init__(_group(model), _device(model))
+        super().__init__(*_place(model))
         self._scaler = scaler
 
         def prepare() -> dict[str, Any]:
@@ -210,19 +209,14 @@ class Hook(Rank):
             self._start = start
 
 
-def _group(model: Any) -> dist.ProcessGroup:
-    """The model's group; that of all ranks, to tell them that this model has none."""
+def _place(model: Any) -> tuple[dist.ProcessGroup, torch.device]:
+    """The model's group and device; if it has none, those to tell all ranks so."""
     group = getattr(model, "process_group", None) or (dist.group.WORLD if dist.is_initialized() else None)
     if group is None:
         raise InvalidInput(f"the model is a {type(model).__name__}: wrap it in DistributedDataParallel first")
     assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
-def _device(model: Any) -> torch.device:
-    """Where the first parameter is, for messages before anything has been checked."""
     parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
-    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+    return group, next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def _raise_after_backward(error: DagcError) -> None:

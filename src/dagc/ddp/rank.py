@@ -38,18 +38,10 @@ class Flight(NamedTuple):
 
 
 class Rank:
-    """One rank's half of the protocol as a client, and the server's half, which decides alike on all ranks.
-
-    Attributes:
-        examples: How many examples each rank holds, in rank order.
-        uplink: What this rank sends, over all exchanged parameters in the model's order.
-        server: The server's half; its members are the ranks that hold examples, by their numbers as names.
-        last: What the last exchange took; None before the first.
-    """
+    """One rank's half of the protocol as a client, and the server's half, which decides alike on all ranks."""
 
     what = "step"
-    head = 0
-    """How many bytes of a message precede its frame."""
+    head = 0  # how many bytes of a message precede its frame
     uplink: Uplink
     server: Server
 

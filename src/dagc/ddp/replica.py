@@ -12,21 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from dagc.errors import InvalidInput
 from dagc.state import BLOCK, checksum, checksum_of_sums
 
-REFUSED = {
+REFUSED = {  # devices on which a step would fail half way, and what to do
     "meta": "they have no values yet: materialize the model first",
     "mps": "it lacks float64 and collective operations: move the model to the CPU or to CUDA",
 }
-"""Devices on which a step would fail half way, and what to do."""
 
 
 class Replica:
-    """The exchanged parameters of a module, and the shared model as a float32 vector over them, on their device.
-
-    Attributes:
-        parameters: Those that are exchanged, in the model's order; each keeps its type.
-        start: Where the local steps began; it may be the memory of `shared` itself.
-        velocity: Of the outer optimizer; None without momentum.
-    """
+    """The exchanged parameters of a module, and the shared model as a float32 vector over them, on their device."""
 
     def __init__(self, model: nn.Module, local: Sequence[str]) -> None:
         self.model, self._local = model, local
@@ -34,8 +27,8 @@ class Replica:
         self.device = device_of(self.parameters)
         self.shapes = [tuple(parameter.shape) for parameter in self.parameters]
         self.shared = torch.cat([parameter.detach().reshape(-1).float() for parameter in self.parameters])
-        self.start = self.shared
-        self.velocity: Tensor | None = None
+        self.start = self.shared  # where the local steps began; it may be the same memory
+        self.velocity: Tensor | None = None  # of the outer optimizer, with momentum
 
     @property
     def vectors(self) -> list[Tensor]:
@@ -87,7 +80,7 @@ class Replica:
 
     def _parts(self, vector: Tensor) -> list[Tensor]:
         """A vector in the shapes of the parameters, without copying it."""
-        parts = vector.split([parameter.numel() for parameter in self.parameters])
+        parts = torch.split(vector, [parameter.numel() for parameter in self.parameters])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
@@ -127,13 +120,7 @@ def device_of(parameters: Sequence[Tensor]) -> torch.device:
 
 
 def tensor_checksum(vector: Tensor) -> int:
-    """`dagc.state.checksum` of a float32 vector on any device, without copying it to the host.
-
-    Example:
-        >>> import numpy as np
-        >>> tensor_checksum(torch.arange(10, dtype=torch.float32)) == checksum(np.arange(10, dtype=np.float32))
-        True
-    """
+    """`dagc.state.checksum` of a float32 vector on any device, without copying it to the host."""
     if vector.is_cpu:
         return checksum(vector.numpy())
     end = vector.numel() * vector.element_size() // BLOCK * BLOCK // vector.element_size()

@@ -18,8 +18,7 @@ from dagc.ddp.rank import check_version
 from dagc.errors import InvalidInput, shown
 from dagc.state import is_count
 
-VERSION = 1
-"""The version of what `LocalSteps.state_dict` returns."""
+VERSION = 1  # of what `LocalSteps.state_dict` returns
 FIELDS = {
     "version", "round", "rank", "world_size", "examples", "about", "start", "shared", "velocity", "begun", "uplink",
     "server", "due", "seconds",
@@ -37,21 +36,13 @@ State = Mapping[str, Any]
 
 
 class Key(NamedTuple):
-    """What states that fit together have in common; the newest is the largest.
+    """What states that fit together have in common; the newest is the largest."""
 
-    Attributes:
-        generation: How many restarts came before.
-        round: How many exchanges were done.
-        world: The number of ranks.
-        start: The number that was drawn when they started.
-        training: The number that was drawn when the whole training began.
-    """
-
-    generation: int
-    round: int
-    world: int
-    start: int
-    training: int
+    generation: int  # how many restarts came before
+    round: int  # how many exchanges were done
+    world: int  # the number of ranks
+    start: int  # drawn when they started
+    training: int  # drawn when the whole training began
 
 
 class Choice(NamedTuple):
@@ -82,9 +73,6 @@ def candidates(
         examples: How many examples each rank holds now: a rank without data carries no residual.
         about: What the states must belong to.
         allow_missing: After the complete rounds, also those of which some states are missing.
-
-    Raises:
-        InvalidInput: If a state belongs to something else, or if states are missing; on all ranks.
     """
     here: dict[Key, dict[int, State]] = {}
 

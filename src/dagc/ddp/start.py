@@ -17,8 +17,7 @@ from dagc.policies import Plan
 from dagc.policies.defaults import level_bytes, local_steps_bytes
 from dagc.settings import Setting
 
-HEAD = Struct("<Idd")
-"""Before every frame: the checksum of the shared model, seconds since the start, seconds per local step."""
+HEAD = Struct("<Idd")  # before every frame: the shared model's checksum, seconds since the start and per local step
 NUMBERS = {
     "steps": Setting("integer", "", least=1),
     "seconds": Setting("number", "", above=0),
@@ -26,8 +25,7 @@ NUMBERS = {
     "momentum": Setting("number", "", least=0, below=1),
     "timeout": Setting("number", "", above=0, below=1e9, note="a number of seconds above 0"),
 }
-MOMENTUM = 0.5
-"""A rank's gradients are noisier than their mean, and AdamW goes less far with them: momentum makes up for it."""
+MOMENTUM = 0.5  # gradients of a rank are noisier than their mean, and AdamW goes less far with them
 
 
 class Start(Rank):
