@@ -95,7 +95,6 @@ def make_folder(path: Path, private: bool = False) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a power failure."""
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
     handle = os.open(path, os.O_RDONLY)

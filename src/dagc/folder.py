@@ -65,7 +65,6 @@ class Folder:
         self.close()
 
     def close(self) -> None:
-        """Release the folder for other processes."""
         if self._metrics is not None:
             with suppress(OSError):  # the disk is full, and `record` has already failed
                 self._metrics.close()
@@ -73,7 +72,6 @@ class Folder:
 
     @property
     def finished(self) -> bool:
-        """Whether the result and the model are there."""
         return finished(self.path)
 
     def record(self, fields: Mapping[str, Any]) -> None:
@@ -86,7 +84,6 @@ class Folder:
         self._checksum = zlib.crc32(line, self._checksum)
 
     def save(self) -> None:
-        """Write a checkpoint."""
         assert self._metrics is not None
         with self.writing():
             os.fsync(self._metrics.fileno())
@@ -108,7 +105,6 @@ class Folder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn an error of the disk into a `CheckpointError`."""
         try:
             yield
         except OSError as error:
@@ -207,7 +203,6 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _is_possible(name: str, value: Any) -> bool:
-    """Whether a field of the metrics can have this value."""
     if isinstance(value, bool) or not isinstance(value, int if name == "round" else int | float):
         return False
     return name == SCORE or (1 if name == "round" else 0) <= value < LARGEST

@@ -86,23 +86,18 @@ class Exchange:
         self._expected = [_HEAD.size] * self.world
 
     def all_gather(self, message: Packet) -> list[Packet]:
-        """All messages, in rank order."""
         content = _HEAD.pack(*message[:4], len(message.body)) + message.body
         self.traffic = (0, 0, 0)
         parts = self._send(content, self._expected, message.step)
         lengths = [_HEAD.size + int(_HEAD.unpack_from(part)[4]) for part in parts]
-        missing = [max(0, length - sent) for length, sent in zip(lengths, self._expected, strict=True)]
+        pairs = list(zip(lengths, self._expected, strict=True))
+        missing = [max(0, length - sent) for length, sent in pairs]
         if any(missing):
             rest = self._send(content[self._expected[self.rank] :], missing, message.step)
             parts = [memoryview(b"".join(pair)) for pair in zip(parts, rest, strict=True)]
-        self._expected = [
-            max(length + length // 32 + 64, sent - sent // 64)
-            for length, sent in zip(lengths, self._expected, strict=True)
-        ]
-        return [
-            Packet._make((*_HEAD.unpack_from(part)[:4], part[_HEAD.size : length]))
-            for part, length in zip(parts, lengths, strict=True)
-        ]
+        self._expected = [max(length + length // 32 + 64, sent - sent // 64) for length, sent in pairs]
+        bodies = [part[_HEAD.size : length] for part, length in zip(parts, lengths, strict=True)]
+        return [Packet._make((*_HEAD.unpack_from(part)[:4], body)) for part, body in zip(parts, bodies, strict=True)]
 
     def share(self, prepare: Callable[[], Any]) -> list[Any]:
         """What every rank has prepared, as JSON; an error on all ranks if one fails, since the others must not wait.

@@ -42,8 +42,6 @@ class Hook(Rank):
 
     Attributes:
         examples: How many examples each rank holds, in rank order.
-        uplink: What this rank sends, over all trainable parameters in the model's order.
-        server: The server's half; its members are the ranks that hold examples, by their numbers as names.
         last: What the last step took; None before the first.
     """
 

@@ -40,28 +40,23 @@ class LocalSteps(Start):
         steps: Local steps between two exchanges; more, where a rate per hour does not allow the next one yet.
         seconds: Instead of `steps`, as many as the slowest rank takes in this time; the first time there are `steps`.
         outer_rate: How far the shared model goes along what was sent; 1 is all of it.
-        momentum: Nesterov's momentum of the shared model; 0 for none. If not given, it is 0.5 without compression and
-            with the default budget of the method `dagc` or a larger one, else 0.
+        momentum: Nesterov's momentum of the shared model. If not given, it is 0.5 without compression and with the
+            default budget of the method `dagc` or a larger one, else 0.
         overlap: Train on while the exchange is on its way. What it brings is used one exchange later.
         local: Patterns of names (`head.*`) of parameters that are not exchanged.
         rounds: How many exchanges the training has, for a rate per training.
         timeout: Seconds after which a rank that does not answer is given up; the process group's default if not given.
         resume: Every state that this rank has found, of any round and any number of ranks; see `state_dict`.
         allow_missing: Resume though some rank's state is nowhere: what it had not sent is lost.
-        settings: The plan's settings: what `dagc.Plan` takes, by the same names. A round is an exchange. A threshold is
-            in the units of the model's change; a rank's name is its number, `"0"`.
+        settings: The plan's settings. A round is an exchange, a threshold is in the units of the model's change, and a
+            rank's name is its number, `"0"`.
 
     Attributes:
         examples: How many examples each rank holds, in rank order.
-        uplink: What this rank sends, over all exchanged parameters in the model's order.
-        server: The server's half, which decides alike on all ranks.
         resumed: Whether the training continues from states.
         missing: The ranks, in the numbering of the state resumed from, whose residuals are lost.
         downloaded: Whether this rank got the shared model from another one at the start.
         last: What the last exchange took; None before the first.
-
-    Raises:
-        InvalidInput: If the arguments are unusable or not the same everywhere; on all ranks.
 
     Example:
         >>> import torch, dagc.ddp
@@ -120,7 +115,6 @@ class LocalSteps(Start):
 
     @property
     def _ahead(self) -> bool:
-        """Whether local steps begin ahead of the shared model."""
         return self._sender is not None or self.server.plan.step_ahead > 0
 
     def shared_model(self) -> AbstractContextManager[nn.Module]:
@@ -249,7 +243,6 @@ class LocalSteps(Start):
             raise
 
     def _land(self) -> None:
-        """Wait for the exchange that is on its way, and let it move the shared model."""
         if self._flight is not None and self._flight.answers is not None:
             flight, answers, self._flight = self._flight, self._flight.answers.result, None
             with self._back_on_error():

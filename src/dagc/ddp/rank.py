@@ -1,6 +1,5 @@
 """What the hook and local steps share: ranks agree on their arguments, then each is a client and plays the server."""
 
-import hashlib
 import json
 import secrets
 import warnings
@@ -69,13 +68,13 @@ class Rank:
 
         def hello() -> list[Any]:
             same.update(prepare())
-            digests = {name: _digest(value) for name, value in same.items()}
-            return [EXAMPLES.number("examples", examples), secrets.randbits(32), digests]
+            texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in same.items()}
+            return [EXAMPLES.number("examples", examples), secrets.randbits(32), texts]
 
-        counts, numbers, digests = zip(*self._talk.share(hello), strict=True)
-        for rank, theirs in enumerate(digests):
-            different = sorted(name for name in same if theirs.get(name) != digests[0].get(name))
-            if different or theirs.keys() != digests[0].keys():
+        counts, numbers, texts = zip(*self._talk.share(hello), strict=True)
+        for rank, theirs in enumerate(texts):
+            different = sorted(name for name in same if theirs.get(name) != texts[0].get(name))
+            if different or theirs.keys() != texts[0].keys():
                 here = {name: same[name] for name in different}
                 raise InvalidInput(f"ranks 0 and {rank} differ in {', '.join(different)}; this rank has {here!r:.400}")
         if not any(counts):
@@ -85,7 +84,6 @@ class Rank:
 
     @property
     def _present(self) -> list[str]:
-        """The ranks that hold data."""
         return [str(rank) for rank, count in enumerate(self.examples) if count]
 
     def _compress(self, change: Callable[[], Any], seconds: float = 0.0, head: bytes = b"", steps: int = 1) -> Flight:
@@ -124,8 +122,7 @@ class Rank:
         self.last = Exchanged(round, *sizes, skipped, flight.compress, waited, decode)
 
     def _apply(self, total: torch.Tensor | None) -> None:
-        """Use the sum; None if nobody has sent anything."""
-        raise NotImplementedError
+        """Use the sum; None if nobody has sent anything. For subclasses."""
 
     def _check(self, packets: Sequence[Packet]) -> None:
         """Refuse messages of different steps or trainings, and raise what a rank reports instead of a payload."""
@@ -203,10 +200,6 @@ def compile_ahead(plan: Plan, rounds: int | None) -> None:
         server.join("0", 1)
         upload = uplink.upload(torch.linspace(-1, 1, rows * columns), server.orders("0")["0"])
         server.total([server.read("0", upload.frame, upload.norm)])
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def to_tensors(tree: Any) -> Any:

@@ -32,7 +32,6 @@ class Replica:
 
     @property
     def vectors(self) -> list[Tensor]:
-        """What all ranks have in common."""
         return [self.shared] if self.velocity is None else [self.shared, self.velocity]
 
     def begin(self, at: Tensor) -> None:
@@ -66,7 +65,6 @@ class Replica:
 
     @contextmanager
     def as_shared(self) -> Iterator[nn.Module]:
-        """The module with the shared parameters; its own come back afterwards."""
         before = [parameter.detach().clone() for parameter in self.parameters]
         self._set(self._parts(self.shared))
         try:
@@ -85,7 +83,6 @@ class Replica:
 
 
 def _exchanged(model: nn.Module, local: Sequence[str]) -> list[nn.Parameter]:
-    """The parameters to exchange, in the model's order."""
     if isinstance(model, DistributedDataParallel):
         raise InvalidInput("the model is wrapped in DDP, which exchanges in every step: give the module itself")
     if not isinstance(model, nn.Module):

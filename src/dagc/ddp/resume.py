@@ -58,7 +58,6 @@ class Choice(NamedTuple):
 
     @property
     def missing(self) -> list[int]:
-        """Whose residuals nobody carries."""
         return [old for old in range(self.key.world) if old not in self.carriers]
 
 

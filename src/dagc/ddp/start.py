@@ -98,7 +98,6 @@ class Start(Rank):
         return self._replica.shared
 
     def _continue(self, choices: Sequence[Choice]) -> None:
-        """Continue from the first of these rounds whose states are all intact."""
         failures = []
         for choice in choices:
             before = self.snapshot()
@@ -170,7 +169,6 @@ class Start(Rank):
         return total
 
     def _same(self, sums: Sequence[int]) -> int:
-        """The checksum of the shared model; an error if the ranks have different ones."""
         other = next((rank for rank, each in enumerate(sums) if each != sums[0]), None)
         if other is not None:
             raise DagcError(
@@ -194,12 +192,9 @@ def usual_momentum(plan: Plan, size: int) -> float:
 
 def _group(timeout: Any) -> dist.ProcessGroup:
     """A group of all ranks for payloads alone: it cannot interleave with the script's collectives."""
+    is_valid = isinstance(timeout, int | float) and 0 < timeout < 1e9  # if not, all ranks report it in a moment
     try:
-        patience = None if timeout is None else timedelta(seconds=NUMBERS["timeout"].number("timeout", timeout))
-    except InvalidInput:  # all ranks report it in a moment
-        patience = None
-    try:
-        group = dist.new_group(timeout=patience, backend="gloo")
+        group = dist.new_group(timeout=timedelta(seconds=timeout) if is_valid else None, backend="gloo")
     except RuntimeError as error:
         raise DagcError(f"the ranks cannot reach each other: {str(error).splitlines()[0]}") from error
     assert isinstance(group, dist.ProcessGroup), "this rank is in no group"

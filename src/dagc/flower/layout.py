@@ -30,8 +30,6 @@ COMPRESSED = ("float32", *HALF)
 
 
 class Piece(NamedTuple):
-    """One of the app's arrays."""
-
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -92,7 +90,6 @@ class Layout:
 
     @cached_property
     def text(self) -> str:
-        """As JSON, for a node that does not know it yet."""
         return json.dumps(self.pieces, separators=(",", ":"))
 
     @classmethod
@@ -156,7 +153,6 @@ class Layout:
         return torch.cat([part.to(getattr(torch, kind)).float() for kind, part in pairs])
 
     def parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """A view of each compressed array."""
         return list(torch.split(vector, self.sizes))
 
     def pack(self, frame: bytes, whole: Sequence[NDArray[Any]]) -> bytes:
@@ -195,7 +191,6 @@ class Layout:
 
 
 def _piece(name: Any, shape: Any, dtype: Any, whole: Any) -> Piece:
-    """A piece of a layout with these fields, each of which is checked."""
     sizes = isinstance(shape, list) and len(shape) <= DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
     if not isinstance(name, str) or not sizes or not isinstance(whole, bool):
         raise ValueError("an array needs a name, a shape and whether it is sent in full")
@@ -209,7 +204,6 @@ def _wire_type(name: str) -> np.dtype[Any]:
 
 
 def _to_bfloat16(numbers: NDArray[Any]) -> NDArray[np.uint16]:
-    """The bits, rounded to the nearest."""
     wide = torch.from_numpy(np.ascontiguousarray(numbers, np.float32))
     bits: NDArray[np.uint16] = wide.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
     return bits.reshape(numbers.shape)

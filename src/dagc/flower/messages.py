@@ -138,7 +138,6 @@ def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(fields: Mapping[str, Any], types: Mapping[str, type]) -> dict[str, Any]:
-    """The fields, if all are known and of their type."""
     for name, value in fields.items():
         if name not in types or type(value) is not types[name]:
             raise MalformedPayload(f"the record has {name!r:.50} = {value!r:.50}")

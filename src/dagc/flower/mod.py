@@ -12,6 +12,7 @@ from dagc.flower.layout import AppModel
 from dagc.flower.logs import log
 from dagc.flower.messages import RECORD, Answer, Instruction, payload_of, record_of
 from dagc.flower.node import Node, Place, node_name
+from dagc.protocol import Order
 
 App = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, App], Message]
@@ -56,10 +57,6 @@ def compress_with(first_model: FirstModel | None = None, examples: Examples | No
     return lambda message, context, call_next: _work(message, context, call_next, first_model, examples)
 
 
-class AppFailed(Exception):
-    """The app has answered with an error, which is passed on."""
-
-
 def _work(
     message: Message, context: Context, call_next: App, first_model: FirstModel | None, examples: Examples | None
 ) -> Message:
@@ -89,25 +86,25 @@ def _work(
         place.write(node)
         return call_next(message, context)
 
-    def app_answer() -> RecordDict:
-        """What the app makes of the model: now, or when it was asked in this round before."""
-        kept = _computed(instruction, context)
-        if kept is not None:
-            return kept
-        reply = call_next(message, context)
-        if reply.has_error():
-            raise AppFailed(reply)
-        return reply.content
-
-    try:
-        if instruction.kind == messages.ASK:
-            _count_examples(node, instruction, context, app_answer, examples)
-            norm, others = None, {arrays: record_of(b"")}  # an outer mod notices that it cannot read this
-        else:
-            norm, others = _train(node, instruction, app_answer(), start)
-    except AppFailed as failed:
-        reply: Message = failed.args[0]
-        return reply
+    asked = instruction.kind == messages.ASK
+    known, content = _known_examples(context, examples) if asked else None, None
+    if not asked or (known is None and node.examples < 0):  # if nobody knows how many, train now and keep the result
+        content = _computed(instruction, context)
+        if content is None:
+            reply = call_next(message, context)
+            if reply.has_error():
+                return reply
+            content = reply.content
+        known = _examples(content, node.setup.examples)
+        if asked:
+            context.state[COMPUTED] = ConfigRecord(_moment(instruction))
+            for name, part in content.items():
+                context.state[COMPUTED + name] = part
+    node.examples = node.examples if known is None else known
+    norm, others = None, {arrays: record_of(b"")}  # an outer mod notices that it cannot read this
+    if instruction.order is not None:
+        assert content is not None
+        norm, others = _train(node, instruction.order, content, start)
     place.write(node)
     answer = Answer(instruction.kind, instruction.round, node.owner, node.examples, norm)
     return Message(RecordDict({**others, RECORD: answer.write()}), reply_to=message)
@@ -144,22 +141,6 @@ def _up_to_date(
     return node
 
 
-def _count_examples(
-    node: Node, instruction: Instruction, context: Context, app_answer: Callable[[], RecordDict], known: Examples | None
-) -> None:
-    """Find out how many examples this node has. If nobody knows it, train now and keep the result."""
-    if "dagc-examples" in context.node_config:
-        node.examples = _count("dagc-examples", context.node_config["dagc-examples"])
-    elif known is not None:
-        node.examples = _count("examples", known(context))
-    elif node.examples < 0:
-        content = app_answer()
-        node.examples = _examples(content, node.setup.examples)
-        for name, record in content.items():
-            context.state[COMPUTED + name] = record
-        context.state[COMPUTED] = ConfigRecord(_moment(instruction))
-
-
 def _computed(instruction: Instruction, context: Context) -> RecordDict | None:
     """What the app has answered in this round, if it has; nothing of it is kept any longer."""
     state = context.state
@@ -172,13 +153,8 @@ def _moment(instruction: Instruction) -> dict[str, Any]:
     return {name: getattr(instruction, name) for name in ("lineage", "server", "round")}
 
 
-def _train(
-    node: Node, instruction: Instruction, content: RecordDict, start: torch.Tensor
-) -> tuple[float | None, dict[str, Any]]:
+def _train(node: Node, order: Order, content: RecordDict, start: torch.Tensor) -> tuple[float | None, dict[str, Any]]:
     """Select what to send of what the app has learnt: the norm that is reported, and the records to send."""
-    order = instruction.order
-    assert order is not None
-    node.examples = _examples(content, node.setup.examples)
     records = list(content.array_records.items())
     if len(records) != 1:
         raise InvalidInput(f"the app's reply must hold one ArrayRecord, the model, not {len(records)}")
@@ -198,8 +174,13 @@ def _train(
     return upload.norm, {**others, name: record_of(node.layout.pack(upload.frame, change.whole))}
 
 
+def _known_examples(context: Context, examples: Examples | None) -> float | None:
+    if "dagc-examples" in context.node_config:
+        return _count("dagc-examples", context.node_config["dagc-examples"])
+    return None if examples is None else _count("examples", examples(context))
+
+
 def _examples(content: RecordDict, metric: str) -> float:
-    """How many examples the app reports to have trained on."""
     for record in content.metric_records.values():
         if metric in record:
             return _count(metric, record[metric])

@@ -124,7 +124,6 @@ def node_name(context: Context) -> str:
 
 
 def state_path(run: str, context: Context) -> Path:
-    """The node's file for a run."""
     chosen = context.node_config.get("dagc-state")
     folder = Path(str(chosen)).expanduser() if chosen else state_folder()
     name = node_name(context)
@@ -135,7 +134,6 @@ def state_path(run: str, context: Context) -> Path:
 
 
 def read_node(path: Path) -> Node:
-    """The node in a file."""
     return Node.restored(load_state(path, KIND, VERSION))
 
 
@@ -194,7 +192,6 @@ class Place:
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """Which file is there; None if there is none."""
     try:
         about = path.stat()
     except FileNotFoundError:

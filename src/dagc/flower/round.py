@@ -5,10 +5,10 @@ What nodes send is hostile until it is checked, and a node that sends garbage is
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -36,38 +36,38 @@ CAUSES = {  # of errors that contain one of these texts
 }
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,109}")
 MOST_EXAMPLES = 1 << 53
-Checked = TypeVar("Checked")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Sent:
-    """A message that waits for its reply; the client is None if it is not known yet."""
+    """A message to a node, of a client if it is known yet; once its reply has come and was checked, what is in that."""
 
     message: Message
     instruction: Instruction
     client: str | None
+    reply: Message = field(init=False)
+    answer: Answer = field(init=False)
+    upload: Upload = field(init=False)
+    whole: list[NDArray[Any]] = field(init=False)
+    arrays: str = field(init=False)  # the name of the record that held the payload
 
     @property
     def node(self) -> int:
-        """Flower's number of the node that it went to."""
         return self.message.metadata.dst_node_id
+
+    @property
+    def metrics(self) -> MetricRecord:
+        """The reply's first record of metrics."""
+        return next(iter(self.reply.content.metric_records.values()), MetricRecord())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the metrics, and how many numbers each is."""
+        pairs = self.metrics.items()
+        return tuple(sorted(f"{name} {len(value)}" if isinstance(value, list) else name for name, value in pairs))
 
     def __str__(self) -> str:
         return f"node {self.node}" if self.client is None else f"{self.client} (node {self.node})"
-
-
-Pairs = list[tuple[Sent, Message]]
-
-
-class Received(NamedTuple):
-    """A client's reply that passed all checks, without our record; `arrays` names the one that held the payload."""
-
-    upload: Upload
-    whole: list[NDArray[Any]]
-    sent: Sent
-    reply: Message
-    arrays: str
-    examples: float
 
 
 class Round:
@@ -92,30 +92,30 @@ class Round:
         """Meet the nodes that are new: the allocation needs to know how many examples each holds."""
         run, asked = self.run, []
         for message in wanted:
-            about = message.metadata
-            if about.dst_node_id not in run.names:
-                copy = Message(
-                    message.content, about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id
-                )
+            about, node = message.metadata, message.metadata.dst_node_id
+            if node not in run.names:
+                copy = Message(message.content, node, about.message_type, ttl=about.ttl, group_id=about.group_id)
                 asked.append(self._give(copy, ASK, None))
         if not asked:
             return
         log.info("dagc: asking %s for their examples", "1 node" if len(asked) == 1 else f"{len(asked)} nodes")
         replies = list(grid.send_and_receive([sent.message for sent in asked], timeout=timeout))
-        answers = list(self._checked(asked, replies, lambda sent, reply: (_answer(sent, reply), sent)))
-        answers.sort(key=lambda pair: (len(pair[0].name), pair[0].name, pair[1].node))  # 2 before 10
+        good = self._checked(asked, replies, _answer)
+        good.sort(key=lambda sent: (len(sent.answer.name), sent.answer.name, sent.node))  # 2 before 10
         alive = set(grid.get_node_ids())
-        for answer, sent in answers:
-            known = next((node for node, name in run.names.items() if name == answer.name), None)
+        for sent in good:
+            name = sent.answer.name
+            known = next((node for node, other in run.names.items() if other == name), None)
             if known is not None and known != sent.node and known in alive:
-                both = f"it says it is {answer.name}, and so does node {known}"
+                both = f"it says it is {name}, and so does node {known}"
                 self._leave_out(sent, f"{both}: give each its own partition-id or dagc-name")
             else:
-                run.register_node(answer.name, sent.node, answer.examples)
+                run.server.join(name, sent.answer.examples)
+                run.server.arrived(name, run.download(None, sent.node))
+                run.names = {**{node: other for node, other in run.names.items() if other != name}, sent.node: name}
         self.unmet = [sent for sent in asked if sent.node not in run.names]
 
     def order(self, wanted: Sequence[Message], clip: float | None) -> list[Message]:
-        """Tell every known node behind these messages what it may send."""
         names = self.run.names
         here = {names[node]: message for message in wanted if (node := message.metadata.dst_node_id) in names}
         self.orders = self.run.server.orders(here, self.run.seconds, clip)
@@ -148,39 +148,34 @@ class Round:
 
     # What comes back
 
-    def uploads(self, replies: Sequence[Message]) -> list[Received]:
-        """Every valid upload, in the order of the roster; what these nodes claim is adopted."""
+    def uploads(self, replies: Sequence[Message]) -> list[Sent]:
+        """The orders with a valid upload, in the order of the roster; what these nodes claim is adopted."""
         run, members = self.run, self.run.server.members
-        good: list[Received] = list(self._checked(self.trained, replies, self._received))
-        good.sort(key=lambda each: members[each.upload.client].number)
-        alike = set(self._alike([(each.sent, each.reply) for each in good], run.metrics))
-        accepted = [each for each in good if each.sent in alike]
-        for each in accepted:
-            name = each.upload.client
+        good = self._checked(self.trained, replies, self._check_upload)
+        good.sort(key=lambda sent: members[sent.answer.name].number)
+        good = self._alike(good, run.metrics)
+        for sent in good:
+            name, examples = sent.answer.name, sent.answer.examples
             run.uninformed.discard(name)
-            run.server.join(name, each.examples)
-            if members[name].examples != each.examples:
-                metrics_of(each.reply)[run.examples] = members[name].examples
-        return accepted
+            run.server.join(name, examples)
+            if members[name].examples != examples:
+                sent.metrics[run.examples] = members[name].examples
+        return good
 
     def evaluations(self, replies: Sequence[Message]) -> list[Message]:
         """Every valid reply of nodes that were to evaluate; these have the newest model."""
-        good = sorted(self._checked(self.evaluated, replies, self._evaluation), key=lambda pair: pair[0].node)
-        good = self._finite(good)
-        alike = set(self._alike(good, self.run.evaluated))
-        return [reply for sent, reply in good if sent in alike]
+        good = sorted(self._checked(self.evaluated, replies, self._check_evaluation), key=lambda sent: sent.node)
+        return [sent.reply for sent in self._alike(self._finite(good), self.run.evaluated)]
 
-    def failures(self, replies: Sequence[Message], good: Sequence[Received]) -> list[Message]:
+    def failures(self, good: Sequence[Sent]) -> list[Message]:
         """Errors, and those for replies that were left out: the inner strategy counts them."""
-        answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        clients = {each.upload.client for each in good}
         failed = []
-        for each in (*self.unmet, *(sent for sent in self.trained if sent.client not in clients)):
-            reply = answered.get(each.message.metadata.message_id)
-            if reply is not None and reply.has_error():
-                failed.append(reply)
-            elif reply is not None or each.client is None:
-                failed.append(Message(Error(0, self.left_out.get(str(each))), reply_to=each.message))
+        for sent in (*self.unmet, *(sent for sent in self.trained if sent not in good)):
+            why = self.left_out.get(str(sent))
+            if why != LATE and sent.reply.has_error():
+                failed.append(sent.reply)
+            elif why != LATE or sent.client is None:
+                failed.append(Message(Error(0, why), reply_to=sent.message))
         return failed
 
     def causes(self) -> str:
@@ -191,36 +186,45 @@ class Round:
         return "; ".join(f"{', '.join(those):.200}: {why}" for why, those in nodes.items())
 
     def _checked(
-        self, sent: Sequence[Sent], replies: Sequence[Message], check: Callable[[Sent, Message], Checked]
-    ) -> Iterator[Checked]:
-        """What `check` makes of the reply to each message; a node is left out if it does not answer, or with an error.
+        self, waiting: Sequence[Sent], replies: Sequence[Message], check: Callable[[Sent], None]
+    ) -> list[Sent]:
+        """Those with a reply that passes the check; others, and those without any, are left out.
 
         Second replies and those of other nodes do not count.
         """
-        waiting = {each.message.metadata.message_id: each for each in sent}
+        good, late = [], {sent.message.metadata.message_id: sent for sent in waiting}
         for reply in replies:
             name, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
-            asked = waiting.get(name)
-            if asked is None:
+            sent = late.get(name)
+            if sent is None:
                 log.warning("dagc: %s: a second or late reply of node %d does not count", self._doing, node)
-                continue
-            if asked.node != node:
+            elif sent.node != node:
                 words = "dagc: %s: node %d answers in the place of %s, which does not count"
-                log.warning(words, self._doing, node, asked)
-                continue
-            del waiting[name]
-            try:
-                yield check(asked, reply if not reply.has_error() else self._fail(asked, reply.error))
-            except DagcError as error:
-                self._leave_out(asked, error)
-        for each in waiting.values():
-            self._leave_out(each, LATE)
+                log.warning(words, self._doing, node, sent)
+            else:
+                late.pop(name).reply = reply
+                try:
+                    self._check_error(sent)
+                    check(sent)
+                    good.append(sent)
+                except DagcError as error:
+                    self._leave_out(sent, error)
+        for sent in late.values():
+            self._leave_out(sent, LATE)
+        return good
 
-    def _fail(self, sent: Sent, error: Error) -> Message:
-        """Raise what a node answers instead of a reply, with the cause if it is known."""
-        run, why = self.run, " ".join((error.reason or f"error {error.code}").split())  # one line, whoever wrote it
+    def _check_error(self, sent: Sent) -> None:
+        """Raise the error that a node answers, with the cause if it is known."""
+        if not sent.reply.has_error():
+            return
+        run, error = self.run, sent.reply.error
+        why = " ".join((error.reason or f"error {error.code}").split())  # one line, whoever wrote it
         if error.code == messages.PRECONDITION and messages.OUT_OF_SYNC in why:
-            run.out_of_sync(sent.client, sent.node)
+            if sent.client is None:
+                run.strangers[sent.node] = -1
+            else:
+                run.server.out_of_sync(sent.client)
+                run.uninformed.add(sent.client)
             if sent.instruction.setup is None or sent.instruction.download.since >= 0:
                 self.recovering.add(str(sent))
         known = next((cause for word, cause in CAUSES.items() if word in why), None)
@@ -234,84 +238,68 @@ class Round:
         self.left_out[str(sent)] = str(why)
         log.warning("dagc: %s: %s is left out: %s", self._doing, sent, why)
 
-    def _received(self, sent: Sent, reply: Message) -> Received:
-        assert sent.client is not None
-        run, answer = self.run, _answer(sent, reply)
-        if answer.name != sent.client:
-            raise MalformedPayload(f"it calls itself {answer.name!r:.120} now")
-        name, payload = payload_of(reply.content)
-        frame, whole = run.layout.unpack(payload)
-        upload = run.server.read(sent.client, frame, answer.norm)
-        records = list(reply.content.metric_records.values())
-        if len(records) != 1 or records[0].get(run.examples) != answer.examples:
-            raise MalformedPayload(f"its metrics do not say {run.examples} = {answer.examples:g}")
-        if not answer.examples > 0:
+    def _check_upload(self, sent: Sent) -> None:
+        run, content = self.run, sent.reply.content
+        _answer(sent)
+        name, examples = sent.answer.name, sent.answer.examples
+        if name != sent.client:
+            raise MalformedPayload(f"it calls itself {name!r:.120} now")
+        sent.arrays, payload = payload_of(content)
+        frame, sent.whole = run.layout.unpack(payload)
+        sent.upload = run.server.read(name, frame, sent.answer.norm)
+        if len(content.metric_records) != 1 or sent.metrics.get(run.examples) != examples:
+            raise MalformedPayload(f"its metrics do not say {run.examples} = {examples:g}")
+        if not examples > 0:
             raise MalformedPayload("it has trained on no examples")
-        del reply.content[RECORD]
-        return Received(upload, whole, sent, reply, name, answer.examples)
+        del content[RECORD]
 
-    def _evaluation(self, sent: Sent, reply: Message) -> tuple[Sent, Message]:
-        run, records = self.run, list(reply.content.metric_records.values())
-        run.evaluated_by(sent.client, sent.node)
-        claimed = records[0].get(run.examples) if len(records) == 1 else None
+    def _check_evaluation(self, sent: Sent) -> None:
+        run, metrics = self.run, sent.metrics
+        if sent.client is not None:
+            run.server.arrived(sent.client)
+        elif run.server.plan.frames != "coded":  # one that remembers broadcasts must have joined
+            run.strangers[sent.node] = run.server.downlink.version
+        claimed = metrics.get(run.examples) if len(sent.reply.content.metric_records) == 1 else None
         if not isinstance(claimed, int | float) or not 0 < claimed < MOST_EXAMPLES:
             raise MalformedPayload(f"its metrics have no number of {run.examples}")
-        records[0][run.examples] = min(claimed, run.server.plan.most_examples or claimed)
-        return sent, reply
+        metrics[run.examples] = min(claimed, run.server.plan.most_examples or claimed)
 
-    def _finite(self, good: Pairs) -> Pairs:
+    def _finite(self, good: list[Sent]) -> list[Sent]:
         """Those whose metrics are numbers: a NaN would spoil the mean. Metrics non-finite on every node are kept."""
-        wrong = [{name for name, value in metrics_of(reply).items() if not _is_finite(value)} for _, reply in good]
+        wrong = [{name for name, value in sent.metrics.items() if not _is_finite(value)} for sent in good]
         everywhere = set.intersection(*wrong) if wrong else set()
-        finite = []
-        for (sent, reply), names in zip(good, wrong, strict=True):
-            if names - everywhere:
-                words = ", ".join(sorted(names - everywhere))
-                self._leave_out(sent, f"its metrics {words:.200} are NaN or infinite")
-            else:
-                finite.append((sent, reply))
-        return finite
+        odd = {sent: sorted(names - everywhere) for sent, names in zip(good, wrong, strict=True) if names - everywhere}
+        for sent, names in odd.items():
+            self._leave_out(sent, f"its metrics {', '.join(names):.200} are NaN or infinite")
+        return [sent for sent in good if sent not in odd]
 
-    def _alike(self, good: Pairs, before: list[str]) -> Iterator[Sent]:
-        """The replies with the metrics that most have; if tied, those as `before`, or as the first.
+    def _alike(self, good: list[Sent], before: list[str]) -> list[Sent]:
+        """Those with the metrics that most have; if tied, those as `before`, or as the first.
 
         Strategies sum metrics and fail if a name is missing. `before` becomes what is usual now.
         """
-        counts = Counter(_names(reply) for _, reply in good)
+        counts = Counter(sent.names for sent in good)
         usual = max(counts, key=lambda names: (counts[names], names == tuple(before)), default=tuple(before))
         before[:] = usual
-        for sent, reply in good:
-            if _names(reply) == usual:
-                yield sent
-            else:
+        for sent in good:
+            if sent.names != usual:
                 self._leave_out(sent, "its metrics differ from most")
+        return [sent for sent in good if sent.names == usual]
 
 
-def _answer(sent: Sent, reply: Message) -> Answer:
-    """What a node reports about itself."""
-    record = reply.content.config_records.get(RECORD)
+def _answer(sent: Sent) -> None:
+    """Read and check what a node says about itself."""
+    record = sent.reply.content.config_records.get(RECORD)
     if record is None:
         raise MalformedPayload(NO_MOD)
-    answer = Answer.read(record)
+    answer = sent.answer = Answer.read(record)
     if (answer.kind, answer.round) != (sent.instruction.kind, sent.instruction.round):
         raise MalformedPayload(f"it answers {answer.kind!r:.20} of round {answer.round}")
     if not NAME.fullmatch(answer.name):
         raise MalformedPayload(f"it calls itself {answer.name!r:.120}")
     if not 0 <= answer.examples < MOST_EXAMPLES:
         raise MalformedPayload(f"it claims {answer.examples} examples")
-    return answer
-
-
-def metrics_of(reply: Message) -> MetricRecord:
-    """A reply's only record of metrics."""
-    return next(iter(reply.content.metric_records.values()))
 
 
 def _is_finite(value: Any) -> bool:
     return all(map(isfinite, value if isinstance(value, list) else [value]))
-
-
-def _names(reply: Message) -> tuple[str, ...]:
-    """The names of a reply's metrics, and how many numbers each is."""
-    metrics = metrics_of(reply)
-    return tuple(sorted(f"{name} {len(value)}" if isinstance(value, list) else name for name, value in metrics.items()))

@@ -55,12 +55,10 @@ class FlowerRun:
 
     @property
     def round(self) -> int:
-        """How many rounds are done."""
         return self.server.round
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken."""
         return time.monotonic() - self.began
 
     @property
@@ -68,30 +66,9 @@ class FlowerRun:
         """The nodes' model: it is evaluated, and returned to the app in the end."""
         return AppModel(self.server.model, self.model.whole)
 
-    def register_node(self, name: str, node: int, examples: float) -> None:
-        """Note that a client is at this node now, and has the newest model."""
-        self.server.join(name, examples)
-        self.server.arrived(name, self.download(None, node))
-        self.names = {**{other: known for other, known in self.names.items() if known != name}, node: name}
-
     def download(self, name: str | None, node: int) -> Download:
         """What a node must download; one that is not known yet may have created the first model itself."""
         return self.server.introduction(self.strangers.get(node)) if name is None else self.server.download(name)
-
-    def evaluated_by(self, name: str | None, node: int) -> None:
-        """Note that a node has the newest model, since it has evaluated it."""
-        if name is not None:
-            self.server.arrived(name)
-        elif self.server.plan.frames != "coded":  # one that remembers broadcasts must have joined
-            self.strangers[node] = self.server.downlink.version
-
-    def out_of_sync(self, name: str | None, node: int) -> None:
-        """Note that a node's model is not the expected one: it must download the full model."""
-        if name is None:
-            self.strangers[node] = -1
-        else:
-            self.server.out_of_sync(name)
-            self.uninformed.add(name)
 
     def advance(self, uploads: Sequence[Upload], model: AppModel | None) -> None:
         """End a round in which these uploads led to this model; None if nothing changed."""
@@ -168,7 +145,6 @@ class FlowerFolder(Folder):
         self.save()
 
     def close_round(self, fields: Mapping[str, Any], amounts: Mapping[str, Any]) -> None:
-        """Write a round's line and a checkpoint."""
         examples = {name: member.examples for name, member in self._run.server.members.items()}
         if examples != self._known:
             self._known, self._first = examples, {**amounts, **self._first}
@@ -177,7 +153,6 @@ class FlowerFolder(Folder):
         self.save()
 
     def finish(self) -> None:
-        """Write the model by its arrays' names, then the result."""
         arrays = self._run.layout.join(self._run.served, wide=True)
         with self.writing(), write_atomically(self.path / MODEL) as file:
             np.savez(file, **{name: array.numpy() for name, array in arrays.items()})  # type: ignore[arg-type]

@@ -40,7 +40,6 @@ def chain_of(strategy: object) -> Iterator[Any]:
 
 
 def check_kind(strategy: object) -> None:
-    """Refuse what is no strategy for models, with what to use instead."""
     name = getattr(strategy, "__name__", type(strategy).__name__)
     kinds = strategy.__mro__ if isinstance(strategy, type) else type(strategy).__mro__
     if any(kind.__module__.startswith("flwr.server.") for kind in kinds):
@@ -64,7 +63,6 @@ def includes(strategy: object, kinds: tuple[type[Strategy], ...]) -> bool:
 
 
 def averages(strategy: object) -> bool:
-    """Whether it looks at nothing but the weighted mean of the replies."""
     return isinstance(strategy, flower.FedAvg) and type(strategy).aggregate_train in AVERAGING
 
 
@@ -104,7 +102,6 @@ def check_state(outer: object, attributes: Collection[str] | None) -> None:
 
 
 def strategy_state(outer: object, attributes: Collection[str] | None) -> list[dict[str, Any]]:
-    """What each strategy in the chain keeps, the outermost first."""
     return [
         {"hook": strategy.state_dict()}
         if _has_hooks(strategy)
@@ -114,7 +111,6 @@ def strategy_state(outer: object, attributes: Collection[str] | None) -> list[di
 
 
 def load_strategy(outer: object, attributes: Collection[str] | None, state: list[Mapping[str, Any]]) -> None:
-    """Give each strategy what it kept."""
     for strategy, kept in zip(chain_of(outer), state, strict=True):
         if _has_hooks(strategy):
             strategy.load_state_dict(kept["hook"])

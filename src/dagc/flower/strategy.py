@@ -16,7 +16,7 @@ from dagc.flower import strategies
 from dagc.flower.layout import AppModel
 from dagc.flower.logs import log
 from dagc.flower.node import FILE_NAME, state_folder
-from dagc.flower.round import LATE, Received, Round, metrics_of
+from dagc.flower.round import LATE, Round, Sent
 from dagc.flower.run import METRIC, FlowerFolder, FlowerRun
 from dagc.folder import SCORE
 from dagc.protocol import Plan
@@ -61,26 +61,22 @@ class DataAware(Strategy):
     Attributes that it does not have are those of the inner strategy, whose own `start` runs the rounds.
 
     Args:
-        strategy: What the app used before. Those that average (FedAvg, FedProx, FedAvgM, FedAdam, …) are given one
-            reply, the mean of all, so that entries which nobody sent stay as they are, to the bit; all others get
-            each node's model.
-        plan: The plan; or give its settings, by the names that `dagc.Plan` has for them. A threshold is in the units
-            of the model's change in a round; bytes are those of the compressed arrays.
+        strategy: What the app used before. Those that average are given one reply, the mean of all, so that entries
+            which nobody sent stay as they are, to the bit; all others get each node's model.
+        plan: The plan; or give its settings. A threshold is in the units of the model's change in a round.
         whole: Patterns of names of arrays that are never compressed, like batch norm's buffers, integers and float64.
-        run: The run's name. With it, the server keeps everything in a folder, and another `flwr run` with the same name
-            continues where this one ended or was killed. None or "", which a run config can hold: it has no name.
+        run: The run's name: it is kept in a folder, and another `flwr run` with this name continues it. "" is no name.
         folder: Where the folder of that name is; `runs` in `DAGC_STATE`, or in Flower's folder, if not given.
         min_nodes: How many nodes must contribute to a round; 0: none.
-        patience: The run ends with `TooFewNodes` after so many rounds in a row with fewer. It ends at once if nobody
-            has ever contributed and all nodes answer with errors.
-        budget_mb: What may be sent in both directions, in MB (10^6 bytes). It is for the log, which also warns when the
-            run is beyond; bounds are `bytes`, `rate` and `down`.
+        patience: The run ends with `TooFewNodes` after so many rounds in a row with fewer, or at once if nobody has
+            ever contributed and all nodes answer with errors.
+        budget_mb: What may be sent in both directions, in MB (10^6 bytes); for the log only, which also warns.
         strategy_state: The attributes that a strategy of your own keeps from round to round, for runs with a name.
-        settings: The plan's settings.
+        settings: The plan's settings, by the names that `dagc.Plan` has for them.
 
     Example:
-        >>> strategy = DataAware(FedAvg(fraction_train=0.5), ratio=0.01)
-        >>> strategy = DataAware(FedAvg(), bytes=2000)
+        >>> from flwr.serverapp.strategy import FedAvg
+        >>> strategy = DataAware(FedAvg(fraction_train=0.5), bytes=2000)
         >>> strategy.min_train_nodes
         2
     """
@@ -221,7 +217,7 @@ class DataAware(Strategy):
         current.up = sum(len(array.data) for record in records for array in record.values())
         good = current.uploads(replies)
         self._require_nodes(current, len(good))
-        arrays, metrics = self._aggregate(good, current.failures(replies, good))
+        arrays, metrics = self._aggregate(good, current.failures(good))
         run.advance([each.upload for each in good], None if arrays is None else run.layout.split(arrays))
         run.bytes_up += current.up
         current.result = {
@@ -236,36 +232,36 @@ class DataAware(Strategy):
         self._down = run.bytes_down
         return (None if arrays is None else run.layout.join(run.model, wide=True)), metrics
 
-    def _aggregate(self, good: list[Received], errors: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def _aggregate(self, good: list[Sent], errors: list[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the inner strategy makes of the uploads: of their mean if that is all it looks at, else of each."""
         number = self._current().number
         if not good or not strategies.averages(self.strategy):
             return self.strategy.aggregate_train(number, [*map(self._with_model, good), *errors])
         inner: Any = self.strategy
-        mean = Message(self._mean(good), reply_to=good[0].sent.message)
+        mean = Message(self._mean(good), reply_to=good[0].message)
         arrays, _ = inner.aggregate_train(number, [mean, *errors])
         return arrays, inner.train_metrics_aggr_fn([each.reply.content for each in good], inner.weighted_by_key)
 
-    def _with_model(self, received: Received) -> Message:
+    def _with_model(self, sent: Sent) -> Message:
         """A node's reply with its model: what the server has, moved by what the node sent."""
         run = self._started()
-        model = run.model.vector - received.upload.update.dense()
+        model = run.model.vector - sent.upload.update.dense()
         if strategies.includes(self.strategy, strategies.CLIPPING) and torch.equal(model, run.model.vector):
             model[0] += max(1e-6 * abs(float(model[0])), 1e-12)  # Flower divides by the length of the change
-        received.reply.content[received.arrays] = run.layout.join(AppModel(model, received.whole), wide=True)
-        return received.reply
+        sent.reply.content[sent.arrays] = run.layout.join(AppModel(model, sent.whole), wide=True)
+        return sent.reply
 
-    def _mean(self, good: list[Received]) -> RecordDict:
+    def _mean(self, good: list[Sent]) -> RecordDict:
         """All replies as one: their mean, weighted by examples, of which it has the sum."""
         run, content = self._started(), good[0].reply.content
-        weights = np.array([run.server.members[each.upload.client].examples for each in good])
+        weights = np.array([run.server.members[each.answer.name].examples for each in good])
         shares = weights / weights.sum()
         whole = [
             sum(share * array.astype(np.float64) for share, array in zip(shares, arrays, strict=True))
             for arrays in zip(*(each.whole for each in good), strict=True)
         ]
         model = AppModel(run.model.vector - run.server.total([each.upload for each in good]), whole)
-        records = [metrics_of(each.reply) for each in good]
+        records = [each.metrics for each in good]
         means = {name: np.tensordot(shares, [each[name] for each in records], axes=1).tolist() for name in records[0]}
         claim = MetricRecord({**means, run.examples: float(weights.sum())})
         mean: dict[str, Any] = {
@@ -342,7 +338,6 @@ class DataAware(Strategy):
         return evaluation
 
     def _note(self, metrics: MetricRecord | None) -> None:
-        """Note what was measured."""
         current, score = self._round, _number(metrics, SCORES)
         if current is not None and current.result is not None and score is not None:
             current.result |= {SCORE: score, "test_loss": _number(metrics, LOSS)}
