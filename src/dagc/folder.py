@@ -257,14 +257,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:
-    """The text of a `config.toml`; settings that are None are left out.
-
-    Example:
-        >>> print(to_toml({"task": "mlp@digits", "ratio": 0.01, "threshold": None}))
-        version = 1
-        task = "mlp@digits"
-        ratio = 0.01
-    """
+    """The text of a `config.toml`; settings that are None are left out."""
     import tomli_w  # not at the top: Flower nodes do not need it
 
     return tomli_w.dumps({"version": VERSION, **_present(settings)})

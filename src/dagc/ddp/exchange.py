@@ -17,33 +17,19 @@ REFUSALS: tuple[type[DagcError], ...] = (NonFiniteGradient, InvalidInput, DagcEr
 
 
 class Exchanged(NamedTuple):
-    """What an exchange took on this rank. Only numbers, so that `_asdict()` can be logged directly.
+    """What an exchange took on this rank. Only numbers, so that `_asdict()` can be logged directly."""
 
-    Attributes:
-        round: How many exchanges are done, this one included.
-        steps: The optimizer's steps before it; 1 for the hook.
-        entries: Entries that this rank sent.
-        payload: Bytes of this rank's payload; 0 if it waits.
-        sent: Bytes that this rank handed to the network: its payload to every other rank, with heads and padding.
-        received: Bytes that it received from the others.
-        exchanges: 1, or 2 if a payload exceeded the expected size.
-        skipped: Whether the step was refused on all ranks, and a scaler was made to skip it.
-        compress: Seconds for error feedback, selection and the payload.
-        exchange: Seconds that this rank waited for the network and for slower ranks.
-        decode: Seconds to decode the payloads, sum them and use the sum.
-    """
-
-    round: int
-    steps: int
-    entries: int
-    payload: int
-    sent: int
-    received: int
-    exchanges: int
-    skipped: bool
-    compress: float
-    exchange: float
-    decode: float
+    round: int  # how many exchanges are done, this one included
+    steps: int  # the optimizer's steps before it; 1 for the hook
+    entries: int  # that this rank sent
+    payload: int  # bytes of this rank's payload; 0 if it waits
+    sent: int  # bytes that this rank handed to the network: its payload to every other rank, with heads and padding
+    received: int  # bytes from the others
+    exchanges: int  # 1, or 2 if a payload exceeded the expected size
+    skipped: bool  # whether the step was refused on all ranks, and a scaler was made to skip it
+    compress: float  # seconds for error feedback, selection and the payload
+    exchange: float  # seconds that this rank waited for the network and for slower ranks
+    decode: float  # seconds to decode the payloads, sum them and use the sum
 
 
 class Packet(NamedTuple):

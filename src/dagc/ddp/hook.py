@@ -58,7 +58,7 @@ class Hook(Rank):
         self._scaler = scaler
 
         def prepare() -> dict[str, Any]:
-            usual = make_plan(plan, settings, self._exchange.world, local_steps=False)
+            checked = make_plan(plan, settings, self._exchange.world, local_steps=False)
             if not isinstance(model, DistributedDataParallel):
                 raise InvalidInput(f"the model is a {type(model).__name__}: wrap it in DistributedDataParallel first")
             parameters = [
@@ -70,7 +70,7 @@ class Hook(Rank):
             ends = accumulate((parameter.numel() for parameter in parameters), initial=0)
             self._parts = [slice(*at) for at in pairwise(ends)]
             self._finds_unused = bool(model.find_unused_parameters or model.static_graph)
-            self._prepare(usual, [tuple(each.shape) for each in parameters], rounds, device_of(parameters))
+            self._prepare(checked, [tuple(each.shape) for each in parameters], rounds, device_of(parameters))
             self._about["scaler"] = scaler is not None
             return self._about
 

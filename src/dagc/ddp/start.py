@@ -60,14 +60,14 @@ class Start(Rank):
             for name, value in {**same, "timeout": timeout}.items():
                 if name in NUMBERS and (value is not None or name in ("steps", "outer_rate")):
                     NUMBERS[name].number(name, value)
-            usual = make_plan(plan, settings, self._exchange.world, local_steps=True)
+            checked = make_plan(plan, settings, self._exchange.world, local_steps=True)
             replica = self._replica = Replica(model, local)
             size = len(replica.shared)
-            if usual.method_spec.encodes and not usual.budgets_set:
-                usual = usual.replaced(bytes=local_steps_bytes(size))
-            self._prepare(usual, replica.shapes, rounds, replica.device)
-            given: float | None = same["momentum"]
-            self.momentum = usual_momentum(self.server.plan, size) if given is None else given
+            if checked.method_spec.encodes and not checked.budgets_set:
+                checked = checked.replaced(bytes=local_steps_bytes(size))
+            self._prepare(checked, replica.shapes, rounds, replica.device)
+            momentum: float | None = same["momentum"]
+            self.momentum = usual_momentum(self.server.plan, size) if momentum is None else momentum
             dtypes = [str(parameter.dtype) for parameter in replica.parameters]
             return {**self._about, **same, "momentum": self.momentum, "dtypes": dtypes}
 
@@ -180,12 +180,7 @@ class Start(Rank):
 
 
 def usual_momentum(plan: Plan, size: int) -> float:
-    """The momentum of the shared model, if none is given: only where messages carry most of what ranks have moved.
-
-    Example:
-        >>> usual_momentum(Plan(ratio=0.1), 7850), usual_momentum(Plan(bytes=100), 7850)
-        (0.5, 0.0)
-    """
+    """The momentum of the shared model, if none is given: only where messages carry most of what ranks have moved."""
     carried = plan.for_size(size).bytes if plan.method_spec.encodes else None
     return MOMENTUM if plan.method == "none" or (carried is not None and carried >= level_bytes(size)) else 0.0
 

@@ -44,17 +44,7 @@ class AppModel(NamedTuple):
 
 
 class Layout:
-    """Which array is where: those in the vector, and those that are never compressed.
-
-    Example:
-        >>> arrays = ArrayRecord({"weight": Array(np.ones((2, 3), np.float32)), "steps": Array(np.array(7))})
-        >>> layout = Layout.of(arrays)
-        >>> model = layout.split(arrays)
-        >>> model.vector, model.whole
-        (tensor([1., 1., 1., 1., 1., 1.]), [array(7)])
-        >>> layout.join(model)["weight"].shape
-        (2, 3)
-    """
+    """Which array is where: those in the vector, and those that are never compressed."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = tuple(pieces)

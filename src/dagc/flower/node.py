@@ -153,9 +153,8 @@ class Place:
         """
         if self.path is None:
             record = self.context.state.array_records.get(KEPT)
-            if record is None:
-                return None
-            return Node.restored(parse_state(record[KEPT].data, KIND, VERSION, "the node's state"))
+            content = None if record is None else parse_state(record[KEPT].data, KIND, VERSION, "the node's state")
+            return None if content is None else Node.restored(content)
         self._read = _identity(self.path)
         if self._read is None:
             return None
@@ -171,11 +170,10 @@ class Place:
             log.warning("dagc: %s: %s. What this node had not sent is in %s; it starts empty", self.path, error, aside)
             self._read = None
             return None
-        name = node_name(self.context)
-        if node.owner != name:
+        if node.owner != node_name(self.context):
             raise CheckpointError(
-                f"{self.path} belongs to {node.owner}, and this node is {name}: its residual would count twice. Delete "
-                "the file here, or give this node that name if the other one is gone"
+                f"{self.path} belongs to {node.owner}, and this node is {node_name(self.context)}: its residual would "
+                "count twice. Delete the file here, or give this node that name if the other one is gone"
             )
         return node
 
