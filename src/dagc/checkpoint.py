@@ -14,10 +14,7 @@ KEPT = 2  # if the newest checkpoint is damaged, there is one before it
 
 
 def save(folder: Path, state: dict[str, Any]) -> Path:
-    """Write a checkpoint for `state["round"]`. A full disk or a crash does not harm the earlier ones.
-
-    Only one process at a time may save to a folder.
-    """
+    """Write a checkpoint for `state["round"]`. A full disk or a crash does not harm the earlier ones."""
     remove_partial(folder)
     target = folder / f"round-{state['round']:08d}.safetensors"
     try:
@@ -35,10 +32,8 @@ def save(folder: Path, state: dict[str, Any]) -> Path:
 def load(folder: Path) -> dict[str, Any] | None:
     """The newest good checkpoint, or None if there is none at all. Damaged ones are removed, with a warning.
 
-    Otherwise `save` would keep a damaged one in place of the good one. If none is good, all of them stay.
-
-    Raises:
-        CheckpointError: None is good; or one cannot be read now or is of a newer version, though it may be intact.
+    Otherwise `save` would keep a damaged one in place of the good one. If none is good, all of them stay, as does one
+    that cannot be read now or is of a newer version.
     """
     damaged: dict[Path, str] = {}
     for path in checkpoints(folder):

@@ -42,10 +42,7 @@ def write_atomically(path: str | os.PathLike[str], private: bool = False) -> Ite
 
 
 def read_bounded(path: Path, most: int, regular: bool = True) -> bytes:
-    """The content of a file that somebody else may have written; `InvalidInput` if it has more than `most` bytes.
-
-    If it must be `regular`, anything else is refused as well: reading a device or a pipe may never end.
-    """
+    """The content of a file that somebody else may have written, if it is no larger, and no pipe that never ends."""
     status = path.stat()
     if regular and not stat.S_ISREG(status.st_mode):
         raise InvalidInput(f"{path} is not a regular file: replace it, or leave its folder out")

@@ -157,11 +157,7 @@ class Folder:
 
 
 def finished(path: str | Path) -> bool:
-    """Whether a run's folder holds its result, and the model that the result names, undamaged.
-
-    Raises:
-        CheckpointError: They are there, but the disk does not let us read them.
-    """
+    """Whether a run's folder holds its result, and the model that the result names, undamaged."""
     try:
         result = json.loads(read_bounded(Path(path) / "result.json", SMALL))
         checksum = files.checksum_of(Path(path), result["model"], MODEL)
@@ -173,11 +169,7 @@ def finished(path: str | Path) -> bool:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, without an incomplete last one. A score beyond all bounds becomes NaN.
-
-    Raises:
-        InvalidInput: They cannot be read, or a line is not that of a run; the message names the line.
-    """
+    """The lines of a run's metrics, without an incomplete last one. A score beyond all bounds becomes NaN."""
     file = Path(path) / "metrics.jsonl"
     try:
         *lines, _ = read_bounded(file, LARGE).split(b"\n")
@@ -209,11 +201,7 @@ def _is_possible(name: str, value: Any) -> bool:
 
 
 def read_clients(path: str | Path) -> dict[str, Any]:
-    """What a run's folder says about its clients: at least their `sizes` and the number of `parameters`.
-
-    Raises:
-        InvalidInput: It cannot be read, or it is incomplete.
-    """
+    """What a run's folder says about its clients: at least their `sizes` and the number of `parameters`."""
     try:
         clients: dict[str, Any] = json.loads(read_bounded(Path(path) / "clients.json", MEDIUM))
         sizes, parameters = clients["sizes"], clients["parameters"]
@@ -230,12 +218,7 @@ def read_clients(path: str | Path) -> dict[str, Any]:
 
 
 def final_score(scores: Sequence[float]) -> float:
-    """The score at the end of a run: the mean of the last five of 20 or more evaluations, otherwise the last one.
-
-    Example:
-        >>> final_score([0.5, 0.75]), final_score([0.0] * 16 + [0.5, 0.75, 0.5, 0.75])
-        (0.75, 0.5)
-    """
+    """The score at the end of a run: the mean of the last five of 20 or more evaluations, otherwise the last one."""
     last = scores[-LAST:] if len(scores) >= ENOUGH else scores[-1:]
     return sum(last) / len(last)
 
@@ -268,11 +251,7 @@ def _present(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The settings in a run's folder, or in a hand-written TOML file, which need not have a version.
-
-    Raises:
-        InvalidInput: They cannot be read, or were written by a version of dagc that this one cannot read.
-    """
+    """The settings in a run's folder, or in a hand-written TOML file, which need not have a version."""
     written_by_us = Path(path).is_dir()
     file = Path(path) / "config.toml" if written_by_us else Path(path)
     try:

@@ -60,8 +60,7 @@ class Exchange:
     """A rank's place in a process group.
 
     Payloads hardly change in length from step to step, so every rank sends as many bytes as last time and a few more.
-    The heads have the true lengths; if the space was too small, a second exchange delivers the rest. `what` a message
-    belongs to is for errors: a step, or an exchange after several.
+    The heads have the true lengths; if the space was too small, a second exchange delivers the rest.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str = "step") -> None:
@@ -86,10 +85,7 @@ class Exchange:
         return [Packet._make((*_HEAD.unpack_from(part)[:4], body)) for part, body in zip(parts, bodies, strict=True)]
 
     def share(self, prepare: Callable[[], Any]) -> list[Any]:
-        """What every rank has prepared, as JSON; an error on all ranks if one fails, since the others must not wait.
-
-        If all ranks fail in the same way, the error does not name one of them.
-        """
+        """What every rank has prepared; an error on all ranks if one fails, which it names unless all fail alike."""
         failure: Exception | None = None
         try:
             message = Packet(0, 0, 0, 0.0, json.dumps(prepare()).encode())

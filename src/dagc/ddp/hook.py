@@ -187,8 +187,7 @@ class Hook(Rank):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`: on the same rank of equally many, with the same model, data and plan.
 
-        Raises:
-            InvalidInput: If any of these differ; then nothing has changed.
+        If any of these differ, `InvalidInput` says which, and nothing has changed.
         """
         here = {
             "world_size": (self._exchange.world, "start with as many ranks, or without the state"),

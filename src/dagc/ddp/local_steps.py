@@ -171,9 +171,6 @@ class LocalSteps(Start):
         Take it right after an exchange. To resume, give `LocalSteps` all states that a rank finds. With the same ranks
         the training goes on as if nothing had happened. With fewer, the residuals of missing ranks are carried by the
         others; with more, a newcomer downloads the shared model.
-
-        Raises:
-            InvalidInput: If steps were made since the last exchange.
         """
         if self._done:
             raise InvalidInput(

@@ -59,11 +59,7 @@ class Rank:
         compile_ahead(plan, rounds)
 
     def _agree(self, examples: Any, prepare: Callable[[], Mapping[str, Any]]) -> None:
-        """Compare the arguments of all ranks, which `prepare` returns, and learn who holds how many examples.
-
-        Raises:
-            InvalidInput: If the arguments differ, if nobody holds data, or if a rank cannot prepare; on all ranks.
-        """
+        """Compare the arguments of all ranks, which `prepare` returns, and learn who holds how many examples."""
         same: dict[str, Any] = {}
 
         def hello() -> list[Any]:

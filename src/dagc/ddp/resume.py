@@ -46,15 +46,12 @@ class Key(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """States to continue from: those this rank has, all ranks that have one, and who carries its residual.
-
-    All are by the rank that saved the state.
-    """
+    """States to continue from, all by the rank that saved them."""
 
     key: Key
-    states: Mapping[int, State]
-    holders: Mapping[int, Sequence[int]]
-    carriers: Mapping[int, int]
+    states: Mapping[int, State]  # those that this rank has
+    holders: Mapping[int, Sequence[int]]  # who has each
+    carriers: Mapping[int, int]  # who carries its residual
 
     @property
     def missing(self) -> list[int]:
@@ -66,12 +63,7 @@ def candidates(
 ) -> list[Choice]:
     """Every round from which all ranks can continue, the newest first; none if no rank has any state.
 
-    Args:
-        exchange: This rank's place in the group.
-        states: What this rank has found, of any round.
-        examples: How many examples each rank holds now: a rank without data carries no residual.
-        about: What the states must belong to.
-        allow_missing: After the complete rounds, also those of which some states are missing.
+    If `allow_missing`, those of which some states are missing come last. A rank without examples carries no residual.
     """
     here: dict[Key, dict[int, State]] = {}
 

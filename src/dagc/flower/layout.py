@@ -117,11 +117,7 @@ class Layout:
         return AppModel(vector, whole)
 
     def join(self, model: AppModel, wide: bool = False) -> ArrayRecord:
-        """The app's arrays, from a model.
-
-        With `wide`, arrays of half precision become float32, as strategies need them: a float16 mean of float16 numbers
-        would lose precision, and numpy cannot add bfloat16.
-        """
+        """The app's arrays, from a model; if `wide`, half precision becomes float32, in which strategies can add up."""
         parts, whole = iter(self.parts(model.vector)), iter(model.whole)
         named = {}
         for piece in self.pieces:

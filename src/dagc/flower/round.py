@@ -188,10 +188,7 @@ class Round:
     def _checked(
         self, waiting: Sequence[Sent], replies: Sequence[Message], check: Callable[[Sent], None]
     ) -> list[Sent]:
-        """Those with a reply that passes the check; others, and those without any, are left out.
-
-        Second replies and those of other nodes do not count.
-        """
+        """Those with a reply that passes; all others are left out. Second replies and other nodes' do not count."""
         good, late = [], {sent.message.metadata.message_id: sent for sent in waiting}
         for reply in replies:
             name, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id

@@ -33,12 +33,7 @@ class Watch:
         self.warned = False
 
     def look(self, model: torch.Tensor, change: torch.Tensor) -> list[int]:
-        """Note a round; which tensors the app does not take from the server, if that is newly known.
-
-        Args:
-            model: The model that the app was given.
-            change: That model minus the one it has returned.
-        """
+        """Which tensors the app does not take, if that is newly known; `change` is the model minus what it returned."""
         change_here = change.numpy()[self._places]
         returned = model.numpy()[self._places] - change_here
         norms = self._norms(change_here)
