@@ -58,7 +58,7 @@ def read_bounded(path: Path, most: int, regular: bool = True) -> bytes:
 def checksum_of(folder: Path, name: str, most: int) -> int | None:
     """The CRC-32 of a regular file in this very folder; None if there is none by that name, or it is larger."""
     path = folder / name
-    if name in ("", ".", "..") or "\0" in name or path.name != name:
+    if path.name != name:
         return None
     try:
         status = path.lstat()
@@ -113,15 +113,12 @@ def locked(path: str | os.PathLike[str], patience: float = 0.0) -> Iterator[None
     make_folder(path.parent)
     lock = FileLock(path, thread_local=False)  # a generator may be closed on another thread
     try:
-        lock.acquire(timeout=patience, poll_interval=POLL)
+        with lock.acquire(timeout=patience, poll_interval=POLL):
+            yield
     except Timeout:
         raise CheckpointError(
             f"another process is working in {path.parent}: wait for it, or choose another folder"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def failure(error: OSError) -> str:

@@ -61,6 +61,7 @@ class LocalSteps(Start):
     Example:
         >>> import torch, dagc.ddp
         >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(100, 10)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> local = dagc.ddp.LocalSteps(model, examples=5000, steps=3, ratio=0.01)
