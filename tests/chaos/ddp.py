@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dagc import ddp
 from dagc.ddp.exchange import Packet
-from dagc.ddp.local_steps import HEAD
+from dagc.ddp.start import HEAD
 from tests.chaos.faults import Broken, Faults, refused
 
 __all__ = ["break_ddp"]

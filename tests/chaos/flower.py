@@ -221,7 +221,7 @@ class Watched(DataAware):
         return found
 
     def _close_round(self) -> None:
-        done = self._exchange is not None and self._exchange.result is not None
+        done = self._round is not None and self._round.result is not None
         with self.faults.disk(0.04) if done else nullcontext():
             super()._close_round()
 

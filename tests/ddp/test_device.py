@@ -10,8 +10,8 @@ from torch import nn
 
 from dagc import InvalidInput
 from dagc.ddp import LocalSteps
-from dagc.ddp.device import device_of, tensor_checksum
 from dagc.ddp.hook import Bucket, Hook
+from dagc.ddp.replica import device_of, tensor_checksum
 from dagc.protocol import Order, Plan, Uplink
 from dagc.sparse import Sparse
 from dagc.state import checksum

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from dagc import DagcError, InvalidInput, NonFiniteGradient
-from dagc.ddp import LocalSteps, local_steps
+from dagc.ddp import LocalSteps, rank
 from dagc.protocol import Uplink
 from tests.ddp.scripts import around, good, one_step, sgd, small, weights
 
@@ -133,11 +133,11 @@ def failing_alone(how):
         elif how == "module":
             model = model.state_dict()
         else:
-            local_steps.begin.__globals__["Uplink"] = out_of_memory
+            rank.Uplink = out_of_memory
     try:
         return around(model)
     finally:
-        local_steps.begin.__globals__["Uplink"] = Uplink
+        rank.Uplink = Uplink
 
 
 def out_of_memory(*_):
