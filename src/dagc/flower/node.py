@@ -31,6 +31,8 @@ STATE_VARIABLE = "DAGC_STATE"
 KIND, VERSION = "node", 3
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Valid names of runs and nodes."""
+LONGEST_JUMP = 1 << 20
+"""Nobody is away for more rounds of one start of the server: an order beyond them is damaged or forged."""
 STARTS = 100
 """A node remembers this many starts of the server, and as many uploads."""
 KEPT = "dagc-node"
@@ -51,7 +53,7 @@ class Node:
         replica: The model that it has.
         whole: The model's arrays that are never compressed.
         servers: The tokens of the server's starts, the current one last.
-        answered: The last round that it has answered under that token.
+        answered: The last round that it has answered under that token; at first, the one before its first message.
         examples: How many examples the app trained on last; -1 if that is not known yet.
         accepted: The last upload that the server has accepted, as in `Uplink.state_dict`; None if there is none. The
             server may fall back to a checkpoint that does not know of it.
@@ -90,7 +92,9 @@ class Node:
             raise DagcError(f"{self.owner} works for a later start of the server: this is for the one before")
         if self.servers[-1:] != [instruction.server]:
             self.servers = [*self.servers, instruction.server][-STARTS:]
-            self.answered = 0
+            self.answered = instruction.round - 1
+        if instruction.round > self.answered + LONGEST_JUMP:
+            raise MalformedPayload(f"{self.owner} has answered round {self.answered}, far before {instruction.round}")
         if instruction.kind == TRAIN and instruction.round <= self.answered:
             raise DagcError(f"{self.owner} has answered round {self.answered}; this is for round {instruction.round}")
 
