@@ -19,6 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dagc.ddp.agreement import agree, check_examples, check_packets, compile_ahead, log, make_plan, read_all
+from dagc.ddp.continued import warn_if_continued
 from dagc.ddp.device import device_of
 from dagc.ddp.exchange import Exchange, Exchanged, Packet, refusal
 from dagc.ddp.trees import check_version, to_arrays, to_tensors
@@ -49,6 +50,7 @@ class Hook:
         examples: How many examples each rank holds, in rank order.
         uplink: What this rank sends, over all trainable parameters in the model's order.
         server: The server's half; its members are the ranks that hold examples, by their numbers as names.
+        resumed: Whether a state was loaded.
         last: What the last step took; None before the first.
     """
 
@@ -62,7 +64,7 @@ class Hook:
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         self._exchange, talk = (Exchange(_group(model), _device(model)) for _ in range(2))
-        self._scaler = scaler
+        self._scaler, self.resumed = scaler, False
         self._about: dict[str, Any] = {}
         error: Exception | None = None
         try:
@@ -78,6 +80,7 @@ class Hook:
         self.last: Exchanged | None = None
         self._buckets: list[Bucket] = []
         self._futures: list[Future[Tensor]] = []
+        warn_if_continued(self, self._parameters[0], "pass it to hook.load_state_dict")
 
     def _prepare(self, model: DistributedDataParallel, plan: Plan, rounds: int | None) -> None:
         """Everything that may fail on this rank alone."""
@@ -242,7 +245,7 @@ class Hook:
             start = zlib.crc32(b"%d %d" % (int(state["start"]), self._fresh))
             self.uplink.load_state_dict(to_arrays(state["uplink"]))
             self.server.load_state_dict(to_arrays(state["server"]))
-            self._start = start
+            self._start, self.resumed = start, True
 
     def snapshot(self) -> tuple[Any, ...]:
         return self.uplink.snapshot(), self.server.snapshot(), self._start

@@ -6,7 +6,6 @@ every rank trains on from there, or from ahead of it.
 """
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dagc.ddp.agreement import check_packets, log, read_all
+from dagc.ddp.continued import warn_if_continued
 from dagc.ddp.device import tensor_checksum
 from dagc.ddp.exchange import Exchanged, Packet, refusal
 from dagc.ddp.resume import VERSION
@@ -134,11 +134,7 @@ class LocalSteps:
         self._next, self._seconds = began.due or steps, began.seconds  # the latter is rank 0's at the last exchange
         self._begin_steps(began.begun if self._ahead else None)
         self._clock = self._began - self._seconds  # when this process began
-        if not self.resumed and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-            log.warning(
-                "torchrun has restarted this process, but dagc begins without states: what was not sent is lost; save "
-                "state_dict() with the optimizer's, and give all states to LocalSteps(resume=...)"
-            )
+        warn_if_continued(self, self._replica.parameters[0], "give all states to LocalSteps(resume=...)")
 
     @property
     def shared(self) -> Tensor:
