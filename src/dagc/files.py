@@ -118,8 +118,8 @@ def remove_partial(folder: Path, name: str | None = None) -> None:
         folder: Where to look; it need not exist.
         name: The file whose leftovers are removed; those of all files if not given.
     """
-    for partial in folder.glob(f".{'*' if name is None else escape(name)}.{'[0-9a-f]' * 8}.partial"):
-        with suppress(OSError):
+    with suppress(OSError):  # they do no harm
+        for partial in folder.glob(f".{'*' if name is None else escape(name)}.{'[0-9a-f]' * 8}.partial"):
             partial.unlink()
 
 

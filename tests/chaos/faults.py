@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,19 +101,25 @@ class Faults:
     def unreadable(
         self, code: int, fails: Callable[[], bool] = lambda: True, folder: Path = Path("/")
     ) -> Iterator[None]:
-        """In this block, files below a folder cannot be read with this error of the system, if `fails` says so."""
-        usual = io.open
+        """In this block, a folder and all below it cannot be read with this error of the system, if `fails` says so."""
+        usual, list_folder, scan_folder = io.open, os.listdir, os.scandir
 
         def opened(file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
             if "r" in mode and folder in Path(file).parents and fails():
                 raise OSError(code, os.strerror(code), str(file))
             return usual(file, mode, *more, **options)
 
-        io.open = opened  # what pathlib calls
+        def listed(function: Callable[..., Any], path: Any = ".") -> Any:
+            if folder in (Path(path), *Path(path).parents) and fails():
+                raise OSError(code, os.strerror(code), str(path))
+            return function(path)
+
+        # What pathlib calls:
+        io.open, os.listdir, os.scandir = opened, partial(listed, list_folder), partial(listed, scan_folder)
         try:
             yield
         finally:
-            io.open = usual
+            io.open, os.listdir, os.scandir = usual, list_folder, scan_folder
 
     @contextmanager
     def reading(self, chance: float, folder: Path) -> Iterator[None]:

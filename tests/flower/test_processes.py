@@ -156,7 +156,7 @@ def test_a_superlink_that_is_killed_is_started_again_and_the_run_reaches_the_sam
 
 @pytest.mark.parametrize("down", ["same", "lossless"])
 def test_a_killed_server_whose_newest_checkpoint_is_damaged_goes_on_and_nothing_is_lost(tmp_path, monkeypatch, down):
-    rounds = 8
+    rounds = 6
     with Lab(tmp_path / "lab") as lab:
         lab.with_nodes(NODES)
         lab.run(APP, run="digits", rounds=rounds, nodes=NODES, down=down)

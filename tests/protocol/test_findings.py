@@ -10,6 +10,7 @@ import torch
 
 from dagc import CheckpointError, InvalidInput, MalformedPayload, Plan, allocate, checkpoint
 from dagc.compressors import COMPRESSORS, compressor
+from dagc.files import remove_partial
 from dagc.policies import plan as plans
 from dagc.policies.rate import SAVED_BYTES, SAVED_ROUNDS, Account, make_rate
 from dagc.protocol import Download, ModelServer, Order, Replica, Server, Uplink
@@ -36,6 +37,21 @@ class TestFilesThatCannotBeRead:
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
         assert checkpoint.load(tmp_path) == {"round": 2}
 
+    @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.EACCES])
+    def test_a_folder_that_cannot_be_listed_now_is_not_an_empty_one(self, tmp_path, code):
+        """Python's glob takes it for one, and the run would have begun again, without its metrics."""
+        newest = checkpoint.save(tmp_path, {"round": 1})
+        with Faults(0).unreadable(code):
+            with pytest.raises(CheckpointError, match=f"{tmp_path} cannot be read"):
+                checkpoint.load(tmp_path)
+            remove_partial(tmp_path)
+        assert checkpoint.load(tmp_path) == {"round": 1}
+        with Faults(0).unreadable(code), pytest.raises(CheckpointError, match=f"{tmp_path} cannot be read"):
+            checkpoint.save(tmp_path, {"round": 2})  # it cannot remove older ones, which does no harm
+        assert checkpoint.load(tmp_path) == {"round": 2}
+        assert checkpoint.load(tmp_path / "nothing") is None
+        assert newest.exists()
+
     def test_too_little_memory_is_not_damage_either(self, tmp_path, monkeypatch):
         for round in (1, 2):
             checkpoint.save(tmp_path, {"round": round, "x": np.ones(3)})
@@ -53,7 +69,7 @@ class TestFilesThatCannotBeRead:
         for round in (1, 2):
             newest = checkpoint.save(tmp_path, {"round": round})
         newest.write_bytes(b"damaged")
-        reads = iter([False, True])
+        reads = iter([False, False, True])  # the folder and the newest can be
         with (
             Faults(0).unreadable(errno.EIO, lambda: next(reads)),
             pytest.warns(UserWarning, match="damaged"),
