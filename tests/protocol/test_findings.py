@@ -30,7 +30,8 @@ class TestFilesThatCannotBeRead:
         for round in (1, 2):
             checkpoint.save(tmp_path, {"round": round})
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        with Faults(0).unreadable(code), warnings.catch_warnings():
+        listed = iter([False, True])  # the folder can be
+        with Faults(0).unreadable(code, lambda: next(listed)), warnings.catch_warnings():
             warnings.simplefilter("error")
             with pytest.raises(CheckpointError, match="cannot be read"):
                 checkpoint.load(tmp_path)
