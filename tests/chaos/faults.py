@@ -99,18 +99,18 @@ class Faults:
 
     @contextmanager
     def unreadable(
-        self, code: int, fails: Callable[[], bool] = lambda: True, folder: Path = Path("/")
+        self, code: int, fails: Callable[[Path], bool] = lambda path: True, folder: Path = Path("/")
     ) -> Iterator[None]:
-        """In this block, a folder and all below it cannot be read with this error of the system, if `fails` says so."""
+        """In this block, a folder and all below it cannot be read with this error of the system, if it `fails`."""
         usual, list_folder, scan_folder = io.open, os.listdir, os.scandir
 
         def opened(file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
-            if "r" in mode and folder in Path(file).parents and fails():
+            if "r" in mode and folder in Path(file).parents and fails(Path(file)):
                 raise OSError(code, os.strerror(code), str(file))
             return usual(file, mode, *more, **options)
 
         def listed(function: Callable[..., Any], path: Any = ".") -> Any:
-            if folder in (Path(path), *Path(path).parents) and fails():
+            if folder in (Path(path), *Path(path).parents) and fails(Path(path)):
                 raise OSError(code, os.strerror(code), str(path))
             return function(path)
 
@@ -127,7 +127,7 @@ class Faults:
         left = self.number(3) if self.happens("unreadable file", chance) else -1
         code = self.pick((errno.EIO, errno.EMFILE, errno.EACCES)) if left >= 0 else 0
 
-        def fails() -> bool:
+        def fails(path: Path) -> bool:
             nonlocal left
             left -= 1
             return left == -1

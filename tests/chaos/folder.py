@@ -53,10 +53,10 @@ def _undisturbed(number: int) -> tuple[bytes, ...]:
 
 def break_folder(faults: Faults, folder: Path) -> None:
     """Rounds of four clients, started as often as it takes; `Broken` if they end with other bits."""
-    number = faults.number(len(PLANS))
-    config, path = _config(number), folder / "run"
+    number, path = faults.number(len(PLANS)), folder / "run"
     with warnings.catch_warnings(), plugins():
         warnings.simplefilter("ignore")  # a damaged checkpoint is reported
+        config = _config(number)
         for starts in count(1):
             if _ended(config, path, faults):
                 break
@@ -71,8 +71,8 @@ def break_folder(faults: Faults, folder: Path) -> None:
             if (path / "metrics.jsonl").exists() and faults.happens("half a line", 0.2):
                 with (path / "metrics.jsonl").open("ab") as lines:
                     lines.write(b'{"round": 3, "lo')
-    if tuple((path / name).read_bytes() for name in RESULT) != _undisturbed(number):
-        raise Broken("the run ended with other bits than one that nothing happened to")
+        if tuple((path / name).read_bytes() for name in RESULT) != _undisturbed(number):
+            raise Broken("the run ended with other bits than one that nothing happened to")
     shutil.rmtree(path)
 
 

@@ -103,8 +103,9 @@ class Halves:
             kept[0].write_bytes(faults.damaged(kept[0].read_bytes()))
         elif faults.happens("unreadable checkpoint", 0.2):
             before = [path.read_bytes() for path in kept]
-            fails = iter([False] * faults.number(2) + [True])  # to read the newest, or to list the folder
-            with faults.unreadable(faults.pick((errno.EIO, errno.EMFILE, errno.EACCES)), lambda: next(fails)):
+            folder = bool(faults.number(2))  # it cannot be listed; else the files in it cannot be read
+            code = faults.pick((errno.EIO, errno.EMFILE, errno.EACCES))
+            with faults.unreadable(code, lambda path: path.is_dir() == folder):
                 refused("a checkpoint that cannot be read", partial(checkpoint.load, self.folder))
             if [path.read_bytes() for path in kept if path.exists()] != before:
                 raise Broken("a checkpoint that could not be read has changed")

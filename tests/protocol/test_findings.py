@@ -3,6 +3,7 @@
 import errno
 import logging
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,8 +31,7 @@ class TestFilesThatCannotBeRead:
         for round in (1, 2):
             checkpoint.save(tmp_path, {"round": round})
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        listed = iter([False, True])  # the folder can be
-        with Faults(0).unreadable(code, lambda: next(listed)), warnings.catch_warnings():
+        with Faults(0).unreadable(code, Path.is_file), warnings.catch_warnings():
             warnings.simplefilter("error")
             with pytest.raises(CheckpointError, match="cannot be read"):
                 checkpoint.load(tmp_path)
@@ -70,9 +70,9 @@ class TestFilesThatCannotBeRead:
         for round in (1, 2):
             newest = checkpoint.save(tmp_path, {"round": round})
         newest.write_bytes(b"damaged")
-        reads = iter([False, False, True])  # the folder and the newest can be
+        older = checkpoint.checkpoints(tmp_path)[1]
         with (
-            Faults(0).unreadable(errno.EIO, lambda: next(reads)),
+            Faults(0).unreadable(errno.EIO, older.__eq__),
             pytest.warns(UserWarning, match="damaged"),
             pytest.raises(CheckpointError, match="cannot be read"),
         ):
