@@ -262,6 +262,14 @@ class TestHostileOrders:
             replica.receive(Download(0, 1, 0, 1, b"")._replace(**wrong))
         assert same(copied(replica), before)
 
+    @pytest.mark.parametrize("version", [MOST_VERSIONS, (1 << 63) - 1, 1 << 64])
+    def test_a_whole_model_of_an_impossible_version_is_refused(self, version):
+        """It could not be saved."""
+        replica, server = Replica([40]), ModelServer(Plan(method="dagc-r", ratio=0.5), torch.ones(40))
+        with pytest.raises(MalformedPayload, match="the download cannot be"):
+            replica.receive(server.introduction()._replace(version=version))
+        assert server.introduction()._replace(version=MOST_VERSIONS - 1).checked()
+
     def test_a_million_empty_broadcasts_are_refused_at_once(self):
         """One byte each: their number must be that of the versions, which a file can hold."""
         replica = Replica([40])
