@@ -209,6 +209,21 @@ def test_states_of_a_round_that_two_timelines_reached_are_never_mixed(two, tmp_p
     assert [round for _, _, round, *_ in answers] == [2, 2]
 
 
+def test_states_of_two_restarts_from_one_round_are_never_mixed(two, tmp_path):
+    """Both restarts are the first one, and both have reached round 3."""
+    good(two.run(saving, tmp_path, {}, 2))
+    kept = []
+    for rank in (0, 1):
+        good(two.run(saving, tmp_path, {}, 3))
+        kept.append((tmp_path / f"003-{rank}-of-2.pt").read_bytes())
+        for path in tmp_path.glob("003-*"):
+            path.unlink()
+    for rank, content in enumerate(kept):
+        (tmp_path / f"003-{rank}-of-2.pt").write_bytes(content)
+    answers = good(two.run(each_its_own, tmp_path, 2, {}, False))
+    assert [round for _, _, round, *_ in answers] == [2, 2]
+
+
 def test_states_of_different_trainings_are_refused(two, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
