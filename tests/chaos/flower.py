@@ -209,13 +209,16 @@ def _app(grid: Grid) -> ClientApp:
     return app
 
 
+LEAST: dict[str, Any] = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+
+
 class Watched(DataAware):
     """A strategy that notes what was taken in each round, and whose server may die between any two steps."""
 
     def __init__(self, faults: Faults, taken: dict[int, list[Upload]], **options: Any) -> None:
         kind = FedAdam if faults.seed % 4 == 3 else FedAvg
-        fractions = {"fraction_train": faults.pick((1.0, 0.6)), "fraction_evaluate": faults.pick((0.0, 0.6))}
-        inner = kind(**fractions, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+        train, evaluate = faults.pick((1.0, 0.6)), faults.pick((0.0, 0.6))
+        inner = kind(fraction_train=train, fraction_evaluate=evaluate, **LEAST)
         super().__init__(inner, run=RUN, **{"min_nodes": 0, **options})
         self.faults, self.taken = faults, taken
 

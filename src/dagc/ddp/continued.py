@@ -32,10 +32,11 @@ def _watch_optimizers() -> None:
 def _check_first_step(optimizer: Optimizer, *_: Any) -> None:
     for owner, (reference, remedy) in list(_waiting.items()):
         parameter = reference()
-        if not any(each is parameter for group in optimizer.param_groups for each in group["params"]):
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        if parameter is None or not any(each is parameter for each in parameters):
             continue
         del _waiting[owner]
-        state = optimizer.state.get(parameter, {})  # type: ignore[call-overload]
+        state = optimizer.state.get(parameter, {})
         continued = bool(state) and float(state.get("step", 1)) > 0  # some have a state from the beginning
         restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
         if (continued or restarted) and not owner.resumed:
