@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dagc.errors import CheckpointError
-from dagc.files import remove_partial
+from dagc.files import failure, remove_partial
 from dagc.state import Damaged, load_state, save_state
 
 VERSION = 1
@@ -53,7 +53,12 @@ def load(folder: Path) -> dict[str, Any] | None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """All checkpoints of a run, the newest first."""
-    return sorted(folder.glob("round-*.safetensors"), reverse=True)
+    try:
+        return sorted((path for path in folder.iterdir() if path.match("round-*.safetensors")), reverse=True)
+    except FileNotFoundError:
+        return []
+    except OSError as error:  # `glob` would find nothing, and the run would begin again
+        raise CheckpointError(f"{folder} cannot be read: {failure(error)}") from error
 
 
 def _remove(paths: list[Path]) -> None:

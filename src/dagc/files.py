@@ -78,8 +78,8 @@ def remove_partial(folder: Path, name: str | None = None) -> None:
 
     Only for the one process that writes there: a file that another process is writing would be lost.
     """
-    for partial in folder.glob(f".{'*' if name is None else escape(name)}.{'[0-9a-f]' * 8}.partial"):
-        with suppress(OSError):
+    with suppress(OSError):  # they do no harm
+        for partial in folder.glob(f".{'*' if name is None else escape(name)}.{'[0-9a-f]' * 8}.partial"):
             partial.unlink()
 
 

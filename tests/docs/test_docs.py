@@ -238,6 +238,14 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_tests_that_pages_name_are_there():
+    """A promise whose test has another name, or is gone, is no promise."""
+    named = {name for page in examples.PAGES for name in re.findall(r"`(test_\w+|Test[A-Z]\w+)`", page.read_text())}
+    code = "".join(path.read_text() for path in (examples.PROJECT / "tests").rglob("*.py"))
+    assert len(named) > 40
+    assert named <= set(re.findall(r"^ *(?:def|class) (\w+)", code, flags=re.M)), "no such test"
+
+
 def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path):
     pytest.importorskip("mkdocs")
     built = subprocess.run(

@@ -353,3 +353,10 @@ def test_examples_that_are_no_number_are_named():
     grid = LocalGrid(client_app(), NODES, node_config={"dagc-examples": "many"})
     with pytest.raises(TooFewNodes, match="the app says dagc-examples = 'many': return a number from 0 on"):
         start(DataAware(fed_avg(), ratio=0.02), grid, 1)
+
+
+@pytest.mark.parametrize(("settings", "ahead"), [({"method": "thrifty"}, True), ({"method": "dagc"}, False)])
+def test_a_train_loss_of_another_model_than_the_servers_is_named(caplog, settings, ahead):
+    with caplog.at_level(logging.INFO):
+        start(DataAware(fed_avg(), **settings), LocalGrid(client_app(), NODES), 1)
+    assert ("train_loss is of the models that nodes train from, ahead of the server's" in caplog.text) == ahead

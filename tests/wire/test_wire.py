@@ -117,6 +117,17 @@ def test_the_smallest_way_to_write_indices_is_taken(sparse, chosen, length):
     assert decode(payload, sparse.size) == sparse
 
 
+def test_what_is_read_has_the_seed_if_it_was_sent_and_no_other():
+    drawn = dagc.random_k(torch.ones(1000), 100, seed=5)
+    assert decode(encode(drawn), 1000).seed == 5
+    assert encode(decode(encode(drawn), 1000)) == encode(drawn)
+    few = dagc.random_k(torch.ones(1000), 2, seed=5)  # indices take fewer bytes
+    clustered = Sparse(20_000, [*range(5000), 19_000, 19_999], np.ones(5002))
+    for sparse in (few, clustered, Sparse(100, range(100), np.ones(100))):
+        assert rule(encode(sparse)) != SEED
+        assert decode(encode(sparse), sparse.size).seed is None
+
+
 @given(sparses(), st.booleans())
 def test_compiled_and_plain_rice_codes_are_the_same(sparse, blocks):
     planned = rice.plan(sparse.indices, sparse.size, blocks)

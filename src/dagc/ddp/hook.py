@@ -18,6 +18,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from dagc.ddp.continued import warn_if_continued
 from dagc.ddp.rank import Rank, check_version, log, make_plan, to_arrays, to_tensors
 from dagc.ddp.replica import device_of
 from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
@@ -55,7 +56,7 @@ class Hook(Rank):
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         super().__init__(*_place(model))
-        self._scaler = scaler
+        self._scaler, self.resumed = scaler, False
 
         def prepare() -> dict[str, Any]:
             checked = make_plan(plan, settings, self._exchange.world, local_steps=False)
@@ -79,6 +80,7 @@ class Hook(Rank):
             self.server.join(rank, self.examples[int(rank)])
         self._buckets: list[Bucket] = []
         self._futures: list[Future[Tensor]] = []
+        warn_if_continued(self, next(iter(self._slots)), "pass it to hook.load_state_dict")
 
     def attach(self, model: DistributedDataParallel) -> None:
         """Let DDP call this hook; an error on all ranks if the model of one has a hook already."""
@@ -203,7 +205,7 @@ class Hook(Rank):
             start = zlib.crc32(b"%d %d" % (int(state["start"]), self._number))
             self.uplink.load_state_dict(to_arrays(state["uplink"]))
             self.server.load_state_dict(to_arrays(state["server"]))
-            self._start = start
+            self._start, self.resumed = start, True
 
 
 def _place(model: Any) -> tuple[dist.ProcessGroup, torch.device]:

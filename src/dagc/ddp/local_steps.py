@@ -6,7 +6,6 @@ every rank trains on from there, or from ahead of it.
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -17,6 +16,7 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dagc.ddp.continued import warn_if_continued
 from dagc.ddp.exchange import Exchanged, Packet
 from dagc.ddp.rank import Flight, log, to_tensors
 from dagc.ddp.replica import tensor_checksum
@@ -103,11 +103,7 @@ class LocalSteps(Start):
         self._closed = False
         self._begin_steps(self._begun if self._ahead else None)
         self._clock = self._began - self._seconds  # when this process began
-        if not self.resumed and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-            log.warning(
-                "torchrun has restarted this process, but dagc begins without states: what was not sent is lost; save "
-                "state_dict() with the optimizer's, and give all states to LocalSteps(resume=...)"
-            )
+        warn_if_continued(self, self._replica.parameters[0], "give all states to LocalSteps(resume=...)")
 
     @property
     def round(self) -> int:

@@ -27,6 +27,7 @@ from dagc.state import Damaged, dump_state, load_state, parse_state, save_state
 STATE_VARIABLE = "DAGC_STATE"
 KIND, VERSION = "node", 3
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # valid names of runs and nodes
+LONGEST_JUMP = 1 << 20  # nobody is away for more rounds of one start of the server: such an order is damaged or forged
 STARTS = 100  # so many starts of the server, and uploads, are remembered
 KEPT = "dagc-node"  # the name of a node's state in Flower's context
 PARTS = ("uplink", "replica", "watch")
@@ -59,7 +60,9 @@ class Node:
             raise DagcError(f"{self.owner} works for a later start of the server: this is for the one before")
         if self.servers[-1:] != [instruction.server]:
             self.servers = [*self.servers, instruction.server][-STARTS:]
-            self.answered = 0
+            self.answered = instruction.round - 1
+        if instruction.round > self.answered + LONGEST_JUMP:
+            raise MalformedPayload(f"{self.owner} has answered round {self.answered}, far before {instruction.round}")
         if instruction.kind == TRAIN and instruction.round <= self.answered:
             raise DagcError(f"{self.owner} has answered round {self.answered}; this is for round {instruction.round}")
 

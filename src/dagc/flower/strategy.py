@@ -187,6 +187,8 @@ class DataAware(Strategy):
         usual = None if self._run is None else self._run.server.plan.bytes
         if usual is not None and not self.plan.budgets_set:
             words.append(f"by default {usual:,.0f} bytes per node and round")
+        if self._run is not None and self._run.server.plan.step_ahead:
+            words.append("train_loss is of the models that nodes train from, ahead of the server's by what they keep")
         log.info("\t├──> dagc: %s", ", ".join(words))
         self.strategy.summary()
 
