@@ -11,7 +11,6 @@ import argparse
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from tiny import build, report, sequences
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -46,11 +45,15 @@ class AfterManySteps(TrainerCallback):
         self.trainer, self.examples, self.settings = trainer, examples, settings
         self.sent = 0
 
-    def on_train_begin(self, args, state, control, model, **kwargs):
+    def on_train_begin(self, args, state, control, model, optimizer, **kwargs):
         self.alone = self.trainer.model_wrapped.no_sync()
         self.alone.__enter__()  # DDP exchanges nothing any more
-        states = [torch.load(saved, weights_only=True) for saved in place(args, state).parent.glob("dagc_*.pt")]
-        self.local = dagc.ddp.LocalSteps(model, examples=self.examples, resume=states, **self.settings)
+        mine = place(args, state)
+        states = {path: torch.load(path, weights_only=True) for path in mine.parent.glob("dagc_*.pt")}
+        if mine in states:
+            optimizer.load_state_dict(states[mine]["optimizer"])  # Trainer itself has kept that of rank 0
+        resume = [each["dagc"] for each in states.values()]
+        self.local = dagc.ddp.LocalSteps(model, examples=self.examples, resume=resume, **self.settings)
 
     def on_step_end(self, args, state, control, **kwargs):
         self.count(self.local.step())
@@ -62,8 +65,8 @@ class AfterManySteps(TrainerCallback):
             after = self.local.finish()
             self.count(after if self.local.round > before else None)
 
-    def on_save(self, args, state, control, **kwargs):
-        torch.save(self.local.state_dict(), place(args, state))
+    def on_save(self, args, state, control, optimizer, **kwargs):
+        torch.save({"optimizer": optimizer.state_dict(), "dagc": self.local.state_dict()}, place(args, state))
 
     def on_train_end(self, args, state, control, **kwargs):
         self.local.close()
@@ -106,7 +109,6 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=options.resume)
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     report(type(callback).__name__, trainer.model, losses, callback.sent, trainer.state.global_step)
-    dist.destroy_process_group()
 
 
 def parse() -> argparse.Namespace:

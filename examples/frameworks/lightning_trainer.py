@@ -13,7 +13,6 @@ from pathlib import Path
 
 import lightning as L
 import torch
-import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny import build, report, sequences
 from torch.utils.data import DataLoader
@@ -52,9 +51,13 @@ class AfterManySteps(L.Callback):
     def on_train_start(self, trainer, module):
         self.alone = trainer.model.no_sync()
         self.alone.__enter__()  # DDP exchanges nothing any more
-        saved = place(trainer)
-        states = [torch.load(path, weights_only=True) for path in saved.parent.glob("*.pt")]
-        self.local = dagc.ddp.LocalSteps(module, examples=self.examples, resume=states, **self.settings)
+        mine = place(trainer)
+        states = {path: torch.load(path, weights_only=True) for path in mine.parent.glob("*.pt")}
+        if mine in states:  # Lightning itself has kept those of rank 0
+            for optimizer, kept in zip(trainer.optimizers, states[mine]["optimizers"], strict=True):
+                optimizer.load_state_dict(kept)
+        resume = [each["dagc"] for each in states.values()]
+        self.local = dagc.ddp.LocalSteps(module, examples=self.examples, resume=resume, **self.settings)
         self.steps = trainer.global_step
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
@@ -68,7 +71,8 @@ class AfterManySteps(L.Callback):
 
     def on_save_checkpoint(self, trainer, module, checkpoint):
         self.meet()  # moves the parameters in place: the checkpoint has the shared model
-        save(self.local.state_dict(), trainer)
+        optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers]
+        save({"optimizers": optimizers, "dagc": self.local.state_dict()}, trainer)
 
     def on_train_end(self, trainer, module):
         self.meet()
@@ -135,7 +139,6 @@ def main() -> None:
     held_out = DataLoader(sequences(64, seed=1), batch_size=16)
     trainer.fit(module, train, held_out, ckpt_path="last" if options.resume else None)
     report(type(callback).__name__, module, module.losses, callback.sent, trainer.global_step)
-    dist.destroy_process_group()
 
 
 def parse() -> argparse.Namespace:

@@ -14,7 +14,7 @@ def build() -> GPT2LMHeadModel:
     """The same model on every rank: nobody has to download it."""
     torch.manual_seed(0)
     size = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 4}
-    ends = {"bos_token_id": 0, "eos_token_id": 0, "loss_type": "ForCausalLM"}
+    ends = {"bos_token_id": 0, "eos_token_id": 0,}
     return GPT2LMHeadModel(GPT2Config(**size, **ends, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
 

@@ -1,7 +1,6 @@
 """The examples for people's frameworks, on two ranks: `make test-frameworks`."""
 
 import re
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -62,7 +61,7 @@ def run(name, folder, *options):
 
 def check(losses, sent, checksums):
     (first, last, _), (ours, plain), (one, other) = losses, sent, checksums
-    assert last < 0.9 * first
+    assert last < 0.95 * first
     assert 0 < ours < plain / 20
     assert one == other
 
@@ -92,18 +91,13 @@ def test_a_loop_of_accelerate(mode, tmp_path):
 )
 def test_a_trainer_trains_and_a_resumed_training_ends_with_the_same_bits(name, packages, mode, tmp_path):
     needs(*packages)
-    options = ("--epochs", "3", "--save-steps", "18", "--output", "runs", *MODES[mode])
-    losses, sent, checksums = run(name, tmp_path, *options)
+    options = ("--save-steps", "16", *MODES[mode])
+    losses, sent, checksums = run(name, tmp_path, *options, "--epochs", "2", "--output", "at once")
     check(losses, sent, checksums)
     if MODES[mode]:
         check_local_steps(tmp_path)
-    if name == "hf_trainer":
-        for step in (36, 48):
-            shutil.rmtree(tmp_path / "runs" / f"checkpoint-{step}")
-    else:
-        (tmp_path / "runs" / "last.ckpt").unlink()
-        shutil.rmtree(tmp_path / "runs" / "dagc-36")
-    again = run(name, tmp_path, *options, "--resume")
+    run(name, tmp_path, *options, "--epochs", "1", "--output", "resumed")
+    again = run(name, tmp_path, *options, "--epochs", "2", "--output", "resumed", "--resume")
     assert again[2] == checksums
     assert again[0][1] == losses[1]
     assert again[1][0] < sent[0]  # not from the beginning
