@@ -107,7 +107,13 @@ class Exchange:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str = "step") -> None:
         self.group, self.what = group, what
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        try:
+            self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        except ValueError as error:
+            raise InvalidInput(
+                f"torch.distributed does not know the model's group, a {type(group).__name__}: wrap the module in torch's "
+                "own DistributedDataParallel, not in that of torchft, which exchanges in its own way"
+            ) from error
         self.device = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
         self.sent = self.received = self.times = 0
         self._expected = [_HEAD.size] * self.world
