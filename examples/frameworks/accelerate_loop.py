@@ -1,7 +1,9 @@
 """A loop of Hugging Face accelerate, with dagc in every step or after many.
 
-    torchrun --nproc-per-node 2 examples/frameworks/accelerate_loop.py                       # every step: DDP's hook
-    torchrun --nproc-per-node 2 examples/frameworks/accelerate_loop.py --local-steps 10      # in the place of LocalSGD
+    torchrun --nproc-per-node 2 examples/frameworks/accelerate_loop.py                      # every step: DDP's hook
+    torchrun --nproc-per-node 2 examples/frameworks/accelerate_loop.py --local-steps 10     # in LocalSGD's place
+
+Losses, bytes and checksums of the ranks' models are printed at the end.
 """
 
 import argparse

@@ -101,10 +101,7 @@ def main() -> None:
     )
     held_out = sequences(64, seed=1)
     trainer = Trainer(model=build(), args=arguments, train_dataset=sequences(), eval_dataset=held_out)
-    if options.local_steps:
-        callback = AfterManySteps(trainer, steps=options.local_steps)
-    else:
-        callback = EveryStep(trainer)
+    callback = AfterManySteps(trainer, steps=options.local_steps) if options.local_steps else EveryStep(trainer)
     trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=options.resume)
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]

@@ -1,8 +1,8 @@
 """PyTorch Lightning, with dagc as a callback: in every step, or after many.
 
-    torchrun --nproc-per-node 2 examples/frameworks/lightning_trainer.py                       # every step: DDP's hook
-    torchrun --nproc-per-node 2 examples/frameworks/lightning_trainer.py --local-steps 10      # train alone, exchange
-    torchrun --nproc-per-node 2 examples/frameworks/lightning_trainer.py --resume              # from the last checkpoint
+    torchrun --nproc-per-node 2 examples/frameworks/lightning_trainer.py                     # every step: DDP's hook
+    torchrun --nproc-per-node 2 examples/frameworks/lightning_trainer.py --local-steps 10    # train alone, exchange
+    torchrun --nproc-per-node 2 examples/frameworks/lightning_trainer.py --resume            # from the last checkpoint
 
 The two callbacks are all that is needed: copy the one that you want.
 """

@@ -14,8 +14,8 @@ def build() -> GPT2LMHeadModel:
     """The same model on every rank: nobody has to download it."""
     torch.manual_seed(0)
     size = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 4}
-    ends = {"bos_token_id": 0, "eos_token_id": 0,}
-    return GPT2LMHeadModel(GPT2Config(**size, **ends, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(**size, **no_dropout, bos_token_id=0, eos_token_id=0))
 
 
 def sequences(count: int = 512, seed: int = 0) -> list[dict[str, Tensor]]:

@@ -95,15 +95,20 @@ def make_plan(plan: Plan | None, settings: Mapping[str, Any], world: int, local_
 
 
 def compile_ahead(plan: Plan, rounds: int | None) -> None:
-    """Compile the kernels that this plan uses, in a round of a small model: the first step does not wait for them."""
+    """Compile the kernels that this plan uses, in rounds of a small model: the first step does not wait for them."""
     began, shapes = perf_counter(), [(32, 64)]
     with suppress(DagcError), warnings.catch_warnings():  # a budget may not fit a small model
         warnings.simplefilter("ignore")
         server = Server(plan.replaced(caps={}), 32 * 64, rounds, shapes)
         uplink = Uplink(server.plan.for_clients(), shapes)
         server.join("0", 1)
-        upload = uplink.upload(torch.linspace(-1, 1, 32 * 64), server.orders("0")["0"])
-        server.total([server.read("0", upload.frame, upload.norm)])
+        values = torch.linspace(-1, 1, 32 * 64)
+        for _ in range(8):  # in the first ones, the method thrifty waits
+            upload = uplink.upload(values.clone(), server.orders("0")["0"])
+            uploads = [server.read("0", upload.frame, upload.norm)]
+            server.total(uploads)
+            server.close(uploads)
+            values = values[torch.arange(1237, 1237 * 2049, 1237) % 2048]  # scattered: frames then need another kernel
     if perf_counter() - began > 1:
         log.info(
             "compiled kernels in %.1f s; where the cache can be written, that happens once", perf_counter() - began

@@ -111,8 +111,8 @@ class Exchange:
             self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         except ValueError as error:
             raise InvalidInput(
-                f"torch.distributed does not know the model's group, a {type(group).__name__}: wrap the module in torch's "
-                "own DistributedDataParallel, not in that of torchft, which exchanges in its own way"
+                f"torch.distributed does not know the model's group, a {type(group).__name__}: wrap the module in "
+                "torch's own DistributedDataParallel, not in that of torchft, which exchanges in its own way"
             ) from error
         self.device = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
         self.sent = self.received = self.times = 0
@@ -178,5 +178,5 @@ class Exchange:
         self.sent += length * (self.world - 1)
         self.received += sum(lengths) - length
         self.times += 1
-        whole = memoryview(of_all.cpu().numpy().data)
+        whole = memoryview(of_all.cpu().numpy().data).toreadonly()  # as bytes are: kernels are compiled for one of both
         return [whole[end - part : end] for part, end in zip(lengths, accumulate(lengths), strict=True)]
