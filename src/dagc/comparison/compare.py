@@ -22,7 +22,7 @@ NAMED = tuple(name for name, each in Config.schema().items() if each.kind in ("n
 SWEPT = tuple(name for name in SOLUTION if name not in ("method", "per_tensor", *NAMED))
 """Settings that can have several values in a comparison."""
 STEPS = ("local_steps", "epochs")
-OWN_STEPS = ("client_momentum", "client_weight_decay", "server_rate", "server_schedule")
+OWN_STEPS = ("client_optimizer", "client_momentum", "client_weight_decay", "server_rate", "server_schedule")
 """Settings that exist only with several local steps."""
 SHARED = ("overhead", "down", "caps", "exponent", "options", "values", "frames")
 """Shared settings that only some methods take."""

@@ -18,7 +18,7 @@ from dagc.models import MODELS
 from dagc.network import make_network
 from dagc.policies import Plan
 from dagc.settings import group
-from dagc.training.optimizer import ServerOptimizer
+from dagc.training.optimizer import ServerOptimizer, client_optimizer
 from dagc.training.schedule import SCHEDULES
 
 __all__ = ["IRRELEVANT", "OWN", "SOLUTION", "Config", "is_own"]
@@ -125,6 +125,10 @@ class Config(Plan):
     epochs: float | None = _training(
         None, "passes of every client over its own data per round, instead of local steps", above=0, most=1e6
     )
+    client_optimizer: str = _training(
+        "SGD", "optimizer of the clients' own steps: any class of torch.optim, afresh in every round", "text",
+        parse=_optimizer,
+    )  # fmt: skip
     client_momentum: float = _training(
         0.0, "momentum of the clients' own steps, reset in every round", least=0, below=1
     )
@@ -245,13 +249,25 @@ class Config(Plan):
     def _check_steps(self) -> None:
         if self.epochs is not None and self.local_steps != 1:
             raise InvalidInput(f"epochs is {self.epochs:g} and local_steps {self.local_steps}: give one of them")
-        local = ("client_momentum", "client_weight_decay", "server_rate", "server_schedule")
+        local = ("client_optimizer", "client_momentum", "client_weight_decay", "server_rate", "server_schedule")
         idle = [name for name in local if getattr(self, name) != self.default(name)]
         if idle and not self.several_steps:
             raise InvalidInput(
                 f"{idle[0]} is {getattr(self, idle[0])!r}: with one local step clients send gradients, and only the "
                 "server takes a step, with learning_rate and schedule: leave it out, or raise local_steps"
             )
+        if self.client_momentum and self.client_optimizer != "SGD":
+            raise InvalidInput(
+                f"client_momentum is {self.client_momentum:g}, which is for SGD, not for {self.client_optimizer}: "
+                "leave one of them out"
+            )
+        try:
+            client_optimizer(self.client_optimizer, [torch.nn.Parameter(torch.zeros(1))], 1.0, self.client_weight_decay)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(
+                f"client_optimizer is {self.client_optimizer}, with client_weight_decay {self.client_weight_decay:g}: "
+                f"{error!s:.300}"
+            ) from None
         if self.threshold is not None and self.schedule != "constant" and self.threshold_units != self.compressed:
             raise InvalidInput(
                 f"threshold_units is {self.threshold_units!r} and the {self.compressed} is compressed, but the "

@@ -90,7 +90,13 @@ class Federation:
         check_rounds(self._plan(), self.size, examples, config.rounds, config.participation)
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
-        own_steps = OwnSteps(config.local_steps, config.epochs, config.client_momentum, config.client_weight_decay)
+        own_steps = OwnSteps(
+            config.local_steps,
+            config.epochs,
+            config.client_momentum,
+            config.client_weight_decay,
+            config.client_optimizer,
+        )
         traits = self._traits(batches)
         self.gradients = Gradients(
             self.model, batches, own_steps if config.several_steps else None, self.goal.loss, traits

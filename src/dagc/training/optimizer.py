@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["ServerOptimizer", "as_one_vector"]
+__all__ = ["ServerOptimizer", "as_one_vector", "client_optimizer"]
 
 
 def as_one_vector(model: nn.Module) -> torch.Tensor:
@@ -19,6 +19,17 @@ def as_one_vector(model: nn.Module) -> torch.Tensor:
         parameter.data = vector[start : start + parameter.numel()].view(parameter.shape)
         start += parameter.numel()
     return vector
+
+
+def client_optimizer(
+    name: str, parameters: list[nn.Parameter], rate: float, weight_decay: float
+) -> torch.optim.Optimizer | None:
+    """For a client's own steps in one round; None for SGD, whose steps are written out where they are taken."""
+    if name == "SGD":
+        return None
+    options = {"weight_decay": weight_decay} if weight_decay else {}
+    made: torch.optim.Optimizer = getattr(torch.optim, name)(parameters, lr=rate, **options)
+    return made
 
 
 class ServerOptimizer:
