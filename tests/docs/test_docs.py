@@ -230,6 +230,13 @@ def test_every_block_says_what_it_is(block):
         tomllib.loads(block.text)
 
 
+def test_every_field_of_an_exchange_is_on_the_page():
+    text = (examples.PROJECT / "docs" / "how-to" / "ddp.md").read_text()
+    table = re.search(r"^## Record what was sent$.*?^\| field .*?\n\n", text, re.M | re.S)[0]
+    names = [name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
+    assert tuple(names) == dagc.ddp.Exchanged._fields
+
+
 @pytest.mark.parametrize("page", examples.PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)

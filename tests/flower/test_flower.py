@@ -191,8 +191,10 @@ def test_the_example_changes_four_lines_of_code():
     ]
 
 
-@pytest.mark.parametrize("kind", ["before", "after"])
-def test_the_example_learns(states, monkeypatch, kind):
+@pytest.mark.parametrize(
+    ("kind", "more"), [("before", {}), ("after", {}), ("after", {"optimizer": "AdamW", "learning-rate": 0.002})]
+)
+def test_the_example_learns(states, monkeypatch, kind, more):
     folder = Path(__file__).parents[2] / "examples" / "flower" / kind
     monkeypatch.syspath_prepend(str(folder))
     for name in [name for name in sys.modules if name.partition(".")[0] == "digits"]:
@@ -204,6 +206,7 @@ def test_the_example_learns(states, monkeypatch, kind):
         **tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"],
         "rounds": 8,
         "run": "digits",
+        **more,
     }
     grid = LocalGrid(client, 3, run_config=config)
     server(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))

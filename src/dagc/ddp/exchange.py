@@ -65,7 +65,13 @@ class Exchange:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, what: str = "step") -> None:
         self.group, self.what = group, what
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        try:
+            self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        except ValueError as error:
+            raise InvalidInput(
+                f"torch.distributed does not know the model's group, a {type(group).__name__}: wrap the module in "
+                "torch's own DistributedDataParallel, not in that of torchft, which exchanges in its own way"
+            ) from error
         self.device = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
         self.traffic = (0, 0, 0)  # of the last exchange: bytes to and from all others, and how many times
         self._expected = [_HEAD.size] * self.world
@@ -123,5 +129,5 @@ class Exchange:
             dist.all_to_all_single(of_all, to_all, lengths, [length] * self.world, group=self.group)
         sent, received, times = self.traffic
         self.traffic = (sent + length * (self.world - 1), received + total - length, times + 1)
-        whole = memoryview(of_all.cpu().numpy().data)
+        whole = memoryview(of_all.cpu().numpy().data).toreadonly()  # as bytes are: kernels are compiled for one of both
         return [whole[end - part : end] for part, end in zip(lengths, accumulate(lengths), strict=True)]

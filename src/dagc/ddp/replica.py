@@ -17,6 +17,9 @@ REFUSED = {  # devices on which a step would fail half way, and what to do
     "mps": "it lacks float64 and collective operations: move the model to the CPU or to CUDA",
 }
 
+SHARDED = {"DTensor", "FSDPModule", "FullyShardedDataParallel"}
+"""Classes of parameters and modules of which a rank has only its part. Their modules need not be imported here."""
+
 
 class Replica:
     """The exchanged parameters of a module, and the shared model as a float32 vector over them, on their device."""
@@ -87,6 +90,12 @@ def _exchanged(model: nn.Module, local: Sequence[str]) -> list[nn.Parameter]:
         raise InvalidInput("the model is wrapped in DDP, which exchanges in every step: give the module itself")
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"the model is a {type(model).__name__}: give a torch.nn.Module")
+    for part in (*model.modules(), *model.parameters()):
+        if not SHARDED.isdisjoint(base.__name__ for base in type(part).__mro__):
+            raise InvalidInput(
+                f"the model is sharded, it has a {type(part).__name__}: every rank must hold the whole model, so leave "
+                "out FSDP and tensor parallelism"
+            )
     if isinstance(local, str):
         raise InvalidInput(f"local is {local!r}: give a list of patterns, e.g. [{local!r}]")
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}

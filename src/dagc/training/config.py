@@ -18,7 +18,7 @@ from dagc.models import MODELS
 from dagc.network import make_network
 from dagc.policies import Plan
 from dagc.settings import group
-from dagc.training.optimizer import SCHEDULES, ServerOptimizer
+from dagc.training.optimizer import SCHEDULES, ServerOptimizer, client_optimizer
 
 __all__ = ["IRRELEVANT", "OWN", "OWN_STEPS", "SOLUTION", "Config", "is_own"]
 
@@ -28,7 +28,7 @@ IRRELEVANT = ("threads", "data_dir", "checkpoint_every")
 """Settings that cannot change a result."""
 SPLIT = ("clients", "skew_ratio", "label_alpha")
 """Settings of the default split of the data, which `partition` replaces."""
-OWN_STEPS = ("client_momentum", "client_weight_decay", "server_rate", "server_schedule")
+OWN_STEPS = ("client_optimizer", "client_momentum", "client_weight_decay", "server_rate", "server_schedule")
 """Settings that exist only if clients take several steps."""
 _data, _training, _network, _run, _budget = map(group, ("Data", "Training", "Network", "Run", "Budget"))
 
@@ -125,6 +125,10 @@ class Config(Plan):
     epochs: float | None = _training(
         None, "passes of every client over its own data per round, instead of local steps", above=0, most=1e6
     )
+    client_optimizer: str = _training(
+        "SGD", "optimizer of the clients' own steps: any class of torch.optim, afresh in every round", "text",
+        parse=_optimizer,
+    )  # fmt: skip
     client_momentum: float = _training(
         0.0, "momentum of the clients' own steps, reset in every round", least=0, below=1
     )
@@ -228,6 +232,11 @@ class Config(Plan):
                 f"{idle[0]} is {getattr(self, idle[0])!r}: with one local step clients send gradients, and only the "
                 "server takes a step, with learning_rate and schedule: leave it out, or raise local_steps"
             )
+        if self.client_momentum and self.client_optimizer != "SGD":
+            raise InvalidInput(
+                f"client_momentum is {self.client_momentum:g}, which is for SGD, not for {self.client_optimizer}: "
+                "leave one of them out"
+            )
         if self.threshold is not None and self.schedule != "constant" and self.threshold_units != self._compressed:
             raise InvalidInput(
                 f"threshold_units is {self.threshold_units!r} and the {self._compressed} is compressed, but the "
@@ -247,6 +256,13 @@ class Config(Plan):
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise InvalidInput(
                 f"optimizer_options is {shown(self.optimizer_options)}: torch.optim.{self.optimizer}: {error!s:.300}"
+            ) from None
+        try:
+            client_optimizer(self.client_optimizer, [torch.nn.Parameter(torch.zeros(1))], 1.0, self.client_weight_decay)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(
+                f"client_optimizer is {self.client_optimizer}, with client_weight_decay {self.client_weight_decay:g}: "
+                f"{error!s:.300}"
             ) from None
 
 

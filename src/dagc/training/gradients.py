@@ -18,6 +18,7 @@ from dagc.draws import scramble
 from dagc.errors import InvalidInput
 from dagc.training.config import Config
 from dagc.training.objective import Loss, classification_loss, computed_loss, forward, scores_of
+from dagc.training.optimizer import client_optimizer
 
 __all__ = ["Computed", "Gradients", "Traits", "separate", "sharing", "try_out"]
 
@@ -100,6 +101,8 @@ class Gradients:
             vector_to_parameters(start.clone(), parameters)
         before = [parameter.detach().clone() for parameter in parameters] if self.config.several_steps else []
         count, losses, change = self._steps(client), [], None
+        name, decay = self.config.client_optimizer, self.config.client_weight_decay
+        optimizer = client_optimizer(name, parameters, rate, decay) if before else None
         with _forked(parameters[0].device) if self.traits.draws else nullcontext():
             if self.traits.draws:  # the model always draws the same numbers for this client and round
                 torch.manual_seed(scramble(scramble(scramble(self.batches.seed, round), client), DROPOUT))
@@ -109,7 +112,12 @@ class Gradients:
                 _check_shapes(self._agreed, model)
                 losses.append(float(loss.detach()))
                 gradient = list(torch.autograd.grad(loss, parameters, materialize_grads=True))
-                change = self._move(parameters, gradient, change, rate) if before else gradient
+                if optimizer is not None:
+                    for parameter, each in zip(parameters, gradient, strict=True):
+                        parameter.grad = each
+                    optimizer.step()
+                else:
+                    change = self._move(parameters, gradient, change, rate) if before else gradient
         if before:
             change = [old - new.detach() for old, new in zip(before, parameters, strict=True)]
         return Computed(losses[0], change or [], [model.get_buffer(name) for name in self.traits.buffers])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["SCHEDULES", "ServerOptimizer", "as_one_vector", "rate_at"]
+__all__ = ["SCHEDULES", "ServerOptimizer", "as_one_vector", "client_optimizer", "rate_at"]
 
 SCHEDULES = ("constant", "linear", "cosine")
 
@@ -28,6 +28,17 @@ def as_one_vector(model: nn.Module) -> torch.Tensor:
     for parameter, part in zip(parameters, torch.split(vector, [each.numel() for each in parameters]), strict=True):
         parameter.data = part.view(parameter.shape)
     return vector
+
+
+def client_optimizer(
+    name: str, parameters: list[nn.Parameter], rate: float, weight_decay: float
+) -> torch.optim.Optimizer | None:
+    """For a client's own steps in one round; None for SGD, whose steps are written out where they are taken."""
+    if name == "SGD":
+        return None
+    options = {"weight_decay": weight_decay} if weight_decay else {}
+    made: torch.optim.Optimizer = getattr(torch.optim, name)(parameters, lr=rate, **options)
+    return made
 
 
 class ServerOptimizer:
