@@ -6,8 +6,7 @@ from typing import Any
 from dagc.allocation import allocate, most_entries
 from dagc.errors import InvalidInput
 from dagc.policies import Method, Plan, Situation
-from dagc.policies.rate import finite
-from dagc.state import flag, whole
+from dagc.state import finite, flag, whole
 
 __all__ = ["METHOD", "Accordion"]
 

@@ -4,6 +4,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 __all__ = ["Pool", "pool", "release_memory"]
@@ -64,6 +65,12 @@ class Pool:
             return np.empty(count, dtype)
         shelf = self._shelves[size.bit_length()]
         return np.asarray(_Lease(_fitting(shelf, size) or _new(size), shelf, count, dtype))
+
+    def vector(self, size: int, device: Any = "cpu") -> torch.Tensor:
+        """A float32 vector with arbitrary content, on any device."""
+        if torch.device(device).type != "cpu":
+            return torch.empty(size, dtype=torch.float32, device=device)
+        return torch.from_numpy(self.take(size, np.dtype(np.float32)))
 
     def release(self) -> int:
         """Free all blocks that are not in use, and return how many bytes that were."""

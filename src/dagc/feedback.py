@@ -1,7 +1,7 @@
 """Error feedback around any compressor: a client keeps what it does not send, and adds it to its next gradient."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,15 +13,13 @@ from dagc.compressors._vector import flat, refuse_non_finite, removed, tensors
 from dagc.draws import draw, scramble
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
+from dagc.state import Check, Stateful, whole
 from dagc.wire import quantise
 from dagc.wire.values import value_codec
 
 if TYPE_CHECKING:  # its kernels compile when they are imported
     from dagc.updates import Update
 
-__all__ = ["SMALLEST_CLIP", "ErrorFeedback", "Snapshot", "is_clip"]
-
-FLOAT32 = np.dtype(np.float32)
 SMALLEST_CLIP = 2.0**-126
 """The smallest normal float32: below it, values cannot be scaled down with any precision."""
 CLIP_ATTEMPTS = 16
@@ -33,14 +31,7 @@ def is_clip(number: float) -> bool:
     return number == 0 or SMALLEST_CLIP <= number < float("inf")
 
 
-class Snapshot(NamedTuple):
-    """An error feedback's state at one moment. It refers to the residual and does not copy it."""
-
-    residual: torch.Tensor
-    steps: int
-
-
-class ErrorFeedback:
+class ErrorFeedback(Stateful):
     """What one client has not sent yet.
 
     Nothing is ever lost: what `step` returns plus the new residual is the old residual plus the gradient, bit for bit
@@ -61,13 +52,19 @@ class ErrorFeedback:
     Example:
         >>> from dagc import top_k
         >>> feedback = ErrorFeedback(top_k, size=4)
+        >>> before = feedback.snapshot()
         >>> feedback.step(torch.tensor([1.0, 5.0, 2.0, -3.0]), 2).indices
         array([1, 3])
         >>> feedback.residual
         tensor([1., 0., 2., 0.])
         >>> feedback.step(torch.tensor([1.5, 0.0, 2.0, 1.0]), 2).values
         array([2.5, 4. ], dtype=float32)
+        >>> feedback.rollback(before)
+        >>> feedback.residual, feedback.steps
+        (tensor([0., 0., 0., 0.]), 0)
     """
+
+    FITS = "this error feedback"
 
     def __init__(
         self, compressor: Compressor, size: int, *, values: str = "fp32", seed: int = 0, device: Any = "cpu"
@@ -75,10 +72,7 @@ class ErrorFeedback:
         if size < 1:
             raise InvalidInput(f"size must be at least 1, not {size}")
         value_codec(values)
-        self.compressor = compressor
-        self.size = size
-        self.values = values
-        self.seed = seed
+        self.compressor, self.size, self.values, self.seed = compressor, size, values, seed
         self.steps = 0
         self._clip = 0.0
         self._residual = torch.empty(0, device=device)  # says where to `_empty`
@@ -86,10 +80,7 @@ class ErrorFeedback:
 
     @property
     def residual(self) -> torch.Tensor:
-        """What was not sent: a float32 vector of `size` entries.
-
-        `step`, `unsend` and `load_state_dict` make a new tensor and do not change the old one.
-        """
+        """What was not sent: a float32 vector of `size` entries. Nothing changes it in place: steps make new ones."""
         return self._residual
 
     @residual.setter
@@ -112,25 +103,6 @@ class ErrorFeedback:
             raise InvalidInput(f"clip must be 0 (no limit) or a finite norm from {SMALLEST_CLIP:.3g}, not {clip!r:.50}")
         self._clip = float(clip)
 
-    def snapshot(self) -> Snapshot:
-        """The state now, for `rollback`. It costs nothing, since steps make new tensors."""
-        return Snapshot(self._residual, self.steps)
-
-    def rollback(self, snapshot: Snapshot) -> None:
-        """Undo everything since the snapshot.
-
-        Example:
-            >>> from dagc import top_k
-            >>> feedback = ErrorFeedback(top_k, size=2)
-            >>> before = feedback.snapshot()
-            >>> sparse = feedback.step(torch.tensor([1.0, 2.0]), 1)
-            >>> feedback.rollback(before)
-            >>> feedback.residual, feedback.steps
-            (tensor([0., 0.]), 0)
-        """
-        self.residual = snapshot.residual
-        self.steps = snapshot.steps
-
     def step(self, gradient: Gradient, parameter: Any) -> Sparse:
         """Add a gradient to the residual, and return the entries to send. If the gradient is refused, nothing changes.
 
@@ -138,12 +110,12 @@ class ErrorFeedback:
             gradient: A tensor of any shape and float type, or the tensors of a model in order.
             parameter: The compressor's: the number of entries, or the threshold.
         """
-        parts = self._parts(gradient)
-        out = self._empty()
+        parts, out = self._parts(gradient), self._empty()
         sparse = self._select(parts, out, parameter, scramble(self.seed, self.steps))
         if self.values != "fp32" or self._clip:
             sent = self._bounded(sparse.values)
-            out[self._places(sparse)] = torch.from_numpy(sparse.values - sent).to(out.device)
+            places = torch.from_numpy(sparse.indices).to(out.device)
+            out[places] = torch.from_numpy(sparse.values - sent).to(out.device)
             sparse = Sparse.trusted(sparse.size, sparse.indices, sent, sparse.seed)
         self._residual = out
         self.steps += 1
@@ -159,8 +131,7 @@ class ErrorFeedback:
             encoder: From a vector to a frame and what that decodes to.
             forget: Encode the gradient alone and keep nothing: for a client that is not expected back soon.
         """
-        parts = self._parts(gradient)
-        out = self._empty()
+        parts, out = self._parts(gradient), self._empty()
         if forget:
             out.copy_(flat(parts))
         else:
@@ -175,6 +146,12 @@ class ErrorFeedback:
         self.steps += 1
         return frame, update
 
+    def unsend(self, update: "Sparse | Update") -> None:
+        """Put an upload that the server did not accept back into the residual, so that it is sent again later."""
+        residual = self._empty().copy_(self._residual)
+        update.add_to(residual)
+        self._residual = residual
+
     def _bounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """The values as sent: scaled down until, as the server will read them, they are within `clip`."""
         for _ in range(CLIP_ATTEMPTS):
@@ -187,9 +164,7 @@ class ErrorFeedback:
 
     def _empty(self) -> torch.Tensor:
         """A new vector with arbitrary content, on the residual's device."""
-        if self._residual.is_cpu:
-            return torch.from_numpy(pool.take(self.size, FLOAT32))
-        return torch.empty(self.size, dtype=torch.float32, device=self._residual.device)
+        return pool.vector(self.size, self._residual.device)
 
     def _parts(self, gradient: Gradient) -> list[torch.Tensor]:
         parts = tensors(gradient)
@@ -199,10 +174,7 @@ class ErrorFeedback:
         return parts
 
     def _select(self, parts: list[torch.Tensor], out: torch.Tensor, parameter: Any, seed: int) -> Sparse:
-        """Write residual + gradient to `out`, with zero for what is selected.
-
-        The residual is only read: it is unchanged, bit for bit, if the sum turns out not to be finite.
-        """
+        """Write residual + gradient to `out`, with zero for what is selected; the residual itself is only read."""
         if getattr(self.compressor, "adds", False):
             select: Callable[..., Sparse] = self.compressor
             return select(parts, parameter, seed=seed, residual=self._residual, out=out)
@@ -218,27 +190,21 @@ class ErrorFeedback:
             raise InvalidInput("the compressor selected entries that its seed does not draw")
         return removed(sparse, out)
 
-    def _places(self, sparse: Sparse) -> torch.Tensor:
-        return torch.from_numpy(sparse.indices).to(self._residual.device)
+    def fields(self) -> Mapping[str, Check]:
+        return {"residual": self._loaded_residual, "steps": lambda steps: whole(np.asarray(steps).tolist())}
 
-    def unsend(self, update: "Sparse | Update") -> None:
-        """Put an upload that the server did not accept back into the residual, so that it is sent again later."""
-        residual = self._empty().copy_(self._residual)
-        update.add_to(residual)
-        self._residual = residual
+    def _loaded_residual(self, array: Any) -> torch.Tensor:
+        residual = torch.from_numpy(np.array(array))
+        if not torch.isfinite(residual).all():
+            raise InvalidInput("the residual holds NaN or infinity: the state is damaged")
+        return residual.to(self._residual.device)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The residual and the number of steps, as plain arrays."""
         return {"residual": self._residual.cpu().numpy().copy(), "steps": np.array(self.steps, dtype=np.int64)}
 
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned. If it is refused, nothing changes."""
         if set(state) != {"residual", "steps"}:
             raise InvalidInput(f"the state must hold 'residual' and 'steps', not {sorted(state)}")
-        residual, steps = torch.from_numpy(np.array(state["residual"])), np.asarray(state["steps"])
-        if steps.shape != () or steps.dtype.kind not in "iu" or steps < 0:
-            raise InvalidInput(f"the number of steps must be an integer of at least 0, not {state['steps']!r:.50}")
-        if not torch.isfinite(residual).all():
-            raise InvalidInput("the residual holds NaN or infinity: the state is damaged")
-        self.residual = residual.to(self._residual.device)
-        self.steps = int(steps)
+        super().load_state_dict(state)

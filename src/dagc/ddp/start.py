@@ -17,7 +17,7 @@ from dagc.ddp.replica import Replica
 from dagc.ddp.resume import Choice, candidates, check_content, send_model_to_newcomers
 from dagc.ddp.trees import to_arrays
 from dagc.errors import DagcError, InvalidInput
-from dagc.policies.defaults import level_bytes, local_steps_bytes
+from dagc.policies.plan import level_bytes, local_steps_bytes
 from dagc.protocol import Plan, Server, Uplink
 from dagc.settings import Setting
 

@@ -1,7 +1,7 @@
 """The plan: everything that clients and server agree on before training, the same in every engine."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from logging import getLogger
@@ -11,14 +11,11 @@ from dagc._numba import compiled
 from dagc.allocation import most_entries
 from dagc.errors import InvalidInput, unknown
 from dagc.feedback import SMALLEST_CLIP
-from dagc.policies.defaults import level_bytes, usual_bytes
 from dagc.policies.policy import POLICIES, Method, Policy, unknown_method
 from dagc.policies.rate import MOST_BYTES, Account, make_rate
 from dagc.settings import Settings, group
 from dagc.wire import VALUE_CODECS
 from dagc.wire.coder import MOST_SIZE
-
-__all__ = ["BUDGETS", "FRAMES", "ClientPlan", "Plan", "level_bytes", "usual_bytes"]
 
 log = getLogger("dagc.policies")
 FRAMES = ("compact", "coded", "auto")
@@ -33,6 +30,26 @@ LEAST_SHARE = 1 / 8
 BUDGETS = ("ratio", "threshold", "bytes", "rate")
 _budget, _method, _bounds, _run = map(group, ("Budget", "Method", "Bounds", "Run"))
 EXAMPLES = {"ratio": "ratio 0.001", "threshold": "threshold 0.05"}
+
+
+def usual_bytes(size: int) -> float:
+    """The default budget of methods that count entries: half the square root of the model's size, at least 8.
+
+    Example:
+        >>> usual_bytes(7850), level_bytes(7850), local_steps_bytes(7850)
+        (44.0, 785.0, 3140.0)
+    """
+    return max(8.0, float(round(0.5 * math.sqrt(size))))
+
+
+def level_bytes(size: int) -> float:
+    """The default of `dagc`: as accurate as training without compression, at its rounds (`docs/studies/results.md`)."""
+    return max(64.0, float(round(min(20 * math.sqrt(size), size / 10))))
+
+
+def local_steps_bytes(size: int) -> float:
+    """The default of an exchange after many local steps: it is rare, and AdamW changes all entries about equally."""
+    return 4 * level_bytes(size)
 
 
 @cache
@@ -74,9 +91,9 @@ class ClientPlan(Settings):
 
 @dataclass(frozen=True, init=False)
 class Plan(ClientPlan):
-    """What both sides agree on. Budgets are per client and round, on average over the clients that take part.
+    """What both sides agree on; `docs/reference/settings.md` describes every setting.
 
-    `docs/reference/settings.md` describes every setting.
+    Budgets are per client and round, on average over the clients that take part.
 
     Example:
         >>> Plan(method="dagc-r", bytes=13, values="sign", overhead=0.125).in_bytes
@@ -181,14 +198,12 @@ class Plan(ClientPlan):
 
     def _check_budget(self) -> None:
         takes, chosen = self.method_spec.budgets, self.budgets_set
-        wrong = [name for name in chosen if name not in takes]
+        wrong, budgets = [name for name in chosen if name not in takes], _words(takes, "or")
         if wrong and not takes:
             raise InvalidInput(f"method {self.method!r} takes no budget, but {_words(wrong)} is given: leave it out")
         if wrong:
-            budgets = _words(takes, "or")
             raise InvalidInput(f"method {self.method!r} takes no {_words(wrong)}: give its budget as {budgets}")
         if takes and not chosen and "bytes" not in takes:
-            budgets = _words(takes, "or")
             raise InvalidInput(f"method {self.method!r} needs a budget: give {budgets}, e.g. {EXAMPLES[takes[0]]}")
         if self.down == "same" and not self.in_bytes and self.ratio is None:
             raise InvalidInput("down is 'same', but clients have no budget in entries or bytes: give down in bytes")
@@ -274,14 +289,7 @@ class Plan(ClientPlan):
         return ClientPlan(**{name: getattr(self, name) for name in ClientPlan.schema()})
 
     def policy(self, size: int) -> Policy:
-        """The policy that decides, each round, how much of a model of that many entries each client sends.
-
-        Example:
-            >>> from dagc.policies import Situation
-            >>> policy = Plan(method="dagc-r", ratio=0.01).policy(size=10_000)
-            >>> policy.decide(Situation(0, ["a", "b"], {"a": 900, "b": 100}))
-            [100, 100]
-        """
+        """The policy that decides, each round, how much of a model of that many entries each client sends."""
         return self.method_spec.make(self.for_size(size), size)
 
     def downward(self) -> Self | None:
@@ -309,10 +317,10 @@ class Plan(ClientPlan):
     def down_share(self, share: float) -> float:
         """The part of the downlink's budget for one round, if this fraction of the clients takes part in it.
 
-        A client that comes every tenth round downloads the broadcasts of ten rounds at once. If each has a tenth of the
-        budget, a visit costs the budget. But where clients come rarely, their model would hardly move. With "same", a
-        round has at least an eighth of the budget, with `dagc` the square root of the fraction: broadcasts that
-        carry too little cost accuracy. A rate is an allowance, and has no such minimum.
+        A client that comes every tenth round downloads ten broadcasts at once: with a tenth of the budget each, a visit
+        costs the budget. But where clients come rarely, their model would hardly move. With "same", a round has at
+        least an eighth of the budget, with `dagc` the square root of the fraction: broadcasts that carry too little
+        cost accuracy. A rate is an allowance, and has no such minimum.
 
         Example:
             >>> thrifty = Plan(method="thrifty", bytes=64)
@@ -329,11 +337,7 @@ class Plan(ClientPlan):
         return self.down in (None, "lossless")
 
     def account(self, rounds: int | None = None) -> Account | None:
-        """The account of a budget in bytes; None if the budget is not in bytes.
-
-        Args:
-            rounds: How many rounds the training has, for a rate per training.
-        """
+        """The account of a budget in bytes, for a training of so many rounds; None if the budget is not in bytes."""
         rate = None if self.rate is None else make_rate(self.rate)
         return Account(self.bytes, rate, rounds) if self.in_bytes else None
 
@@ -368,6 +372,5 @@ class Plan(ClientPlan):
         return POLICIES[self.method]
 
 
-def _words(names: tuple[str, ...] | list[str], last: str = "and") -> str:
-    *some, end = names
-    return f"{', '.join(some)} {last} {end}" if some else end
+def _words(names: Sequence[str], last: str = "and") -> str:
+    return f" {last} ".join([", ".join(names[:-1]), *names[-1:]] if len(names) > 1 else names)

@@ -5,11 +5,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dagc.errors import InvalidInput, unknown
+from dagc.state import Check, Stateful
 
 if TYPE_CHECKING:
     from dagc.policies.plan import Plan
-
-__all__ = ["POLICIES", "Method", "Policy", "Report", "Situation", "unknown_method"]
 
 
 class Report(NamedTuple):
@@ -57,7 +56,7 @@ class Policy(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, ready for JSON."""
+        """The whole state, ready for JSON; `dagc.state.Stateful` makes it and loads it."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -91,7 +90,6 @@ class Method(NamedTuple):
 
 POLICIES: dict[str, Method] = {}
 """Every training method by name. Add yours, and every engine knows it."""
-
 ELSEWHERE = {
     "fedavg": "none",
     "fedsgd": "none with one local step",
@@ -115,3 +113,19 @@ def unknown_method(name: object) -> InvalidInput:
     if called is None:
         return unknown("method", name, POLICIES)
     return InvalidInput(f"there is no method {name!r}: it is called {called}")
+
+
+class Everything(Stateful):
+    """No compression, and so no parameter and nothing to remember."""
+
+    wants_norms = False
+    compressor = "none"
+
+    def __init__(self, plan: "Plan", size: int) -> None:
+        """Take the arguments of every policy; there is no budget to keep."""
+
+    def decide(self, now: Situation) -> list[Any]:
+        return [None] * len(now.present)
+
+    def fields(self) -> Mapping[str, Check]:
+        return {}

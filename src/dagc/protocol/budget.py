@@ -6,19 +6,16 @@ from typing import Any
 import numpy as np
 
 from dagc.policies import Plan, Report, Situation
-from dagc.policies.rate import finite
 from dagc.protocol.messages import BEST, Order, Upload
 from dagc.protocol.roster import Member
-from dagc.state import all_or_nothing, load_part, sequence, whole
+from dagc.state import Check, Stateful, finite, listed, nested, optional, text, whole
 from dagc.wire import payload_size
 from dagc.wire.frame import varint
-
-__all__ = ["Allowance", "Budget"]
 
 SERVER = "server"
 
 
-class Budget:
+class Budget(Stateful):
     """The budget of one direction, and who gets which part of it.
 
     Args:
@@ -33,12 +30,19 @@ class Budget:
         reports: What is known of the uploads accepted in the last round.
     """
 
+    FITS = "this budget"
+
     def __init__(self, plan: Plan, size: int, rounds: int | None = None) -> None:
         self.plan, self.size = plan, size
-        self.policy = plan.policy(size)
-        self.account = plan.account(rounds)
+        self.policy, self.account = plan.policy(size), plan.account(rounds)
         self.reserved: dict[str, int] = {}
         self.reports: list[Report] = []
+
+    def fields(self) -> Mapping[str, Check]:
+        return {"policy": nested(self.policy), "account": nested(self.account), "reports": listed(_report)}
+
+    def loaded(self) -> None:
+        self.reserved = {}
 
     def amounts(
         self, round: int, holding: Sequence[str], members: Mapping[str, Member], seconds: float
@@ -55,8 +59,9 @@ class Budget:
             self.account.earn(len(holding), seconds)
             allowance = self.account.balance
         examples = {name: member.examples for name, member in members.items()}
-        situation = Situation(round, holding, examples, self.reports, allowance)
-        amounts = dict(zip(holding, map(_plain, self.policy.decide(situation)), strict=True))
+        decided = self.policy.decide(Situation(round, holding, examples, self.reports, allowance))
+        native = [each.item() if isinstance(each, np.generic) else each for each in decided]  # from plugins
+        amounts = dict(zip(holding, native, strict=True))
         compressor = self.policy.compressor
         self.reserved = {name: self.most_bytes(Order(1, amount, compressor)) for name, amount in amounts.items()}
         if self.account is not None:
@@ -73,47 +78,22 @@ class Budget:
         """The most bytes that an answer to this order can take; 0 if there is no limit."""
         if order.compressor == BEST:
             return int(order.amount)
-        if not order.most_entries:
-            return 0
-        return int(payload_size(self.size, order.most_entries, self.plan.values)[0])
+        return int(payload_size(self.size, order.most_entries, self.plan.values)[0]) if order.most_entries else 0
 
     def report(self, uploads: Sequence[Upload]) -> None:
         """Note the uploads accepted in this round."""
         self.reports = [Report(each.client, each.norm, len(each.update), len(each.frame)) for each in uploads]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "policy": self.policy.state_dict(),
-            "account": None if self.account is None else self.account.state_dict(),
-            "reports": [list(report) for report in self.reports],
-        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with all_or_nothing(self, "this budget"):
-            self.rollback(state)
-
-    def snapshot(self) -> Mapping[str, Any]:
-        return {**self.state_dict(), "reserved": dict(self.reserved)}
-
-    def rollback(self, snapshot: Mapping[str, Any]) -> None:
-        self.reserved = dict(snapshot.get("reserved", {}))
-        self.reports = [_report(*fields) for fields in sequence(snapshot["reports"])]
-        self.policy.load_state_dict(snapshot["policy"])
-        load_part(self.account, snapshot["account"])
-
-
-class Allowance:
-    """How much the server may broadcast in each round, as the only client of its own plan.
-
-    Args:
-        plan: That plan, `Plan.downward`.
-        size: The number of entries of the model.
-        rounds: How many rounds the training has, for a rate per training.
-    """
+class Allowance(Stateful):
+    """How much the server may broadcast in each round, as the only client of its own plan, `Plan.downward`."""
 
     def __init__(self, plan: Plan, size: int, rounds: int | None = None) -> None:
         self._policy, self._account = plan.policy(size), plan.account(rounds)
         self._turns = 0.0  # rounds that were not used, if the budget is not in bytes
+
+    def fields(self) -> Mapping[str, Check]:
+        return {"_turns": finite, "_policy": nested(self._policy), "_account": nested(self._account)}
 
     def amount(self, round: int, share: float, seconds: float) -> int:
         """How many entries or bytes there are for this part of a round's budget; 0 if there is none yet."""
@@ -134,23 +114,7 @@ class Allowance:
         if self._account is not None:
             self._account.spend(length + len(varint(length)))  # several are sent together, each with its length
 
-    def state_dict(self) -> dict[str, Any]:
-        account = None if self._account is None else self._account.state_dict()
-        return {"turns": self._turns, "policy": self._policy.state_dict(), "account": account}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._turns = finite(state["turns"])
-        self._policy.load_state_dict(state["policy"])
-        load_part(self._account, state["account"])
-
-
-def _plain(amount: Any) -> Any:
-    """A number from numpy, as a policy of somebody else may return it, as Python's."""
-    return amount.item() if isinstance(amount, np.generic) else amount
-
-
-def _report(client: str, norm: float | None, entries: int, bytes: int) -> Report:
-    """A report with these fields, each of which is checked."""
-    if not isinstance(client, str):
-        raise TypeError(f"the client of a report is {client!r:.50}")
-    return Report(client, None if norm is None else finite(norm), whole(entries), whole(bytes))
+def _report(values: Sequence[Any]) -> Report:
+    client, norm, entries, size = values
+    return Report(text(client), optional(finite)(norm), whole(entries), whole(size))

@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dagc.state import flag
-
-__all__ = ["EVERY", "Growth", "norms_of"]
+from dagc.state import Check, Stateful, flag, like
 
 log = getLogger("dagc.protocol")
 EVERY = 20
@@ -23,7 +21,7 @@ LOOKS = 3
 """So many looks in a row."""
 
 
-class Growth:
+class Growth(Stateful):
     """The norms of a client's residual, tensor by tensor.
 
     Args:
@@ -50,13 +48,11 @@ class Growth:
         self.streak = np.zeros(len(sizes), np.int64)
         self.warned = False
 
-    def look(self, residual: torch.Tensor, change: Sequence[torch.Tensor]) -> list[int]:
-        """The tensors whose residual keeps growing, if that is newly known.
+    def fields(self) -> Mapping[str, Check]:
+        return {"norms": like(self.norms), "usual": like(self.usual), "streak": like(self.streak), "warned": flag}
 
-        Args:
-            residual: What was not sent, of all tensors.
-            change: The last update: the tensors, or all of them as one vector.
-        """
+    def look(self, residual: torch.Tensor, change: Sequence[torch.Tensor]) -> list[int]:
+        """The tensors whose residual keeps growing after this change of all tensors, if that is newly known."""
         parts = list(torch.split(change[0].reshape(-1), self.sizes)) if len(change) == 1 else list(change)
         if self.warned or len(parts) != len(self.sizes):
             return []
@@ -75,18 +71,6 @@ class Growth:
             "budget or a lower learning rate, and check that the client trains on the model it is given",
             names, LARGER, LOOKS * EVERY,
         )  # fmt: skip
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"norms": self.norms, "usual": self.usual, "streak": self.streak, "warned": self.warned}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`; ValueError if it does not fit."""
-        for name in ("norms", "usual", "streak"):
-            array, like = state[name], getattr(self, name)
-            if array.dtype != like.dtype or array.shape != like.shape or not np.isfinite(array).all():
-                raise ValueError(f"{name} of {len(self.sizes)} tensors is {array.dtype} {array.shape}")
-        self.norms, self.usual, self.streak = (state[name].copy() for name in ("norms", "usual", "streak"))
-        self.warned = flag(state["warned"])
 
 
 def norms_of(parts: Iterable[torch.Tensor]) -> torch.Tensor:

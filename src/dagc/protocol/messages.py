@@ -1,6 +1,5 @@
 """What server and clients exchange in a round: an order and a model on the way down, an upload on the way up."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 from dagc.compressors import COMPRESSORS
@@ -9,8 +8,6 @@ from dagc.feedback import is_clip
 from dagc.sparse import MAX_SIZE, Sparse
 from dagc.state import is_count
 from dagc.updates import Update
-
-__all__ = ["BEST", "BUFFERS", "MOST_ROUNDS", "STAMPS", "Download", "Order", "Upload"]
 
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
 """Names of buffers. A running variance sent in parts would turn negative, and the loss NaN."""
@@ -60,25 +57,22 @@ class Order(NamedTuple):
     share: float = 0.0
 
     def checked(self) -> Self:
-        """Itself; `MalformedPayload` if it cannot be one: a server may have made it up.
-
-        The name of the compressor is checked where it is used.
-        """
-        valid: dict[str, Callable[[Any], bool]] = {
-            "round": lambda round: is_count(round) and round < MOST_ROUNDS,
-            "amount": lambda amount: _is_amount(amount, self.compressor),
-            "compressor": lambda name: isinstance(name, str),
-            "number": lambda number: is_count(number) and number < 1 << 48,
-            "accepted": lambda round: is_count(round) and round < MOST_ROUNDS,
-            "norm": lambda norm: isinstance(norm, bool),
-            "clip": lambda clip: _is_real(clip) and clip < MOST and is_clip(clip),
-            "clocks": lambda clocks: isinstance(clocks, bool),
-            "counted": lambda count: is_count(count) and count < 1 << 63,
-            "visit": lambda visit: isinstance(visit, bool) and (self.compressor == BEST or not visit),
-            "share": lambda share: _is_real(share) and 0 <= share <= 1,
+        """Itself; `MalformedPayload` if it cannot be one. Whoever uses the compressor checks that it exists."""
+        valid = {
+            "round": _is_below(self.round, MOST_ROUNDS),
+            "compressor": isinstance(self.compressor, str),
+            "number": _is_below(self.number, 1 << 48),
+            "accepted": _is_below(self.accepted, MOST_ROUNDS),
+            "norm": isinstance(self.norm, bool),
+            "clip": _is_real(self.clip) and self.clip < MOST and is_clip(self.clip),
+            "clocks": isinstance(self.clocks, bool),
+            "counted": _is_below(self.counted, 1 << 63),
+            "visit": isinstance(self.visit, bool) and (self.compressor == BEST or not self.visit),
+            "share": _is_real(self.share) and 0 <= self.share <= 1,
         }
+        valid["amount"] = valid["compressor"] and _is_amount(self.amount, self.compressor)
         for name, is_valid in valid.items():
-            if not is_valid(getattr(self, name)):
+            if not is_valid:
                 raise MalformedPayload(f"the order has {name} = {shown(getattr(self, name), 50)}")
         return self
 
@@ -148,15 +142,18 @@ class Upload(NamedTuple):
 
 def _is_amount(value: Any, compressor: str) -> bool:
     """Whether it is in this compressor's unit: a number of bytes or of entries, a threshold, or nothing."""
-    count = is_count(value) and value < MAX_SIZE
+    count, threshold = _is_below(value, MAX_SIZE), _is_real(value) and 0 <= value < MOST
     if compressor == BEST:
-        return bool(count)
-    threshold = _is_real(value) and 0 <= value < MOST
+        return count
     if compressor not in COMPRESSORS:
-        return bool(value is None or count or threshold)
+        return value is None or count or threshold
     unit = COMPRESSORS[compressor].parameter
-    return bool({"entries": count, "threshold": threshold, "none": value is None or value == 0}[unit])
+    return {"entries": count, "threshold": threshold, "none": value is None or value == 0}[unit]
 
 
-def _is_real(value: object) -> bool:
+def _is_below(value: Any, limit: int) -> bool:
+    return is_count(value) and bool(value < limit)
+
+
+def _is_real(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,22 +1,18 @@
 """What the server accepts: every upload is hostile until it is decoded and checked against its order."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from dagc.errors import MalformedPayload, OutsideBound
 from dagc.policies import Plan
-from dagc.policies.rate import finite
 from dagc.protocol.memories import Memories
 from dagc.protocol.messages import BEST, Order, Upload
 from dagc.sparse import Sparse
-from dagc.state import all_or_nothing, load_part, sequence
+from dagc.state import Check, Stateful, finite, listed, nested
 from dagc.updates import decode_update
 from dagc.wire import decode, is_coded, payload_size
 from dagc.wire.shapes import Shapes
-
-__all__ = ["LARGEST", "Receiver"]
 
 RECENT = 100
 """How many recent norms `Plan.norm_bound` takes the median of."""
@@ -24,7 +20,7 @@ LARGEST = 2.0**100
 """No value of an honest upload is larger, and sums of smaller ones do not overflow."""
 
 
-class Receiver:
+class Receiver(Stateful):
     """Decodes uploads and bounds their norms.
 
     Args:
@@ -36,15 +32,22 @@ class Receiver:
         memories: What is remembered of each client's coded uploads; None if frames are not coded.
     """
 
+    FITS = "this plan and model"
+
     def __init__(self, plan: Plan, size: int, shapes: Shapes) -> None:
         self.plan, self.size, self.shapes = plan, size, shapes
         self.memories = Memories(shapes, plan.values) if plan.frames == "coded" else None
         self._norms: list[float] = []  # of recent uploads, including those that were too large
         self._round_norms: dict[str, float] = {}
 
+    def fields(self) -> Mapping[str, Check]:
+        return {"_norms": listed(finite), "memories": nested(self.memories)}
+
     def begin(self) -> None:
         """A round begins."""
         self._round_norms = {}
+
+    loaded = begin
 
     def read(self, name: str, order: Order, frame: bytes | memoryview, norm: float | None) -> Upload:
         """Decode and check a client's answer to its order. Its norm is checked by `check_norm`.
@@ -116,22 +119,3 @@ class Receiver:
             if self.memories is not None and is_coded(frame):
                 self.memories.mark_unreadable(name)
             raise
-
-    def state_dict(self) -> dict[str, Any]:
-        memories = None if self.memories is None else self.memories.state_dict()
-        return {"norms": list(self._norms), "memories": memories}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with all_or_nothing(self, "this plan and model"):
-            self._norms, self._round_norms = [finite(norm) for norm in sequence(state["norms"])], {}
-            load_part(self.memories, state["memories"])
-
-    def snapshot(self) -> tuple[Any, ...]:
-        return list(self._norms), None if self.memories is None else self.memories.snapshot()
-
-    def rollback(self, snapshot: tuple[Any, ...]) -> None:
-        """Undo everything since `snapshot`, up to the end of a round."""
-        norms, memories = snapshot
-        self._norms, self._round_norms = list(norms), {}
-        if self.memories is not None:
-            self.memories.rollback(memories)

@@ -1,26 +1,24 @@
 """Who takes part: every client that ever joined, how much data it holds, and what the server knows of its model."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from statistics import mean, median_low
 from typing import Any
 
 from dagc.errors import InvalidInput, shown, unknown
-from dagc.policies.rate import finite
-from dagc.state import all_or_nothing, sequence, whole
-
-__all__ = ["Member", "Roster"]
+from dagc.state import Check, Stateful, finite, instance, plain, text, whole
 
 SMOOTHING = 0.5
 """The weight of one round in the running number of rounds between visits."""
-
 RARER = 8
 """The downlink's budget for a round is at least this part of what clients that come back allow."""
+MOST_EXAMPLES = 1 << 53
 
 
 @dataclass
-class Member:
+class Member(Stateful):
     """A client, as the server knows it.
 
     Attributes:
@@ -39,8 +37,13 @@ class Member:
     accepted_round: int = 0
     last_round: int = 0
 
+    def fields(self) -> Mapping[str, Check]:
+        version, round = partial(whole, least=-1), whole
+        parts = {"name": text, "number": whole, "examples": partial(finite, least=0, below=MOST_EXAMPLES)}
+        return {**parts, "model_version": version, "accepted_round": round, "last_round": round}
 
-class Roster:
+
+class Roster(Stateful):
     """Members by name, in the order in which they joined. Clients may join at any time, leave and come back.
 
     Args:
@@ -59,6 +62,8 @@ class Roster:
         100.0
     """
 
+    FITS = "this roster"
+
     def __init__(self, newcomer: int = -1, most_examples: float | None = None) -> None:
         self.newcomer, self.most_examples = newcomer, most_examples
         self.members: dict[str, Member] = {}
@@ -66,15 +71,13 @@ class Roster:
 
     def join(self, name: str, examples: float) -> None:
         """Add a client, or update its number of examples."""
-        if not isinstance(examples, Real) or not 0 <= examples < 1 << 53:
+        if not isinstance(examples, Real) or not 0 <= examples < MOST_EXAMPLES:
             raise InvalidInput(
                 f"client {name!r:.120} claims {shown(examples, 50)} examples: it must be a number from 0 to 2^53"
             )
         counted = float(examples) if self.most_examples is None else min(float(examples), float(self.most_examples))
-        if name in self.members:
-            self.members[name].examples = counted
-        else:
-            self.members[name] = Member(name, len(self.members), counted, self.newcomer)
+        member = self.members.setdefault(name, Member(name, len(self.members), counted, self.newcomer))
+        member.examples = counted
 
     def present(self, names: Iterable[str]) -> list[Member]:
         """The members with these names, in the order of the roster."""
@@ -110,38 +113,23 @@ class Roster:
         """
         return min(max(self.gap, self.return_gap), RARER * self.return_gap)
 
+    def fields(self) -> Mapping[str, Check]:
+        return {"gap": finite, "return_gap": finite, "members": _members}
+
+    def loaded(self) -> None:
+        if self.gap <= 0 or self.return_gap <= 0:
+            raise ValueError(f"the rounds between visits are {self.gap} and {self.return_gap}")
+
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "gap": self.gap,
-            "return_gap": self.return_gap,
-            "members": [asdict(member) for member in self.members.values()],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with all_or_nothing(self, "this roster"):
-            members = [_member(**fields) for fields in sequence(state["members"])]
-            self.members = {member.name: member for member in members}
-            if [member.number for member in members] != list(range(len(self.members))):
-                raise ValueError("a member is listed twice, or out of place")
-            self.gap, self.return_gap = finite(state["gap"]), finite(state["return_gap"])
-            if self.gap <= 0 or self.return_gap <= 0:
-                raise ValueError(f"the rounds between visits are {self.gap} and {self.return_gap}")
-
-    def snapshot(self) -> dict[str, Any]:
-        return self.state_dict()
-
-    def rollback(self, snapshot: dict[str, Any]) -> None:
-        self.members = {fields["name"]: Member(**fields) for fields in snapshot["members"]}
-        self.gap, self.return_gap = snapshot["gap"], snapshot["return_gap"]
+        return {**super().state_dict(), "members": plain(list(self.members.values()))}
 
 
-def _member(
-    name: str, number: int, examples: float, model_version: int, accepted_round: int, last_round: int
-) -> Member:
-    """A member with these fields, each of which is checked."""
-    if not isinstance(name, str):
-        raise TypeError(f"a member's name is {name!r:.50}")
-    if not 0 <= finite(examples) < 1 << 53:
-        raise ValueError(f"{name!r:.50} has {examples} examples")
-    rounds = whole(accepted_round), whole(last_round)
-    return Member(name, whole(number), finite(examples), whole(model_version, -1), *rounds)
+def _members(states: Any) -> dict[str, Member]:
+    members: dict[str, Member] = {}
+    for number, state in enumerate(instance(list)(states)):
+        member = Member("", number, 0.0)
+        member.load_state_dict(state)
+        members[member.name] = member
+        if (member.number, len(members)) != (number, number + 1):
+            raise ValueError("a member is listed twice, or out of place")
+    return members
