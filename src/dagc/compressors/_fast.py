@@ -1,7 +1,7 @@
 """Top-k and hard threshold on compiled kernels: the same entries, bit for bit, in one pass over CPU memory."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +11,6 @@ from dagc._memory import pool
 from dagc.compressors import _kernels as kernels
 from dagc.compressors._vector import GROUP, INFINITE, MAGNITUDE, places_to_sample, refuse_non_finite, sampled_rank
 from dagc.sparse import Sparse
-
-__all__ = ["reaching", "top_k"]
 
 STREAM_FROM = 1 << 21
 """From this many entries on, sums are written past the cache, where they would not stay until the next step."""
@@ -25,13 +23,15 @@ Keys = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 
-class _Total(NamedTuple):
-    """The vector to select from: residual + gradient, or the gradient alone."""
+class _Total:
+    """The vector to select from: residual + gradient, or the gradient alone. `out` is where the sum goes."""
 
-    size: int
-    parts: list[Floats]
-    residual: Floats | None
-    out: Floats | None  # where the sum goes, with zero for selected entries
+    def __init__(self, parts: Sequence[torch.Tensor], residual: torch.Tensor | None, out: torch.Tensor | None) -> None:
+        vectors = [part if part.dtype == torch.float32 else pool.vector(len(part)).copy_(part) for part in parts]
+        self.parts: list[Floats] = [vector.numpy() for vector in vectors]
+        self.size = sum(map(len, self.parts))
+        self.residual: Floats | None = None if residual is None else residual.contiguous().numpy()
+        self.out: Floats | None = None if out is None else out.numpy()
 
     @np.errstate(over="ignore", invalid="ignore")  # the pass finds sums that are not finite
     def sample(self, places: Indices) -> Keys:
@@ -75,25 +75,11 @@ def _twice(array: NDArray[Any]) -> NDArray[Any]:
     return longer
 
 
-def _total(parts: Sequence[torch.Tensor], residual: torch.Tensor | None, out: torch.Tensor | None) -> _Total:
-    arrays = [_float32(part).numpy() for part in parts]
-    size = sum(map(len, arrays))
-    if residual is None or out is None:
-        return _Total(size, arrays, None, None)
-    return _Total(size, arrays, residual.contiguous().numpy(), out.numpy())
-
-
-def _float32(part: torch.Tensor) -> torch.Tensor:
-    if part.dtype == torch.float32:
-        return part
-    return torch.from_numpy(pool.take(len(part), VALUE)).copy_(part)
-
-
 def top_k(
     parts: Sequence[torch.Tensor], count: int, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> Sparse:
     """Collect what reaches a guessed threshold, then choose among that. Exact, however good the guess was."""
-    total = _total(parts, residual, out)
+    total = _Total(parts, residual, out)
     sample = total.sample(places_to_sample(total.size, count))
     rank = sampled_rank(total.size, count, len(sample))
     while True:
@@ -128,7 +114,7 @@ def reaching(
     parts: Sequence[torch.Tensor], least: int, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> Sparse:
     """The entries whose keys are at least `least`, in buffers with room for as many as a sample suggests."""
-    total = _total(parts, residual, out)
+    total = _Total(parts, residual, out)
     sample = total.sample(places_to_sample(total.size, 1 + total.size // 100))
     expected = int(np.count_nonzero(sample >= least)) * total.size // max(1, len(sample))
     indices, values = total.collect(least, min(expected + expected // 4 + SPARE, total.size))

@@ -8,12 +8,12 @@ Positions are unsigned: numba checks signed ones for being negative, and would n
 """
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from dagc._numba import inlined, kernel
-from dagc.compressors._stream import LINE, copy_line_past_cache, finish_writes
 from dagc.compressors._vector import MAGNITUDE
-
-__all__ = ["SLACK", "collect", "keep"]
 
 U = np.uint64
 BLOCK = U(256)
@@ -26,6 +26,37 @@ DE_BRUIJN = U(0x03F79D71B4CB0A89)
 """Times a power of two: the highest six bits differ for each power."""
 POSITIONS = np.array([int(DE_BRUIJN) * (1 << i) % (1 << 64) >> 58 for i in range(64)]).argsort().astype(np.uint8)
 """The power of two, by these six bits."""
+LINE = 16
+"""float32 values per cache line."""
+
+
+@intrinsic
+def copy_line_past_cache(typing, source, target):
+    """Copy a line between two addresses, multiples of 64, past the cache: numba has no words for it, LLVM has.
+
+    An ordinary store first reads the line that it overwrites, a quarter of a step's memory traffic: with 11 M entries,
+    a pass that selects 0.1 % then takes 1.54 times as long as `residual.add_(gradient)`, with these 1.14.
+    """
+
+    def generate(context, builder, signature, arguments):
+        pointers = [builder.inttoptr(address, ir.PointerType()) for address in arguments]
+        line = builder.load(pointers[0], typ=ir.VectorType(ir.FloatType(), LINE), align=64)
+        store = builder.store(line, pointers[1], align=64)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def finish_writes(typing):
+    """Complete writes past the cache before anything that follows, also as seen by other threads."""
+
+    def generate(context, builder, signature, arguments):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @inlined

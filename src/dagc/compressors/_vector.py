@@ -12,8 +12,6 @@ from dagc._numba import compiled
 from dagc.errors import InvalidInput, NonFiniteGradient
 from dagc.sparse import Sparse
 
-__all__ = ["GROUP", "INFINITE", "MAGNITUDE", "Gradient"]
-
 Gradient = torch.Tensor | Sequence[torch.Tensor]
 """One tensor of any shape, or the tensors of a model in order: the vector is their entries in row-major order."""
 
