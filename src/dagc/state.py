@@ -1,11 +1,7 @@
-"""The one file format for all state kept between rounds: safetensors, with everything that is not an array as JSON.
+"""All state kept between rounds: how it is saved, loaded and brought back, and the one file format for it.
 
-Whatever keeps state has `state_dict()`, a tree of dicts and lists whose leaves are arrays or what JSON can hold, and
-`load_state_dict(state)`, which loads all of it or raises `InvalidInput` and changes nothing. Arrays in a tree are not
-copies: write or copy them before the next step.
-
-A file has a `kind`, which says what the state belongs to, the version of that kind's content, and a checksum over
-everything. It is written as a whole and atomically.
+A file is safetensors, with everything that is not an array as JSON: the state's kind, which says what it belongs to,
+the version of that kind's content, and a checksum over everything. It is written as a whole and atomically.
 """
 
 import json
@@ -32,7 +28,6 @@ Check = Callable[[Any], Any]
 T = TypeVar("T")
 MISFITS = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError)
 """What loading a state raises that is not one."""
-
 META = "dagc"
 """The one entry of the header's metadata."""
 MARK = "$"
@@ -110,9 +105,9 @@ def dump_state(kind: str, version: int, state: Mapping[str, Any]) -> bytes:
     try:
         tree = _without_arrays(state, (), arrays)
         text = json.dumps({"kind": kind, "version": version, "state": tree})
-    except InvalidInput:
-        raise
     except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, InvalidInput):
+            raise
         raise InvalidInput(f"JSON cannot hold the state of this {kind}: {error}") from error
     about = json.dumps({"content": text, "checksum": _sum(text, arrays)})
     return bytes(save(arrays, metadata={META: about}))
@@ -175,8 +170,7 @@ def _without_arrays(leaf: Any, path: tuple[str, ...], arrays: dict[str, NDArray[
         name = ".".join(path).encode("ascii", "backslashreplace").decode()  # clients may be called anything
         while name in arrays or name == "__metadata__":
             name += "'"
-        little_endian = leaf.dtype.newbyteorder("<")
-        arrays[name] = np.ascontiguousarray(leaf, dtype=little_endian).reshape(leaf.shape)
+        arrays[name] = np.ascontiguousarray(leaf, dtype=leaf.dtype.newbyteorder("<")).reshape(leaf.shape)
         return {ARRAY: name}
     if isinstance(leaf, list | tuple):
         return [_without_arrays(value, (*path, str(place)), arrays) for place, value in enumerate(leaf)]
@@ -202,8 +196,7 @@ def _with_arrays(leaf: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
 def _sum(text: str, arrays: Mapping[str, NDArray[Any]]) -> int:
     """The checksum of a file's content."""
     total = zlib.crc32(text.encode())
-    for name in sorted(arrays):
-        array = arrays[name]
+    for name, array in sorted(arrays.items()):
         about = f"{name} {array.dtype.name} {array.shape} {checksum(array)}"
         total = zlib.crc32(about.encode(), total)
     return total
@@ -292,11 +285,10 @@ def all_or_nothing(owner: Any, what: str) -> Iterator[None]:
     before = owner.snapshot()
     try:
         yield
-    except InvalidInput:
+    except MISFITS as error:  # InvalidInput is one of them
         owner.rollback(before)
-        raise
-    except MISFITS as error:
-        owner.rollback(before)
+        if isinstance(error, InvalidInput):
+            raise
         raise InvalidInput(f"the state does not fit {what}: {error!r}") from error
 
 

@@ -190,9 +190,6 @@ class Plan(ClientPlan):
         return {**plain, **defaults}
 
     def _check(self) -> None:
-        for name, cap in self.caps.items():
-            if not 0 < cap <= 1:
-                raise InvalidInput(f"caps: the cap of {name!r} is {cap:g}: it must be above 0 and at most 1")
         self._check_budget()
         self._check_method()
 
@@ -231,6 +228,9 @@ class Plan(ClientPlan):
                 )
         if self.overhead and (not spec.waits or self.threshold is not None):
             raise InvalidInput(f"clients of method {self.method!r} cannot wait: leave overhead out")
+        for name, cap in self.caps.items():
+            if not 0 < cap <= 1:
+                raise InvalidInput(f"caps: the cap of {name!r} is {cap:g}: it must be above 0 and at most 1")
         if self.caps and (self.threshold is not None or not spec.budgets):
             raise InvalidInput(
                 "caps limit how many entries are sent, but a threshold or no compression does not fix that number: "
@@ -238,18 +238,9 @@ class Plan(ClientPlan):
             )
 
     def changed(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, and from the method's own, as plain values.
-
-        Example:
-            >>> Plan(method="dagc-r", ratio=0.01, values="sign").changed()
-            {'method': 'dagc-r', 'ratio': 0.01, 'values': 'sign'}
-        """
-        defaults = self.method_spec.defaults
-        return {
-            name: value
-            for name, value in self.as_dict().items()
-            if name == "method" or value != defaults.get(name, self.default(name))
-        }
+        """The settings that differ from their defaults, and from the method's own, as plain values."""
+        usual = {name: self.default(name) for name in self.schema()} | dict(self.method_spec.defaults)
+        return {name: value for name, value in self.as_dict().items() if name == "method" or value != usual[name]}
 
     def for_size(self, size: int) -> Self:
         """The same plan for a model of that many entries, with every "auto" and default resolved.
@@ -264,25 +255,22 @@ class Plan(ClientPlan):
         if self.frames == "coded" and size > MOST_SIZE:
             raise InvalidInput(f"frames is 'coded', but {size:,} entries are too many for it: choose compact or auto")
         resolved: dict[str, Any] = {}
+        spec, budget = self.method_spec, self.bytes
         if self.frames == "auto":
             resolved["frames"] = "coded" if size <= CODED_BELOW else "compact"
             if resolved["frames"] == "coded" and not compiled():
                 _warn_without_numba()
-        if "bytes" in self.method_spec.budgets and not self.budgets_set:
-            resolved["bytes"] = level_bytes(size) if self.method_spec.encodes else usual_bytes(size)
-        if self.method_spec.encodes and self.ratio is not None:
+        if "bytes" in spec.budgets and not self.budgets_set:
+            resolved["bytes"] = budget = level_bytes(size) if spec.encodes else usual_bytes(size)
+        if spec.encodes and self.ratio is not None:
             resolved |= {"bytes": max(1.0, 4 * size * self.ratio), "ratio": None}
         if self.values == "auto":
-            resolved["values"] = self._values_for(size, resolved.get("bytes", self.bytes))
+            exact = self.ratio is not None and self.ratio >= SIGNS_BELOW
+            if budget is not None:  # with signs, an entry takes about a byte
+                exact = budget >= max(SIGNS_BELOW * size, SIGNS_BELOW_BYTES)
+            counted = self.ratio is not None or self.in_bytes
+            resolved["values"] = "fp32" if not counted else "int8" if exact else "sign"
         return self.replaced(**resolved) if resolved else self
-
-    def _values_for(self, size: int, budget: float | None) -> str:
-        if self.ratio is None and not self.in_bytes:
-            return "fp32"
-        exact = self.ratio is not None and self.ratio >= SIGNS_BELOW
-        if budget is not None:  # with signs, an entry takes about a byte
-            exact = budget >= max(SIGNS_BELOW * size, SIGNS_BELOW_BYTES)
-        return "int8" if exact else "sign"
 
     def for_clients(self) -> ClientPlan:
         """The part that clients need."""
@@ -301,18 +289,11 @@ class Plan(ClientPlan):
         """
         if self.lossless:
             return None
-        same = self.down == "same"
-        return type(self)(
-            method=self.method if self.method_spec.encodes else "top-k",
-            down=None if not self.method_spec.encodes else "lossless",
-            ratio=self.ratio if same else None,
-            bytes=self.bytes if same else float(self.down or 0),
-            rate=self.rate if same else None,
-            values=self.values,
-            frames=self.frames,
-            overhead=self.overhead,
-            per_tensor=self.per_tensor,
-        )
+        encodes, same = self.method_spec.encodes, self.down == "same"
+        budget = {name: getattr(self, name) for name in ("ratio", "bytes", "rate")} if same else {"bytes": self.down}
+        wire = {name: getattr(self, name) for name in ("values", "frames", "overhead", "per_tensor")}
+        who = {"method": self.method, "down": "lossless"} if encodes else {"method": "top-k"}
+        return type(self)(**who, **budget, **wire)
 
     def down_share(self, share: float) -> float:
         """The part of the downlink's budget for one round, if this fraction of the clients takes part in it.

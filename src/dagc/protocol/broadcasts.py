@@ -23,25 +23,12 @@ from dagc.wire.shapes import Shapes, sizes_of
 
 
 class Broadcaster(Stateful):
-    """Sends what carries most of the difference between the server's model and the clients' within a budget.
-
-    Args:
-        plan: The server's own plan, `Plan.downward`.
-        model: The model to begin with.
-        shapes: The shapes of its tensors.
-        rounds: How many rounds the training has, for a rate per training.
-
-    Attributes:
-        target: The server's model.
-        moved: How far the last broadcast moved the clients' model.
-        carried: The share of the energy of the difference that the last broadcast carried; None if not known.
-        log: The last broadcasts.
-        entries: Encodes broadcasts of entries; None if the encoder chooses what a frame holds.
-    """
+    """Sends what carries most of the difference between the server's model and the clients' within a budget."""
 
     def __init__(self, plan: Plan, model: NDArray[np.float32], shapes: Shapes, rounds: int | None) -> None:
-        self.target, self.moved = model.copy(), 0.0
-        self.carried: float | None = None
+        self.target = model.copy()  # the server's model
+        self.moved = 0.0  # how far the last broadcast moved the clients' model
+        self.carried: float | None = None  # the share of the difference's energy that it carried, if that is known
         self.log = Log(model.nbytes)
         self._shapes, self._allowance = shapes, Allowance(plan, len(model), rounds)
         self.entries = None if plan.method_spec.encodes else EntryBroadcasts(plan, shapes)

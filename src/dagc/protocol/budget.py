@@ -16,27 +16,15 @@ SERVER = "server"
 
 
 class Budget(Stateful):
-    """The budget of one direction, and who gets which part of it.
-
-    Args:
-        plan: A plan resolved for this size.
-        size: The number of entries of the model.
-        rounds: How many rounds the training has, for a rate per training.
-
-    Attributes:
-        policy: Decides how much each client sends.
-        account: What was earned and spent of a budget in bytes; None if the budget is not in bytes.
-        reserved: The most bytes that the answer to each order of this round can take of the account.
-        reports: What is known of the uploads accepted in the last round.
-    """
+    """The budget of one direction, by a plan resolved for this size, and who gets which part of it."""
 
     FITS = "this budget"
 
     def __init__(self, plan: Plan, size: int, rounds: int | None = None) -> None:
         self.plan, self.size = plan, size
         self.policy, self.account = plan.policy(size), plan.account(rounds)
-        self.reserved: dict[str, int] = {}
-        self.reports: list[Report] = []
+        self.reserved: dict[str, int] = {}  # the most bytes of the account that each answer of this round can take
+        self.reports: list[Report] = []  # of the last round
 
     def fields(self) -> Mapping[str, Check]:
         return {"policy": nested(self.policy), "account": nested(self.account), "reports": listed(_report)}

@@ -126,15 +126,14 @@ class Downlink(Stateful):
         seconds: float = 0.0,
         least_carried: float = 0.0,
     ) -> None:
-        """Finish a round that produced this model; None if it changed nothing.
+        """Finish a round that produced this model of the server's; None if it changed nothing.
 
         Args:
             model: The server's model.
             round: How many rounds are done.
             share: The part of the budget for this round, `Plan.down_share`.
             seconds: Time since the start, for a rate per hour.
-            least_carried: The share of the energy that the broadcast carries, though that may take several times its
-                bytes; `dagc.protocol.extras` says when.
+            least_carried: The share of the energy that the broadcast carries, even if it takes more; see `extras`.
         """
         if self.budgeted is None:
             if model is not None:

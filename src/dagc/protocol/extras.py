@@ -31,13 +31,7 @@ MOMENTUM_SHARE, STARVED_ROUNDS = 0.4, 5
 
 
 class Extras:
-    """What a plan allows beyond its budget.
-
-    Args:
-        plan: The plan as the user gave it.
-        size: The number of entries of the model.
-        momentum: Whether the server moves its model with momentum.
-    """
+    """What a plan, as the user gave it, allows beyond its budget; and if the server's model moves with momentum."""
 
     def __init__(self, plan: Plan, size: int, momentum: bool = False) -> None:
         self.allowed = plan.method_spec.encodes and not plan.lossless and not plan.budgets_set

@@ -24,15 +24,6 @@ LOOKS = 3
 class Growth(Stateful):
     """The norms of a client's residual, tensor by tensor.
 
-    Args:
-        sizes: The number of entries of each tensor.
-
-    Attributes:
-        norms: Of the residual of each tensor at the last look.
-        usual: The norm of the largest update of each tensor that was looked at.
-        streak: For how many looks in a row each tensor's residual was large and grew.
-        warned: Whether the warning was given.
-
     Example:
         >>> growth = Growth([2, 1])
         >>> change = [torch.ones(2), torch.ones(1)]
@@ -44,8 +35,9 @@ class Growth(Stateful):
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)
-        self.norms, self.usual = np.zeros(len(sizes)), np.zeros(len(sizes))
-        self.streak = np.zeros(len(sizes), np.int64)
+        self.norms = np.zeros(len(sizes))  # of the residual of each tensor at the last look
+        self.usual = np.zeros(len(sizes))  # the norm of the largest update of each that was looked at
+        self.streak = np.zeros(len(sizes), np.int64)  # for how many looks in a row its residual was large and grew
         self.warned = False
 
     def fields(self) -> Mapping[str, Check]:

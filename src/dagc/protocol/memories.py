@@ -24,10 +24,6 @@ class Memories(Stateful):
     readable one follows in the same round, the memory is dropped: the next order then says 0 frames, and the client
     starts again, too.
 
-    Args:
-        shapes: The shapes of the model's tensors.
-        values: The value codec of the uploads.
-
     Example:
         >>> memories = Memories([1000], "sign")
         >>> memories.counted(["ann"])               # whether it has clocks, and how many frames it has counted

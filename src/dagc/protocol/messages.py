@@ -24,37 +24,21 @@ MOST_VERSIONS = 1 << 31
 
 
 class Order(NamedTuple):
-    """What one client has to do in one round. Everything that stays the same is in the plan.
+    """What one client has to do in one round. Everything that stays the same is in the plan."""
 
-    Attributes:
-        round: From 1.
-        amount: How much to send, in the compressor's unit: entries, a threshold, bytes, or None for everything. With 0
-            entries or bytes the client sends nothing and keeps everything for later.
-        compressor: How to select: a name in `dagc.COMPRESSORS`, or `BEST`.
-        number: The client's number in the roster; with the plan's seed, it decides everything random.
-        accepted: The round of this client's last upload that the server accepted; 0 if there is none.
-        norm: Whether to report the norm of the gradient.
-        clip: The largest norm of what may be sent; 0 if there is no limit.
-        clocks: For coded frames, whether the memory has clocks.
-        counted: For coded frames, how many the server has counted. A client that has counted another number starts
-            with an empty memory.
-        visit: Whether the client comes so rarely that it gets a rounded model and sends most of its change at once,
-            keeping nothing for later.
-        share: With `BEST`, the share of the energy that is enough: a frame that carries it ends, however many bytes
-            are left. 0 to use all of them.
-    """
-
-    round: int
-    amount: Any
-    compressor: str = "top-k"
-    number: int = 0
-    accepted: int = 0
-    norm: bool = False
-    clip: float = 0.0
-    clocks: bool = False
-    counted: int = 0
-    visit: bool = False
-    share: float = 0.0
+    round: int  # from 1
+    amount: (
+        Any  # in the compressor's unit: entries, a threshold, bytes, or None for everything; with 0, nothing is sent
+    )
+    compressor: str = "top-k"  # how to select: a name in `dagc.COMPRESSORS`, or `BEST`
+    number: int = 0  # the client's in the roster; with the plan's seed, it decides everything random
+    accepted: int = 0  # the round of this client's last upload that the server accepted; 0 if there is none
+    norm: bool = False  # whether to report the norm of the gradient
+    clip: float = 0.0  # the largest norm of what may be sent; 0 if there is no limit
+    clocks: bool = False  # for coded frames: whether the memory has clocks
+    counted: int = 0  # how many coded frames the server has counted; a client that differs starts with an empty memory
+    visit: bool = False  # it comes so rarely that it gets a rounded model, sends most of its change, and keeps nothing
+    share: float = 0.0  # with `BEST`, a frame ends when it carries this share of the energy; 0 to use all bytes
 
     def checked(self) -> Self:
         """Itself; `MalformedPayload` if it cannot be one. Whoever uses the compressor checks that it exists."""
@@ -94,21 +78,13 @@ class Order(NamedTuple):
 
 
 class Download(NamedTuple):
-    """What brings a client up to date.
+    """What brings a client up to date."""
 
-    Attributes:
-        since: The version the client must have or, if values are sent, that or any later one; -1 if it needs none.
-        version: The version the client has afterwards; -1 if it has a rounded model, for a visit.
-        checksum: The checksum of that model, to detect a client whose model is not the one the server expects.
-        steps: How many broadcasts the frame holds, each a change to add; 0 if it holds values to set.
-        frame: The bytes; empty if nothing is new.
-    """
-
-    since: int
-    version: int
-    checksum: int
-    steps: int
-    frame: bytes
+    since: int  # the version that the client must have or, if values are sent, that or any later one; -1 for none
+    version: int  # the version it has afterwards; -1 if it has a rounded model, for a visit
+    checksum: int  # of that model, to detect a client whose model is not the one the server expects
+    steps: int  # how many broadcasts the frame holds, each a change to add; 0 if it holds values to set
+    frame: bytes  # empty if nothing is new
 
     def checked(self) -> Self:
         """Itself; `MalformedPayload` if it cannot be a download: a server may have made it up."""
@@ -125,19 +101,12 @@ class Download(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client sends, or what the server has read of it.
+    """What a client sends, or what the server has read of it."""
 
-    Attributes:
-        client: The client's name; empty on the client itself.
-        update: What was sent.
-        frame: The same, encoded; empty if the order was to send nothing.
-        norm: The norm of the gradient, if the order asked for it.
-    """
-
-    client: str
+    client: str  # its name; empty on the client itself
     update: Sparse | Update
-    frame: bytes
-    norm: float | None = None
+    frame: bytes  # the same, encoded; empty if the order was to send nothing
+    norm: float | None = None  # of the gradient, if the order asked for it
 
 
 def _is_amount(value: Any, compressor: str) -> bool:

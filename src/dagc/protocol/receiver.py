@@ -21,16 +21,7 @@ LARGEST = 2.0**100
 
 
 class Receiver(Stateful):
-    """Decodes uploads and bounds their norms.
-
-    Args:
-        plan: A plan resolved for this size.
-        size: The number of entries of the model.
-        shapes: The shapes of the model's tensors.
-
-    Attributes:
-        memories: What is remembered of each client's coded uploads; None if frames are not coded.
-    """
+    """Decodes uploads and bounds their norms."""
 
     FITS = "this plan and model"
 
@@ -50,11 +41,7 @@ class Receiver(Stateful):
     loaded = begin
 
     def read(self, name: str, order: Order, frame: bytes | memoryview, norm: float | None) -> Upload:
-        """Decode and check a client's answer to its order. Its norm is checked by `check_norm`.
-
-        Raises:
-            MalformedPayload: If it is damaged, from another round, or more than was allowed.
-        """
+        """Decode and check a client's answer to its order, except for its norm; `MalformedPayload` if it is none."""
         if norm is not None and not 0 <= norm <= LARGEST * self.size:
             raise MalformedPayload(f"the norm of its gradient is {norm}")
         if order.compressor == BEST:
@@ -69,13 +56,10 @@ class Receiver(Stateful):
         return Upload(name, sparse, bytes(frame), norm)
 
     def check_norm(self, upload: Upload, clip: float) -> None:
-        """Refuse an upload that is larger than allowed, or far larger than most.
+        """Raise `OutsideBound` if an upload is larger than `clip`, or far larger than most.
 
         Refused norms count as recent ones, too. The median therefore follows a change that all clients go through, and
         a minority cannot move it beyond what the others send.
-
-        Raises:
-            OutsideBound: If its norm is above `clip` or the plan's `norm_bound`.
         """
         bound = self.plan.norm_bound
         if (bound is None and not clip) or not len(upload.update):

@@ -19,23 +19,14 @@ MOST_EXAMPLES = 1 << 53
 
 @dataclass
 class Member(Stateful):
-    """A client, as the server knows it.
+    """A client, as the server knows it."""
 
-    Attributes:
-        name: Its name, which survives restarts.
-        number: Its place in the roster. Uploads are always added up in this order.
-        examples: How much data it holds.
-        model_version: The version of its model; -1 if it is not known to have one.
-        accepted_round: The round of its last upload that was accepted; 0 if none was.
-        last_round: The round in which it last took part; 0 if it never did.
-    """
-
-    name: str
-    number: int
+    name: str  # survives restarts
+    number: int  # its place in the roster: uploads are always added up in this order
     examples: float
-    model_version: int = -1
-    accepted_round: int = 0
-    last_round: int = 0
+    model_version: int = -1  # -1 if it is not known to have a model
+    accepted_round: int = 0  # of its last upload that was accepted; 0 if none was
+    last_round: int = 0  # in which it last took part; 0 if it never did
 
     def fields(self) -> Mapping[str, Check]:
         version, round = partial(whole, least=-1), whole

@@ -80,10 +80,7 @@ class Uplink(Stateful):
         """Where to train from: ahead of the model by part of the residual, but no farther than the last update moved.
 
         The residual will move the model later. Training from there, the client does not learn it again.
-
-        Args:
-            model: The client's model.
-            unit: How far a change of 1 moves the model: the learning rate, if changes are gradients.
+        A change of 1 moves the model by `unit`: the learning rate, if changes are gradients.
         """
         residual, most = self.feedback.residual, self.plan.step_ahead
         length = vector_norm([residual]) if most and self.last_update_norm else 0.0
