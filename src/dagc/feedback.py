@@ -44,10 +44,7 @@ class ErrorFeedback(Stateful):
         seed: For compressors that draw at random; give every client its own.
         device: Where the residual is; the gradients must be on the same device.
 
-    Attributes:
-        compressor, values, seed: As given. Each may be assigned between steps; the next step uses the new one.
-        size: As given.
-        steps: The number of steps so far. Compressors that draw do so from the seed and this number.
+    Compressor, values and seed may be assigned between steps; compressors that draw do so from the seed and `steps`.
 
     Example:
         >>> from dagc import top_k

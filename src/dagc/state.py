@@ -24,7 +24,7 @@ from dagc.errors import CheckpointError, InvalidInput, shown
 from dagc.files import failure, write_atomically
 
 Check = Callable[[Any], Any]
-"""Makes the value of a field from what a file holds."""
+"""Makes the value of a field from what a file holds, or raises one of `MISFITS`."""
 T = TypeVar("T")
 MISFITS = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError)
 """What loading a state raises that is not one."""
@@ -51,10 +51,9 @@ class NewerVersion(CheckpointError):
 
 
 def checksum(array: NDArray[Any]) -> int:
-    """CRC-32 of the sums of every 4,096 words of eight bytes, then of the bytes left over.
+    """CRC-32 of the sums of every 4,096 words of eight bytes, then of the bytes left over: fast, unlike that of all.
 
-    Many times faster than the CRC-32 of all bytes. Any single change is detected; words that changed places within
-    their 32,768 bytes are not.
+    Any single change is detected; words that changed places within their 32,768 bytes are not.
 
     Example:
         >>> checksum(np.arange(10, dtype=np.float32))
@@ -76,12 +75,7 @@ def save_state(
 ) -> None:
     """Write a state: the file is replaced as a whole, or stays as it was, with a `CheckpointError`.
 
-    Args:
-        path: The file.
-        kind: What the state belongs to; `load_state` refuses any other kind.
-        version: The version of the state's content, from 1.
-        state: Dicts and lists, with numpy arrays or anything that JSON can hold as leaves.
-        private: Only the user may read the file.
+    A state is dicts and lists, with numpy arrays or anything that JSON can hold as leaves; the version counts from 1.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -225,10 +219,7 @@ class Stateful:
     """What a state must fit, for errors."""
 
     def fields(self) -> Mapping[str, Check]:
-        """For each attribute that is saved, the check that makes its value from what a file holds.
-
-        A check raises one of `MISFITS` if it cannot. In the file, names have no leading underscore.
-        """
+        """For each attribute that is saved, the check of what a file holds, where names have no leading underscore."""
         raise NotImplementedError
 
     def loaded(self) -> None:

@@ -72,12 +72,11 @@ def allocate(
         weights: How much data each client holds: numbers of examples, or shares.
         ratio: The budget as the mean ratio of entries sent, in (0, 1].
         threshold: The budget as the harmonic mean of the thresholds.
-        bytes: The budget as payload bytes per round, for all clients together; needs `size`. No gradient can exceed
-            it, since `dagc.wire.payload_size` is the most that a number of entries can take.
+        bytes: The budget as payload bytes per round, for all clients together; needs `size`. No gradient exceeds it.
         method: A name in `ALLOCATORS`.
         exponent: For `power` only; 2/3 if not given.
-        caps: The largest ratio of each client, at most 1, the default. What a cap cuts off goes to the others by the
-            same rule. If all caps together are below the budget, every client gets its cap, with a `BudgetWarning`.
+        caps: The largest ratio of each client. What a cap cuts off goes to the others by the same rule; if all caps
+            together are below the budget, every client gets its cap, with a `BudgetWarning`.
         size: The number of entries in the vector, with `bytes`.
         values: The value codec that will be used, with `bytes`.
 

@@ -36,33 +36,23 @@ Parameter = Literal["entries", "threshold", "none"]
 
 
 class Compressor(Protocol):
-    """A pure function from a vector and a parameter to some of the vector's entries, values unchanged.
+    """A pure function from a vector and a parameter to some of the vector's entries, values unchanged."""
 
-    Attributes:
-        parameter: What its parameter is. Whatever its type, a threshold is never taken for a number of entries.
-    """
-
-    parameter: Parameter
+    parameter: Parameter  # whatever its type, a threshold is never taken for a number of entries
 
     def __call__(self, vector: Gradient, parameter: Any, *, seed: int = 0) -> Sparse:
-        """Select entries.
+        """Select entries of a tensor of any shape and float type, or of the tensors of a model.
 
-        Args:
-            vector: A tensor of any shape and float type, or the tensors of a model.
-            parameter: The number of entries, or the threshold.
-            seed: For compressors that draw at random; the others ignore it.
+        Only compressors that draw at random use the seed.
         """
         ...
 
 
 def compressor(parameter: Parameter, *, adds: bool = False) -> Callable[[Callable[..., Sparse]], Compressor]:
-    """Make a function a compressor: say what its parameter is.
+    """Make a function a compressor: say what its parameter is, and whether it adds in the same pass.
 
-    Args:
-        parameter: "entries", "threshold" or "none".
-        adds: Whether the function can add in the same pass: it then takes `residual` and `out`, too. It writes
-            residual + vector to `out`, with zero for the selected entries, and selects from that sum. It refuses sums
-            that are not finite and never writes to `residual`.
+    Then it takes `residual` and `out`, too, and writes residual + vector to `out`, with zero for the selected entries.
+    It selects from that sum, refuses one that is not finite, and never writes to `residual`.
 
     Example:
         >>> @compressor("entries")

@@ -30,12 +30,6 @@ class Allocated(Stateful):
     only those that have saved most send: as many as have enough for a worthwhile frame. If not even one has, the
     round's budget is saved, too. Error feedback keeps what waits. Fewer and larger frames spend less on headers and on
     each index.
-
-    Args:
-        plan: The budget and the wire.
-        size: The number of entries in the model.
-        allocator: A name in `dagc.ALLOCATORS`.
-        compressor: How clients select: a name in `dagc.COMPRESSORS`.
     """
 
     wants_norms = False

@@ -50,16 +50,10 @@ class Downlink(Stateful):
     Args:
         plan: The server's own plan, `Plan.downward`; None to send everything.
         model: The initial model, a float32 vector; copied.
-        shapes: The shapes of the model's tensors, for plans that select per tensor and for coded frames.
+        shapes: The shapes of the model's tensors.
         rounds: How many rounds the training has, for a rate per training.
         values: The value codec of downloads that are not broadcasts, `Plan.exact_values`.
         first_bits: The training starts from the initial model rounded to so many bits per entry; None not to round it.
-
-    Attributes:
-        version: How often y has changed.
-        model: The clients' model, y.
-        changed: The version in which each entry of y last changed.
-        budgeted: Chooses the broadcasts within the budget; None if everything is sent.
 
     Example:
         >>> downlink = Downlink(Plan(method="top-k", ratio=0.05), np.zeros(40, np.float32))
@@ -84,14 +78,15 @@ class Downlink(Stateful):
         values: str = "fp32",
         first_bits: int | None = None,
     ) -> None:
-        self.values, self.version = values, 0
+        self.values = values
+        self.version = 0  # how often y has changed
         self._shapes = [len(model)] if shapes is None else shapes
         self._first = b""  # the first model's frame, if it was rounded
-        self.model = model.copy()
+        self.model = model.copy()  # y
         if first_bits is not None:
             self._first, rounded = encode_dense(model, self._shapes, first_bits)
             self.model = rounded.dense().numpy()
-        self.changed = np.zeros(len(model), dtype=np.int32)
+        self.changed = np.zeros(len(model), dtype=np.int32)  # the version in which each entry of y last changed
         self.budgeted = None if plan is None else Broadcaster(plan, self.model, self._shapes, rounds)
         self.loaded()
 
@@ -126,14 +121,10 @@ class Downlink(Stateful):
         seconds: float = 0.0,
         least_carried: float = 0.0,
     ) -> None:
-        """Finish a round that produced this model of the server's; None if it changed nothing.
+        """Finish a round after which the server has this model; None if it changed nothing.
 
-        Args:
-            model: The server's model.
-            round: How many rounds are done.
-            share: The part of the budget for this round, `Plan.down_share`.
-            seconds: Time since the start, for a rate per hour.
-            least_carried: The share of the energy that the broadcast carries, even if it takes more; see `extras`.
+        The broadcast has this share of the budget per round, or as many bytes more as `least_carried`, the share of the
+        energy that it has to carry, allows (`dagc.protocol.extras`).
         """
         if self.budgeted is None:
             if model is not None:

@@ -25,11 +25,6 @@ class Replica(Stateful):
         shapes: The shapes of the model's tensors; a number stands for a vector of that length.
         first_model: The initial model, if this client can create it itself.
 
-    Attributes:
-        model: A vector; None before the first download.
-        version: The version of that model; -1 if there is none.
-        memory: What both sides remember of the server's broadcasts; None before the first coded one.
-
     Example:
         >>> from dagc.protocol import Downlink
         >>> downlink = Downlink(None, np.arange(3, dtype=np.float32))
@@ -45,9 +40,9 @@ class Replica(Stateful):
 
     def __init__(self, shapes: Shapes, first_model: torch.Tensor | None = None) -> None:
         self.shapes, self.size = shapes, sum(sizes_of(shapes))
-        self.model = first_model
+        self.model = first_model  # a vector; None before the first download
         self.version = -1 if first_model is None else 0
-        self.memory: Memory | None = None
+        self.memory: Memory | None = None  # what both sides remember of coded broadcasts
 
     def fields(self) -> Mapping[str, Check]:
         copied = like(np.broadcast_to(np.float32(0), self.size))

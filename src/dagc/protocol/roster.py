@@ -41,11 +41,6 @@ class Roster(Stateful):
         newcomer: The model version of a client that joins: -1, or 0 if clients create the first model themselves.
         most_examples: A client that claims more examples counts as if it held this many.
 
-    Attributes:
-        members: By name.
-        gap: The typical number of rounds between two visits of a client.
-        return_gap: The mean of the rounds between two visits, of clients that come back.
-
     Example:
         >>> roster = Roster(most_examples=100)
         >>> roster.join("ann", 500)
@@ -58,7 +53,8 @@ class Roster(Stateful):
     def __init__(self, newcomer: int = -1, most_examples: float | None = None) -> None:
         self.newcomer, self.most_examples = newcomer, most_examples
         self.members: dict[str, Member] = {}
-        self.gap = self.return_gap = 1.0
+        self.gap = 1.0  # the typical number of rounds between two visits of a client
+        self.return_gap = 1.0  # the mean of those rounds, of clients that come back
 
     def join(self, name: str, examples: float) -> None:
         """Add a client, or update its number of examples."""

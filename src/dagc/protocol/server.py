@@ -28,18 +28,10 @@ class Server(Stateful):
     come back: everything is kept by name.
 
     Args:
-        plan: What both sides agree on.
+        plan: What both sides agree on; `Server.plan` is resolved for this size.
         size: The number of entries of the model.
-        rounds: How many rounds the training has, for a rate per training.
+        rounds: How many rounds the training has, for a rate per training; `Server.round` says how many are done.
         shapes: The shapes of the model's tensors, the same as the clients'; one vector if not given.
-
-    Attributes:
-        plan: The plan, resolved for this size.
-        round: How many rounds are done.
-        roster: Every client that ever joined.
-        budget: Decides who sends how much.
-        receiver: Checks what comes back.
-        extras: What may be sent beyond the budget.
     """
 
     FITS = "this plan and model"
@@ -113,8 +105,8 @@ class Server(Stateful):
         """Decode and check a member's answer to its order.
 
         Raises:
-            MalformedPayload: If it is damaged, from another round, or more than was allowed.
-            OutsideBound: If it is well formed but its norm is above the plan's `clip` or `norm_bound`.
+            MalformedPayload: It is damaged, from another round, or more than was allowed.
+            OutsideBound: It is well formed, but its norm is above the plan's `clip` or `norm_bound`.
         """
         order = self._orders.get(name)
         if order is None:
@@ -163,36 +155,10 @@ class Server(Stateful):
 
 
 class ModelServer(Server):
-    """A server that also keeps the model, and brings every client up to date.
+    """A server that also keeps the model, and brings every client up to date: `dagc.protocol` shows a whole round.
 
-    Args:
-        plan: What both sides agree on.
-        model: The initial model, as a float32 vector.
-        rounds: How many rounds the training has, for a rate per training.
-        shapes: The shapes of the model's tensors, the same as the clients'; one vector if not given.
-        momentum: Whether whoever moves the model does so with momentum. Broadcasts then carry enough for it, unless the
-            plan has a budget; with one, a warning says when they do not.
-
-    Attributes:
-        downlink: The model that clients have, and the way to it.
-
-    Example:
-        >>> from dagc.protocol import Replica, Uplink
-        >>> server = ModelServer(Plan(method="dagc-r", ratio=0.5), torch.zeros(4))
-        >>> uplinks = {name: Uplink(server.plan.for_clients(), [4]) for name in "ab"}
-        >>> replicas = {name: Replica([4]) for name in "ab"}
-        >>> server.join("a", examples=300)
-        >>> server.join("b", examples=100)
-        >>> uploads = []
-        >>> for name, order in server.orders("ab").items():
-        ...     model = replicas[name].receive(server.download(name))
-        ...     upload = uplinks[name].upload(torch.arange(4.0), order)
-        ...     uploads.append(server.read(name, upload.frame))
-        >>> server.total(uploads)
-        tensor([0., 0., 2., 3.])
-        >>> server.advance(uploads, model - server.total(uploads))
-        >>> server.round, server.members["a"].accepted_round
-        (1, 1)
+    Whether whoever moves the `model` does so with `momentum` matters: broadcasts then carry enough for it, unless the
+    plan has a budget; with one, a warning says when they do not.
     """
 
     def __init__(
@@ -239,11 +205,7 @@ class ModelServer(Server):
         return download
 
     def introduction(self, version: int | None = None) -> Download:
-        """What brings a client up to date that has not joined yet, and may never.
-
-        Args:
-            version: The version of the model that it has; -1 for none, None for what newcomers have.
-        """
+        """What brings a client with this version up to date that has not joined yet; if None, a newcomer."""
         return self.downlink.since(self.roster.newcomer if version is None else version)
 
     def arrived(self, name: str, download: Download | None = None) -> None:

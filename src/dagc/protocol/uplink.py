@@ -27,7 +27,7 @@ from dagc.wire.shapes import Shapes, sizes_of
 PIECE = 1 << 14
 """Entries per partial sum of a norm: few enough for float32, and as float64 they fit into a core's own cache."""
 CLIPPED = 4
-"""How often a frame is scaled to be within the bound of its norm, before nothing is sent."""
+"""How often a vector is scaled for its frame to be within the bound of its norm, before nothing is sent."""
 TINY, HUGE = 1e-28, 1e30
 """Between them, a sum of squares in float32 is far from both ends of its range."""
 
@@ -41,15 +41,6 @@ class Uplink(Stateful):
         plan: What clients must know, `Plan.for_clients`.
         shapes: The shapes of the model's tensors; a number stands for a vector of that length.
         device: Where the gradients are.
-
-    Attributes:
-        feedback: What was not sent.
-        sent_round: The round of the last upload; 0 if there is none.
-        last_update_norm: The norm of the last change passed to `upload`, if the plan trains ahead.
-        pending: The last upload, until the server has said whether it was accepted.
-        memory: What both sides remember of this client's coded uploads; None before the first.
-        excluded: Parts of the vector, ascending, from which nothing is sent in the next upload.
-        growth: Finds tensors of which more and more is left unsent.
 
     Example:
         >>> from dagc.policies import Plan
@@ -68,10 +59,11 @@ class Uplink(Stateful):
         self.plan, self.shapes, self.sizes = plan, shapes, sizes_of(shapes)
         self.size = sum(self.sizes)
         self.feedback = ErrorFeedback(COMPRESSORS["top-k"], self.size, values=plan.values, device=device)
-        self.sent_round, self.last_update_norm = 0, 0.0
-        self.pending: Sparse | Update | None = None
-        self.memory: Memory | None = None
-        self.excluded: Sequence[slice] = ()
+        self.sent_round = 0  # that of the last upload
+        self.last_update_norm = 0.0  # of the last change, if the plan trains ahead
+        self.pending: Sparse | Update | None = None  # the last upload, until it is settled
+        self.memory: Memory | None = None  # what both sides remember of coded uploads
+        self.excluded: Sequence[slice] = ()  # parts of the vector, ascending, from which nothing is sent
         self.growth = Growth(self.sizes)
         self._frame = b""  # of a pending update
         self._counts = False  # whether the memory counts the pending upload if it is accepted
@@ -79,8 +71,8 @@ class Uplink(Stateful):
     def start(self, model: torch.Tensor, unit: float = 1.0) -> torch.Tensor:
         """Where to train from: ahead of the model by part of the residual, but no farther than the last update moved.
 
-        The residual will move the model later. Training from there, the client does not learn it again.
-        A change of 1 moves the model by `unit`: the learning rate, if changes are gradients.
+        The residual will move the model later: from there, the client does not learn it again. A change of 1 moves the
+        model by `unit`: the learning rate, if changes are gradients.
         """
         residual, most = self.feedback.residual, self.plan.step_ahead
         length = vector_norm([residual]) if most and self.last_update_norm else 0.0
@@ -90,10 +82,7 @@ class Uplink(Stateful):
         return torch.add(model, residual, alpha=ahead, out=pool.vector(self.size, residual.device))
 
     def upload(self, change: Gradient, order: Order) -> Upload:
-        """What to send of a gradient, or of a change of the model, and of the residual.
-
-        The upload is pending until `settle`. If the gradient is refused, nothing changes.
-        """
+        """What to send of a change and of the residual; pending until `settle`. If it is refused, nothing changes."""
         parts = [change] if isinstance(change, torch.Tensor) else list(change)
         order.checked()
         update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
@@ -110,9 +99,16 @@ class Uplink(Stateful):
     def _encode_best(self, parts: list[torch.Tensor], order: Order) -> tuple[bytes, Update]:
         """The frame that carries most within the order's bytes, or what the order says is enough."""
 
-        def encoder(total: torch.Tensor) -> tuple[bytes, Update]:
-            visible = hidden(total, self.excluded) if self.excluded else total
-            return encode_within(visible, self.shapes, order.amount, order.stamp, order.clip, order.share or None)
+        def encoder(vector: torch.Tensor) -> tuple[bytes, Update]:
+            vector = hidden(vector, self.excluded) if self.excluded else vector
+            for _ in range(1 + CLIPPED):
+                frame, update = encode_update(
+                    vector, self.shapes, order.amount, share=order.share or None, round=order.stamp
+                )
+                if not order.clip or update.norm() <= order.clip:
+                    return frame, update
+                vector = vector * (0.999 * order.clip / update.norm())
+            return b"", Update.empty(self.size)
 
         return self.feedback.encode(parts, encoder, forget=order.visit)
 
@@ -140,10 +136,7 @@ class Uplink(Stateful):
         self.pending = None
 
     def _is_counted(self, frame: bytes, order: Order) -> bool:
-        """Whether this client's memory counts a frame. If it is accepted, the server's memory counts it, too.
-
-        If the two have counted different numbers of frames, only a coded frame brings them together again.
-        """
+        """Whether the memory counts a frame, as the server's does. If they differ, only a coded one reconciles them."""
         if self.plan.frames != "coded" or not frame or self.memory is None:
             return False
         return is_coded(frame) or self.memory.frames == order.counted
@@ -194,27 +187,6 @@ class Uplink(Stateful):
         with all_or_nothing(self, self.FITS):
             self.feedback.load_state_dict({name: state[name] for name in ("residual", "steps")})
             super().load_state_dict(state)
-
-
-def encode_within(
-    vector: torch.Tensor,
-    shapes: Shapes,
-    max_bytes: int,
-    round: int,
-    clip: float = 0.0,
-    share: float | None = None,
-) -> tuple[bytes, Update]:
-    """The frame that carries most of a vector within some bytes, or as short as it carries a share of the energy.
-
-    If `clip` is above 0, no norm is larger.
-    """
-    frame, update = encode_update(vector, shapes, max_bytes, share=share, round=round)
-    for _ in range(CLIPPED):
-        if not clip or update.norm() <= clip:
-            return frame, update
-        vector = vector * (0.999 * clip / update.norm())
-        frame, update = encode_update(vector, shapes, max_bytes, share=share, round=round)
-    return (frame, update) if update.norm() <= clip else (b"", Update.empty(update.size))
 
 
 def hidden(vector: torch.Tensor, excluded: Sequence[slice]) -> torch.Tensor:
