@@ -9,6 +9,7 @@ import torch
 
 from dagc import BudgetWarning, InvalidInput, payload_size
 from dagc.policies import POLICIES, Allocated, Method, Plan, Report, Situation
+from dagc.policies.allocated import most_bytes, worth_a_frame
 from dagc.training import Config, Federation, iterate
 
 NAMES = [f"client {i}" for i in range(10)]
@@ -206,3 +207,9 @@ def test_stc_is_top_k_as_signs_both_ways_unless_something_else_is_said():
     with pytest.raises(InvalidInput, match="clients of method 'stc' cannot wait: leave overhead out"):
         Plan(method="stc", ratio=0.01, overhead=0.1)
     assert Plan(method="stc").for_size(7850).bytes == 44
+
+
+def test_what_a_frame_is_worth_and_what_it_can_use():
+    assert worth_a_frame(Plan(method="power", bytes=13, values="sign", overhead=0.125), 7850) == 37
+    assert most_bytes(Plan(caps={"ann": 0.01}), 1000, "ann") == 40
+    assert most_bytes(Plan(), 1000, "bob") == 2064

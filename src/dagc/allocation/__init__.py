@@ -189,11 +189,6 @@ def apportion_bytes(quota: Array, budget: int, most: Ints, size: int, values: st
 
     Every frame counts with the most bytes it can take; a client that gets 0 sends none. What is left of the budget is
     too little for another entry, or at most 0.4 % of it.
-
-    Example:
-        >>> counts = apportion_bytes(np.array([3.0, 1.0, 0.0]), 500, np.array([9000, 9000, 9000]), 10_000, "int8")
-        >>> counts, payload_size(10_000, counts[:2], "int8").sum()
-        (array([179,  60,   0]), np.int64(499))
     """
 
     def shared(total: int) -> tuple[Ints, int]:

@@ -118,12 +118,7 @@ class Allocated(Stateful):
 
 
 def worth_a_frame(plan: Plan, size: int) -> int:
-    """The fewest entries that keep overhead below `plan.overhead` of the frame; at most 1,024.
-
-    Example:
-        >>> worth_a_frame(Plan(method="power", bytes=13, values="sign", overhead=0.125), 7850)
-        37
-    """
+    """The fewest entries that keep overhead below `plan.overhead` of the frame; at most 1,024."""
     counts = np.arange(1, min(size, 1024) + 1)
     taken = payload_size(size, counts, plan.values)
     empty = 2 * int(taken[0]) - int(taken[min(1, len(taken) - 1)])
@@ -161,10 +156,5 @@ class Shares(Stateful):
 
 
 def most_bytes(plan: Plan, size: int, name: str) -> int:
-    """The most bytes that a client sends in a round: its cap, or what a frame can use.
-
-    Example:
-        >>> most_bytes(Plan(caps={"ann": 0.01}), 1000, "ann"), most_bytes(Plan(), 1000, "bob")
-        (40, 2064)
-    """
+    """The most bytes that a client sends in a round: its cap, or what a frame can use."""
     return min(max(int(plan.caps.get(name, 1.0) * 4 * size), LEAST), DENSE * size + 64)

@@ -54,17 +54,6 @@ class Downlink(Stateful):
         rounds: How many rounds the training has, for a rate per training.
         values: The value codec of downloads that are not broadcasts, `Plan.exact_values`.
         first_bits: The training starts from the initial model rounded to so many bits per entry; None not to round it.
-
-    Example:
-        >>> downlink = Downlink(Plan(method="top-k", ratio=0.05), np.zeros(40, np.float32))
-        >>> downlink.advance(np.arange(40, dtype=np.float32))
-        >>> downlink.model[-4:], (downlink.target - downlink.model)[-4:]
-        (array([ 0.,  0., 38., 39.], dtype=float32), array([36., 37.,  0.,  0.], dtype=float32))
-        >>> from dagc.wire import decode
-        >>> from dagc.protocol.broadcasts import broadcasts
-        >>> (_, frame), = broadcasts(downlink.since(0))
-        >>> decode(frame, 40, round=1).values
-        array([38., 39.], dtype=float32)
     """
 
     FITS = "this plan and model"

@@ -22,16 +22,7 @@ LOOKS = 3
 
 
 class Growth(Stateful):
-    """The norms of a client's residual, tensor by tensor.
-
-    Example:
-        >>> growth = Growth([2, 1])
-        >>> change = [torch.ones(2), torch.ones(1)]
-        >>> for norm in (100.0, 200.0, 400.0):
-        ...     tensors = growth.look(torch.tensor([1.0, 1.0, norm]), change)
-        >>> tensors
-        [1]
-    """
+    """The norms of a client's residual, tensor by tensor."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)

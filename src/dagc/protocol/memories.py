@@ -23,13 +23,6 @@ class Memories(Stateful):
     A memory changes only with uploads that were accepted. If a client's frame cannot be read with its memory, and no
     readable one follows in the same round, the memory is dropped: the next order then says 0 frames, and the client
     starts again, too.
-
-    Example:
-        >>> memories = Memories([1000], "sign")
-        >>> memories.counted(["ann"])               # whether it has clocks, and how many frames it has counted
-        {'ann': (True, 0)}
-        >>> len(memories.by_name)                   # created with the first frame
-        0
     """
 
     def __init__(self, shapes: Shapes, values: str) -> None:

@@ -24,16 +24,6 @@ class Replica(Stateful):
     Args:
         shapes: The shapes of the model's tensors; a number stands for a vector of that length.
         first_model: The initial model, if this client can create it itself.
-
-    Example:
-        >>> from dagc.protocol import Downlink
-        >>> downlink = Downlink(None, np.arange(3, dtype=np.float32))
-        >>> replica = Replica([3])
-        >>> replica.receive(downlink.since(replica.version))
-        tensor([0., 1., 2.])
-        >>> downlink.advance(np.array([0, 1, 5], dtype=np.float32))
-        >>> replica.receive(downlink.since(replica.version)), replica.version
-        (tensor([0., 1., 5.]), 1)
     """
 
     FITS = "this client's model"

@@ -40,12 +40,6 @@ class Roster(Stateful):
     Args:
         newcomer: The model version of a client that joins: -1, or 0 if clients create the first model themselves.
         most_examples: A client that claims more examples counts as if it held this many.
-
-    Example:
-        >>> roster = Roster(most_examples=100)
-        >>> roster.join("ann", 500)
-        >>> roster.members["ann"].examples
-        100.0
     """
 
     FITS = "this roster"
