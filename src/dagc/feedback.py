@@ -187,7 +187,7 @@ class ErrorFeedback(Stateful):
             raise InvalidInput("the compressor selected entries that its seed does not draw")
         return removed(sparse, out)
 
-    def fields(self) -> Mapping[str, Check]:
+    def checks(self) -> dict[str, Check]:
         return {"residual": self._loaded_residual, "steps": lambda steps: whole(np.asarray(steps).tolist())}
 
     def _loaded_residual(self, array: Any) -> torch.Tensor:

@@ -196,15 +196,18 @@ def _sum(text: str, arrays: Mapping[str, NDArray[Any]]) -> int:
     return total
 
 
+def fields(**checks: Check) -> Mapping[str, Check]:
+    """Attributes and their checks, for `Stateful.STATE`; `nested` and `like` check against what is there."""
+    return checks
+
+
 class Stateful:
-    """Whatever keeps state between rounds says in `fields` what that is; saving, loading and going back follow.
+    """Whatever keeps state between rounds says in `STATE` what that is; saving, loading and going back follow.
 
     Example:
         >>> class Counter(Stateful):
-        ...     def __init__(self):
-        ...         self._count = 0
-        ...     def fields(self):
-        ...         return {"_count": whole}
+        ...     STATE = fields(_count=whole)
+        ...     _count = 0
         >>> counter = Counter()
         >>> counter.load_state_dict({"count": 7})
         >>> counter.state_dict()
@@ -218,21 +221,25 @@ class Stateful:
     FITS = "this part"
     """What a state must fit, for errors."""
 
-    def fields(self) -> Mapping[str, Check]:
-        """For each attribute that is saved, the check of what a file holds, where names have no leading underscore."""
-        raise NotImplementedError
+    STATE: Mapping[str, Check] = fields()
+    """For each attribute that is saved, the check of what a file holds, where names have no leading underscore."""
+
+    def checks(self) -> dict[str, Check]:
+        """`STATE` for this object; subclasses add checks that depend on it."""
+        present = (nested, like)
+        return {name: check(getattr(self, name)) if check in present else check for name, check in self.STATE.items()}
 
     def loaded(self) -> None:
         """Called when all fields are loaded: `ValueError` if they do not go together; for subclasses."""
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state; arrays are not copies."""
-        return {name.lstrip("_"): plain(getattr(self, name)) for name in self.fields()}
+        return {name.lstrip("_"): plain(getattr(self, name)) for name in self.checks()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`. State that does not fit is refused, and then nothing changes."""
         with all_or_nothing(self, self.FITS):
-            for name, check in self.fields().items():
+            for name, check in self.checks().items():
                 setattr(self, name, check(state[name.lstrip("_")]))
             self.loaded()
 

@@ -1,6 +1,6 @@
 """Budgets by data: each round, what may be sent is divided among the clients present; small shares wait."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from dagc.allocation import allocate, apportion, apportion_bytes, entries, most_
 from dagc.errors import BudgetTooSmall
 from dagc.policies.plan import Plan
 from dagc.policies.policy import Situation
-from dagc.state import Check, Stateful, finite, named
+from dagc.state import Stateful, fields, finite, named
 from dagc.wire import payload_size
 
 LEAST = 16
@@ -34,14 +34,13 @@ class Allocated(Stateful):
 
     wants_norms = False
 
+    STATE = fields(_saved=named(finite), _carry=finite)
+
     def __init__(self, plan: Plan, size: int, allocator: str, compressor: str) -> None:
         self.plan, self.size, self.allocator, self.compressor = plan, size, allocator, compressor
         self.least = worth_a_frame(plan, size) if plan.overhead else 1
         self._saved: dict[str, float] = {}
         self._carry = 0.0
-
-    def fields(self) -> Mapping[str, Check]:
-        return {"_saved": named(finite), "_carry": finite}
 
     def decide(self, now: Situation) -> list[Any]:
         weights = np.array([now.examples[name] for name in now.present])
@@ -66,7 +65,7 @@ class Allocated(Stateful):
             values=plan.values,
             caps=caps,
         )
-        return (parameters if plan.threshold is not None else entries(parameters, self.size, caps=caps)).tolist()
+        return list((parameters if plan.threshold is not None else entries(parameters, self.size, caps=caps)).tolist())
 
     def _share(self, now: Situation, weights: Array) -> list[Any]:
         """The clients that have saved most send: as many as can have enough for a frame each."""
@@ -84,7 +83,7 @@ class Allocated(Stateful):
         counts = np.zeros(len(weights), dtype=np.int64)
         if not sending:  # the budget is saved up: here, or as bytes in the account
             self._carry += total if self.plan.ratio is not None else 0.0
-            return counts.tolist()
+            return list(counts.tolist())
         while True:
             chosen = self._divided(quota[:sending], most[:sending], now.allowance, total)
             if sending >= len(order) or not np.array_equal(chosen, most[:sending]):
@@ -94,7 +93,7 @@ class Allocated(Stateful):
         if counts.any():
             saved -= counts / counts.sum()
             self._saved |= dict(zip(now.present, saved.tolist(), strict=True))
-        return counts.tolist()
+        return list(counts.tolist())
 
     def _total(self, now: Situation, clients: int) -> float:
         """How many entries this round's budget allows; an estimate if it is in bytes."""
@@ -132,13 +131,12 @@ class Shares(Stateful):
     compressor = "best"
     wants_norms = False
 
+    STATE = fields(_saved=named(finite))
+
     def __init__(self, plan: Plan, size: int) -> None:
         self.plan, self.size = plan, size
         self.exponent = EXPONENT if plan.exponent is None else plan.exponent
         self._saved: dict[str, float] = {}
-
-    def fields(self) -> Mapping[str, Check]:
-        return {"_saved": named(finite)}
 
     def decide(self, now: Situation) -> list[Any]:
         assert now.allowance is not None, "plans for this method have a budget in bytes"
@@ -152,7 +150,7 @@ class Shares(Stateful):
             amounts[sending] = apportion(quota[sending], min(now.allowance, int(most[sending].sum())), most[sending])
         amounts[~sending] = 0
         self._saved |= dict(zip(now.present, np.where(amounts, 0.0, quota).tolist(), strict=True))
-        return amounts.tolist()
+        return list(amounts.tolist())
 
 
 def most_bytes(plan: Plan, size: int, name: str) -> int:

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dagc.errors import InvalidInput, unknown
-from dagc.state import Check, Stateful
+from dagc.state import Stateful
 
 if TYPE_CHECKING:
     from dagc.policies.plan import Plan
@@ -100,6 +100,3 @@ class Everything(Stateful):
 
     def decide(self, now: Situation) -> list[Any]:
         return [None] * len(now.present)
-
-    def fields(self) -> Mapping[str, Check]:
-        return {}

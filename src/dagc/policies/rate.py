@@ -1,12 +1,11 @@
 """Budgets over time: how much may have been sent by now. What one round does not use, later rounds may."""
 
 import re
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from dagc.errors import InvalidInput, shown
 from dagc.settings import UNITS
-from dagc.state import Check, Stateful, finite, whole
+from dagc.state import Stateful, fields, finite, whole
 
 MOST_BYTES = 1 << 48
 """The largest budget in bytes: far above any real one, and small enough that sums of budgets stay exact."""
@@ -66,6 +65,7 @@ class Account(Stateful):
     """
 
     FITS = "this budget"
+    STATE = fields(_by_round=finite, _by_rate=finite, _seconds=finite, _begun=whole, _earned=finite)
 
     def __init__(self, bytes: float | None = None, rate: Rate | None = None, rounds: int | None = None) -> None:
         if rate is not None and rate.per == "training" and rounds is None:
@@ -73,9 +73,6 @@ class Account(Stateful):
         self.bytes, self.rate, self.rounds = bytes, rate, rounds
         self._by_round, self._by_rate, self._seconds = 0.0, 0.0, 0.0
         self._begun, self._earned = 0, 0.0  # rounds so far, and the part of a training's budget that they have earned
-
-    def fields(self) -> Mapping[str, Check]:
-        return {"_by_round": finite, "_by_rate": finite, "_seconds": finite, "_begun": whole, "_earned": finite}
 
     def earn(self, clients: float, seconds: float = 0.0) -> None:
         """Start a round with this number of clients, this many seconds after the start of the training."""

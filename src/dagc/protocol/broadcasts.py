@@ -15,7 +15,7 @@ from dagc.protocol.budget import Allowance
 from dagc.protocol.extras import FIRST_TIMES
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
-from dagc.state import Check, Stateful, finite, flag, like, listed, nested, raw, whole
+from dagc.state import Check, Stateful, fields, finite, flag, like, listed, nested, raw, whole
 from dagc.updates import Update, encode_update
 from dagc.wire import Memory, encode, is_coded, quantise
 from dagc.wire.frame import read_varint, varint
@@ -25,6 +25,8 @@ from dagc.wire.shapes import Shapes, sizes_of
 class Broadcaster(Stateful):
     """Sends what carries most of the difference between the server's model and the clients' within a budget."""
 
+    STATE = fields(target=like, moved=finite, log=nested, _allowance=nested, entries=nested)
+
     def __init__(self, plan: Plan, model: NDArray[np.float32], shapes: Shapes, rounds: int | None) -> None:
         self.target = model.copy()  # the server's model
         self.moved = 0.0  # how far the last broadcast moved the clients' model
@@ -32,10 +34,6 @@ class Broadcaster(Stateful):
         self.log = Log(model.nbytes)
         self._shapes, self._allowance = shapes, Allowance(plan, len(model), rounds)
         self.entries = None if plan.method_spec.encodes else EntryBroadcasts(plan, shapes)
-
-    def fields(self) -> Mapping[str, Check]:
-        parts = {"log": nested(self.log), "_allowance": nested(self._allowance), "entries": nested(self.entries)}
-        return {"target": like(self.target), "moved": finite, **parts}
 
     def broadcast(
         self, model: NDArray[np.float32], stamp: int, round: int, share: float, seconds: float, least_carried: float
@@ -76,15 +74,17 @@ def best_broadcast(
 class EntryBroadcasts(Stateful):
     """Broadcasts of the largest entries, as clients send them."""
 
+    STATE = fields(_memory=nested, _restart=flag)
+
     def __init__(self, plan: Plan, shapes: Shapes) -> None:
         self._values, self._shapes = plan.values, shapes
         self._select = per_tensor(top_k, sizes_of(shapes)) if plan.per_tensor else top_k
         self._memory = Memory(shapes, signs=plan.values == "sign") if plan.frames == "coded" else None
         self._restart = False  # whether a client that reads the next broadcast has skipped some
 
-    def fields(self) -> Mapping[str, Check]:
-        memory = nested(None) if self._memory is None else partial(Memory.restored, self._shapes)
-        return {"_memory": memory, "_restart": flag}
+    def checks(self) -> dict[str, Check]:
+        coded = self._memory is not None
+        return {**super().checks(), "_memory": partial(Memory.restored, self._shapes) if coded else nested(None)}
 
     def skipped(self) -> None:
         """A client that reads the next broadcast does not remember those before it: coding starts again."""

@@ -8,26 +8,28 @@ import numpy as np
 from dagc.policies import Plan, Report, Situation
 from dagc.protocol.messages import BEST, Order, Upload
 from dagc.protocol.roster import Member
-from dagc.state import Check, Stateful, finite, listed, nested, optional, text, whole
+from dagc.state import Stateful, fields, finite, listed, nested, optional, text, whole
 from dagc.wire import payload_size
 from dagc.wire.frame import varint
 
 SERVER = "server"
 
 
+def _report(client: Any, norm: Any, entries: Any, size: Any) -> Report:
+    return Report(text(client), optional(finite)(norm), whole(entries), whole(size))
+
+
 class Budget(Stateful):
     """The budget of one direction, by a plan resolved for this size, and who gets which part of it."""
 
     FITS = "this budget"
+    STATE = fields(policy=nested, account=nested, reports=listed(lambda values: _report(*values)))
 
     def __init__(self, plan: Plan, size: int, rounds: int | None = None) -> None:
         self.plan, self.size = plan, size
         self.policy, self.account = plan.policy(size), plan.account(rounds)
         self.reserved: dict[str, int] = {}  # the most bytes of the account that each answer of this round can take
         self.reports: list[Report] = []  # of the last round
-
-    def fields(self) -> Mapping[str, Check]:
-        return {"policy": nested(self.policy), "account": nested(self.account), "reports": listed(_report)}
 
     def loaded(self) -> None:
         self.reserved = {}
@@ -76,12 +78,11 @@ class Budget(Stateful):
 class Allowance(Stateful):
     """How much the server may broadcast in each round, as the only client of its own plan, `Plan.downward`."""
 
+    STATE = fields(_turns=finite, _policy=nested, _account=nested)
+
     def __init__(self, plan: Plan, size: int, rounds: int | None = None) -> None:
         self._policy, self._account = plan.policy(size), plan.account(rounds)
         self._turns = 0.0  # rounds that were not used, if the budget is not in bytes
-
-    def fields(self) -> Mapping[str, Check]:
-        return {"_turns": finite, "_policy": nested(self._policy), "_account": nested(self._account)}
 
     def amount(self, round: int, share: float, seconds: float) -> int:
         """How many entries or bytes there are for this part of a round's budget; 0 if there is none yet."""
@@ -101,8 +102,3 @@ class Allowance(Stateful):
         """Pay for a broadcast of this many bytes."""
         if self._account is not None:
             self._account.spend(length + len(varint(length)))  # several are sent together, each with its length
-
-
-def _report(values: Sequence[Any]) -> Report:
-    client, norm, entries, size = values
-    return Report(text(client), optional(finite)(norm), whole(entries), whole(size))

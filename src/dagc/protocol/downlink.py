@@ -2,7 +2,6 @@
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,7 @@ from dagc.policies import Plan
 from dagc.protocol.broadcasts import Broadcaster, Log
 from dagc.protocol.messages import MOST_VERSIONS, STAMPS, Download
 from dagc.sparse import Sparse
-from dagc.state import BLOCK, Check, Stateful, like, nested, raw, whole
+from dagc.state import BLOCK, Stateful, fields, like, nested, raw, whole
 from dagc.state import checksum as rows_checksum
 from dagc.updates import encode_dense
 from dagc.wire import encode
@@ -57,6 +56,7 @@ class Downlink(Stateful):
     """
 
     FITS = "this plan and model"
+    STATE = fields(version=partial(whole, below=MOST_VERSIONS), model=like, changed=like, _first=raw, budgeted=nested)
 
     def __init__(
         self,
@@ -78,13 +78,6 @@ class Downlink(Stateful):
         self.changed = np.zeros(len(model), dtype=np.int32)  # the version in which each entry of y last changed
         self.budgeted = None if plan is None else Broadcaster(plan, self.model, self._shapes, rounds)
         self.loaded()
-
-    def fields(self) -> Mapping[str, Check]:
-        version, arrays = (
-            partial(whole, below=MOST_VERSIONS),
-            {"model": like(self.model), "changed": like(self.changed)},
-        )
-        return {"version": version, **arrays, "_first": raw, "budgeted": nested(self.budgeted)}
 
     def loaded(self) -> None:
         """Nothing that was computed from the model is valid any more."""

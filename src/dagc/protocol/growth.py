@@ -1,6 +1,6 @@
 """Finds tensors of which more and more is left unsent: too few bytes, or a client that ignores the model it gets."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from logging import getLogger
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dagc.state import Check, Stateful, flag, like
+from dagc.state import Stateful, fields, flag, like
 
 log = getLogger("dagc.protocol")
 EVERY = 20
@@ -24,15 +24,14 @@ LOOKS = 3
 class Growth(Stateful):
     """The norms of a client's residual, tensor by tensor."""
 
+    STATE = fields(norms=like, usual=like, streak=like, warned=flag)
+
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)
         self.norms = np.zeros(len(sizes))  # of the residual of each tensor at the last look
         self.usual = np.zeros(len(sizes))  # the norm of the largest update of each that was looked at
         self.streak = np.zeros(len(sizes), np.int64)  # for how many looks in a row its residual was large and grew
         self.warned = False
-
-    def fields(self) -> Mapping[str, Check]:
-        return {"norms": like(self.norms), "usual": like(self.usual), "streak": like(self.streak), "warned": flag}
 
     def look(self, residual: torch.Tensor, change: Sequence[torch.Tensor]) -> list[int]:
         """The tensors whose residual keeps growing after this change of all tensors, if that is newly known."""

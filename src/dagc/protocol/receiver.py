@@ -1,6 +1,6 @@
 """What the server accepts: every upload is hostile until it is decoded and checked against its order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from dagc.policies import Plan
 from dagc.protocol.memories import Memories
 from dagc.protocol.messages import BEST, Order, Upload
 from dagc.sparse import Sparse
-from dagc.state import Check, Stateful, finite, listed, nested
+from dagc.state import Stateful, fields, finite, listed, nested
 from dagc.updates import decode_update
 from dagc.wire import decode, is_coded, payload_size
 from dagc.wire.shapes import Shapes
@@ -24,15 +24,13 @@ class Receiver(Stateful):
     """Decodes uploads and bounds their norms."""
 
     FITS = "this plan and model"
+    STATE = fields(_norms=listed(finite), memories=nested)
 
     def __init__(self, plan: Plan, size: int, shapes: Shapes) -> None:
         self.plan, self.size, self.shapes = plan, size, shapes
         self.memories = Memories(shapes, plan.values) if plan.frames == "coded" else None
         self._norms: list[float] = []  # of recent uploads, including those that were too large
         self._round_norms: dict[str, float] = {}
-
-    def fields(self) -> Mapping[str, Check]:
-        return {"_norms": listed(finite), "memories": nested(self.memories)}
 
     def begin(self) -> None:
         """A round begins."""

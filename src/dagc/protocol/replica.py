@@ -1,6 +1,5 @@
 """What a client has: its copy of the model, kept up to date by downloads."""
 
-from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 
@@ -12,7 +11,7 @@ from dagc.errors import MalformedPayload, OutOfSync
 from dagc.protocol.broadcasts import broadcasts
 from dagc.protocol.downlink import checksum
 from dagc.protocol.messages import STAMPS, Download
-from dagc.state import Check, Stateful, like, optional, whole
+from dagc.state import Check, Stateful, fields, like, optional, whole
 from dagc.updates import decode_update, is_update
 from dagc.wire import Memory, decode, has_signs, is_coded
 from dagc.wire.shapes import Shapes, sizes_of
@@ -27,6 +26,7 @@ class Replica(Stateful):
     """
 
     FITS = "this client's model"
+    STATE = fields(version=partial(whole, least=-1))
 
     def __init__(self, shapes: Shapes, first_model: torch.Tensor | None = None) -> None:
         self.shapes, self.size = shapes, sum(sizes_of(shapes))
@@ -34,13 +34,10 @@ class Replica(Stateful):
         self.version = -1 if first_model is None else 0
         self.memory: Memory | None = None  # what both sides remember of coded broadcasts
 
-    def fields(self) -> Mapping[str, Check]:
-        copied = like(np.broadcast_to(np.float32(0), self.size))
-        return {
-            "version": partial(whole, least=-1),
-            "model": optional(lambda array: torch.from_numpy(copied(array))),
-            "memory": optional(partial(Memory.restored, self.shapes)),
-        }
+    def checks(self) -> dict[str, Check]:
+        copied, memory = like(np.broadcast_to(np.float32(0), self.size)), partial(Memory.restored, self.shapes)
+        model = optional(lambda array: torch.from_numpy(copied(array)))
+        return {**super().checks(), "model": model, "memory": optional(memory)}
 
     def loaded(self) -> None:
         if self.model is None and self.version >= 0:  # a model without a version was rounded, for a visit

@@ -1,6 +1,6 @@
 """Who takes part: every client that ever joined, how much data it holds, and what the server knows of its model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -8,7 +8,7 @@ from statistics import mean, median_low
 from typing import Any
 
 from dagc.errors import InvalidInput, shown, unknown
-from dagc.state import Check, Stateful, finite, instance, plain, text, whole
+from dagc.state import Stateful, fields, finite, instance, plain, text, whole
 
 SMOOTHING = 0.5
 """The weight of one round in the running number of rounds between visits."""
@@ -28,10 +28,25 @@ class Member(Stateful):
     accepted_round: int = 0  # of its last upload that was accepted; 0 if none was
     last_round: int = 0  # in which it last took part; 0 if it never did
 
-    def fields(self) -> Mapping[str, Check]:
-        version, round = partial(whole, least=-1), whole
-        parts = {"name": text, "number": whole, "examples": partial(finite, least=0, below=MOST_EXAMPLES)}
-        return {**parts, "model_version": version, "accepted_round": round, "last_round": round}
+    STATE = fields(
+        name=text,
+        number=whole,
+        examples=partial(finite, least=0, below=MOST_EXAMPLES),
+        model_version=partial(whole, least=-1),
+        accepted_round=whole,
+        last_round=whole,
+    )
+
+
+def _members(states: Any) -> dict[str, Member]:
+    members: dict[str, Member] = {}
+    for number, state in enumerate(instance(list)(states)):
+        member = Member("", number, 0.0)
+        member.load_state_dict(state)
+        members[member.name] = member
+        if (member.number, len(members)) != (number, number + 1):
+            raise ValueError("a member is listed twice, or out of place")
+    return members
 
 
 class Roster(Stateful):
@@ -43,6 +58,7 @@ class Roster(Stateful):
     """
 
     FITS = "this roster"
+    STATE = fields(gap=finite, return_gap=finite, members=_members)
 
     def __init__(self, newcomer: int = -1, most_examples: float | None = None) -> None:
         self.newcomer, self.most_examples = newcomer, most_examples
@@ -94,23 +110,9 @@ class Roster(Stateful):
         """
         return min(max(self.gap, self.return_gap), RARER * self.return_gap)
 
-    def fields(self) -> Mapping[str, Check]:
-        return {"gap": finite, "return_gap": finite, "members": _members}
-
     def loaded(self) -> None:
         if self.gap <= 0 or self.return_gap <= 0:
             raise ValueError(f"the rounds between visits are {self.gap} and {self.return_gap}")
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "members": plain(list(self.members.values()))}
-
-
-def _members(states: Any) -> dict[str, Member]:
-    members: dict[str, Member] = {}
-    for number, state in enumerate(instance(list)(states)):
-        member = Member("", number, 0.0)
-        member.load_state_dict(state)
-        members[member.name] = member
-        if (member.number, len(members)) != (number, number + 1):
-            raise ValueError("a member is listed twice, or out of place")
-    return members

@@ -1,6 +1,6 @@
 """The server's half of a round: who may send how much, what each must download, which uploads were accepted."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from dagc.protocol.messages import Download, Order, Upload
 from dagc.protocol.receiver import Receiver
 from dagc.protocol.roster import Member, Roster
 from dagc.sparse import Sparse, aggregate, shares_of
-from dagc.state import Check, Stateful, nested, whole
+from dagc.state import Stateful, fields, nested, whole
 from dagc.wire.shapes import Shapes
 
 
@@ -35,6 +35,7 @@ class Server(Stateful):
     """
 
     FITS = "this plan and model"
+    STATE = fields(round=whole, roster=nested, budget=nested, receiver=nested)
 
     def __init__(self, plan: Plan, size: int, rounds: int | None = None, shapes: Shapes | None = None) -> None:
         self.size = size
@@ -45,10 +46,6 @@ class Server(Stateful):
         self.extras = Extras(plan, size)
         self.round = 0
         self._orders: dict[str, Order] = {}
-
-    def fields(self) -> Mapping[str, Check]:
-        parts = {"roster": nested(self.roster), "budget": nested(self.budget), "receiver": nested(self.receiver)}
-        return {"round": whole, **parts}
 
     def loaded(self) -> None:
         self._orders = {}
@@ -161,6 +158,8 @@ class ModelServer(Server):
     plan has a budget; with one, a warning says when they do not.
     """
 
+    STATE = fields(**Server.STATE, downlink=nested)
+
     def __init__(
         self,
         plan: Plan,
@@ -175,9 +174,6 @@ class ModelServer(Server):
         self._seconds = 0.0
         self._visited = False  # whether all clients of this round visit: none of them downloads broadcasts
         self.extras = Extras(plan, self.size, momentum)
-
-    def fields(self) -> Mapping[str, Check]:
-        return {**super().fields(), "downlink": nested(self.downlink)}
 
     def orders(self, present: Iterable[str], seconds: float = 0.0, clip: float | None = None) -> dict[str, Order]:
         self._seconds = seconds

@@ -19,7 +19,7 @@ from dagc.policies import ClientPlan
 from dagc.protocol.growth import EVERY, Growth, norms_of
 from dagc.protocol.messages import BEST, STAMPS, Order, Upload
 from dagc.sparse import Sparse
-from dagc.state import Check, Stateful, all_or_nothing, finite, flag, nested, optional, plain, raw, whole
+from dagc.state import Check, Stateful, all_or_nothing, fields, finite, flag, nested, optional, plain, raw, whole
 from dagc.updates import Update, decode_update, encode_update
 from dagc.wire import Memory, encode, is_coded
 from dagc.wire.shapes import Shapes, sizes_of
@@ -54,6 +54,7 @@ class Uplink(Stateful):
     """
 
     FITS = "this client"
+    STATE = fields(sent_round=whole, last_update_norm=partial(finite, least=0.0), _counts=flag, growth=nested)
 
     def __init__(self, plan: ClientPlan, shapes: Shapes, device: Any = "cpu") -> None:
         self.plan, self.shapes, self.sizes = plan, shapes, sizes_of(shapes)
@@ -151,15 +152,9 @@ class Uplink(Stateful):
             compressor = per_tensor(compressor, self.sizes)
         return without(compressor, self.excluded) if self.excluded else compressor
 
-    def fields(self) -> Mapping[str, Check]:
-        return {
-            "sent_round": whole,
-            "last_update_norm": partial(finite, least=0.0),
-            "_counts": flag,
-            "pending": optional(self._loaded_pending),
-            "memory": optional(partial(Memory.restored, self.shapes)),
-            "growth": nested(self.growth),
-        }
+    def checks(self) -> dict[str, Check]:
+        memory = optional(partial(Memory.restored, self.shapes))
+        return {**super().checks(), "pending": optional(self._loaded_pending), "memory": memory}
 
     def _loaded_pending(self, state: Mapping[str, Any]) -> Sparse | Update:
         if "frame" in state:
