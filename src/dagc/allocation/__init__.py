@@ -5,6 +5,7 @@ A *threshold* is the smallest magnitude at which an entry is sent (λ); the budg
 """
 
 import warnings
+from bisect import bisect_left
 from functools import partial
 from typing import NamedTuple
 
@@ -86,9 +87,10 @@ def allocate(
         >>> allocate([900, 100], threshold=0.05, method="dagc-a").round(4)
         array([0.0308, 0.1332])
     """
-    weight, allocator = _checked_weights(weights), _method(method, exponent)
+    weight = _checked_weights(weights)
     if sum(budget is not None for budget in (ratio, threshold, bytes)) != 1:
         raise InvalidInput("give exactly one budget: ratio=, threshold= or bytes=")
+    rule = _rule(method, exponent, "ratios" if threshold is None else "thresholds")
     present = np.flatnonzero(weight > 0)
     order = present[np.argsort(-weight[present], kind="stable")]  # largest first, sorted once for every rule
     scaled = weight[order] / weight.max()  # the sum of huge weights would overflow
@@ -97,12 +99,11 @@ def allocate(
     if threshold is not None:
         if caps is not None:
             raise InvalidInput("caps limit ratios; a threshold does not fix how much is sent: give ratio= or bytes=")
-        rule = _rule(allocator.thresholds, "thresholds", method)
         if not (np.isfinite(threshold) and threshold > 0):
             raise InvalidInput(f"threshold must be positive and finite, not {threshold}")
         result[order] = rule(shares, float(threshold))
         return result
-    rule, cap = _rule(allocator.ratios, "ratios", method), _checked_caps(caps, len(weight))[order]
+    cap = _checked_caps(caps, len(weight))[order]
     if bytes is not None:
         if size is None:
             raise InvalidInput("a budget in bytes needs size=, the number of entries in the vector")
@@ -238,45 +239,37 @@ def _capped(rule: Rule, shares: Array, total: float, caps: Array) -> Array:
 def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int, values: str) -> Array:
     """The largest ratios whose payloads fit into the budget even in the worst case."""
 
-    def taken(counts: Ints) -> int:
-        return int(payload_size(size, counts, values).sum())
-
     def ratios(total: int) -> Array:
         return _capped(rule, shares, total / size, caps)
 
-    def fits(total: int) -> bool:
-        return taken(entries(ratios(total), size, caps=caps)) <= budget
+    def taken(total: int) -> int:
+        return int(payload_size(size, entries(ratios(total), size, caps=caps), values).sum())
 
     least, most = len(shares), int(_limits(caps, size).sum())
-    everything = most
-    if not fits(least):
-        needed = taken(np.ones(least, dtype=np.int64))
+    needed = taken(least)
+    if needed > budget:
         raise BudgetTooSmall(
             f"{budget} bytes are too few for {least} clients: one entry from each takes {needed} bytes"
         )
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle - 1)
-    if least == everything and caps.min() < 1:
+    total = most - bisect_left(range(most, least, -1), True, key=lambda total: taken(total) <= budget)
+    if total == most and caps.min() < 1:
         warnings.warn(CAPPED, BudgetWarning, stacklevel=3)
         return caps
-    return ratios(least)
+    return ratios(total)
 
 
-def _method(name: str, exponent: float | None) -> Allocator:
-    if name not in ALLOCATORS:
-        raise unknown("method", name, sorted(ALLOCATORS))
-    if exponent is None:
-        return ALLOCATORS[name]
-    if name != "power":
-        raise InvalidInput(f"exponent= belongs to the method 'power', not to {name!r}")
-    if not 0 <= exponent <= 4:
-        raise InvalidInput(f"exponent must be from 0 (uniform) to 4, not {exponent}")
-    return Allocator(partial(power, exponent=exponent), partial(power_thresholds, exponent=exponent))
-
-
-def _rule(rule: Rule | None, kind: str, method: str) -> Rule:
+def _rule(method: str, exponent: float | None, kind: str) -> Rule:
     """The method's rule for ratios or for thresholds, if it has that."""
+    if method not in ALLOCATORS:
+        raise unknown("method", method, sorted(ALLOCATORS))
+    allocator = ALLOCATORS[method]
+    if exponent is not None:
+        if method != "power":
+            raise InvalidInput(f"exponent= belongs to the method 'power', not to {method!r}")
+        if not 0 <= exponent <= 4:
+            raise InvalidInput(f"exponent must be from 0 (uniform) to 4, not {exponent}")
+        allocator = Allocator(partial(power, exponent=exponent), partial(power_thresholds, exponent=exponent))
+    rule: Rule | None = getattr(allocator, kind)
     if rule is None:
         other, budget = ("ratios", "ratio=") if kind == "thresholds" else ("thresholds", "threshold=")
         choices = ", ".join(sorted(name for name, allocator in ALLOCATORS.items() if getattr(allocator, kind)))
