@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from dagc._memory import pool
-from dagc.compressors import Compressor, Gradient
-from dagc.compressors._vector import flat, refuse_non_finite, removed, tensors
+from dagc.compressors import Adding, Compressor, Gradient
+from dagc.compressors._vector import added, flat, refuse_non_finite, removed, tensors
 from dagc.draws import draw, scramble
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
@@ -108,7 +108,7 @@ class ErrorFeedback(Stateful):
             parameter: The compressor's: the number of entries, or the threshold.
         """
         parts, out = self._parts(gradient), self._empty()
-        sparse = self._select(parts, out, parameter, scramble(self.seed, self.steps))
+        sparse = self._select(parts, Adding(self._residual, out), parameter, scramble(self.seed, self.steps))
         if self.values != "fp32" or self._clip:
             sent = self._bounded(sparse.values)
             places = torch.from_numpy(sparse.indices).to(out.device)
@@ -132,7 +132,7 @@ class ErrorFeedback(Stateful):
         if forget:
             out.copy_(flat(parts))
         else:
-            torch.add(self._residual, flat(parts), out=out)
+            added(parts, Adding(self._residual, out))
         refuse_non_finite(out)
         frame, update = encoder(out)
         if forget:
@@ -170,14 +170,14 @@ class ErrorFeedback(Stateful):
             raise InvalidInput(f"the gradient has {size} entries, this error feedback is for {self.size}")
         return parts
 
-    def _select(self, parts: list[torch.Tensor], out: torch.Tensor, parameter: Any, seed: int) -> Sparse:
-        """Write residual + gradient to `out`, with zero for what is selected; the residual itself is only read."""
+    def _select(self, parts: list[torch.Tensor], adding: Adding, parameter: Any, seed: int) -> Sparse:
+        """Write residual + gradient, with zero for what is selected, with any compressor."""
         if getattr(self.compressor, "adds", False):
             select: Callable[..., Sparse] = self.compressor
-            return select(parts, parameter, seed=seed, residual=self._residual, out=out)
-        torch.add(self._residual, flat(parts), out=out)
-        refuse_non_finite(out)
-        sparse = self.compressor(out, parameter, seed=seed)
+            return select(parts, parameter, seed=seed, adding=adding)
+        total = added(parts, adding)
+        refuse_non_finite(total)
+        sparse = self.compressor(total, parameter, seed=seed)
         if sparse.size != self.size or len(sparse.values) != len(sparse) or not sparse.ascends:
             raise InvalidInput(
                 f"the compressor selected an entry twice, or one that is not in a vector of {self.size} entries"
@@ -185,7 +185,7 @@ class ErrorFeedback(Stateful):
         # The wire would send the seed instead of the indices.
         if sparse.seed is not None and not np.array_equal(draw(sparse.seed, self.size, len(sparse)), sparse.indices):
             raise InvalidInput("the compressor selected entries that its seed does not draw")
-        return removed(sparse, out)
+        return removed(sparse, adding)
 
     def checks(self) -> dict[str, Check]:
         return {"residual": self._loaded_residual, "steps": lambda steps: whole(np.asarray(steps).tolist())}

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from dagc.allocation import apportion
 from dagc.compressors import _vector as vectors
-from dagc.compressors._vector import GROUP, INFINITE, MAGNITUDE, Gradient
+from dagc.compressors._vector import GROUP, INFINITE, MAGNITUDE, Adding, Gradient
 from dagc.draws import draw
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 
 __all__ = [
     "COMPRESSORS",
+    "Adding",
     "Compressor",
     "Gradient",
     "Parameter",
@@ -49,10 +50,9 @@ class Compressor(Protocol):
 
 
 def compressor(parameter: Parameter, *, adds: bool = False) -> Callable[[Callable[..., Sparse]], Compressor]:
-    """Make a function a compressor: say what its parameter is, and whether it adds in the same pass.
+    """Make a function a compressor: say what its parameter is, and whether it can add in the same pass.
 
-    Then it takes `residual` and `out`, too, and writes residual + vector to `out`, with zero for the selected entries.
-    It selects from that sum, refuses one that is not finite, and never writes to `residual`.
+    Then it takes `adding`, too: it selects from the sum, which it refuses if that is not finite.
 
     Example:
         >>> @compressor("entries")
@@ -83,14 +83,7 @@ def everything(vector: Gradient, parameter: Any = None, *, seed: int = 0) -> Spa
 
 
 @compressor("threshold", adds=True)
-def hard_threshold(
-    vector: Gradient,
-    parameter: float,
-    *,
-    seed: int = 0,
-    residual: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> Sparse:
+def hard_threshold(vector: Gradient, parameter: float, *, seed: int = 0, adding: Adding | None = None) -> Sparse:
     """The entries whose magnitude is at least `parameter`, but never zeros. Infinity selects nothing.
 
     Example:
@@ -98,44 +91,30 @@ def hard_threshold(
         Sparse(size=3, indices=array([1, 2]), values=array([-3. ,  0.5], dtype=float32), seed=None)
     """
     parts, least = vectors.tensors(vector), vectors.threshold_key(parameter)
-    if vectors.has_kernels(parts, residual):
+    if vectors.has_kernels(parts, adding):
         from dagc.compressors import _fast
 
-        return _fast.reaching(parts, least, residual, out)
-    return vectors.removed(vectors.reaching(vectors.added(parts, residual, out), least), out)
+        return _fast.reaching(parts, least, adding)
+    return vectors.removed(vectors.reaching(vectors.added(parts, adding), least), adding)
 
 
 @compressor("entries", adds=True)
-def random_k(
-    vector: Gradient,
-    parameter: int,
-    *,
-    seed: int = 0,
-    residual: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> Sparse:
+def random_k(vector: Gradient, parameter: int, *, seed: int = 0, adding: Adding | None = None) -> Sparse:
     """`parameter` entries at indices drawn from `seed`, possibly zeros. The receiver draws them, too: none are sent.
 
     Example:
         >>> random_k(torch.arange(10.0), 3, seed=7)
         Sparse(size=10, indices=array([4, 6, 7]), values=array([4., 6., 7.], dtype=float32), seed=7)
     """
-    total, seed = vectors.added(vectors.tensors(vector), residual, out), seed % (1 << 64)
+    total, seed = vectors.added(vectors.tensors(vector), adding), seed % (1 << 64)
     count = vectors.checked_count(parameter, len(total))
     vectors.refuse_non_finite(total)
     drawn = torch.from_numpy(draw(seed, len(total), count)).to(total.device)
-    return vectors.removed(vectors.picked(total, drawn, seed), out)
+    return vectors.removed(vectors.picked(total, drawn, seed), adding)
 
 
 @compressor("entries", adds=True)
-def top_k(
-    vector: Gradient,
-    parameter: int,
-    *,
-    seed: int = 0,
-    residual: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> Sparse:
+def top_k(vector: Gradient, parameter: int, *, seed: int = 0, adding: Adding | None = None) -> Sparse:
     """The `parameter` entries of largest magnitude. Ties go to the first; zeros are never selected.
 
     Example:
@@ -144,17 +123,17 @@ def top_k(
     """
     parts = vectors.tensors(vector)
     count = vectors.checked_count(parameter, sum(part.numel() for part in parts))
-    if vectors.has_kernels(parts, residual):
+    if vectors.has_kernels(parts, adding):
         from dagc.compressors import _fast
 
-        return _fast.top_k(parts, count, residual, out)
-    total = vectors.added(parts, residual, out)
+        return _fast.top_k(parts, count, adding)
+    total = vectors.added(parts, adding)
     candidates = vectors.reaching(total, _guess(total, count))
     if len(candidates) < count:  # the guess was too high, or the others are zero
         candidates = vectors.reaching(total, 1)
     chosen = largest(candidates.values, count)
     sparse = Sparse.trusted(len(total), candidates.indices.take(chosen), candidates.values.take(chosen))
-    return vectors.removed(sparse, out)
+    return vectors.removed(sparse, adding)
 
 
 def largest(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from dagc._memory import pool
 from dagc.compressors import _kernels as kernels
-from dagc.compressors._vector import GROUP, INFINITE, MAGNITUDE, places_to_sample, refuse_non_finite, sampled_rank
+from dagc.compressors import _vector as vectors
+from dagc.compressors._vector import GROUP, INFINITE, MAGNITUDE, Adding
 from dagc.sparse import Sparse
 
 STREAM_FROM = 1 << 21
@@ -24,14 +25,14 @@ Floats = NDArray[np.float32]
 
 
 class _Total:
-    """The vector to select from: residual + gradient, or the gradient alone. `out` is where the sum goes."""
+    """The vector to select from: residual + gradient, or the gradient alone."""
 
-    def __init__(self, parts: Sequence[torch.Tensor], residual: torch.Tensor | None, out: torch.Tensor | None) -> None:
+    def __init__(self, parts: Sequence[torch.Tensor], adding: Adding | None) -> None:
         vectors = [part if part.dtype == torch.float32 else pool.vector(len(part)).copy_(part) for part in parts]
         self.parts: list[Floats] = [vector.numpy() for vector in vectors]
         self.size = sum(map(len, self.parts))
-        self.residual: Floats | None = None if residual is None else residual.contiguous().numpy()
-        self.out: Floats | None = None if out is None else out.numpy()
+        self.residual: Floats | None = None if adding is None else adding.residual.contiguous().numpy()
+        self.out: Floats | None = None if adding is None else adding.out.numpy()
 
     @np.errstate(over="ignore", invalid="ignore")  # the pass finds sums that are not finite
     def sample(self, places: Indices) -> Keys:
@@ -57,15 +58,13 @@ class _Total:
         stream, first, cursor = self.size >= STREAM_FROM, 0, np.zeros(3, dtype=INDEX)
         for part in self.parts:
             last = first + len(part)
-            both: tuple[Floats | None, Floats | None] = None, None
-            if self.residual is not None and self.out is not None:
-                both = self.residual[first:last], self.out[first:last]
+            both = [None if array is None else array[first:last] for array in (self.residual, self.out)]
             while kernels.collect(part, *both, stream, first, least, cursor, indices, values) and cursor[2] < INFINITE:
                 indices, values = _twice(indices), _twice(values)
             first = last
         if cursor[2] >= INFINITE:
             total = torch.from_numpy(np.concatenate(self.parts))
-            refuse_non_finite(total if self.residual is None else torch.from_numpy(self.residual) + total)
+            vectors.refuse_non_finite(total if self.residual is None else torch.from_numpy(self.residual) + total)
         return indices[: cursor[1]], values[: cursor[1]]
 
 
@@ -75,13 +74,11 @@ def _twice(array: NDArray[Any]) -> NDArray[Any]:
     return longer
 
 
-def top_k(
-    parts: Sequence[torch.Tensor], count: int, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> Sparse:
+def top_k(parts: Sequence[torch.Tensor], count: int, adding: Adding | None) -> Sparse:
     """Collect what reaches a guessed threshold, then choose among that. Exact, however good the guess was."""
-    total = _Total(parts, residual, out)
-    sample = total.sample(places_to_sample(total.size, count))
-    rank = sampled_rank(total.size, count, len(sample))
+    total = _Total(parts, adding)
+    sample = total.sample(vectors.places_to_sample(total.size, count))
+    rank = vectors.sampled_rank(total.size, count, len(sample))
     while True:
         least = _guess(sample, rank) if count else INFINITE
         indices, values = total.collect(least, min(2 * count + SPARE, total.size))
@@ -110,12 +107,10 @@ def _largest(indices: Indices, values: Floats, count: int, out: Floats | None) -
     return chosen[0][:count], chosen[1][:count]
 
 
-def reaching(
-    parts: Sequence[torch.Tensor], least: int, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> Sparse:
+def reaching(parts: Sequence[torch.Tensor], least: int, adding: Adding | None) -> Sparse:
     """The entries whose keys are at least `least`, in buffers with room for as many as a sample suggests."""
-    total = _Total(parts, residual, out)
-    sample = total.sample(places_to_sample(total.size, 1 + total.size // 100))
+    total = _Total(parts, adding)
+    sample = total.sample(vectors.places_to_sample(total.size, 1 + total.size // 100))
     expected = int(np.count_nonzero(sample >= least)) * total.size // max(1, len(sample))
     indices, values = total.collect(least, min(expected + expected // 4 + SPARE, total.size))
     if 2 * len(indices) < expected + SPARE:  # do not hold on to an oversized buffer
