@@ -10,6 +10,7 @@ import torch
 from dagc import BudgetWarning, InvalidInput, payload_size
 from dagc.policies import POLICIES, Allocated, Method, Plan, Report, Situation
 from dagc.policies.allocated import most_bytes, worth_a_frame
+from dagc.policies.plan import level_bytes, local_steps_bytes, usual_bytes
 from dagc.training import Config, Federation, iterate
 
 NAMES = [f"client {i}" for i in range(10)]
@@ -213,3 +214,14 @@ def test_what_a_frame_is_worth_and_what_it_can_use():
     assert worth_a_frame(Plan(method="power", bytes=13, values="sign", overhead=0.125), 7850) == 37
     assert most_bytes(Plan(caps={"ann": 0.01}), 1000, "ann") == 40
     assert most_bytes(Plan(), 1000, "bob") == 2064
+
+
+def test_what_follows_from_a_plan():
+    assert (usual_bytes(7850), level_bytes(7850), local_steps_bytes(7850)) == (44, 785, 3140)
+    assert (usual_bytes(236_000), level_bytes(236_000), local_steps_bytes(236_000)) == (243, 9716, 38864)
+    thrifty = Plan(method="thrifty", bytes=64)
+    assert thrifty.for_size(7850).values == "sign"
+    shares = thrifty.replaced(down=64).down_share(0.02), thrifty.down_share(0.02), Plan().down_share(0.04)
+    assert shares == (0.02, 0.125, 0.2)
+    downward = Plan(method="dagc-r", bytes=64, values="sign", down="same").downward()
+    assert downward.changed() == {"method": "top-k", "bytes": 64, "values": "sign"}

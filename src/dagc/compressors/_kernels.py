@@ -116,11 +116,9 @@ def _extract(words, sums, first, indices, values, taken):
 def collect(gradient, residual, out, stream, first, threshold, cursor, indices, values):
     """Continue from the cursor to the end of this part of the vector (False), or until the buffer is full (True).
 
-    `gradient`, `residual` and `out` are the part that begins at entry `first` of the whole vector. The cursor is:
-    position in the whole vector, number of entries found, and the highest key so far.
-    Invariant: before the cursor's position, `out` holds residual + gradient, with zero for what was found. Found is
-    every entry whose key is at least the threshold, in ascending order.
-    If `residual` and `out` are None, the entries are the gradient's own and nothing is written.
+    The part begins at entry `first` of the whole vector. The cursor is: position in the whole vector, number of entries
+    found, and the highest key so far. Before that position, `out` holds residual + gradient, with zero for what was
+    found: every entry whose key is at least the threshold, ascending. Without `out`, they are the gradient's own.
     """
     buffer = np.empty(2 * BLOCK + U(LINE), np.float32)
     begin = U((-buffer.ctypes.data % 64) // 4)
@@ -161,9 +159,8 @@ def collect(gradient, residual, out, stream, first, threshold, cursor, indices, 
 def keep(indices, values, smallest, equal, to_indices, to_values, out):
     """Copy the entries whose key is above `smallest`, and the first `equal` of those equal to it.
 
-    The others go back to `out`, if there is one, and `indices` and `values` are overwritten. `to_indices` and
-    `to_values` need room for one entry more than are kept. Each entry is written to both places and only one of them
-    is advanced, which is faster than a branch that cannot be predicted.
+    The others go back to `out`, if there is one. Each entry is written to both places, so that each needs room for one
+    more, and only one of them is advanced: that is faster than a branch that cannot be predicted.
     """
     bound = np.int32(smallest)  # the least key to keep: one more after the last equal one
     kept, dropped = U(0), U(0)

@@ -33,12 +33,7 @@ EXAMPLES = {"ratio": "ratio 0.001", "threshold": "threshold 0.05"}
 
 
 def usual_bytes(size: int) -> float:
-    """The default budget of methods that count entries: half the square root of the model's size, at least 8.
-
-    Example:
-        >>> usual_bytes(7850), level_bytes(7850), local_steps_bytes(7850)
-        (44.0, 785.0, 3140.0)
-    """
+    """The default budget of methods that count entries: half the square root of the model's size, at least 8."""
     return max(8.0, float(round(0.5 * math.sqrt(size))))
 
 
@@ -243,12 +238,7 @@ class Plan(ClientPlan):
         return {name: value for name, value in self.as_dict().items() if name == "method" or value != usual[name]}
 
     def for_size(self, size: int) -> Self:
-        """The same plan for a model of that many entries, with every "auto" and default resolved.
-
-        Example:
-            >>> Plan(method="thrifty", bytes=64).for_size(7850).values
-            'sign'
-        """
+        """The same plan for a model of that many entries, with every "auto" and default resolved."""
         for name, cap in self.caps.items():
             if most_entries(cap, size) < 1:
                 raise InvalidInput(f"caps: the cap {cap:g} of {name!r} is below one entry of {size}: raise it")
@@ -281,12 +271,7 @@ class Plan(ClientPlan):
         return self.method_spec.make(self.for_size(size), size)
 
     def downward(self) -> Self | None:
-        """The server's plan for what it sends, as if it were a client; None if the downlink is lossless.
-
-        Example:
-            >>> Plan(method="dagc-r", bytes=64, values="sign", down="same").downward().changed()
-            {'method': 'top-k', 'bytes': 64, 'values': 'sign'}
-        """
+        """The server's plan for what it sends, as if it were a client; None if the downlink is lossless."""
         if self.lossless:
             return None
         encodes, same = self.method_spec.encodes, self.down == "same"
@@ -302,11 +287,6 @@ class Plan(ClientPlan):
         costs the budget. But where clients come rarely, their model would hardly move. With "same", a round has at
         least an eighth of the budget, with `dagc` the square root of the fraction: broadcasts that carry too little
         cost accuracy. A rate is an allowance, and has no such minimum.
-
-        Example:
-            >>> thrifty = Plan(method="thrifty", bytes=64)
-            >>> thrifty.replaced(down=64).down_share(0.02), thrifty.down_share(0.02), Plan().down_share(0.04)
-            (0.02, 0.125, 0.2)
         """
         if self.down != "same" or self.rate is not None:
             return share

@@ -46,14 +46,9 @@ def make_rate(text: str) -> Rate:
 class Account(Stateful):
     """What has been earned and spent of a budget in bytes. It never goes below 0.
 
-    Every client that takes part in a round earns its share. `Account.balance` is what all clients together may spend
-    in a round; it is bounded. The most that an order may cost is spent when it is given: an upload that never arrives
-    may still have been sent. What an upload did not use is refunded.
-
-    Args:
-        bytes: Per client and round, if given.
-        rate: Per client over time, if given.
-        rounds: How many rounds a training has, for a rate per training.
+    Every client that takes part in a round earns its share: bytes per round, or a rate over time, or both. What all
+    clients together may spend in a round, `Account.balance`, is bounded. The most that an order may cost is spent when
+    it is given: an upload that never arrives may still have been sent. What an upload did not use is refunded.
 
     Example:
         >>> account = Account(bytes=20)

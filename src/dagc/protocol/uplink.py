@@ -41,16 +41,6 @@ class Uplink(Stateful):
         plan: What clients must know, `Plan.for_clients`.
         shapes: The shapes of the model's tensors; a number stands for a vector of that length.
         device: Where the gradients are.
-
-    Example:
-        >>> from dagc.policies import Plan
-        >>> uplink = Uplink(Plan().for_clients(), [6])
-        >>> order = Order(round=1, amount=2)
-        >>> uplink.upload(torch.tensor([1.0, 5.0, 2.0, -3.0, 0.0, 0.5]), order).update.indices
-        array([1, 3])
-        >>> uplink.settle(accepted_round=0)                      # the server never received it
-        >>> uplink.feedback.residual
-        tensor([ 1.0000,  5.0000,  2.0000, -3.0000,  0.0000,  0.5000])
     """
 
     FITS = "this client"
