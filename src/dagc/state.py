@@ -220,7 +220,6 @@ class Stateful:
 
     FITS = "this part"
     """What a state must fit, for errors."""
-
     STATE: Mapping[str, Check] = fields()
     """For each attribute that is saved, the check of what a file holds, where names have no leading underscore."""
 

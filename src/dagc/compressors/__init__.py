@@ -161,9 +161,8 @@ def _guess(vector: torch.Tensor, count: int) -> int | torch.Tensor:
 def per_tensor(within: Compressor, sizes: Sequence[int]) -> Compressor:
     """Wrap a compressor so that it selects within each of consecutive tensors of these sizes.
 
-    A number of entries is divided in proportion to the sizes, by largest remainder, with one for each tensor at least:
-    otherwise a bias would never be sent. Fewer entries than tensors are selected among all. A threshold is the same for
-    all.
+    A number of entries is divided in proportion to the sizes, with one for each tensor at least: otherwise a bias would
+    never be sent. Fewer entries than tensors are selected among all. A threshold is the same for all.
 
     Example:
         >>> per_tensor(top_k, [2, 4])(torch.tensor([0.1, 0.2, 9.0, 8.0, 7.0, 6.0]), 3).indices

@@ -74,21 +74,17 @@ def best_broadcast(
 class EntryBroadcasts(Stateful):
     """Broadcasts of the largest entries, as clients send them."""
 
-    STATE = fields(_memory=nested, _restart=flag)
+    STATE = fields(_memory=nested, restart=flag)
 
     def __init__(self, plan: Plan, shapes: Shapes) -> None:
         self._values, self._shapes = plan.values, shapes
         self._select = per_tensor(top_k, sizes_of(shapes)) if plan.per_tensor else top_k
         self._memory = Memory(shapes, signs=plan.values == "sign") if plan.frames == "coded" else None
-        self._restart = False  # whether a client that reads the next broadcast has skipped some
+        self.restart = False  # whether a client that reads the next broadcast has skipped some: coding starts again
 
     def checks(self) -> dict[str, Check]:
         coded = self._memory is not None
         return {**super().checks(), "_memory": partial(Memory.restored, self._shapes) if coded else nested(None)}
-
-    def skipped(self) -> None:
-        """A client that reads the next broadcast does not remember those before it: coding starts again."""
-        self._restart = True
 
     def broadcast(self, difference: torch.Tensor, entries: int, stamp: int) -> tuple[bytes, Update]:
         """The frame with the largest entries, empty if all are zero; and the update that it holds."""
@@ -97,9 +93,9 @@ class EntryBroadcasts(Stateful):
             return b"", Update.empty(sparse.size)
         sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, self._values))
         memory = self._memory
-        if memory is not None and self._restart:
+        if memory is not None and self.restart:
             memory.reset()
-        self._restart = False
+        self.restart = False
         frame = encode(sparse, self._values, round=stamp, memory=memory)
         if memory is not None and (is_coded(frame) or memory.frames):
             memory.learn(sparse)

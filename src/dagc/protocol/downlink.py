@@ -1,7 +1,6 @@
 """The downlink: like a client, the server sends the largest entries of what the clients do not have yet."""
 
 import zlib
-from collections import OrderedDict
 from functools import partial
 
 import numpy as np
@@ -83,7 +82,7 @@ class Downlink(Stateful):
         """Nothing that was computed from the model is valid any more."""
         self._checksum: int | None = None
         self._visit: Download | None = None
-        self._kept: OrderedDict[int, Download] = OrderedDict()
+        self._kept: dict[int, Download] = {}
 
     @property
     def target(self) -> NDArray[np.float32]:
@@ -147,15 +146,16 @@ class Downlink(Stateful):
 
     def since(self, version: int) -> Download:
         """The download for a client with this version; -1 if it has none."""
-        if version not in self._kept:
+        download = self._kept.pop(version, None)
+        if download is None:
             if self._checksum is None:
                 self._checksum = checksum(self.model)
             since, steps, frame = self._cheapest(version)
-            self._kept[version] = Download(since, self.version, self._checksum, steps, frame)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(version)
-        return self._kept[version]
+            download = Download(since, self.version, self._checksum, steps, frame)
+        self._kept[version] = download  # the last one
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+        return download
 
     def visit(self) -> Download:
         """The model for a client that comes rarely: rounded so that it is off by no more than two usual updates."""
@@ -170,10 +170,10 @@ class Downlink(Stateful):
         return self._visit
 
     def note_download(self, download: Download) -> None:
-        """Note that a client with this download reads the next broadcasts."""
+        """Note that a client with this download reads the next broadcasts, perhaps without those before."""
         skips = download.since != download.version and not download.steps
         if skips and self.budgeted is not None and self.budgeted.entries is not None:
-            self.budgeted.entries.skipped()
+            self.budgeted.entries.restart = True
 
     def _cheapest(self, version: int) -> tuple[int, int, bytes]:
         """The version it builds on, the number of steps, and the frame."""
