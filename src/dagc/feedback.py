@@ -20,8 +20,7 @@ from dagc.wire.values import value_codec
 if TYPE_CHECKING:  # its kernels compile when they are imported
     from dagc.updates import Update
 
-SMALLEST_CLIP = 2.0**-126
-"""The smallest normal float32: below it, values cannot be scaled down with any precision."""
+SMALLEST_CLIP = 2.0**-126  # the smallest normal float32: below it, values cannot be scaled down with any precision
 CLIP_ATTEMPTS = 16
 """How often values are scaled down before nothing is sent. Each value codec needs one or two."""
 

@@ -28,15 +28,12 @@ Check = Callable[[Any], Any]
 T = TypeVar("T")
 MISFITS = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError)
 """What loading a state raises that is not one."""
-META = "dagc"
-"""The one entry of the header's metadata."""
+META = "dagc"  # the one entry of the header's metadata
 MARK = "$"
 ARRAY = f"{MARK}array"
 """Stands for an array in the JSON; its value is the tensor's name. A state's own keys get a second `MARK`."""
-BLOCK = 1 << 15
-"""Bytes that `checksum` adds up before it computes a CRC."""
-LARGEST_HEADER = 100_000_000
-"""The largest header that safetensors itself accepts, in bytes."""
+BLOCK = 1 << 15  # bytes that `checksum` adds up before it computes a CRC
+LARGEST_HEADER = 100_000_000  # the largest header that safetensors itself accepts, in bytes
 TYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip

@@ -15,8 +15,7 @@ from dagc.sparse import Sparse
 
 STREAM_FROM = 1 << 21
 """From this many entries on, sums are written past the cache, where they would not stay until the next step."""
-SPARE = 1 << 13
-"""Room for this many entries more than expected."""
+SPARE = 1 << 13  # room for this many entries more than expected
 INDEX, KEY, VALUE = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float32)
 
 Indices = NDArray[np.int64]

@@ -16,18 +16,14 @@ from dagc._numba import inlined, kernel
 from dagc.compressors._vector import MAGNITUDE
 
 U = np.uint64
-BLOCK = U(256)
-"""Entries that are added and compared together, without a branch."""
-SLACK = int(BLOCK) + 4
-"""Entries that must be free in a buffer before each block: extraction writes four at a time."""
+BLOCK = U(256)  # entries that are added and compared together, without a branch
+SLACK = int(BLOCK) + 4  # entries that must be free in a buffer before each block: extraction writes four at a time
 FIRST_BITS = U(0x0102040810204080)
 """Times a word of eight booleans: moves one bit of each into the highest byte, in order."""
-DE_BRUIJN = U(0x03F79D71B4CB0A89)
-"""Times a power of two: the highest six bits differ for each power."""
+DE_BRUIJN = U(0x03F79D71B4CB0A89)  # times a power of two: the highest six bits differ for each power
 POSITIONS = np.array([int(DE_BRUIJN) * (1 << i) % (1 << 64) >> 58 for i in range(64)]).argsort().astype(np.uint8)
 """The power of two, by these six bits."""
-LINE = 16
-"""float32 values per cache line."""
+LINE = 16  # float32 values per cache line
 
 
 @intrinsic

@@ -25,12 +25,9 @@ class Adding(NamedTuple):
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
 """All bits of a float32 but its sign: these keys sort like magnitudes, with infinity and NaN above all numbers."""
-INFINITE = 0x7F800000
-"""The lowest key that is not a finite number."""
-PIECE = 1 << 19
-"""How many entries are searched together in CPU memory: their keys stay in the cache."""
-GROUP = 8
-"""Neighbors that are sampled together: they are mostly in one cache line."""
+INFINITE = 0x7F800000  # the lowest key that is not a finite number
+PIECE = 1 << 19  # how many entries are searched together in CPU memory: their keys stay in the cache
+GROUP = 8  # neighbors that are sampled together: they are mostly in one cache line
 
 
 def tensors(gradient: Gradient) -> list[torch.Tensor]:

@@ -13,12 +13,9 @@ from dagc.policies.policy import Situation
 from dagc.state import Stateful, fields, finite, named
 from dagc.wire import payload_size
 
-LEAST = 16
-"""The fewest bytes that are worth a frame; a client whose share is smaller saves it up."""
-EXPONENT = 2 / 3
-"""Of a client's share of the data: with this one, equal bytes reach an accuracy in the fewest rounds."""
-DENSE = 2
-"""The most bytes per entry that a frame can use."""
+LEAST = 16  # the fewest bytes that are worth a frame; a client whose share is smaller saves it up
+EXPONENT = 2 / 3  # of a client's share of the data: with this one, equal bytes reach an accuracy in the fewest rounds
+DENSE = 2  # the most bytes per entry that a frame can use
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -17,12 +17,10 @@ from dagc.updates import encode_dense
 from dagc.wire import encode
 from dagc.wire.shapes import Shapes
 
-KEPT = 4
-"""How many downloads are cached for clients with the same version; each may be as large as the model."""
+KEPT = 4  # how many downloads are cached for clients with the same version; each may be as large as the model
 ROUNDED = 2
 """A visitor's model is off by at most so many times what the last round moved; with 4, training ends a little lower."""
-ROW = BLOCK // 4
-"""Entries in a row of the table that `checksum` sums up."""
+ROW = BLOCK // 4  # entries in a row of the table that `checksum` sums up
 
 
 def checksum(model: NDArray[np.float32]) -> int:

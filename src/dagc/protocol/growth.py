@@ -11,14 +11,11 @@ from numpy.typing import NDArray
 from dagc.state import Stateful, fields, flag, like
 
 log = getLogger("dagc.protocol")
-EVERY = 20
-"""Uploads between two looks: the norms of all tensors take about as long as adding two vectors."""
+EVERY = 20  # uploads between two looks: the norms of all tensors take about as long as adding two vectors
 LARGER = 100.0
 """What is left is suspicious from this many usual updates on. `tests/protocol/test_growth.py` has what is usual."""
-FASTER = 1.1
-"""And if it has grown by this factor since the look before."""
-LOOKS = 3
-"""So many looks in a row."""
+FASTER = 1.1  # and if it has grown by this factor since the look before
+LOOKS = 3  # so many looks in a row
 
 
 class Growth(Stateful):

@@ -13,14 +13,10 @@ BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
 """Names of buffers. A running variance sent in parts would turn negative, and the loss NaN."""
 BEST = "best"
 """Instead of a compressor's name: the encoder chooses what carries most, and the amount is a number of bytes."""
-STAMPS = 1 << 21
-"""Frames carry the round modulo this, so that their length is bounded however long the training."""
-MOST = 2.0**100
-"""No honest order has a larger number."""
-MOST_ROUNDS = 1 << 48
-"""No training has this many rounds: an order beyond it is damaged or forged."""
-MOST_VERSIONS = 1 << 31
-"""No model changes this often: a server keeps versions in 32 bits."""
+STAMPS = 1 << 21  # frames carry the round modulo this, so that their length is bounded however long the training
+MOST = 2.0**100  # no honest order has a larger number
+MOST_ROUNDS = 1 << 48  # no training has this many rounds: an order beyond it is damaged or forged
+MOST_VERSIONS = 1 << 31  # no model changes this often: a server keeps versions in 32 bits
 
 
 class Order(NamedTuple):

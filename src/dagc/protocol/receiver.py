@@ -14,10 +14,8 @@ from dagc.updates import decode_update
 from dagc.wire import decode, is_coded, payload_size
 from dagc.wire.shapes import Shapes
 
-RECENT = 100
-"""How many recent norms `Plan.norm_bound` takes the median of."""
-LARGEST = 2.0**100
-"""No value of an honest upload is larger, and sums of smaller ones do not overflow."""
+RECENT = 100  # how many recent norms `Plan.norm_bound` takes the median of
+LARGEST = 2.0**100  # no value of an honest upload is larger, and sums of smaller ones do not overflow
 
 
 class Receiver(Stateful):

@@ -10,10 +10,8 @@ from typing import Any
 from dagc.errors import InvalidInput, shown, unknown
 from dagc.state import Stateful, fields, finite, instance, plain, text, whole
 
-SMOOTHING = 0.5
-"""The weight of one round in the running number of rounds between visits."""
-RARER = 8
-"""The downlink's budget for a round is at least this part of what clients that come back allow."""
+SMOOTHING = 0.5  # the weight of one round in the running number of rounds between visits
+RARER = 8  # the downlink's budget for a round is at least this part of what clients that come back allow
 MOST_EXAMPLES = 1 << 53
 
 

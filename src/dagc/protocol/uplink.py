@@ -26,10 +26,8 @@ from dagc.wire.shapes import Shapes, sizes_of
 
 PIECE = 1 << 14
 """Entries per partial sum of a norm: few enough for float32, and as float64 they fit into a core's own cache."""
-CLIPPED = 4
-"""How often a vector is scaled for its frame to be within the bound of its norm, before nothing is sent."""
-TINY, HUGE = 1e-28, 1e30
-"""Between them, a sum of squares in float32 is far from both ends of its range."""
+CLIPPED = 4  # how often a vector is scaled for its frame to be within the bound of its norm, before nothing is sent
+TINY, HUGE = 1e-28, 1e30  # between them, a sum of squares in float32 is far from both ends of its range
 
 
 class Uplink(Stateful):
