@@ -36,12 +36,7 @@ def relative(allocator: str, about: str, compressor: str = "top-k") -> Method:
 
 def absolute(allocator: str, about: str) -> Method:
     """A method that gives each client a threshold."""
-    make = partial(Allocated, allocator=allocator, compressor="hard-threshold")
-    return Method(("threshold",), make, about=about)
-
-
-def _power(plan: Plan, size: int) -> Policy:
-    return Allocated(plan, size, "power", "top-k" if plan.threshold is None else "hard-threshold")
+    return Method(("threshold",), partial(Allocated, allocator=allocator), about=about)
 
 
 _UNCOMPRESSED = {"values": "fp32", "frames": "compact"}
@@ -64,14 +59,12 @@ POLICIES |= {
         defaults=_DAGC,
         encodes=True,
     ),
-    "thrifty": Method(
-        IN_ENTRIES,
-        _power,
-        waits=True,
-        about="the fewest bytes to a first useful model: signs by data, coded frames, waiting, step-ahead, both ways",
-        defaults=_THRIFTY,
-    ),
+    "thrifty": relative(
+        "power", "the fewest bytes to a first useful model: signs by data, coded frames, waiting, step-ahead, both ways"
+    )._replace(defaults=_THRIFTY),
     "dagc-r": relative("dagc-r", "entries by data: Algorithm 2 of the paper"),
     "dagc-a": absolute("dagc-a", "thresholds by data: Algorithm 3 of the paper"),
-    "power": Method((*IN_ENTRIES, "threshold"), _power, waits=True, about="in proportion to (share of data)^exponent"),
+    "power": relative("power", "in proportion to (share of data)^exponent")._replace(
+        budgets=(*IN_ENTRIES, "threshold")
+    ),
 }
