@@ -11,7 +11,6 @@ not lossless. A budget of the user's is kept as it is.
 """
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from dagc.errors import BudgetWarning
@@ -37,13 +36,6 @@ class Extras:
         self.allowed = plan.method_spec.encodes and not plan.lossless and not plan.budgets_set
         self._plan, self._size, self._momentum = plan, size, momentum
         self._starved = 0  # rounds in a row
-
-    def visits(self, gap: float, away: int, is_cheaper: Callable[[], bool]) -> bool:
-        """Whether a client visits that was away for so many rounds, where `gap` rounds are typical.
-
-        `is_cheaper` says whether the rounded model takes fewer bytes than catching up.
-        """
-        return self.allowed and (gap > VISIT_AFTER or (away > VISIT_AFTER and is_cheaper()))
 
     def visitor_upload(self, name: str) -> tuple[int, float]:
         """The most bytes of a visitor's upload, and the share of the energy that is enough."""

@@ -11,7 +11,7 @@ from dagc.errors import Diverged, InvalidInput, MalformedPayload
 from dagc.policies import Plan
 from dagc.protocol.budget import Budget
 from dagc.protocol.downlink import Downlink
-from dagc.protocol.extras import Extras
+from dagc.protocol.extras import VISIT_AFTER, Extras
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.protocol.receiver import Receiver
 from dagc.protocol.roster import Member, Roster
@@ -211,11 +211,13 @@ class ModelServer(Server):
             self.downlink.note_download(download)
 
     def _is_visit(self, member: Member) -> bool:
-        def is_cheaper() -> bool:
-            return len(self.downlink.visit().frame) < len(self.downlink.since(member.model_version).frame)
-
         away = self.round + 1 - member.last_round if member.last_round else 0
-        return self.extras.visits(self.roster.gap, away, is_cheaper)
+        if not self.extras.allowed or max(self.roster.gap, away) <= VISIT_AFTER:
+            return False
+        downlink = self.downlink
+        return self.roster.gap > VISIT_AFTER or (
+            len(downlink.visit().frame) < len(downlink.since(member.model_version).frame)
+        )
 
     def _answered(self, name: str, order: Order) -> None:
         if order.visit:
