@@ -93,8 +93,7 @@ def allocate(
     rule = _rule(method, exponent, "ratios" if threshold is None else "thresholds")
     present = np.flatnonzero(weight > 0)
     order = present[np.argsort(-weight[present], kind="stable")]  # largest first, sorted once for every rule
-    scaled = weight[order] / weight.max()  # the sum of huge weights would overflow
-    shares: Array = np.maximum(scaled / scaled.sum(), np.finfo(np.float64).tiny)
+    shares = _shares(weight[order])
     result = np.full(len(weight), 0.0 if threshold is None else np.inf)
     if threshold is not None:
         if caps is not None:
@@ -302,3 +301,8 @@ def _checked_caps(caps: ArrayLike | None, n: int) -> Array:
     if len(wrong):
         raise InvalidInput(f"client {wrong[0]} has cap {cap[wrong[0]]}: a cap is above 0 and at most 1")
     return cap
+
+
+def _shares(weight: Array) -> Array:
+    scaled = weight / weight.max()  # the sum of huge weights would overflow
+    return np.asarray(np.maximum(scaled / scaled.sum(), np.finfo(np.float64).tiny))
