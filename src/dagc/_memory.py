@@ -4,6 +4,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 SMALL = 1 << 19
@@ -59,6 +60,12 @@ class Pool:
                 return np.asarray(_Lease(block, shelf, count, dtype))
             shelf.appendleft(block)  # too small: to the end where blocks are dropped
         return np.asarray(_Lease(_new(size), shelf, count, dtype))
+
+    def vector(self, size: int, device: Any = "cpu") -> torch.Tensor:
+        """A float32 vector with arbitrary content, on any device."""
+        if torch.device(device).type != "cpu":
+            return torch.empty(size, dtype=torch.float32, device=device)
+        return torch.from_numpy(self.take(size, np.dtype(np.float32)))
 
     def release(self) -> int:
         """Free all blocks that are not in use, and return how many bytes that were."""

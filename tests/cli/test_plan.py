@@ -9,7 +9,7 @@ from dagc import InvalidInput, Plan
 from dagc.cli import app
 from dagc.cli.options import amount
 from dagc.estimate import estimate
-from dagc.policies.defaults import level_bytes, usual_bytes
+from dagc.policies.plan import level_bytes, usual_bytes
 from dagc.training import Config, Federation
 
 

@@ -14,7 +14,7 @@ from dagc.ddp.replica import Replica, tensor_checksum
 from dagc.ddp.resume import Choice, State, candidates, check_content, reading, send_model_to_newcomers
 from dagc.errors import DagcError, InvalidInput
 from dagc.policies import Plan
-from dagc.policies.defaults import level_bytes, local_steps_bytes
+from dagc.policies.plan import level_bytes, local_steps_bytes
 from dagc.settings import Setting
 
 HEAD = Struct("<Idd")  # before every frame: the shared model's checksum, seconds since the start and per local step

@@ -11,15 +11,12 @@ not lossless. A budget of the user's is kept as it is.
 """
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from dagc.errors import BudgetWarning
 from dagc.policies import Plan
-from dagc.policies.shares import most_bytes
+from dagc.policies.allocated import most_bytes
 from dagc.protocol.roster import Member
-
-__all__ = ["FIRST_TIMES", "VISIT_AFTER", "Extras"]
 
 FIRST_SHARE, FIRST_TIMES, FIRST_BROADCASTS = 0.95, 8, 4
 VISIT_AFTER = 8
@@ -33,28 +30,12 @@ MOMENTUM_SHARE, STARVED_ROUNDS = 0.4, 5
 
 
 class Extras:
-    """What a plan allows beyond its budget.
-
-    Args:
-        plan: The plan as the user gave it.
-        size: The number of entries of the model.
-        momentum: Whether the server moves its model with momentum.
-    """
+    """What a plan, as the user gave it, allows beyond its budget; and if the server's model moves with momentum."""
 
     def __init__(self, plan: Plan, size: int, momentum: bool = False) -> None:
         self.allowed = plan.method_spec.encodes and not plan.lossless and not plan.budgets_set
         self._plan, self._size, self._momentum = plan, size, momentum
         self._starved = 0  # rounds in a row
-
-    def visits(self, gap: float, away: int, is_cheaper: Callable[[], bool]) -> bool:
-        """Whether a client visits in this round.
-
-        Args:
-            gap: For how many rounds clients are typically away.
-            away: For how many rounds this one was.
-            is_cheaper: Whether the rounded model takes fewer bytes than catching up.
-        """
-        return self.allowed and (gap > VISIT_AFTER or (away > VISIT_AFTER and is_cheaper()))
 
     def visitor_upload(self, name: str) -> tuple[int, float]:
         """The most bytes of a visitor's upload, and the share of the energy that is enough."""
@@ -73,11 +54,7 @@ class Extras:
         return FIRST_SHARE if version < FIRST_BROADCASTS else MOMENTUM_SHARE if self._momentum else 0.0
 
     def warn_if_starved(self, carried: float | None) -> None:
-        """Warn once if broadcasts carry too little of what the model has moved with momentum.
-
-        Args:
-            carried: The share of the energy that the last broadcast carried; None if that is not known.
-        """
+        """Warn once if broadcasts, of which the last carried this share, carry too little for momentum."""
         low = self._momentum and carried is not None and carried < 0.9 * MOMENTUM_SHARE
         self._starved = self._starved + 1 if low else 0
         if self._starved == STARVED_ROUNDS:

@@ -16,9 +16,8 @@ from dagc.draws import scramble
 from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
 from dagc.policies import Plan
-from dagc.policies.rate import finite
 from dagc.protocol import ModelServer, Order, Replica, Server, Uplink, Upload
-from dagc.state import all_or_nothing, whole
+from dagc.state import all_or_nothing, finite, whole
 from dagc.training.config import Config
 from dagc.training.custom import Custom, check_rounds, fit_to_data
 from dagc.training.gradients import Gradients, Traits, sharing, try_out
