@@ -126,7 +126,7 @@ class Setting:
         near = get_close_matches(value[:100], self.words, n=1) if isinstance(value, str) else []
         guess = f"did you mean {near[0]!r}? It" if near else "it"
         kinds = ["text"] if self.kind == "text" and not self.words else []
-        kinds += [self.limits] if self.kind in NAMES else []
+        kinds += [self.limits + ", or bytes with a unit, e.g. 16 kB" * self.in_bytes] if self.kind in NAMES else []
         *some, last = [*self.words, *kinds]
         accepted = f"{', '.join(some)} or {last}" if some else last
         value_text = f"{value:g}" if isinstance(value, float) else shown(value)

@@ -47,11 +47,12 @@ def own_steps(settings, rounds):
         for i, size in enumerate(partition.sizes):
             client = models.build("logistic", digits)
             torch.nn.utils.vector_to_parameters(vector.detach().clone(), client.parameters())
-            own = torch.optim.SGD(
+            options = {"momentum": settings.client_momentum} if settings.client_optimizer == "SGD" else {}
+            own = getattr(torch.optim, settings.client_optimizer)(
                 client.parameters(),
                 lr=settings.learning_rate * linear,
-                momentum=settings.client_momentum,
                 weight_decay=settings.client_weight_decay,
+                **options,
             )
             steps = settings.local_steps
             if settings.epochs is not None:
@@ -82,9 +83,12 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("steps", [{"local_steps": 4}, {"epochs": 1.5}])
+ADAMW = {"client_optimizer": "AdamW", "client_momentum": 0.0, "learning_rate": 0.01}
+
+
+@pytest.mark.parametrize("steps", [{"local_steps": 4}, {"epochs": 1.5}, {"local_steps": 4, **ADAMW}])
 def test_local_steps_are_those_of_torchs_optimisers(steps):
-    settings = config("none", rounds=5, **STEPS, **steps)
+    settings = config("none", rounds=5, **{**STEPS, **steps})
     with threads(1):
         expected = own_steps(settings, settings.rounds)
     assert torch.equal(final(settings)[0].vector, expected)

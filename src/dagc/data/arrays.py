@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from dagc.data.assemble import Samples, numbered
 from dagc.data.dataset import IGNORED
@@ -27,6 +27,8 @@ def read_object(
     data: Any, whose: str = "data", label: str | None = None, client: str | None = None, objective: str = "auto"
 ) -> Samples | Table:
     """What one object holds; columns become samples once those of all clients are known."""
+    if isinstance(data, DataLoader):
+        data = data.dataset
     if isinstance(data, TensorDataset):
         data = data.tensors
     elif (columns := columns_of(data, whose)) is not None:
@@ -83,7 +85,8 @@ def _array(value: Any) -> NDArray[Any]:
         array[:] = value
         same = isinstance(value[0], list) and len(set(map(len, value))) == 1
         return np.array(value) if same else array
-    return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+    array = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+    return array if array.flags.writeable else array.copy()  # pandas protects its own; torch warns about such
 
 
 def _from_columns(
@@ -159,6 +162,8 @@ def _pair(x: Any, y: Any, whose: str, objective: str) -> Samples:
     """Samples and what to predict for them."""
     target = _array(y)
     target = target[:, 0] if hasattr(y, "columns") and target.ndim == 2 and target.shape[1] == 1 else target
+    if hasattr(x, "to_frame") and not _nested(_array(x)):
+        x = x.to_frame()  # a series is a single column
     if (columns := columns_of(x, whose)) is not None and not is_batch(x):
         if len(target) != len(next(iter(columns.values()), ())):
             raise InvalidInput(f"{whose} has {len(target)} labels for another number of rows: give equally many")

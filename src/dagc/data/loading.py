@@ -120,7 +120,8 @@ def _read(data: Any, whose: str, columns: tuple[str | None, str | None, str]) ->
     parts = {}
     for key, piece in pieces.items():
         if isinstance(piece, Mapping) and not is_batch(piece):
-            raise InvalidInput(f"client {key!r} has a mapping: give one piece of data, such as a tuple (x, y)")
+            words = "give one piece of data, such as a tuple (x, y), or rows as a data frame"
+            raise InvalidInput(f"client {key!r} has a mapping: {words}")
         whom = f"client {key!r}"
         parts[key] = _read(piece, whom, columns)[0] if not isinstance(piece, list) else read_object(piece, whom)
     return together(parts), None

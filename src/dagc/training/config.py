@@ -18,7 +18,7 @@ from dagc.models import MODELS
 from dagc.network import make_network
 from dagc.policies import Plan
 from dagc.settings import group
-from dagc.training.optimizer import ServerOptimizer
+from dagc.training.optimizer import ServerOptimizer, client_optimizer
 from dagc.training.schedule import SCHEDULES
 
 __all__ = ["IRRELEVANT", "OWN", "SOLUTION", "Config", "is_own"]
@@ -30,6 +30,8 @@ IRRELEVANT = ("threads", "data_dir", "checkpoint_every")
 SPLIT = ("clients", "skew_ratio", "label_alpha")
 """Settings of the default split of the data, which `partition` replaces."""
 _data, _training, _network, _run, _budget = map(group, ("Data", "Training", "Network", "Run", "Budget"))
+UNUSABLE = ("Optimizer", "LBFGS", "SparseAdam")
+"""Classes of `torch.optim` that need more than a gradient."""
 OBJECTIVES = ("auto", "classification", "regression", "next-token")
 
 
@@ -50,10 +52,12 @@ def _task(task: str) -> str:
 def _optimizer(name: str) -> str:
     kind = getattr(torch.optim, name, None)
     usable = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
-    if not usable or name in ("Optimizer", "LBFGS", "SparseAdam"):
-        raise InvalidInput(
-            f"optimizer is {shown(name)}: choose a class of torch.optim that only needs a gradient, e.g. SGD or Adam"
-        )
+    if not usable or name in UNUSABLE:
+        words = "choose a class of torch.optim that only needs a gradient, e.g. SGD or Adam"
+        kinds = [each for each in dir(torch.optim) if each[0].isupper() and each not in UNUSABLE]
+        lower = name.lower().removeprefix("fed")  # FedAdam is the server's Adam
+        known = next((each for each in kinds if each.lower() == lower), None)
+        raise InvalidInput(f"it is called {known}" if known else words)
     return name
 
 
@@ -124,6 +128,12 @@ class Config(Plan):
     local_steps: int = _training(1, "steps per round; above 1 the model difference is sent", "integer", least=1)
     epochs: float | None = _training(
         None, "passes of every client over its own data per round, instead of local steps", above=0, most=1e6
+    )
+    client_optimizer: str = _training(
+        "SGD",
+        "the optimizer of the clients' own steps: any class of torch.optim, new in every round",
+        "text",
+        parse=_optimizer,
     )
     client_momentum: float = _training(
         0.0, "momentum of the clients' own steps, reset in every round", least=0, below=1
@@ -245,13 +255,19 @@ class Config(Plan):
     def _check_steps(self) -> None:
         if self.epochs is not None and self.local_steps != 1:
             raise InvalidInput(f"epochs is {self.epochs:g} and local_steps {self.local_steps}: give one of them")
-        local = ("client_momentum", "client_weight_decay", "server_rate", "server_schedule")
+        local = ("client_optimizer", "client_momentum", "client_weight_decay", "server_rate", "server_schedule")
         idle = [name for name in local if getattr(self, name) != self.default(name)]
         if idle and not self.several_steps:
             raise InvalidInput(
                 f"{idle[0]} is {getattr(self, idle[0])!r}: with one local step clients send gradients, and only the "
                 "server takes a step, with learning_rate and schedule: leave it out, or raise local_steps"
             )
+        if self.client_momentum and self.client_optimizer != "SGD":
+            raise InvalidInput(f"client_momentum is for SGD, not for {self.client_optimizer}: leave one of them out")
+        try:
+            client_optimizer([torch.nn.Parameter(torch.zeros(1))], self.client_optimizer, 1.0, self.client_weight_decay)
+        except TypeError as error:
+            raise InvalidInput(f"client_weight_decay: torch.optim.{self.client_optimizer}: {error!s:.300}") from None
         if self.threshold is not None and self.schedule != "constant" and self.threshold_units != self.compressed:
             raise InvalidInput(
                 f"threshold_units is {self.threshold_units!r} and the {self.compressed} is compressed, but the "

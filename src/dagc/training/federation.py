@@ -90,7 +90,8 @@ class Federation:
         check_rounds(self._plan(), self.size, examples, config.rounds, config.participation)
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
-        own_steps = OwnSteps(config.local_steps, config.epochs, config.client_momentum, config.client_weight_decay)
+        decay, optimizer = config.client_weight_decay, config.client_optimizer
+        own_steps = OwnSteps(config.local_steps, config.epochs, config.client_momentum, decay, optimizer)
         traits = self._traits(batches)
         self.gradients = Gradients(
             self.model, batches, own_steps if config.several_steps else None, self.goal.loss, traits

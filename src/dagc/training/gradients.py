@@ -17,6 +17,7 @@ from dagc.data.fields import Inputs
 from dagc.draws import scramble
 from dagc.errors import InvalidInput
 from dagc.training.objective import Loss, classification_loss, forward, has_scores, scores_of
+from dagc.training.optimizer import client_optimizer
 
 __all__ = ["Computed", "Gradients", "OwnSteps", "Traits", "separate", "sharing", "try_out"]
 
@@ -29,19 +30,21 @@ DROPOUT = 3
 
 
 class OwnSteps(NamedTuple):
-    """The steps that a client takes by itself in a round: SGD, started afresh in every round.
+    """The steps that a client takes by itself in a round, with an optimizer that starts afresh in every round.
 
     Attributes:
         steps: The number of steps.
         epochs: Or the number of passes over its own data.
         momentum: The momentum within a round; nothing is carried over from the round before.
         weight_decay: As in `torch.optim.SGD`.
+        optimizer: A class of `torch.optim`.
     """
 
     steps: int = 1
     epochs: float | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
+    optimizer: str = "SGD"
 
     def of(self, examples: int, batch_size: int) -> int:
         """The number of steps of a client with that many examples.
@@ -195,6 +198,7 @@ class Gradients:
         before = [each.detach() for each in (self._parameters[0] if start is None else copy.deepcopy(parameters))]
         count = own_steps.of(int(self.batches.partition.sizes[client]), self.batches.batch_size)
         losses, moving = [], None
+        optimizer = client_optimizer(parameters, own_steps.optimizer, rate, own_steps.weight_decay)
         with self._drawing(round, client):
             for step in range(count):
                 ((x, y),) = self._batches(round * count + step, [client])
@@ -202,6 +206,11 @@ class Gradients:
                 self._check_shapes(model)
                 losses.append(float(loss.detach()))
                 steps = list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+                if optimizer is not None:
+                    for parameter, each in zip(parameters, steps, strict=True):
+                        parameter.grad = each
+                    optimizer.step()
+                    continue
                 if own_steps.weight_decay:
                     decay = own_steps.weight_decay
                     steps = [each.add(p.detach(), alpha=decay) for each, p in zip(steps, parameters, strict=True)]

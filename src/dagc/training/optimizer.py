@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["ServerOptimizer", "as_one_vector"]
+__all__ = ["ServerOptimizer", "as_one_vector", "client_optimizer"]
 
 
 def as_one_vector(model: nn.Module) -> torch.Tensor:
@@ -19,6 +19,16 @@ def as_one_vector(model: nn.Module) -> torch.Tensor:
         parameter.data = vector[start : start + parameter.numel()].view(parameter.shape)
         start += parameter.numel()
     return vector
+
+
+def client_optimizer(
+    parameters: list[nn.Parameter], name: str, rate: float, weight_decay: float
+) -> torch.optim.Optimizer | None:
+    """A client's optimizer for the steps of one round; None for SGD, which `Gradients` writes out."""
+    if name == "SGD":
+        return None
+    options = {"weight_decay": weight_decay} if weight_decay else {}  # otherwise torch's default
+    return getattr(torch.optim, name)(parameters, lr=rate, **options)  # type: ignore[no-any-return]
 
 
 class ServerOptimizer:
