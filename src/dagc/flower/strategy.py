@@ -79,6 +79,8 @@ class DataAware(Strategy):
         strategy_state: Collection[str] | None = None,
         **settings: Any,
     ) -> None:
+        if isinstance(strategy, DataAware):
+            raise InvalidInput("DataAware is given a DataAware: wrap the strategy once, with all settings")
         check_kind(strategy)
         check_keywords(run, whole, min_nodes, patience, budget_mb)
         self.strategy = strategy
