@@ -40,6 +40,21 @@ ELSEWHERE = {
     "--strategy": "write --method",
 }
 """What others call options."""
+# fmt: off
+FLAGS = (
+    "--augment", "--batch-size", "--bytes", "--caps", "--check", "--checkpoint-every", "--client",
+    "--client-momentum", "--client-optimizer", "--client-weight-decay", "--clients", "--clip", "--compute-seconds",
+    "--config", "--data-dir", "--device", "--down", "--downlink", "--epochs", "--evaluate-every", "--exponent",
+    "--failures", "--first-bits", "--first-model", "--frames", "--help", "--jobs", "--json", "--label",
+    "--label-alpha", "--late", "--learning-rate", "--local-steps", "--lr", "--method", "--methods", "--momentum",
+    "--most-examples", "--network", "--norm-bound", "--objective", "--optimizer", "--optimizer-options",
+    "--options", "--output", "--overhead", "--parameters", "--participation", "--partition", "--per-tensor",
+    "--rate", "--ratio", "--rounds", "--schedule", "--seed", "--seeds", "--server-rate", "--server-schedule",
+    "--sizes", "--skew-ratio", "--step-ahead", "--target", "--targets", "--tensorboard", "--threads", "--threshold",
+    "--threshold-units", "--title", "--uplink", "--values", "--version", "--verbose",
+)
+# fmt: on
+"""The options of all commands."""
 
 
 @contextmanager
@@ -85,6 +100,11 @@ def answered(words: Sequence[str]) -> int | None:
     for word in words[command + 1 :]:
         if (name := word.partition("=")[0]) in ELSEWHERE:
             print(f"error: No such option {name!r}: {ELSEWHERE[name]}.", file=sys.stderr)
+            return 2
+        if name.startswith("--") and name != "--" and name not in FLAGS:
+            near = get_close_matches(name, FLAGS, n=1)
+            guess = f" Did you mean {near[0]!r}?" if near else " Its command lists all with --help."
+            print(f"error: No such option {name!r}.{guess}", file=sys.stderr)
             return 2
     if words[command : command + 1] == ["plan"] and any("@" in word for word in words[command + 1 : command + 2]):
         print("error: plan takes no task, only the model's size, e.g. --parameters 1.5M.", file=sys.stderr)
