@@ -306,7 +306,7 @@ def test_what_cannot_work_is_refused_with_words(given, says):
 def test_a_named_model_takes_data_of_ones_own():
     result = train(model="mlp", data=DATA, rounds=3)
     assert result.model.state_dict().keys() == train(task="mlp@digits", rounds=1).model.state_dict().keys()
-    with pytest.raises(InvalidInput, match=r"give an nn\.Module, or name one of ours with data= and no task"):
+    with pytest.raises(InvalidInput, match="name one of ours with data= and no task"):
         train(model="mlp", rounds=3)
     with pytest.raises(InvalidInput, match="the model is given without its keyword: write model=…, data=…"):
         train(made("plain"), DATA, rounds=3)

@@ -95,7 +95,7 @@ def iterate(
     if config is not None and settings:
         raise InvalidInput(f"config is given, and so is {next(iter(settings))}: put it into the Config")
     config, custom = customize(config or Config(**settings), model, data, test, partition, loss, metric)
-    return Training(Federation(config, custom), output, [callbacks] if callable(callbacks) else callbacks)  # type: ignore[list-item]
+    return Training(Federation(config, custom), output, [callbacks] if callable(callbacks) else callbacks)
 
 
 def _called_like(other: Callable[P, Any]) -> Callable[[Callable[..., Result]], Callable[P, Result]]:
