@@ -95,7 +95,8 @@ class Setting:
     def _wrong(self, name: str, value: Any) -> InvalidInput:
         near = get_close_matches(value[:100], self.words, n=1) if isinstance(value, str) else []
         guess = f"did you mean {near[0]!r}? It" if near else "it"
-        *some, last = [*self.words, *([self.limits] if self.kind in NAMES else [])] or ["text"]
+        limits = [self.limits + ", or bytes with a unit, e.g. 16 kB" * self.in_bytes] if self.kind in NAMES else []
+        *some, last = [*self.words, *limits] or ["text"]
         either = f"{', '.join(some)} or {last}" if some else last
         value_text = f"{value:g}" if isinstance(value, float) else shown(value)
         return InvalidInput(f"{name} is {value_text}: {guess} must be {either}")

@@ -159,6 +159,11 @@ def test_numbers_that_cannot_be_are_refused(options, words):
         DataAware(fed_avg(), ratio=0.02, **options)
 
 
+def test_a_strategy_is_wrapped_once():
+    with pytest.raises(InvalidInput, match="DataAware is given a DataAware: wrap the strategy once"):
+        DataAware(DataAware(fed_avg()), ratio=0.02)
+
+
 @pytest.mark.parametrize("wrong", [FedAvg, None])
 def test_what_is_no_strategy_is_refused(wrong):
     with pytest.raises(InvalidInput, match=r"goes around a strategy of flwr.serverapp.strategy"):

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dagc.cli import app
-from dagc.cli.table import print_panels
+from dagc.cli.terminal import print_panels
 from dagc.errors import CheckpointError, InvalidInput
 from dagc.folder import finished, read_clients, read_metrics, read_settings
 from dagc.report import Panel, Series, panels_of, read_run, write_report

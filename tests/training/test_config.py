@@ -27,6 +27,14 @@ from tests.training.runs import config
         ({"late": 1.0}, "late is 1: "),
         ({"threshold_units": "inches"}, "threshold_units is 'inches'"),
         ({"optimizer": "Magic"}, "optimizer is 'Magic': choose a class of torch.optim"),
+        ({"optimizer": "fedadam"}, "optimizer is 'fedadam': it is called Adam"),
+        ({"client_optimizer": "adamw", "local_steps": 2}, "client_optimizer is 'adamw': it is called AdamW"),
+        ({"client_optimizer": "Adam"}, "client_optimizer is 'Adam': with one local step clients send gradients"),
+        ({"client_optimizer": "Adam", "client_momentum": 0.5, "local_steps": 2}, "client_momentum is for SGD, not for"),
+        (
+            {"client_optimizer": "Rprop", "client_weight_decay": 0.5, "local_steps": 2},
+            "client_weight_decay: torch.optim",
+        ),
         ({"optimizer": "Optimizer"}, "optimizer is 'Optimizer'"),
         (
             {"optimizer": "SparseAdam"},

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from dagc.data.dataset import IGNORED
 from dagc.data.samples import LABELS, Column, Named, Samples, rows
@@ -20,6 +20,8 @@ ADVICE = (
 
 def read_object(data: Any, whose: str, named: Named) -> Samples:
     """What one object holds."""
+    if isinstance(data, DataLoader):
+        data = data.dataset
     if isinstance(data, TensorDataset):
         data = data.tensors
     elif (columns := _columns(data, whose)) is not None:
@@ -72,7 +74,8 @@ def _array(value: Any) -> Column:
         array = np.empty(len(value), dtype=object)
         array[:] = value
         return array
-    return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+    array = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+    return array if array.flags.writeable else array.copy()  # pandas protects its own; torch warns about such
 
 
 def _from_columns(columns: dict[str, Column], whose: str, named: Named, types: Mapping[str, Any] | None) -> Samples:
@@ -135,6 +138,8 @@ def _pair(x: Any, y: Any, whose: str) -> Samples:
     """Samples and what to predict for them."""
     target, label = _array(y), "y of (x, y)"
     target = target[:, 0] if hasattr(y, "columns") and target.ndim == 2 and target.shape[1] == 1 else target
+    if hasattr(x, "to_frame") and not _nested(_array(x)):
+        x = x.to_frame()  # a series is a single column
     columns = _columns(x, whose)
     if columns is None:
         columns = {str(name): _array(part) for name, part in (x if isinstance(x, Mapping) else {"": x}).items()}

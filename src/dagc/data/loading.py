@@ -129,7 +129,8 @@ def _read(data: Any, whose: str, named: Named) -> Parts:
     parts = {}
     for key, piece in pieces.items():
         if isinstance(piece, Mapping) and not is_batch(piece):
-            raise InvalidInput(f"client {key!r} has a mapping: give one piece of data, such as a tuple (x, y)")
+            words = "give one piece of data, such as a tuple (x, y), or rows as a data frame"
+            raise InvalidInput(f"client {key!r} has a mapping: {words}")
         whom = f"client {key!r}"
         parts[key] = read_object(piece, whom, named) if isinstance(piece, list) else _read(piece, whom, named)[0]
     return joined([*parts.values()], [*parts]), None

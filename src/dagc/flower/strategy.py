@@ -95,6 +95,8 @@ class DataAware(Strategy):
         strategy_state: Collection[str] | None = None,
         **settings: Any,
     ) -> None:
+        if isinstance(strategy, DataAware):
+            raise InvalidInput("DataAware is given a DataAware: wrap the strategy once, with all settings")
         strategies.check_kind(strategy)
         if run and not (isinstance(run, str) and FILE_NAME.fullmatch(run)):
             raise InvalidInput(f"run is {run!r}: name it with letters, digits, '-', '_' and '.'")

@@ -66,10 +66,18 @@ class ClientPlan(Settings):
     """The part of a plan that clients need. They get it once, before their first order."""
 
     values: str = _method(
-        "fp32", "value codec: see above", "text", registry=lambda: (*VALUE_CODECS, "auto"), noun="value codec"
+        "fp32",
+        "value codec: fp32, int8, sign or auto",
+        "text",
+        registry=lambda: (*VALUE_CODECS, "auto"),
+        noun="value codec",
     )
     frames: str = _method(
-        "compact", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames"
+        "compact",
+        "kind of frames: compact, coded (by an entropy coder) or auto",
+        "text",
+        registry=lambda: FRAMES,
+        noun="kind of frames",
     )
     per_tensor: bool = _method(False, "select within each tensor of the model", "switch")
     step_ahead: float = _method(

@@ -9,6 +9,9 @@ from logging import DEBUG, INFO, getLogger
 from pathlib import Path
 from typing import Any, ParamSpec
 
+import numpy as np
+from rich.console import Console
+from rich.progress import track
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
@@ -54,9 +57,9 @@ P = ParamSpec("P")
 def iterate(
     config: Config | None = None,
     output: str | Path | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Callback | Iterable[Callback] = (),
     *,
-    model: nn.Module | None = None,
+    model: nn.Module | str | None = None,
     data: Any = None,
     test: Any = None,
     partition: Partition | Mapping[str, Sequence[int]] | None = None,
@@ -74,7 +77,7 @@ def iterate(
         output: The run's folder; nothing is stored if not given.
         callbacks: Called after every round with the federation and the round, e.g. `TensorBoard`. The training stops
             early if one returns True.
-        model: Any `nn.Module`. A copy of it is trained, starting from its weights.
+        model: Any `nn.Module`: a copy of it is trained, starting from its weights. Or a name such as `mlp`.
         data: `(x, y)` as tensors or arrays, a torch data set, sequences of tokens, or a mapping from clients' names to
             any of those; see `dagc.data.load`.
         test: The same for testing. If not given, a fifth of the data is held out.
@@ -91,10 +94,12 @@ def iterate(
         >>> round.round < 20
         True
     """
+    if isinstance(config, nn.Module):
+        raise InvalidInput("the model is given without its keyword: write model=…, data=…")
     if config is not None and settings:
         raise InvalidInput(f"config is given, and so is {next(iter(settings))}: put it into the Config")
     config, custom = customize(config or Config(**settings), model, data, test, partition, loss, metric)
-    return Training(Federation(config, custom), output, callbacks)
+    return Training(Federation(config, custom), output, [callbacks] if callable(callbacks) else callbacks)
 
 
 def _called_like(other: Callable[P, Any]) -> Callable[[Callable[..., Result]], Callable[P, Result]]:
@@ -130,10 +135,19 @@ def train(*args: Any, **settings: Any) -> Result:
         (True, 'R²', torch.Size([1, 4]))
     """
     training = iterate(*args, **settings)
-    rounds, folder = list(training), training.folder
+    rounds, folder = list(_shown(training)), training.folder
     if folder is not None:
         rounds = [Round(**{"loss": None, **row}) for row in read_metrics(folder)]  # what is None is not written
     return Result(separate(training.model), rounds, training.federation.goal.metric)
+
+
+def _shown(training: "Training") -> Iterable[Round]:
+    """The rounds of a training, with a bar while they are done, on a terminal or in a notebook."""
+    console = Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter):
+        return training
+    total, done = training.federation.config.rounds, training.federation.round
+    return track(training, "training", total, done, console=console, transient=True)
 
 
 class Training(Iterator[Round]):
@@ -255,7 +269,7 @@ def _rounds(
             if folder is not None:
                 folder.record(vars(result))
             for callback in callbacks:
-                stopped |= callback(federation, result) is True
+                stopped |= isinstance(answer := callback(federation, result), bool | np.bool_) and bool(answer)
             if folder is not None and (stopped or result.round % checkpoint_interval == 0 or result.round == last):
                 folder.save()
                 saved = result.round

@@ -26,6 +26,8 @@ OWN = "own"
 """The model, data or partition passed to `dagc.train` in Python, in a task or as a partition."""
 IRRELEVANT = ("threads", "data_dir", "checkpoint_every")
 """Settings that cannot change a result."""
+UNUSABLE = ("Optimizer", "LBFGS", "SparseAdam")
+"""Classes of `torch.optim` that need more than a gradient."""
 SPLIT = ("clients", "skew_ratio", "label_alpha")
 """Settings of the default split of the data, which `partition` replaces."""
 OWN_STEPS = ("client_optimizer", "client_momentum", "client_weight_decay", "server_rate", "server_schedule")
@@ -50,10 +52,12 @@ def _task(task: str) -> str:
 def _optimizer(name: str) -> str:
     kind = getattr(torch.optim, name, None)
     usable = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
-    if not usable or name in ("Optimizer", "LBFGS", "SparseAdam"):
-        raise InvalidInput(
-            f"optimizer is {shown(name)}: choose a class of torch.optim that only needs a gradient, e.g. SGD or Adam"
-        )
+    if not usable or name in UNUSABLE:
+        words = "choose a class of torch.optim that only needs a gradient, e.g. SGD or Adam"
+        kinds = [each for each in dir(torch.optim) if each[0].isupper() and each not in UNUSABLE]
+        lower = name.lower().removeprefix("fed")  # FedAdam is the server's Adam
+        known = next((each for each in kinds if each.lower() == lower), None)
+        raise InvalidInput(f"it is called {known}" if known else words)
     return name
 
 

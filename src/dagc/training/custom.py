@@ -80,7 +80,7 @@ class Custom:
 
 def customize(
     config: Config,
-    model: nn.Module | None,
+    model: nn.Module | str | None,
     data: Any,
     test: Any,
     partition: Partition | Mapping[Any, Any] | None,
@@ -90,6 +90,10 @@ def customize(
     """What was given, checked, and the configuration with `own` for the parts that it replaces."""
     if not isinstance(config, Config):
         raise InvalidInput(f"config is {shown(config)}: write dagc.Config(…)")
+    if isinstance(model, str):
+        if data is None or "task" in config.explicit():
+            raise InvalidInput(f"model is {model!r}: name one of ours with data= and no task, or give an nn.Module")
+        config, model = config.replaced(task=f"{model}@{OWN}"), None
     if model is not None:
         _check_model(model)
     if test is not None and data is None:
@@ -213,7 +217,7 @@ def _split(partition: Mapping[Any, Any]) -> Partition:
 
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
-        raise InvalidInput(f"model is {shown(model)}: give an nn.Module")
+        raise InvalidInput(f"model is {shown(model)}: give an nn.Module, or name one of ours")
     trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     for name, each in trained:
         if is_lazy(each):
