@@ -195,11 +195,11 @@ def test_only_the_first_broadcasts_take_more_and_never_more_than_eight_times_as_
 def test_a_broadcast_that_carries_enough_is_not_made_longer():
     vector = torch.zeros(SIZE)
     vector[::100] = 1.0
-    frame, update, carried = best_broadcast(vector, SHAPES, USUAL, 1, 0.5)
+    frame, update, carried = best_broadcast(vector, SHAPES, USUAL, 1, [(0.5, FIRST_TIMES)])
     assert len(frame) <= USUAL
     assert carried == pytest.approx(update.energy / float(vector.square().sum()))
-    longer, _, more = best_broadcast(noise(1), SHAPES, 60, 1, 0.5)
-    shorter, _, less = best_broadcast(noise(1), SHAPES, 60, 1, 0.0)
+    longer, _, more = best_broadcast(noise(1), SHAPES, 60, 1, [(0.5, FIRST_TIMES)])
+    shorter, _, less = best_broadcast(noise(1), SHAPES, 60, 1, ())
     assert len(shorter) <= 60 < len(longer) <= FIRST_TIMES * 60
     assert more > less
 

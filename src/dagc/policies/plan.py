@@ -37,9 +37,12 @@ def usual_bytes(size: int) -> float:
     return max(8.0, float(round(0.5 * math.sqrt(size))))
 
 
+MOST_PART = 0.1  # bytes per entry: more are never needed
+
+
 def level_bytes(size: int) -> float:
     """The default of `dagc`: as accurate as training without compression, at its rounds (`docs/studies/results.md`)."""
-    return max(64.0, float(round(min(20 * math.sqrt(size), size / 10))))
+    return max(64.0, float(round(min(20 * math.sqrt(size), MOST_PART * size))))
 
 
 def local_steps_bytes(size: int) -> float:

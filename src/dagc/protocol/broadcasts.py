@@ -12,7 +12,7 @@ from dagc.compressors import per_tensor, top_k
 from dagc.errors import MalformedPayload
 from dagc.policies import Plan
 from dagc.protocol.budget import Allowance
-from dagc.protocol.extras import FIRST_TIMES
+from dagc.protocol.extras import Ways
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
 from dagc.state import Check, Stateful, fields, finite, flag, like, listed, nested, raw, whole
@@ -36,7 +36,7 @@ class Broadcaster(Stateful):
         self.entries = None if plan.method_spec.encodes else EntryBroadcasts(plan, shapes)
 
     def broadcast(
-        self, model: NDArray[np.float32], stamp: int, round: int, share: float, seconds: float, least_carried: float
+        self, model: NDArray[np.float32], stamp: int, round: int, share: float, seconds: float, extras: Ways
     ) -> Update | None:
         """What clients with this model add to it; None if nothing is sent. The arguments are `Downlink.advance`'s."""
         amount = self._allowance.amount(round, share, seconds)
@@ -47,7 +47,7 @@ class Broadcaster(Stateful):
             frame, update = self.entries.broadcast(difference, amount, stamp)
             paid, carried = len(frame), self.carried
         else:
-            frame, update, carried = best_broadcast(difference, self._shapes, amount, stamp, least_carried)
+            frame, update, carried = best_broadcast(difference, self._shapes, amount, stamp, extras)
             paid = min(len(frame), amount)
         if not frame:
             return None
@@ -58,16 +58,17 @@ class Broadcaster(Stateful):
 
 
 def best_broadcast(
-    difference: torch.Tensor, shapes: Shapes, amount: int, stamp: int, least_carried: float
+    difference: torch.Tensor, shapes: Shapes, amount: int, stamp: int, extras: Ways
 ) -> tuple[bytes, Update, float]:
     """What carries most of a difference within this many bytes: the frame, the update, and the share it carries.
 
-    If the share is below `least_carried`, the frame takes up to `FIRST_TIMES` as many bytes.
+    If that is below one of the shares of `extras`, the frame takes up to so many times as many bytes.
     """
     energy = max(float(difference.double().square().sum()), 1e-300)
     frame, update = encode_update(difference, shapes, amount, round=stamp)
-    if update.energy < least_carried * energy:
-        frame, update = encode_update(difference, shapes, FIRST_TIMES * amount, share=least_carried, round=stamp)
+    for least, times in extras:
+        if update.energy < least * energy:
+            frame, update = encode_update(difference, shapes, int(times * amount), share=least, round=stamp)
     return frame, update, update.energy / energy
 
 

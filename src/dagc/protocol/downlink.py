@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dagc.policies import Plan
 from dagc.protocol.broadcasts import Broadcaster, Log
+from dagc.protocol.extras import Ways
 from dagc.protocol.messages import MOST_VERSIONS, STAMPS, Download
 from dagc.sparse import Sparse
 from dagc.state import BLOCK, Stateful, fields, like, nested, raw, whole
@@ -98,12 +99,11 @@ class Downlink(Stateful):
         round: int = 0,
         share: float = 1.0,
         seconds: float = 0.0,
-        least_carried: float = 0.0,
+        extras: Ways = (),
     ) -> None:
         """Finish a round after which the server has this model; None if it changed nothing.
 
-        The broadcast has this share of the budget per round, or as many bytes more as `least_carried`, the share of the
-        energy that it has to carry, allows (`dagc.protocol.extras`).
+        The broadcast has this share of the budget per round, or more bytes where `extras` allow it.
         """
         if self.budgeted is None:
             if model is not None:
@@ -113,7 +113,7 @@ class Downlink(Stateful):
         if model is not None:
             self.target[:] = model
         stamp = (self.version + 1) % STAMPS
-        update = self.budgeted.broadcast(self.model, stamp, round, share, seconds, least_carried)
+        update = self.budgeted.broadcast(self.model, stamp, round, share, seconds, extras)
         if update is not None:
             self._changes()
             update.add_to(torch.from_numpy(self.model))

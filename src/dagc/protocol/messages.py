@@ -35,6 +35,7 @@ class Order(NamedTuple):
     counted: int = 0  # how many coded frames the server has counted; a client that differs starts with an empty memory
     visit: bool = False  # it comes so rarely that it gets a rounded model, sends most of its change, and keeps nothing
     share: float = 0.0  # with `BEST`, a frame ends when it carries this share of the energy; 0 to use all bytes
+    least: int = 0  # with a share: so many bytes are used even if the frame then carries more
 
     def checked(self) -> Self:
         """Itself; `MalformedPayload` if it cannot be one. Whoever uses the compressor checks that it exists."""
@@ -49,6 +50,7 @@ class Order(NamedTuple):
             "counted": _is_below(self.counted, 1 << 63),
             "visit": isinstance(self.visit, bool) and (self.compressor == BEST or not self.visit),
             "share": _is_real(self.share) and 0 <= self.share <= 1,
+            "least": _is_below(self.least, MAX_SIZE),
         }
         valid["amount"] = valid["compressor"] and _is_amount(self.amount, self.compressor)
         for name, is_valid in valid.items():

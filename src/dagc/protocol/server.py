@@ -11,7 +11,7 @@ from dagc.errors import Diverged, InvalidInput, MalformedPayload
 from dagc.policies import Plan
 from dagc.protocol.budget import Budget
 from dagc.protocol.downlink import Downlink
-from dagc.protocol.extras import VISIT_AFTER, Extras
+from dagc.protocol.extras import VISIT_AFTER, Extra, Extras
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.protocol.receiver import Receiver
 from dagc.protocol.roster import Member, Roster
@@ -80,10 +80,8 @@ class Server(Stateful):
         self._orders = {}
         for member in members:
             clocks, frames = counted.get(member.name, (False, 0))
-            amount, share = extra.get(member.name, (0, 0.0))
             self._orders[member.name] = Order(
                 round=self.round + 1,
-                amount=amount,
                 compressor=policy.compressor,
                 number=member.number,
                 accepted=member.accepted_round,
@@ -92,7 +90,7 @@ class Server(Stateful):
                 clocks=clocks,
                 counted=frames,
                 visit=member.name in visitors,
-                share=share,
+                **extra.get(member.name, Extra())._asdict(),
             )
         self.receiver.begin()
         self.roster.visit(members, self.round + 1)
@@ -243,7 +241,7 @@ class ModelServer(Server):
         if self._visited:
             self.downlink.jump(vector)
         else:
-            least = self.extras.broadcast(self.downlink.version)
+            extras = self.extras.broadcast(self.downlink.version)
             share = self.plan.down_share(1 / self.roster.broadcast_gap)
-            self.downlink.advance(vector, self.round, share, self._seconds, least)
+            self.downlink.advance(vector, self.round, share, self._seconds, extras)
         self.extras.warn_if_starved(self.downlink.carried)

@@ -91,8 +91,9 @@ class Uplink(Stateful):
         def encoder(vector: torch.Tensor) -> tuple[bytes, Update]:
             vector = hidden(vector, self.excluded) if self.excluded else vector
             for _ in range(1 + CLIPPED):
+                share, least = order.share or None, order.least
                 frame, update = encode_update(
-                    vector, self.shapes, order.amount, share=order.share or None, round=order.stamp
+                    vector, self.shapes, order.amount, share=share, least_bytes=least, round=order.stamp
                 )
                 if not order.clip or update.norm() <= order.clip:
                     return frame, update

@@ -62,13 +62,15 @@ def encode_update(
     max_bytes: int | None = None,
     *,
     share: float | None = None,
+    least_bytes: int = 0,
     round: int = 0,
     most_terms: int = MOST_TERMS,
 ) -> tuple[bytes, Update]:
     """Encode as much of the vector's energy as possible within a number of bytes, or a share of it in few bytes.
 
     The vector holds the values of all tensors; `NonFiniteGradient` if one is NaN or infinite. If `max_bytes` is too
-    short for anything, the frame is empty, whatever share it must carry. A matrix has at most so many terms. Returns
+    short for anything, the frame is empty, whatever share it must carry. With both, `least_bytes` are used even if they
+    carry more than the share. A matrix has at most so many terms. Returns
     the frame, and the update that it decodes to.
 
     Example:
@@ -88,7 +90,8 @@ def encode_update(
     longest = 8 * size + 64
     room = most_body(longest if max_bytes is None else min(max_bytes, longest))
     with one_thread():
-        body, update = _Job(values, min(shift, HIGHEST), shapes, room, share, most_terms).run()
+        least = most_body(min(least_bytes, longest)) if least_bytes and share is not None else 0
+        body, update = _Job(values, min(shift, HIGHEST), shapes, room, share, least, most_terms).run()
     return (seal(body, shapes, round) if body else b""), update
 
 
@@ -101,6 +104,7 @@ class _Job:
     shapes: Shapes
     room: int
     share: float | None
+    least: int
     most_terms: int
 
     def run(self) -> tuple[bytes | None, Update]:
@@ -114,8 +118,14 @@ class _Job:
         count, energy = map(np.stack, zip(*(count_magnitudes(piece.numpy()) for piece in pieces), strict=True))
         self.total = float(energy.sum())  # an estimate
         self.energy = energy_of(self.values) if self.share is not None else 0.0
-        spectra = list(map(self.spectrum, self.matrices, energy.sum(axis=1)))
-        rates = Rates(self.parts, count, energy, [np.square(sigmas.numpy()) for _, sigmas in spectra])
+        most, self.room = self.room, min(self.least or self.room, self.room)
+        spectra, rates = self.possible(count, energy)
+        if self.least and self.share is not None:
+            if rates.choice(8 * max(self.room - 8, 1), None).energy < self.share * self.total:
+                self.room = most
+                spectra, rates = self.possible(count, energy)
+            else:
+                self.share = None
         stream, terms, step = self.begin(spectra, rates)
         rest = self.values
         if terms:
@@ -125,6 +135,11 @@ class _Job:
         if body is None:
             return None, Update.empty(size)
         return body, Update(size, sparse, tuple(self.shifted(each) for each in terms))
+
+    def possible(self, count: NDArray[Any], energy: NDArray[Any]) -> tuple[list[Spectrum], Rates]:
+        """What could be sent as terms, and what terms and entries take and carry."""
+        spectra = list(map(self.spectrum, self.matrices, energy.sum(axis=1)))
+        return spectra, Rates(self.parts, count, energy, [np.square(sigmas.numpy()) for _, sigmas in spectra])
 
     def spectrum(self, matrix: torch.Tensor, energy: float) -> Spectrum:
         """The leading right singular vectors of a matrix that could be worth sending, and their singular values."""
