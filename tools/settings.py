@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dagc.cli.options import GROUPS
 from dagc.comparison import OBJECTS
-from dagc.policies import POLICIES
+from dagc.policies import METHODS
 from dagc.training import Config
 
 __all__ = ["PAGE", "rewritten"]
@@ -41,7 +41,7 @@ def _accepted(name: str) -> str:
 
 def _default(name: str) -> str:
     value = Config.default(name)
-    own = " *" if any(name in spec.defaults for spec in POLICIES.values()) else ""
+    own = " *" if any(name in spec.defaults for spec in METHODS.values()) else ""
     return ("–" if value in (None, {}) else "off" if value is False else f"`{value}`") + own
 
 

@@ -4,12 +4,12 @@ from functools import partial
 
 from dagc.policies.allocated import Allocated, Shares
 from dagc.policies.plan import BUDGETS, ClientPlan, Plan
-from dagc.policies.policy import POLICIES, Everything, Method, Policy, Report, Situation
+from dagc.policies.policy import METHODS, Everything, Method, Policy, Report, Situation
 from dagc.policies.rate import Account, Rate, make_rate
 
 __all__ = [
     "BUDGETS",
-    "POLICIES",
+    "METHODS",
     "Account",
     "Allocated",
     "ClientPlan",
@@ -44,7 +44,7 @@ _STC = {"values": "sign", "frames": "compact", "down": "same"}
 _DAGC = {"down": "same", "first_bits": 8}
 _THRIFTY = {**_DAGC, "values": "auto", "frames": "auto", "overhead": 0.125, "step_ahead": 0.5}
 
-POLICIES |= {
+METHODS |= {
     "none": Method((), Everything, about="no compression: everything is sent", defaults=_UNCOMPRESSED, fixed=True),
     "top-k": relative("uniform", "the largest entries, equally many from every client"),
     "stc": relative("uniform", "Sparse Ternary Compression: top-k as signs, both ways")._replace(

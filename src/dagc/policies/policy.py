@@ -62,7 +62,7 @@ class Method(NamedTuple):
     encodes: bool = False  # whether the encoder chooses what a frame holds: entries and their codecs are not set
 
 
-POLICIES: dict[str, Method] = {}
+METHODS: dict[str, Method] = {}
 """Every training method by name. Add yours, and every engine knows it."""
 ELSEWHERE = {
     "fedavg": "none",
@@ -85,7 +85,7 @@ def unknown_method(name: object) -> InvalidInput:
     """
     called = ELSEWHERE.get(name.lower().replace("-", "").replace("_", "")) if isinstance(name, str) else None
     if called is None:
-        return unknown("method", name, POLICIES)
+        return unknown("method", name, METHODS)
     return InvalidInput(f"there is no method {name!r}: it is called {called}")
 
 
