@@ -184,7 +184,7 @@ def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Pl
             ways += [{**way, "overhead": 0.2} for way in ways if kind.waits]
         ways += [{**way, "values": "sign"} for way in ways if not kind.encodes]
         ways += [{**way, "options": options} for way in ways if options]
-        ways += [{**way, "exponent": 1.0} for way in ways if method == "power"]
+        ways += [{**way, "exponent": 1.0} for way in ways if kind.exponent]
         plans += [Plan(method=method, **budget, **way) for way in ways]
     return plans
 

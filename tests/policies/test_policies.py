@@ -47,7 +47,7 @@ def test_a_plan_is_the_same_from_its_settings():
         ({"method": "dagc-a", "ratio": 0.1}, "'dagc-a' takes no ratio: give its budget as threshold"),
         ({"ratio": 0.1, "bytes": 1000}, "give one budget, not ratio and bytes"),
         ({"method": "none", "ratio": 0.1}, "takes no budget, but ratio is given"),
-        ({"method": "top-k", "ratio": 0.1, "exponent": 1}, "exponent belongs to the methods power and dagc"),
+        ({"method": "top-k", "ratio": 0.1, "exponent": 1}, "exponent belongs to the methods dagc and power"),
         ({"method": "accordion", "ratio": 0.1, "overhead": 0.1}, "'accordion' cannot wait: leave overhead out"),
         ({"method": "power", "threshold": 0.1, "overhead": 0.1}, "cannot wait"),
         ({"method": "dagc-a", "threshold": 0.1, "caps": {"a": 0.5}}, "caps limit how many entries are sent"),

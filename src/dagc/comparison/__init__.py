@@ -147,7 +147,7 @@ def _taken_by(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
         "overhead": kind.waits and bool(counted),
         "down": bool(kind.budgets) and (settings.get("down") != "same" or bool(counted)),
         "caps": bool(counted),
-        "exponent": method == "power",
+        "exponent": kind.exponent,
     }
     if kind.fixed:
         takes |= {name: settings.get(name) == value for name, value in kind.defaults.items()}

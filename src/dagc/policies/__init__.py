@@ -28,7 +28,7 @@ __all__ = [
 IN_ENTRIES = ("ratio", "bytes", "rate")
 
 
-def relative(allocator: str, about: str, compressor: str = "top-k") -> Method:
+def relative(allocator: str, about: str, compressor: str | None = None) -> Method:
     """A method that gives each client a number of entries, by an allocator in `dagc.ALLOCATORS`."""
     make = partial(Allocated, allocator=allocator, compressor=compressor)
     return Method(IN_ENTRIES, make, waits=True, about=about)
@@ -57,6 +57,7 @@ METHODS |= {
         Shares,
         about="as accurate as without compression: bytes by data, spent on whatever carries most, both ways",
         defaults=_DAGC,
+        exponent=True,
         encodes=True,
     ),
     "thrifty": relative(
@@ -65,6 +66,6 @@ METHODS |= {
     "dagc-r": relative("dagc-r", "entries by data: Algorithm 2 of the paper"),
     "dagc-a": absolute("dagc-a", "thresholds by data: Algorithm 3 of the paper"),
     "power": relative("power", "in proportion to (share of data)^exponent")._replace(
-        budgets=(*IN_ENTRIES, "threshold")
+        budgets=(*IN_ENTRIES, "threshold"), exponent=True
     ),
 }

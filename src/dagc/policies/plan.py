@@ -138,7 +138,7 @@ class Plan(ClientPlan):
     )
     exponent: float | None = _method(
         None,
-        "exponent of a client's share of the data, for the method power; 2/3 if not given",
+        "exponent of a client's share of the data, for the methods dagc and power; 2/3 if not given",
         least=0,
         most=4,
         note="a number from 0 (uniform) to 4",
@@ -224,8 +224,9 @@ class Plan(ClientPlan):
                 if not spec.options:
                     raise InvalidInput(f"method {self.method!r} takes no options, but {name!r} is given: leave it out")
                 raise unknown(f"option of {self.method}", name, spec.options)
-        if self.exponent is not None and self.method not in ("power", "dagc"):
-            raise InvalidInput(f"exponent belongs to the methods power and dagc, not to {self.method!r}: leave it out")
+        if self.exponent is not None and not spec.exponent:
+            able = _words([name for name, each in METHODS.items() if each.exponent])
+            raise InvalidInput(f"exponent belongs to the methods {able}, not to {self.method!r}: leave it out")
         for name in ("values", "frames", "per_tensor") if spec.encodes else ():
             if getattr(self, name) != self.default(name):
                 raise InvalidInput(

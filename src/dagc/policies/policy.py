@@ -59,6 +59,7 @@ class Method(NamedTuple):
     about: str = ""  # one line that describes it, for `--help`
     defaults: Mapping[str, Any] = MappingProxyType({})  # its own default settings
     fixed: bool = False  # whether they define it: settings shared by a whole comparison do not change them
+    exponent: bool = False  # whether it takes `Plan.exponent`
     encodes: bool = False  # whether the encoder chooses what a frame holds: entries and their codecs are not set
 
 
