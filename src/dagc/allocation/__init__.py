@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dagc.allocation.rules import Array, Rule, dagc_a, dagc_r, power, power_thresholds, uniform
+from dagc.allocation.rules import Array, Rule, dagc_a, dagc_r, power, uniform
 from dagc.errors import BudgetTooSmall, BudgetWarning, InvalidInput, unknown
 from dagc.sparse import MAX_SIZE
 from dagc.wire import payload_size
@@ -48,7 +48,7 @@ ALLOCATORS: dict[str, Allocator] = {
     "uniform": Allocator(uniform, lambda shares, threshold: np.full(len(shares), threshold)),
     "dagc-r": Allocator(ratios=dagc_r),
     "dagc-a": Allocator(thresholds=dagc_a),
-    "power": Allocator(power, power_thresholds, exponent=True),  # with 2/3 the thresholds are Algorithm 3
+    "power": Allocator(power, dagc_a, exponent=True),
 }
 """Every method by name. Add an `Allocator` here, and `allocate`, the command line and the contract suite find it."""
 

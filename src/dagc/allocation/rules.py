@@ -52,11 +52,7 @@ def dagc_r(shares: Array, total: float) -> Array:
     return result
 
 
-def dagc_a(shares: Array, threshold: float) -> Array:
+def dagc_a(shares: Array, threshold: float, exponent: float = 2 / 3) -> Array:
     """Algorithm 3 of the paper (DAGC-A): thresholds λ̄·P/n · p^(−2/3), with the harmonic mean λ̄."""
-    return power_thresholds(shares, threshold)
-
-
-def power_thresholds(shares: Array, threshold: float, exponent: float = 2 / 3) -> Array:
     raised = shares**exponent
     return np.asarray(threshold * (raised.sum() / len(shares)) / raised)
