@@ -58,7 +58,7 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "site/index.html"
 
-# The tables of README.md and docs/ again, from the records in results/.
+# The tables of README.md and docs/ again, from the records in results/; and every flag, from the schema of settings.
 results: $(READY)
 	$(BIN)/python -m research.tables
 	$(BIN)/python -m tools.settings

@@ -30,4 +30,4 @@ RULES = {
     "scheme-i": (scheme_i, "almost everything to the largest client"),
     "scheme-ii": (scheme_ii, "almost everything to the small clients"),
 }
-"""For `dagc.ALLOCATORS` and `POLICIES`, by name: the function, and one line about it."""
+"""For `dagc.ALLOCATORS` and `METHODS`, by name: the function, and one line about it."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from dagc.policies import POLICIES
+from dagc.policies import METHODS
 from dagc.policies.plan import usual_bytes
 from research.cells import THRIFTY, Cell, Variant
 from research.rivals import RIVALS
@@ -144,7 +144,7 @@ def _budgets() -> tuple[Cell, ...]:
 
 def _data_aware() -> tuple[Cell, ...]:
     """What allocation by data is worth inside `thrifty`: all of it, and the same with as much for every client."""
-    defaults = {name: value for name, value in POLICIES["thrifty"].defaults.items() if name != "first_bits"}
+    defaults = {name: value for name, value in METHODS["thrifty"].defaults.items() if name != "first_bits"}
     uniform = {"method": "top-k", "bytes": usual_bytes(7850), **defaults}
     variants = Variant("by data", THRIFTY), Variant("the same for all", uniform)
     splits: dict[str, tuple[str, dict[str, Any]]] = {

@@ -5,7 +5,7 @@ from dagc.data import CATALOGUE, PARTITIONS
 from dagc.errors import DagcError
 from dagc.models import MODELS
 from dagc.plugins import load_plugins
-from dagc.policies import POLICIES, relative
+from dagc.policies import METHODS, relative
 from dagc.wire import VALUE_CODECS
 from research import accordion, models
 from research.allocators import RULES
@@ -23,8 +23,8 @@ def register() -> None:
     """Add everything to dagc's registries."""
     for name, (rule, about) in RULES.items():
         ALLOCATORS[name] = Allocator(ratios=rule)
-        POLICIES[name] = relative(name, about)
-    POLICIES["accordion"] = accordion.METHOD
+        METHODS[name] = relative(name, about)
+    METHODS["accordion"] = accordion.METHOD
     VALUE_CODECS.update(CODECS)
     MODELS.update(models.MODELS)
     PARTITIONS["one-large"] = one_large

@@ -1,16 +1,22 @@
-"""The table of every flag in `docs/reference/flags.md`: `python -m tools.settings` makes it of the schema."""
+"""Every flag in `docs/reference/flags.md` and `dagc_command.FLAGS`: `python -m tools.settings` writes both."""
 
 import re
 from pathlib import Path
+from textwrap import fill
 
+from typer.main import get_command
+
+from dagc.cli import app
 from dagc.cli.options import GROUPS
 from dagc.comparison import OBJECTS
-from dagc.policies import POLICIES
+from dagc.policies import METHODS
 from dagc.training import Config
 
-__all__ = ["PAGE", "rewritten"]
+__all__ = ["COMMAND", "PAGE", "listed", "rewritten"]
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "flags.md"
+ROOT = Path(__file__).parents[1]
+PAGE, COMMAND = ROOT / "docs" / "reference" / "flags.md", ROOT / "src" / "dagc_command.py"
+FLAGS = re.compile(r"(?<=^FLAGS = \(\n).*?(?=^\)$)", re.DOTALL | re.MULTILINE)
 MARKED = re.compile(r"(<!-- begin: settings -->\n).*?(<!-- end: settings -->)", re.DOTALL)
 
 
@@ -41,7 +47,7 @@ def _accepted(name: str) -> str:
 
 def _default(name: str) -> str:
     value = Config.default(name)
-    own = " *" if any(name in spec.defaults for spec in POLICIES.values()) else ""
+    own = " *" if any(name in spec.defaults for spec in METHODS.values()) else ""
     return ("–" if value in (None, {}) else "off" if value is False else f"`{value}`") + own
 
 
@@ -50,5 +56,15 @@ def rewritten(text: str) -> str:
     return MARKED.sub(lambda marked: marked[1] + table() + marked[2], text)
 
 
+def listed(text: str) -> str:
+    """The module with the options of all commands, which it must know before it imports any."""
+    parameters = [each for command in get_command(app).commands.values() for each in command.params]
+    names = {name for each in parameters for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
+    words = " ".join(f'"{name}",' for name in sorted(names | {"--help", "--verbose", "--version"}))
+    lines = fill(words, 118, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+    return FLAGS.sub(lines + "\n", text)
+
+
 if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, change in ((PAGE, rewritten), (COMMAND, listed)):
+        path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")

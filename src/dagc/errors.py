@@ -63,7 +63,7 @@ class MissingExtra(DagcError, ImportError):
 
 
 class BudgetWarning(UserWarning):
-    """The budget could not be spent in full, because every client has reached its cap."""
+    """The budget does not fit: caps keep it from being spent, or it is too small for training to get far."""
 
 
 class CheckpointError(DagcError):

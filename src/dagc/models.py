@@ -1,4 +1,4 @@
-"""The built-in models by name: the paper's, without batch norm, each initialised from a given seed."""
+"""The built-in models by name, from the paper and others: none has batch norm, and all are drawn from a seed."""
 
 import math
 from collections.abc import Callable

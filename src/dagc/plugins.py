@@ -5,7 +5,7 @@ A package names a module, or a function to call, in the entry points of its `pyp
     [project.entry-points."dagc.plugins"]
     mine = "my_package.methods"
 
-Loading it registers its parts: `dagc.policies.POLICIES["mine"] = Method(…)`, and likewise in `dagc.ALLOCATORS`,
+Loading it registers its parts: `dagc.policies.METHODS["mine"] = Method(…)`, and likewise in `dagc.ALLOCATORS`,
 `dagc.COMPRESSORS`, `dagc.VALUE_CODECS`, `dagc.models.MODELS`, `dagc.data.CATALOGUE` and `dagc.data.PARTITIONS`.
 `dagc plugins --check` runs the contracts of `dagc.testing` on all of them.
 """
@@ -18,7 +18,7 @@ from dagc.allocation import ALLOCATORS
 from dagc.compressors import COMPRESSORS
 from dagc.data import CATALOGUE, PARTITIONS
 from dagc.models import MODELS
-from dagc.policies import POLICIES
+from dagc.policies import METHODS
 from dagc.wire import VALUE_CODECS
 
 __all__ = ["GROUP", "Plugin", "load_plugins"]
@@ -26,7 +26,7 @@ __all__ = ["GROUP", "Plugin", "load_plugins"]
 GROUP = "dagc.plugins"
 """The group of entry points."""
 REGISTRIES: Mapping[str, dict[Any, Any]] = {
-    "method": POLICIES,
+    "method": METHODS,
     "allocator": ALLOCATORS,
     "compressor": COMPRESSORS,
     "value codec": VALUE_CODECS,

@@ -1,4 +1,4 @@
-"""`Sparse`, the one type that is sent: a few entries of a long vector; and the server's sum of many of them."""
+"""`Sparse`: a few entries of a long vector, which methods that select entries send; and the server's sum of many."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

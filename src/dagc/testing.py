@@ -20,7 +20,7 @@ from dagc.allocation import ALLOCATORS, Allocator, allocate, entries, most_entri
 from dagc.compressors import Compressor, Parameter
 from dagc.errors import InvalidInput
 from dagc.feedback import ErrorFeedback
-from dagc.policies import POLICIES, Method, Plan, Report, Situation
+from dagc.policies import METHODS, Method, Plan, Report, Situation
 from dagc.sparse import Sparse
 from dagc.wire import payload_size
 from dagc.wire.values import ValueCodec
@@ -173,7 +173,7 @@ def check_compressor(
 
 def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Plan]:
     """Plans for every way to use a method: each budget it takes, with and without every other setting it takes."""
-    kind = POLICIES[method]
+    kind = METHODS[method]
     plans = []
     for budget in BUDGETS:
         if next(iter(budget), "bytes") not in kind.budgets and (budget or kind.budgets):
@@ -184,7 +184,7 @@ def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Pl
             ways += [{**way, "overhead": 0.2} for way in ways if kind.waits]
         ways += [{**way, "values": "sign"} for way in ways if not kind.encodes]
         ways += [{**way, "options": options} for way in ways if options]
-        ways += [{**way, "exponent": 1.0} for way in ways if method == "power"]
+        ways += [{**way, "exponent": 1.0} for way in ways if kind.exponent]
         plans += [Plan(method=method, **budget, **way) for way in ways]
     return plans
 
@@ -194,7 +194,7 @@ def check_policy(method: Method, name: str = "the policy", options: Mapping[str,
 
     `options` are values to try for the options that it takes.
     """
-    with _registered(POLICIES, method):
+    with _registered(METHODS, method):
         for plan in plans_of("under test", options):
             _check_decisions(plan, f"{name} with {plan.changed()}")
 
@@ -202,7 +202,7 @@ def check_policy(method: Method, name: str = "the policy", options: Mapping[str,
 def _check_decisions(plan: Plan, where: str) -> None:
     """Three clients, then more and more; one that leaves and comes back; one alone; every third."""
     size, rounds = 10_000, 30
-    policy, kind = plan.policy(size), POLICIES[plan.method]
+    policy, kind = plan.policy(size), METHODS[plan.method]
     plan = plan.for_size(size)
     account = plan.account(rounds)
     examples: dict[str, float] = {}

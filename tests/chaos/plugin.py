@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dagc.compressors import COMPRESSORS, Gradient, compressor
-from dagc.policies import POLICIES, Method, Plan, Situation
+from dagc.policies import METHODS, Method, Plan, Situation
 from dagc.sparse import Sparse
 
 __all__ = ["plugins"]
@@ -46,8 +46,8 @@ class Whole:
 def plugins() -> Iterator[None]:
     """With these parts registered."""
     COMPRESSORS["at-least"] = at_least
-    POLICIES["somebody's"] = Method(("ratio",), Whole, about="a plugin of the tests")
+    METHODS["somebody's"] = Method(("ratio",), Whole, about="a plugin of the tests")
     try:
         yield
     finally:
-        del COMPRESSORS["at-least"], POLICIES["somebody's"]
+        del COMPRESSORS["at-least"], METHODS["somebody's"]

@@ -20,7 +20,7 @@ import dagc
 from dagc import BudgetWarning, Config, InvalidInput
 from dagc.cli import app, main
 from dagc.cli.terminal import progress_of
-from dagc.policies import POLICIES
+from dagc.policies import METHODS
 from dagc.training import Federation
 
 
@@ -83,7 +83,7 @@ def test_version_and_help():
 def test_help_lists_every_method_in_a_line(command):
     lines = [" ".join(line.split()) for line in run(command, "--help").output.splitlines()]
     for name in ("none", "top-k", "stc", "random-k", "hard-threshold", "dagc-r", "dagc-a", "power", "accordion"):
-        assert any(line.startswith(f"{name} {POLICIES[name].about}"[:60]) for line in lines), name
+        assert any(line.startswith(f"{name} {METHODS[name].about}"[:60]) for line in lines), name
 
 
 @pytest.mark.parametrize(

@@ -13,3 +13,9 @@ def test_the_documents_table_of_settings_is_the_schema():
     text = settings.PAGE.read_text(encoding="utf-8")
     assert "<!-- begin: settings -->" in text
     assert settings.rewritten(text) == text, "python -m tools.settings"
+
+
+def test_the_flags_that_are_known_before_torch_is_loaded_follow_from_the_schema():
+    text = settings.COMMAND.read_text(encoding="utf-8")
+    assert settings.listed(text) == text, "make results"
+    assert settings.listed(text.replace('"--ratio",', "")) == text

@@ -15,7 +15,7 @@ import numpy as np
 from torch import nn
 from dagc import ALLOCATORS, Allocator
 from dagc.models import MODELS, Model
-from dagc.policies import POLICIES, relative
+from dagc.policies import METHODS, relative
 
 def root(shares, total):
     weights = np.sqrt(shares)
@@ -23,7 +23,7 @@ def root(shares, total):
 
 def register():
     ALLOCATORS["root"] = Allocator(ratios=root)
-    POLICIES["root"] = relative("root", "by the root of the data")
+    METHODS["root"] = relative("root", "by the root of the data")
     MODELS["normed"] = Model(lambda shape, classes: nn.Sequential(
         nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes)), "mine")
 """

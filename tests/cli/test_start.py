@@ -63,7 +63,7 @@ def test_the_command_itself_needs_no_torch(words, code, out, err):
 def test_the_options_of_all_commands_are_listed():
     parameters = [each for command in typer.main.get_command(app).commands.values() for each in command.params]
     options = {name for each in parameters for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
-    assert set(dagc_command.FLAGS) == options | {"--help", "--version", "--verbose"}
+    assert set(dagc_command.FLAGS) == options | {"--help", "--version", "--verbose"}, "make results"
 
 
 def test_no_option_of_ours_is_called_something_else():

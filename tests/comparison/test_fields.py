@@ -55,6 +55,8 @@ def test_every_method_gets_the_budget_and_the_settings_that_it_takes():
         "dagc-a": [None, 0.1, None, None, {}, None, {}, "sign"],
         "none": [None, None, None, None, {}, None, {}, "fp32"],  # no compression stays what it is
     }
+    shared = configs_of({**BASE, "exponent": 1.0}, ["dagc", "power", "thrifty"], [0])
+    assert [config.exponent for config in shared] == [1.0, 1.0, None]
     (stc,) = configs_of({**BASE, "ratio": 0.1, "values": "fp32"}, ["stc"], [0])
     assert (stc.values, stc.frames) == ("sign", "compact")  # what a run's config.toml holds anyway changes nothing
     budgets = {"rate": "1 MB/hour", "bytes": 300, "threshold": 0.1}

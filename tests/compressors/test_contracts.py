@@ -6,7 +6,7 @@ import torch
 from dagc import ALLOCATORS, COMPRESSORS, VALUE_CODECS, Allocator, Sparse, per_tensor
 from dagc.allocation import power
 from dagc.compressors import compressor
-from dagc.policies import POLICIES, Allocated, Method
+from dagc.policies import METHODS, Allocated, Method
 from dagc.testing import check_allocator, check_compressor, check_policy, check_value_codec
 from research.accordion import Accordion
 
@@ -39,10 +39,10 @@ def test_value_codec(name):
 OPTIONS = {"accordion": {"interval": 2, "change": 0.1, "gentle": 0.5, "aggressive": 0.001}}
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", METHODS)
 def test_policy(name):
-    assert set(OPTIONS.get(name, {})) == set(POLICIES[name].options), "every option is tried"
-    check_policy(POLICIES[name], name, OPTIONS.get(name))
+    assert set(OPTIONS.get(name, {})) == set(METHODS[name].options), "every option is tried"
+    check_policy(METHODS[name], name, OPTIONS.get(name))
 
 
 class TestTheSuiteCatches:

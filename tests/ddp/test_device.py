@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from dagc import InvalidInput
 from dagc.ddp import LocalSteps
 from dagc.ddp.hook import Bucket, Hook
-from dagc.ddp.replica import device_of, tensor_checksum
+from dagc.ddp.rank_model import device_of, tensor_checksum
 from dagc.protocol import Order, Plan, Uplink
 from dagc.sparse import Sparse
 from dagc.state import checksum

@@ -30,7 +30,7 @@ WRONG = [
     ({"method": "power", "threshold": 0.1, "overhead": 0.1}, "cannot wait"),
     (
         {"method": "dagc-r", "ratio": 0.1, "exponent": 1},
-        "exponent belongs to the methods power and dagc, not to 'dagc-r'",
+        "exponent belongs to the methods dagc and power, not to 'dagc-r'",
     ),
     ({"ratio": 0.1, "caps": {"0": 2}}, "the cap of '0' is 2"),
     ({"method": "dagc-a", "threshold": 0.1, "caps": {"0": 0.5}}, "caps limit how many entries are sent"),

@@ -22,7 +22,7 @@ from dagc.flower import DataAware
 from dagc.flower.layout import Layout
 from dagc.flower.messages import VERSION, Answer
 from dagc.folder import read_metrics
-from dagc.policies import POLICIES, Plan
+from dagc.policies import METHODS, Plan
 from dagc.training import Config, Federation
 from tests.flower.apps import NODES, WithBatchNorm, client_app, fed_avg, flat, kept_by, start, states, task
 from tests.helpers.local_grid import LocalGrid
@@ -35,13 +35,13 @@ BUDGETS = {"ratio": {"ratio": 0.02}, "threshold": {"threshold": 0.01}, "bytes": 
 
 
 def budget_of(method):
-    return BUDGETS[POLICIES[method].budgets[0]] if POLICIES[method].budgets else {}
+    return BUDGETS[METHODS[method].budgets[0]] if METHODS[method].budgets else {}
 
 
 @pytest.mark.parametrize(
     ("method", "values", "budget", "options"),
     [
-        *((method, "fp32", budget_of(method), {}) for method in POLICIES if method != "accordion"),
+        *((method, "fp32", budget_of(method), {}) for method in METHODS if method != "accordion"),
         ("accordion", "fp32", BUDGETS["ratio"], {"interval": 2.0, "change": 0.05}),
         *(("dagc-r", values, BUDGETS["ratio"], {}) for values in ("int8", "sign", "auto")),
         ("power", "int8", BUDGETS["bytes"], {}),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagc.policies import POLICIES
+from dagc.policies import METHODS
 
 __all__ = ["BOUNDED", "CLIPPED", "plans"]
 
@@ -44,7 +44,7 @@ def plans(downlink=False):
 
     All of them are tried by the slow tests. The others take turns: one kind of frames with each of the rarer ways.
     """
-    for method, kind in POLICIES.items():
+    for method, kind in METHODS.items():
         budget = BUDGETS[kind.budgets[0]] if kind.budgets else {}
         ways = {"": budget}
         if "ratio" in kind.budgets and not kind.encodes:

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from dagc import BudgetWarning, InvalidInput, payload_size
-from dagc.policies import POLICIES, Allocated, Method, Plan, Report, Situation
+from dagc.policies import METHODS, Allocated, Method, Plan, Report, Situation
 from dagc.policies.allocated import most_bytes, worth_a_frame
 from dagc.policies.plan import level_bytes, local_steps_bytes, usual_bytes
 from dagc.training import Config, Federation, iterate
 
 NAMES = [f"client {i}" for i in range(10)]
 EXAMPLES = dict(zip(NAMES, np.linspace(1000, 10, 10), strict=True))
-RELATIVE = [name for name, kind in POLICIES.items() if "ratio" in kind.budgets and name not in ("accordion", "dagc")]
+RELATIVE = [name for name, kind in METHODS.items() if "ratio" in kind.budgets and name not in ("accordion", "dagc")]
 """Methods that divide entries by data; dagc divides bytes."""
 
 
@@ -47,7 +47,7 @@ def test_a_plan_is_the_same_from_its_settings():
         ({"method": "dagc-a", "ratio": 0.1}, "'dagc-a' takes no ratio: give its budget as threshold"),
         ({"ratio": 0.1, "bytes": 1000}, "give one budget, not ratio and bytes"),
         ({"method": "none", "ratio": 0.1}, "takes no budget, but ratio is given"),
-        ({"method": "top-k", "ratio": 0.1, "exponent": 1}, "exponent belongs to the methods power and dagc"),
+        ({"method": "top-k", "ratio": 0.1, "exponent": 1}, "exponent belongs to the methods dagc and power"),
         ({"method": "accordion", "ratio": 0.1, "overhead": 0.1}, "'accordion' cannot wait: leave overhead out"),
         ({"method": "power", "threshold": 0.1, "overhead": 0.1}, "cannot wait"),
         ({"method": "dagc-a", "threshold": 0.1, "caps": {"a": 0.5}}, "caps limit how many entries are sent"),
@@ -104,13 +104,13 @@ def test_the_budget_holds_for_whoever_is_present(method):
 def test_caps_are_kept_by_name_and_what_they_cut_off_goes_to_the_others(method, budget):
     caps = {NAMES[0]: 0.001, "somebody else": 0.5}
     allowance = None if "ratio" in budget else 8_000
-    for overhead in (None, 0.01) if POLICIES[method].waits else (None,):
+    for overhead in (None, 0.01) if METHODS[method].waits else (None,):
         free = policy(method, overhead=overhead, **budget).decide(now(allowance=allowance))
         capped = policy(method, overhead=overhead, caps=caps, **budget).decide(now(allowance=allowance))
         assert capped[0] <= 100 < free[0]
         if "ratio" in budget:
             assert sum(capped) == sum(free)
-    waits = "overhead" in POLICIES[method].defaults  # what cannot be spent now is saved up
+    waits = "overhead" in METHODS[method].defaults  # what cannot be spent now is saved up
     with nullcontext() if waits else pytest.warns(BudgetWarning):
         assert sum(policy(method, ratio=0.01, caps=dict.fromkeys(NAMES, 0.001)).decide(now())) == 1_000
 
@@ -190,7 +190,7 @@ def test_a_third_party_can_register_one(monkeypatch):
     def make(plan, size):
         return Halving(plan, size, "uniform", "top-k")
 
-    monkeypatch.setitem(POLICIES, "halving", Method(("ratio",), make))
+    monkeypatch.setitem(METHODS, "halving", Method(("ratio",), make))
     rounds = list(iterate(Config(task="logistic@digits", method="halving", ratio=0.04, rounds=3)))
     assert [r.entries for r in rounds] == [260, 260, 130]
 

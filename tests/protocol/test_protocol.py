@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import dagc
 from dagc import DagcError, InvalidInput, MalformedPayload, Sparse
-from dagc.policies import POLICIES, Plan
+from dagc.policies import METHODS, Plan
 from dagc.protocol import ModelServer, Server, Uplink
 from dagc.wire import payload_size
 from dagc.wire.frame import checksum
@@ -272,7 +272,7 @@ def test_a_plan_with_caps_below_one_entry_is_refused_for_that_model_before_any_w
 def test_settings_make_the_same_plan_again():
     from dagc.testing import plans_of
 
-    for method, kind in POLICIES.items():
+    for method, kind in METHODS.items():
         for plan in plans_of(method):
             assert Plan(**plan.changed()) == plan
         assert kind.about, f"{method} has a line for people who choose"

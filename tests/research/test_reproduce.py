@@ -85,9 +85,9 @@ def test_methods_of_the_papers_experiments_are_known_where_they_are_asked_for(tm
     script.write_text(
         "from pathlib import Path\n"
         "from research import Cell, Laboratory, Store, Variant\n"
-        "from dagc.policies import POLICIES\n"
+        "from dagc.policies import METHODS\n"
         "if __name__ == '__main__':\n"
-        "    assert not {'scheme-i', 'scheme-ii', 'phi-optimal'} & POLICIES.keys()\n"
+        "    assert not {'scheme-i', 'scheme-ii', 'phi-optimal'} & METHODS.keys()\n"
         "    variants = (Variant('I', {'method': 'scheme-i', 'ratio': 0.02}),)\n"
         "    cell = Cell('c', 'C', {'task': 'logistic@digits', 'rounds': 3}, variants)\n"
         f"    there = Path({str(tmp_path)!r})\n"

@@ -4,14 +4,14 @@ from contextlib import contextmanager
 
 import torch
 
-from dagc.policies import POLICIES
+from dagc.policies import METHODS
 from dagc.training import Config, Federation
 
 BUDGET = {"ratio": {"ratio": 0.02}, "threshold": {"threshold": 0.02}}
 
 
 def config(method="dagc-r", **fields):
-    budgets = POLICIES[method].budgets
+    budgets = METHODS[method].budgets
     budget = BUDGET[budgets[0]] if budgets else {}
     return Config(**{"task": "logistic@digits", "method": method, "rounds": 12, "skew_ratio": 20, **budget, **fields})
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import dagc
 from dagc import NonFiniteGradient, data, models
-from dagc.policies import POLICIES
+from dagc.policies import METHODS
 from dagc.protocol import ModelServer, Plan, Uplink
 from dagc.training import Config, Federation, iterate, train
 from tests.training.runs import config, final, threads
@@ -55,7 +55,7 @@ def test_the_engine_is_algorithm_1_bit_for_bit():
     assert torch.equal(final(settings)[0].vector, expected)
 
 
-@pytest.mark.parametrize("method", POLICIES)
+@pytest.mark.parametrize("method", METHODS)
 def test_the_same_seed_gives_the_same_bits_with_any_number_of_threads(method):
     one, first = final(config(method, threads=1))
     two, second = final(config(method, threads=3))
@@ -130,7 +130,7 @@ def test_gradients_of_clients_taken_together_are_those_of_each_alone(model):
 
 
 GOLDEN_RUNS = {
-    **{method: {"method": method} for method in POLICIES},
+    **{method: {"method": method} for method in METHODS},
     "compact frames": {},
     "waiting": {"overhead": 0.125},
     "waiting, in bytes": {"ratio": None, "bytes": 20, "values": "sign", "overhead": 0.125},

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dagc.allocation.rules import Array, Rule, dagc_a, dagc_r, power, power_thresholds, uniform
+from dagc.allocation.rules import Array, Rule, dagc_a, dagc_r, power, uniform
 from dagc.errors import BudgetTooSmall, BudgetWarning, InvalidInput, unknown
 from dagc.sparse import MAX_SIZE
 from dagc.wire import payload_size
@@ -41,13 +41,14 @@ class Allocator(NamedTuple):
 
     ratios: Rule | None = None
     thresholds: Rule | None = None
+    exponent: bool = False  # whether the rules take `exponent=`
 
 
 ALLOCATORS: dict[str, Allocator] = {
     "uniform": Allocator(uniform, lambda shares, threshold: np.full(len(shares), threshold)),
     "dagc-r": Allocator(ratios=dagc_r),
     "dagc-a": Allocator(thresholds=dagc_a),
-    "power": Allocator(power, dagc_a),  # with the exponent 2/3 the thresholds are Algorithm 3
+    "power": Allocator(power, dagc_a, exponent=True),
 }
 """Every method by name. Add an `Allocator` here, and `allocate`, the command line and the contract suite find it."""
 
@@ -75,7 +76,7 @@ def allocate(
         threshold: The budget as the harmonic mean of the thresholds.
         bytes: The budget as payload bytes per round, for all clients together; needs `size`. No gradient exceeds it.
         method: A name in `ALLOCATORS`.
-        exponent: For `power` only; 2/3 if not given.
+        exponent: For rules that take one, such as `power`; 2/3 if not given.
         caps: The largest ratio of each client. What a cap cuts off goes to the others by the same rule; if all caps
             together are below the budget, every client gets its cap, with a `BudgetWarning`.
         size: The number of entries in the vector, with `bytes`.
@@ -261,19 +262,19 @@ def _rule(method: str, exponent: float | None, kind: str) -> Rule:
     """The method's rule for ratios or for thresholds, if it has that."""
     if method not in ALLOCATORS:
         raise unknown("method", method, sorted(ALLOCATORS))
-    allocator = ALLOCATORS[method]
-    if exponent is not None:
-        if method != "power":
-            raise InvalidInput(f"exponent= belongs to the method 'power', not to {method!r}")
-        if not 0 <= exponent <= 4:
-            raise InvalidInput(f"exponent must be from 0 (uniform) to 4, not {exponent}")
-        allocator = Allocator(partial(power, exponent=exponent), partial(power_thresholds, exponent=exponent))
-    rule: Rule | None = getattr(allocator, kind)
+    rule: Rule | None = getattr(ALLOCATORS[method], kind)
     if rule is None:
         other, budget = ("ratios", "ratio=") if kind == "thresholds" else ("thresholds", "threshold=")
         choices = ", ".join(sorted(name for name, allocator in ALLOCATORS.items() if getattr(allocator, kind)))
         raise InvalidInput(f"method {method!r} sets {other}, not {kind}: give {budget} or choose {choices}")
-    return rule
+    if exponent is None:
+        return rule
+    if not ALLOCATORS[method].exponent:
+        able = ", ".join(repr(name) for name, allocator in ALLOCATORS.items() if allocator.exponent)
+        raise InvalidInput(f"exponent= belongs to the method {able}, not to {method!r}")
+    if not 0 <= exponent <= 4:
+        raise InvalidInput(f"exponent must be from 0 (uniform) to 4, not {exponent}")
+    return partial(rule, exponent=exponent)
 
 
 def _checked_weights(weights: ArrayLike) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Rule = Callable[[Array, float], Array]
+Rule = Callable[..., Array]
 """`(shares, budget) -> parameters`: shares are positive; the budget is the sum of ratios, or the mean threshold."""
 
 
@@ -52,11 +52,7 @@ def dagc_r(shares: Array, total: float) -> Array:
     return result
 
 
-def dagc_a(shares: Array, threshold: float) -> Array:
+def dagc_a(shares: Array, threshold: float, exponent: float = 2 / 3) -> Array:
     """Algorithm 3 of the paper (DAGC-A): thresholds λ̄·P/n · p^(−2/3), with the harmonic mean λ̄."""
-    return power_thresholds(shares, threshold, 2 / 3)
-
-
-def power_thresholds(shares: Array, threshold: float, exponent: float) -> Array:
     raised = shares**exponent
     return np.asarray(threshold * (raised.sum() / len(shares)) / raised)

@@ -14,7 +14,7 @@ import dagc
 from dagc.comparison import from_json
 from dagc.errors import InvalidInput
 from dagc.folder import read_settings
-from dagc.policies import BUDGETS, POLICIES
+from dagc.policies import BUDGETS, METHODS
 from dagc.training import Config
 
 __all__ = ["GROUPS", "AsJson", "ConfigFile", "amount", "client_sizes", "passed", "settings_of", "targets", "with_flags"]
@@ -40,7 +40,7 @@ def with_flags(*left_out: str, lists: Collection[str] = ()) -> Callable[[Callabl
         parameters += [_flag(name) for name in sorted(names, key=lambda name: GROUPS.index(schema[name].group))]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
-        lines = [fill(f"  {name:15} {spec.about}", 78, subsequent_indent=" " * 18) for name, spec in POLICIES.items()]
+        lines = [fill(f"  {name:15} {spec.about}", 78, subsequent_indent=" " * 18) for name, spec in METHODS.items()]
         methods = "\n".join(["\b", "Methods (--method):", *lines])  # the backspace keeps Typer from joining them
         command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{methods}"
         return command
@@ -52,7 +52,7 @@ def _flag(name: str) -> inspect.Parameter:
     setting, default = Config.schema()[name], Config.default(name)
     kind = bool if setting.kind == "switch" else str  # the setting parses its own text: 0.1 %, 16 kB
     suffix = "" if default in (None, {}) else f" (default: {default})"
-    if any(name in spec.defaults for spec in POLICIES.values()):
+    if any(name in spec.defaults for spec in METHODS.values()):
         suffix = f" (default: {default}, or the method's own)" if suffix else " (some methods have their own)"
     words = setting.help + (f": {setting.example}" if setting.example else "")
     spelled = [f"--{each}".replace("_", "-") for each in (name, setting.alias) if each]

@@ -11,7 +11,7 @@ from dagc.cli.terminal import print_table
 from dagc.comparison import SWEPT, comparison_fields, split_methods
 from dagc.errors import InvalidInput, unknown
 from dagc.estimate import estimate
-from dagc.policies import BUDGETS, POLICIES, Plan
+from dagc.policies import BUDGETS, METHODS, Plan
 from dagc.report.numbers import BYTES
 from dagc.report.panels import in_words
 from dagc.text import in_bytes, in_seconds
@@ -75,7 +75,7 @@ def _configs(settings: dict[str, Any], methods: str) -> list[Config]:
     texts = split_methods(methods)
     for place, text in enumerate(texts):
         name, colon, rest = text.partition(":")
-        takes = name in POLICIES and "ratio" in POLICIES[name].budgets and name not in EXPECTED
+        takes = name in METHODS and "ratio" in METHODS[name].budgets and name not in EXPECTED
         if takes and not {*settings, *(part.partition("=")[0].strip() for part in rest.split(","))} & {*BUDGETS}:
             texts[place] = f"{text}{',' if colon else ':'}ratio={RATIO:g}"
     lines = comparison_fields(settings, texts)

@@ -8,7 +8,7 @@ from typing import Any
 
 from dagc.comparison.runner import run_all, stopping
 from dagc.errors import InvalidInput, unknown
-from dagc.policies import BUDGETS, POLICIES
+from dagc.policies import BUDGETS, METHODS
 from dagc.policies.policy import unknown_method
 from dagc.training import SOLUTION, Config
 from dagc.training.config import OWN_STEPS
@@ -63,7 +63,7 @@ def comparison_fields(settings: Mapping[str, Any], methods: Sequence[str]) -> li
     _check_taken(BUDGETS, points[0], variants)
     budgets = [name for name in BUDGETS if name in points[0]]
     for text, (method, overrides) in variants.items():
-        takes = POLICIES[method].budgets
+        takes = METHODS[method].budgets
         if budgets and takes and not set(BUDGETS) & _fields(points[0], method, overrides).keys():
             raise InvalidInput(
                 f"{text!r} does not take {' or '.join(budgets)}: leave it out, or give it a budget of its own, "
@@ -114,7 +114,7 @@ def _parts(settings: Mapping[str, Any], name: str) -> Collection[Any]:
 def _read(text: str) -> _Variant:
     """The method and the settings of `NAME:key=value,key=value`."""
     method, colon, rest = text.partition(":")
-    if method not in POLICIES:
+    if method not in METHODS:
         raise unknown_method(method)
     overrides: dict[str, Any] = {}
     for part in re.split(BETWEEN, rest) if colon else ():
@@ -139,7 +139,7 @@ def _fields(settings: Mapping[str, Any], method: str, overrides: Mapping[str, An
 
 def _taken_by(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
     """The settings that a method takes. Budgets that count entries take precedence over a threshold."""
-    kind = POLICIES[method]
+    kind = METHODS[method]
     counted = [name for name in BUDGETS if name != "threshold" and name in settings and name in kind.budgets]
     budgets = counted or [name for name in ("threshold",) if name in kind.budgets]
     takes = {
@@ -147,7 +147,7 @@ def _taken_by(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
         "overhead": kind.waits and bool(counted),
         "down": bool(kind.budgets) and (settings.get("down") != "same" or bool(counted)),
         "caps": bool(counted),
-        "exponent": method == "power",
+        "exponent": kind.exponent,
     }
     if kind.fixed:
         takes |= {name: settings.get(name) == value for name, value in kind.defaults.items()}

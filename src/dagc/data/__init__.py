@@ -1,4 +1,4 @@
-"""Data sets in their official formats, the user's own data, and how they are split over clients."""
+"""Data sets by name, the user's own files, frames and arrays, and how samples are split over clients."""
 
 from dagc.data.batches import Batches
 from dagc.data.dataset import Dataset, Objective

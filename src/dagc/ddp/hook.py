@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dagc.ddp.continued import warn_if_continued
 from dagc.ddp.rank import Rank, check_version, log, make_plan, to_arrays, to_tensors
-from dagc.ddp.replica import device_of
+from dagc.ddp.rank_model import device_of
 from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
 from dagc.policies import Plan
 from dagc.state import all_or_nothing

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dagc.ddp.continued import warn_if_continued
 from dagc.ddp.exchange import Exchanged, Packet
 from dagc.ddp.rank import Flight, log, to_tensors
-from dagc.ddp.replica import tensor_checksum
+from dagc.ddp.rank_model import tensor_checksum
 from dagc.ddp.resume import VERSION
 from dagc.ddp.start import HEAD, Start
 from dagc.errors import InvalidInput, MalformedPayload
@@ -103,7 +103,7 @@ class LocalSteps(Start):
         self._closed = False
         self._begin_steps(self._begun if self._ahead else None)
         self._clock = self._began - self._seconds  # when this process began
-        warn_if_continued(self, self._replica.parameters[0], "give all states to LocalSteps(resume=...)")
+        warn_if_continued(self, self._model.parameters[0], "give all states to LocalSteps(resume=...)")
 
     @property
     def round(self) -> int:
@@ -119,7 +119,7 @@ class LocalSteps(Start):
 
         Between exchanges, the module itself is this rank's private model. Buffers and what `local` names stay private.
         """
-        return self._replica.as_shared()
+        return self._model.as_shared()
 
     def step(self) -> Exchanged | None:
         """Call it after every step of the optimizer; exchanges when it is time.
@@ -184,8 +184,8 @@ class LocalSteps(Start):
             "about": self._about,
             "start": self._starts,
             "shared": self.shared,
-            "velocity": self._replica.velocity,
-            "begun": self._replica.start if self._ahead else None,
+            "velocity": self._model.velocity,
+            "begun": self._model.start if self._ahead else None,
             "uplink": self.uplink.state_dict(),
             "server": self.server.state_dict(),
             "due": self._next,
@@ -202,7 +202,7 @@ class LocalSteps(Start):
         with self._back_on_error():
             self._land()
             head = HEAD.pack(self._checksum, perf_counter() - self._clock, pace)
-            flight = self._compress(self._replica.moved, self._seconds, head, self._done)
+            flight = self._compress(self._model.moved, self._seconds, head, self._done)
             send = partial(self._exchange.all_gather, flight.message)
             if self._sender is None:
                 self._take(flight, send)
@@ -223,7 +223,7 @@ class LocalSteps(Start):
                 if pending is not None:
                     pending.add_to(at, -self.outer_rate)
             at = self.uplink.start(at, self.outer_rate)
-        self._replica.begin(at)
+        self._model.begin(at)
         self._done, self._due, self._began = 0, self._next, perf_counter()
 
     @contextmanager
@@ -271,4 +271,4 @@ class LocalSteps(Start):
 
     def _apply(self, total: Tensor | None) -> None:
         if total is not None:
-            self._replica.move(total, self.outer_rate, self.momentum)
+            self._model.move(total, self.outer_rate, self.momentum)

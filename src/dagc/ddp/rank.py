@@ -196,7 +196,7 @@ def compile_ahead(plan: Plan, rounds: int | None) -> None:
         server.join("0", 1)
         values = torch.linspace(-1, 1, rows * columns)
         for _ in range(8):  # in the first ones, the method thrifty waits
-            upload = uplink.upload(values.clone(), server.orders("0")["0"])
+            upload = uplink.upload(values.clone(), server.orders(["0"])["0"])
             uploads = [server.read("0", upload.frame, upload.norm)]
             server.total(uploads)
             server.close(uploads)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dagc.ddp.rank import Rank, log, make_plan, to_arrays
-from dagc.ddp.replica import Replica, tensor_checksum
+from dagc.ddp.rank_model import RankModel, tensor_checksum
 from dagc.ddp.resume import Choice, State, candidates, check_content, reading, send_model_to_newcomers
 from dagc.errors import DagcError, InvalidInput
 from dagc.policies import Plan
@@ -61,28 +61,28 @@ class Start(Rank):
                 if name in NUMBERS and (value is not None or name in ("steps", "outer_rate")):
                     NUMBERS[name].number(name, value)
             checked = make_plan(plan, settings, self._exchange.world, local_steps=True)
-            replica = self._replica = Replica(model, local)
-            size = len(replica.shared)
+            rank_model = self._model = RankModel(model, local)
+            size = len(rank_model.shared)
             if checked.method_spec.encodes and not checked.budgets_set:
                 checked = checked.replaced(bytes=local_steps_bytes(size))
-            self._prepare(checked, replica.shapes, rounds, replica.device)
+            self._prepare(checked, rank_model.shapes, rounds, rank_model.device)
             momentum: float | None = same["momentum"]
             self.momentum = usual_momentum(self.server.plan, size) if momentum is None else momentum
-            dtypes = [str(parameter.dtype) for parameter in replica.parameters]
+            dtypes = [str(parameter.dtype) for parameter in rank_model.parameters]
             return {**self._about, **same, "momentum": self.momentum, "dtypes": dtypes}
 
         try:
             self._agree(examples, prepare)
             self._starts = [self._number, 0, self._number]  # of the training, its restarts, and this start
             if self.momentum:
-                self._replica.velocity = torch.zeros_like(self.shared)
+                self._model.velocity = torch.zeros_like(self.shared)
             choices = candidates(self._talk, resume, self.examples, self._about, same["allow_missing"])
             if choices:
                 self._continue(choices)
             else:  # whose model differs from rank 0's downloads it
                 sums = self._talk.share(lambda: tensor_checksum(self.shared))
                 holders = [rank for rank, each in enumerate(sums) if each == sums[0]]
-                send_model_to_newcomers(self._talk, self._replica.vectors, holders)
+                send_model_to_newcomers(self._talk, self._model.vectors, holders)
                 self.downloaded = self._talk.rank not in holders
             self._checksum = self._same(self._talk.share(lambda: tensor_checksum(self.shared)))
         except DagcError:
@@ -95,7 +95,7 @@ class Start(Rank):
     @property
     def shared(self) -> Tensor:
         """The shared model as a float32 vector, the same bits on all ranks."""
-        return self._replica.shared
+        return self._model.shared
 
     def _continue(self, choices: Sequence[Choice]) -> None:
         failures = []
@@ -147,14 +147,14 @@ class Start(Rank):
         self._next, self._seconds = due, seconds
         self._starts[:2] = [key.training, key.generation + 1]
         self.missing, self.downloaded = choice.missing, state is None
-        replica = self._replica
+        rank_model = self._model
         if state is not None:
-            replica.shared.copy_(state["shared"])
-            if replica.velocity is not None and state["velocity"] is not None:
-                replica.velocity.copy_(state["velocity"])
-        send_model_to_newcomers(self._talk, replica.vectors, able)
+            rank_model.shared.copy_(state["shared"])
+            if rank_model.velocity is not None and state["velocity"] is not None:
+                rank_model.velocity.copy_(state["velocity"])
+        send_model_to_newcomers(self._talk, rank_model.vectors, able)
         if own_state is not None and own_state["begun"] is not None:
-            self._begun = own_state["begun"].to(replica.device, copy=True)
+            self._begun = own_state["begun"].to(rank_model.device, copy=True)
         alone = len(carried) == 1 and carried[0] is own_state
         if not alone or examples != self.examples:
             self.uplink.feedback.residual = self._carried(carried)

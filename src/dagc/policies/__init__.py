@@ -4,12 +4,12 @@ from functools import partial
 
 from dagc.policies.allocated import Allocated, Shares
 from dagc.policies.plan import BUDGETS, ClientPlan, Plan
-from dagc.policies.policy import POLICIES, Everything, Method, Policy, Report, Situation
+from dagc.policies.policy import METHODS, Everything, Method, Policy, Report, Situation
 from dagc.policies.rate import Account, Rate, make_rate
 
 __all__ = [
     "BUDGETS",
-    "POLICIES",
+    "METHODS",
     "Account",
     "Allocated",
     "ClientPlan",
@@ -28,7 +28,7 @@ __all__ = [
 IN_ENTRIES = ("ratio", "bytes", "rate")
 
 
-def relative(allocator: str, about: str, compressor: str = "top-k") -> Method:
+def relative(allocator: str, about: str, compressor: str | None = None) -> Method:
     """A method that gives each client a number of entries, by an allocator in `dagc.ALLOCATORS`."""
     make = partial(Allocated, allocator=allocator, compressor=compressor)
     return Method(IN_ENTRIES, make, waits=True, about=about)
@@ -44,7 +44,7 @@ _STC = {"values": "sign", "frames": "compact", "down": "same"}
 _DAGC = {"down": "same", "first_bits": 8}
 _THRIFTY = {**_DAGC, "values": "auto", "frames": "auto", "overhead": 0.125, "step_ahead": 0.5}
 
-POLICIES |= {
+METHODS |= {
     "none": Method((), Everything, about="no compression: everything is sent", defaults=_UNCOMPRESSED, fixed=True),
     "top-k": relative("uniform", "the largest entries, equally many from every client"),
     "stc": relative("uniform", "Sparse Ternary Compression: top-k as signs, both ways")._replace(
@@ -57,6 +57,7 @@ POLICIES |= {
         Shares,
         about="as accurate as without compression: bytes by data, spent on whatever carries most, both ways",
         defaults=_DAGC,
+        exponent=True,
         encodes=True,
     ),
     "thrifty": relative(
@@ -65,6 +66,6 @@ POLICIES |= {
     "dagc-r": relative("dagc-r", "entries by data: Algorithm 2 of the paper"),
     "dagc-a": absolute("dagc-a", "thresholds by data: Algorithm 3 of the paper"),
     "power": relative("power", "in proportion to (share of data)^exponent")._replace(
-        budgets=(*IN_ENTRIES, "threshold")
+        budgets=(*IN_ENTRIES, "threshold"), exponent=True
     ),
 }

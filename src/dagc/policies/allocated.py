@@ -33,9 +33,9 @@ class Allocated(Stateful):
 
     STATE = fields(_saved=named(finite), _carry=finite)
 
-    def __init__(self, plan: Plan, size: int, allocator: str, compressor: str = "top-k") -> None:
+    def __init__(self, plan: Plan, size: int, allocator: str, compressor: str | None = None) -> None:
         self.plan, self.size, self.allocator = plan, size, allocator
-        self.compressor = compressor if plan.threshold is None else "hard-threshold"
+        self.compressor = compressor or ("top-k" if plan.threshold is None else "hard-threshold")
         self.least = worth_a_frame(plan, size) if plan.overhead else 1
         self._saved: dict[str, float] = {}
         self._carry = 0.0

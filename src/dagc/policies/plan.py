@@ -11,7 +11,7 @@ from dagc._numba import compiled
 from dagc.allocation import most_entries
 from dagc.errors import InvalidInput, unknown
 from dagc.feedback import SMALLEST_CLIP
-from dagc.policies.policy import POLICIES, Method, Policy, unknown_method
+from dagc.policies.policy import METHODS, Method, Policy, unknown_method
 from dagc.policies.rate import MOST_BYTES, Account, make_rate
 from dagc.settings import Settings, group
 from dagc.wire import VALUE_CODECS
@@ -114,7 +114,7 @@ class Plan(ClientPlan):
         dagc.errors.InvalidInput: there is no setting 'ration': did you mean 'ratio'? Choose one of method, ...
     """
 
-    method: str = _method("dagc", "how each client's compression is chosen", "text", registry=lambda: POLICIES)
+    method: str = _method("dagc", "how each client's compression is chosen", "text", registry=lambda: METHODS)
     ratio: float | None = _budget(
         None, "budget: the mean ratio of entries sent; for dagc, of the bytes of an uncompressed model", above=0, most=1
     )
@@ -138,7 +138,7 @@ class Plan(ClientPlan):
     )
     exponent: float | None = _method(
         None,
-        "exponent of a client's share of the data, for the method power; 2/3 if not given",
+        "exponent of a client's share of the data, for the methods dagc and power; 2/3 if not given",
         least=0,
         most=4,
         note="a number from 0 (uniform) to 4",
@@ -189,9 +189,9 @@ class Plan(ClientPlan):
     def _completed(self, values: dict[str, Any]) -> dict[str, Any]:
         """The settings with the method's own defaults for those that are missing or None."""
         method = values.get("method", self.default("method"))
-        if not isinstance(method, str) or method not in POLICIES:
+        if not isinstance(method, str) or method not in METHODS:
             raise unknown_method(method)
-        defaults = {name: value for name, value in POLICIES[method].defaults.items() if values.get(name) is None}
+        defaults = {name: value for name, value in METHODS[method].defaults.items() if values.get(name) is None}
         plain = {name: value for name, value in values.items() if value is not None or self.default(name) is None}
         return {**plain, **defaults}
 
@@ -224,8 +224,9 @@ class Plan(ClientPlan):
                 if not spec.options:
                     raise InvalidInput(f"method {self.method!r} takes no options, but {name!r} is given: leave it out")
                 raise unknown(f"option of {self.method}", name, spec.options)
-        if self.exponent is not None and self.method not in ("power", "dagc"):
-            raise InvalidInput(f"exponent belongs to the methods power and dagc, not to {self.method!r}: leave it out")
+        if self.exponent is not None and not spec.exponent:
+            able = _words([name for name, each in METHODS.items() if each.exponent])
+            raise InvalidInput(f"exponent belongs to the methods {able}, not to {self.method!r}: leave it out")
         for name in ("values", "frames", "per_tensor") if spec.encodes else ():
             if getattr(self, name) != self.default(name):
                 raise InvalidInput(
@@ -341,7 +342,7 @@ class Plan(ClientPlan):
     @property
     def method_spec(self) -> Method:
         """The method, as registered."""
-        return POLICIES[self.method]
+        return METHODS[self.method]
 
 
 def _words(names: Sequence[str], last: str = "and") -> str:

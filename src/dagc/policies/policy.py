@@ -59,10 +59,11 @@ class Method(NamedTuple):
     about: str = ""  # one line that describes it, for `--help`
     defaults: Mapping[str, Any] = MappingProxyType({})  # its own default settings
     fixed: bool = False  # whether they define it: settings shared by a whole comparison do not change them
+    exponent: bool = False  # whether it takes `Plan.exponent`
     encodes: bool = False  # whether the encoder chooses what a frame holds: entries and their codecs are not set
 
 
-POLICIES: dict[str, Method] = {}
+METHODS: dict[str, Method] = {}
 """Every training method by name. Add yours, and every engine knows it."""
 ELSEWHERE = {
     "fedavg": "none",
@@ -85,7 +86,7 @@ def unknown_method(name: object) -> InvalidInput:
     """
     called = ELSEWHERE.get(name.lower().replace("-", "").replace("_", "")) if isinstance(name, str) else None
     if called is None:
-        return unknown("method", name, POLICIES)
+        return unknown("method", name, METHODS)
     return InvalidInput(f"there is no method {name!r}: it is called {called}")
 
 

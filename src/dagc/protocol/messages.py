@@ -23,9 +23,8 @@ class Order(NamedTuple):
     """What one client has to do in one round. Everything that stays the same is in the plan."""
 
     round: int  # from 1
-    amount: (
-        Any  # in the compressor's unit: entries, a threshold, bytes, or None for everything; with 0, nothing is sent
-    )
+    # In the compressor's unit: entries, a threshold, bytes, or None for everything; with 0, nothing is sent.
+    amount: Any
     compressor: str = "top-k"  # how to select: a name in `dagc.COMPRESSORS`, or `BEST`
     number: int = 0  # the client's in the roster; with the plan's seed, it decides everything random
     accepted: int = 0  # the round of this client's last upload that the server accepted; 0 if there is none

@@ -10,7 +10,7 @@ from typing import Any
 from dagc.errors import InvalidInput, shown, unknown
 from dagc.state import Stateful, fields, finite, instance, plain, text, whole
 
-SMOOTHING = 0.5  # the weight of one round in the running number of rounds between visits
+SMOOTHING = 0.5  # the weight of one round in the running gaps
 RARER = 8  # the downlink's budget for a round is at least this part of what clients that come back allow
 MOST_EXAMPLES = 1 << 53
 
@@ -61,7 +61,7 @@ class Roster(Stateful):
     def __init__(self, newcomer: int = -1, most_examples: float | None = None) -> None:
         self.newcomer, self.most_examples = newcomer, most_examples
         self.members: dict[str, Member] = {}
-        self.gap = 1.0  # the typical number of rounds between two visits of a client
+        self.gap = 1.0  # the typical number of rounds until a client takes part again
         self.return_gap = 1.0  # the mean of those rounds, of clients that come back
 
     def join(self, name: str, examples: float) -> None:
@@ -82,7 +82,7 @@ class Roster(Stateful):
                 raise unknown("member", name, self.members)
         return sorted((self.members[name] for name in listed), key=lambda member: member.number)
 
-    def visit(self, present: list[Member], round: int) -> None:
+    def note_present(self, present: list[Member], round: int) -> None:
         """Note who takes part in a round.
 
         How many clients there are that were never seen follows from how many of those present were seen before, as
@@ -102,7 +102,7 @@ class Roster(Stateful):
 
     @property
     def broadcast_gap(self) -> float:
-        """The rounds between two visits, as broadcasts are budgeted.
+        """The rounds until a client takes part again, as broadcasts are budgeted.
 
         Newcomers download the whole model. If most are new for ever, broadcasts must not become ever rarer.
         """
@@ -110,7 +110,7 @@ class Roster(Stateful):
 
     def loaded(self) -> None:
         if self.gap <= 0 or self.return_gap <= 0:
-            raise ValueError(f"the rounds between visits are {self.gap} and {self.return_gap}")
+            raise ValueError(f"the rounds until clients take part again are {self.gap} and {self.return_gap}")
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "members": plain(list(self.members.values()))}

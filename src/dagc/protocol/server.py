@@ -93,7 +93,7 @@ class Server(Stateful):
                 **extra.get(member.name, Extra())._asdict(),
             )
         self.receiver.begin()
-        self.roster.visit(members, self.round + 1)
+        self.roster.note_present(members, self.round + 1)
         return dict(self._orders)
 
     def read(self, name: str, frame: bytes | memoryview, norm: float | None = None) -> Upload:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dagc.policies import BUDGETS, POLICIES
+from dagc.policies import BUDGETS, METHODS
 from dagc.report.runs import Run
 from dagc.text import count
 from dagc.training import OWN, SOLUTION, Config
@@ -123,7 +123,7 @@ def _label(settings: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
 
     What all have in common is left out, and so are rates that other methods have differently: those are tuned.
     """
-    usual = {**USUAL, **(spec.defaults if (spec := POLICIES.get(settings["method"])) else {})}
+    usual = {**USUAL, **(spec.defaults if (spec := METHODS.get(settings["method"])) else {})}
     words = [settings["method"]]
     for name in (*(name for name in SOLUTION if name != "method"), "task"):
         value = settings.get(name)

@@ -21,7 +21,7 @@ SHARDED = {"DTensor", "FSDPModule", "FullyShardedDataParallel"}
 """Classes of parameters and modules of which a rank has only its part. Their modules need not be imported here."""
 
 
-class Replica:
+class RankModel:
     """The exchanged parameters of a module, and the shared model as a float32 vector over them, on their device."""
 
     def __init__(self, model: nn.Module, local: Sequence[str]) -> None:
