@@ -109,3 +109,10 @@ def test_several_values_are_a_line_each_for_those_who_take_them():
         ("stc", 0.1, 0.2),
     ]
     assert len(found) == 16
+
+
+def test_settings_of_entries_go_to_methods_that_send_entries():
+    settings = {"values": "sign", "frames": "compact", "per_tensor": True, "ratio": 0.02}
+    dagc, top_k = comparison_fields(settings, ["dagc", "top-k"])
+    assert not {"values", "frames", "per_tensor"} & dagc.keys()
+    assert {name: top_k[name] for name in settings} == settings

@@ -9,6 +9,7 @@ from typing import Any
 from dagc.comparison.runner import run_all, stopping
 from dagc.errors import InvalidInput, unknown
 from dagc.policies import BUDGETS, METHODS
+from dagc.policies.plan import OF_ENTRIES
 from dagc.policies.policy import unknown_method
 from dagc.training import SOLUTION, Config
 from dagc.training.config import OWN_STEPS
@@ -148,6 +149,7 @@ def _taken_by(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
         "down": bool(kind.budgets) and (settings.get("down") != "same" or bool(counted)),
         "caps": bool(counted),
         "exponent": kind.exponent,
+        **dict.fromkeys(OF_ENTRIES, not kind.encodes),
     }
     if kind.fixed:
         takes |= {name: settings.get(name) == value for name, value in kind.defaults.items()}

@@ -37,6 +37,7 @@ def usual_bytes(size: int) -> float:
     return max(8.0, float(round(0.5 * math.sqrt(size))))
 
 
+OF_ENTRIES = ("values", "frames", "per_tensor")  # settings of methods that send entries
 MOST_PART = 0.1  # bytes per entry: more are never needed
 
 
@@ -227,7 +228,7 @@ class Plan(ClientPlan):
         if self.exponent is not None and not spec.exponent:
             able = _words([name for name, each in METHODS.items() if each.exponent])
             raise InvalidInput(f"exponent belongs to the methods {able}, not to {self.method!r}: leave it out")
-        for name in ("values", "frames", "per_tensor") if spec.encodes else ():
+        for name in OF_ENTRIES if spec.encodes else ():
             if getattr(self, name) != self.default(name):
                 raise InvalidInput(
                     f"{name} is {getattr(self, name)!r}, but with method {self.method!r} the encoder chooses what a "
