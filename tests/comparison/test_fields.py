@@ -112,7 +112,7 @@ def test_several_values_are_a_line_each_for_those_who_take_them():
 
 
 def test_settings_of_entries_go_to_methods_that_send_entries():
-    settings = {"values": "sign", "frames": "compact", "per_tensor": True, "ratio": 0.02}
-    dagc, top_k = comparison_fields(settings, ["dagc", "top-k"])
-    assert not {"values", "frames", "per_tensor"} & dagc.keys()
-    assert {name: top_k[name] for name in settings} == settings
+    settings = {"values": "sign", "frames": "coded", "per_tensor": True, "ratio": 0.02}
+    dagc, top_k = configs_of({**BASE, **settings}, ["dagc", "top-k"], [0])
+    assert [getattr(dagc, name) for name in settings] == [*(dagc.default(name) for name in list(settings)[:3]), 0.02]
+    assert [getattr(top_k, name) for name in settings] == list(settings.values())
