@@ -32,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "thrifty": {"method": "thrifty"},
     "FedAvg, first model in 8 bits": {"method": "none", "first_bits": 8},
 }
-"""What is compared: each with and without the server's momentum, the fewest bytes, and how far equal curves lie apart."""
+"""Each with and without the server's momentum, the fewest bytes, and how far equal curves lie apart."""
 TASKS: dict[str, dict[str, Any]] = {
     "digits": {"task": "mlp@digits", "rounds": 60, "local_steps": 10, "learning_rate": 0.1, "evaluate_every": 2},
     "mlp": {"task": "mlp@fashion-mnist", "rounds": 30, "local_steps": 20, "learning_rate": 0.1, "evaluate_every": 1},
