@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow test-flower chaos soak bench bench-ddp gpu-check results docs dist lint clean
+.PHONY: demo test test-slow test-flower test-frameworks chaos soak bench bench-ddp gpu-check results docs dist lint clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -25,6 +25,11 @@ test-slow: $(READY)
 test-flower: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'flwr[simulation]'
 	$(BIN)/python -m pytest -m slow tests/flower/test_processes.py
+
+# accelerate, Trainer and Lightning: every example of examples/frameworks/ on two ranks.
+test-frameworks: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[frameworks]'
+	$(BIN)/python -m pytest -m slow tests/ddp/test_frameworks.py
 
 # Faults of every kind, from a seed: make chaos SEED=1 MINUTES=30
 SEED ?= 0

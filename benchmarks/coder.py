@@ -134,10 +134,10 @@ class Coded:
     def _leave_out(self, memory: Memory) -> None:
         """Weights of 0 say nothing."""
         at = 0
-        memory._tables = memory._tables.copy()
+        memory.tables = memory.tables.copy()
         for name, weights in [*TABLES.items(), ("row", (0,) * (len(memory._rows) // 3))]:
             if name == self.without:
-                memory._tables[at : at + len(weights)] = 0
+                memory.tables[at : at + len(weights)] = 0
             at += len(weights)
 
 
@@ -265,7 +265,7 @@ def first_tables() -> None:
             for upload in some:
                 coded.send(upload, shapes)
         fixed = sum(map(len, TABLES.values()))
-        kept = [memory._tables[:fixed] for memory in coded.memories.values() if memory.frames > 5]
+        kept = [memory.tables[:fixed] for memory in coded.memories.values() if memory.frames > 5]
         found.append(np.mean(kept, axis=0) / 4096)
     mean, at = np.mean(found, axis=0).round().astype(int).tolist(), 0
     for name, weights in TABLES.items():

@@ -29,7 +29,7 @@ from dagc.compressors import _vector
 from dagc.data import Batches, load, make_partition
 from dagc.errors import MissingData
 from dagc.models import build
-from dagc.wire import rice
+from dagc.wire import indices as rice
 
 RATIOS = (0.1, 0.01, 0.001)
 LARGE, MIDDLE = 11_000_000, 1_000_000

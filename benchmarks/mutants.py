@@ -3,6 +3,7 @@
     python -m benchmarks.mutants --outcomes outcomes.json         # 15 mutants of each part; notes what came of each
     python -m benchmarks.mutants --outcomes outcomes.json         # once more: only those that no test noticed
     python -m benchmarks.mutants --outcomes outcomes.json --record    # and keeps the table of both
+    python -m benchmarks.mutants --part wire --mutants 5              # a few, of one part
 
 A comparison becomes its neighbor, a number one larger, `+` becomes `-`, `and` becomes `or`, a condition its opposite.
 Each mutant is a copy of the package in a folder of its own; the tests of that part run until the first one fails. They
@@ -150,10 +151,12 @@ def _tests(part: str, source: Path) -> int:
     return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-k", SLOW, *TESTS[part]]))
 
 
-def sample(count: int, seed: int) -> Iterator[tuple[str, Path, str, str]]:
+def sample(parts: Sequence[str], count: int, seed: int) -> Iterator[tuple[str, Path, str, str]]:
     """The same number of mutants of each part: the part, the file, the change in words, and the file's new text."""
-    for part, patterns in FILES.items():
-        files = sorted(path for pattern in patterns for path in PACKAGE.glob(pattern))
+    for part in parts:
+        files = sorted(path for pattern in FILES[part] for path in PACKAGE.glob(pattern))
+        if not files:
+            sys.exit(f"there is no file of {part} any more: {', '.join(FILES[part])}")
         for path, line, words, text in mutants(files, count, seed):
             yield part, path, f"{path.relative_to(ROOT)}:{line}: {words}", text
 
@@ -163,14 +166,16 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--mutants", type=int, default=15, help="of each part")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", choices=list(FILES), action="append", help="default: all")
     parser.add_argument("--outcomes", type=Path, help="a file that remembers which mutants were noticed first")
     options = parser.parse_args()
     before: dict[str, bool] = {}
     if options.outcomes is not None and options.outcomes.exists():
         before = json.loads(options.outcomes.read_text())
     rows, survivors = [], []
-    chosen = list(sample(options.mutants, options.seed))
-    for part in FILES:
+    parts = options.part or list(FILES)
+    chosen = list(sample(parts, options.mutants, options.seed))
+    for part in parts:
         own = [each for each in chosen if each[0] == part]
         path = own[0][1]
         if noticed(part, path, path.read_text()):

@@ -26,7 +26,7 @@ from dagc.policies import Plan
 from dagc.protocol import Download, ModelServer, Order, Replica
 from dagc.updates import decode_update, encode_dense, encode_update
 from dagc.updates.frame import MIXED, Entries, code_entries, code_head, code_terms, seal
-from dagc.updates.stream import Scale, Stream
+from dagc.updates.stream import Stream
 from dagc.updates.update import Terms, Update
 from dagc.wire.shapes import extents
 
@@ -205,7 +205,7 @@ class Attack:
         if rng.random() < 0.2:
             return bytes([int(rng.choice([0xB0, 0xC2, 0xC4, 0xC8, 0xB1, 0xCF]))]) + rng.bytes(int(rng.integers(0, 60)))
         stream = Stream(np.zeros(4 * target.order.amount + 4096, dtype=np.uint8), writing=True)
-        step = Scale(int(rng.integers(-2048, 2048)) if rng.random() < 0.3 else int(rng.integers(-200, 200)))
+        step = int(rng.integers(-2048, 2048)) if rng.random() < 0.3 else int(rng.integers(-200, 200))
         terms = self._terms(target, step) if rng.random() < 0.7 else []
         try:
             code_head(stream, step, bool(terms))
@@ -222,7 +222,7 @@ class Attack:
         body = stream.finish()
         return bytes([MIXED]) + (b"" if body is None else body)
 
-    def _terms(self, target: Target, step: Scale) -> list[Terms]:
+    def _terms(self, target: Target, step: int) -> list[Terms]:
         rng, terms = self.rng, []
         for start, rows, columns in extents(target.shapes):
             if min(rows, columns) < 2 or rng.random() < 0.3:

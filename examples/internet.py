@@ -10,10 +10,12 @@ dagc. On several computers, start torchrun on each with --nnodes, --node-rank an
 """
 
 import argparse
+import errno
 import json
 import os
 import shutil
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -178,8 +180,15 @@ def main() -> None:
 
 def states(folder: Path | None) -> list[dict[str, Any]]:
     """All states in the folder, of any round and number of ranks; read only as far as they are used."""
-    paths = sorted(folder.glob("round-*/*.pt")) if folder else []
-    return [torch.load(path, weights_only=True, mmap=True) for path in paths]
+    found = []
+    for path in sorted(folder.glob("round-*/*.pt")) if folder else []:
+        try:
+            found.append(torch.load(path, weights_only=True, mmap=True))
+        except (RuntimeError, EOFError, UnpicklingError, OSError) as error:  # damaged: the round before is used
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:  # it cannot be read now, but may be intact
+                raise
+            print(f"{path} is left out: {str(error).splitlines()[0]}")
+    return found
 
 
 def save(folder: Path, state: dict[str, Any], rank: int, world: int) -> None:

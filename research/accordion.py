@@ -6,13 +6,12 @@ from typing import Any
 from dagc.allocation import allocate, most_entries
 from dagc.errors import InvalidInput
 from dagc.policies import Method, Plan, Situation
-from dagc.policies.rate import finite
-from dagc.state import flag, whole
+from dagc.state import Stateful, fields, finite, flag, optional, whole
 
 __all__ = ["METHOD", "Accordion"]
 
 
-class Accordion:
+class Accordion(Stateful):
     """One of two parameters, the same for all clients, chosen by how much the gradient norm changed.
 
     Options: `interval`, `change`, and the parameters `gentle` and `aggressive` (ratios, or thresholds).
@@ -26,6 +25,7 @@ class Accordion:
     """
 
     wants_norms = True
+    STATE = fields(_sum=finite, _rounds=whole, _before=optional(finite), _critical=flag)
 
     def __init__(self, plan: Plan, size: int) -> None:
         """Start in the critical regime."""
@@ -82,16 +82,6 @@ class Accordion:
             if self._before is not None:
                 self._critical = abs(mean - self._before) >= self.change * self._before
             self._before, self._sum, self._rounds = mean, 0.0, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """The norms so far and the regime."""
-        return {"sum": self._sum, "rounds": self._rounds, "before": self._before, "critical": self._critical}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where `state_dict` was taken."""
-        self._sum, self._rounds = finite(state["sum"]), whole(state["rounds"])
-        self._before = None if state["before"] is None else finite(state["before"])
-        self._critical = flag(state["critical"])
 
 
 METHOD = Method(

@@ -11,9 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dagc.cli.report import command_line
-from dagc.cli.table import print_panels
-from dagc.cli.terminal import log, say
+from dagc.cli.compare import command_line
+from dagc.cli.terminal import log, print_panels, say
 from dagc.errors import InvalidInput, unknown
 from dagc.report import Panel, write_report
 from dagc.training import Config

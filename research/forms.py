@@ -17,8 +17,8 @@ from dagc.sparse import Sparse
 from dagc.updates import encode_update
 from dagc.updates.frame import MOST_TERMS, Entries, code_entries, code_head, code_terms, most_body, seal
 from dagc.updates.low_rank import quantized
-from dagc.updates.rates import STEP_PER_PRICE, factor_rates
-from dagc.updates.stream import Scale, Stream
+from dagc.updates.rates import STEP_PER_PRICE, gaussian
+from dagc.updates.stream import Stream, nearest, value_of
 from dagc.updates.update import Terms, Update
 from dagc.wire import decode, encode
 from dagc.wire.shapes import extents
@@ -116,29 +116,31 @@ def low_rank_frame(vector: Tensor, shapes: Shapes, most: int) -> tuple[bytes, Up
     """The longest frame within `most` bytes that has terms alone: those worth their bits at one price for all."""
     best, size = (b"", Update.empty(len(vector))), len(vector)
     energy = float(vector.double().square().sum())
-    low, high = (int(Scale.near(math.sqrt(energy) * factor)) for factor in (1e-5, 2.0))
+    low, high = (int(nearest(math.sqrt(energy) * factor)) for factor in (1e-5, 2.0))
     while high - low > 0:
-        step = Scale((low + high) // 2)
+        step = (low + high) // 2
         terms = _terms_at(_triples(vector, tuple(shapes)), step)
         body = _body(terms, step, shapes, most) if terms else None
         if terms and body is None:
             low = step + 1
         else:
-            high = int(step)
+            high = step
             if body is not None:
                 best = seal(body, shapes, 0), Update(size, Sparse(size, [], []), tuple(terms))
     return best
 
 
-def _terms_at(triples: Sequence[Triples], step: Scale) -> list[Terms]:
+def _terms_at(triples: Sequence[Triples], step: int) -> list[Terms]:
     """The terms of all matrices that carry more than their bits cost, where this step is the best one."""
     done = []
     for start, matrix, _, sigmas, right in triples:
-        price, kept = step.value**2 / STEP_PER_PRICE, sigmas.numpy() ** 2
+        unit = float(value_of(step))
+        price, kept = unit**2 / STEP_PER_PRICE, sigmas.numpy() ** 2
         costs = np.full(len(kept), 9.0)
         for side in matrix.shape:
-            bits, part = factor_rates(sigmas.numpy() / step.value / math.sqrt(side))
-            costs, kept = costs + 0.87 * side * bits, kept * part
+            logs, bits, part = gaussian()
+            at = np.log2(np.maximum(sigmas.numpy() / unit / math.sqrt(side), 1e-9))
+            costs, kept = costs + 0.87 * side * np.interp(at, logs, bits), kept * np.interp(at, logs, part)
         count = min(int((kept > price * costs).sum()), MOST_TERMS)
         if count:
             terms = quantized(matrix, start, right[:, :count].float(), sigmas[:count], step)
@@ -146,7 +148,7 @@ def _terms_at(triples: Sequence[Triples], step: Scale) -> list[Terms]:
     return done
 
 
-def _body(terms: Sequence[Terms], step: Scale, shapes: Shapes, most: int) -> bytes | None:
+def _body(terms: Sequence[Terms], step: int, shapes: Shapes, most: int) -> bytes | None:
     """The frame without its checksum; None if it is too long."""
     room = most_body(most) - 1
     if room < 6:

@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dagc.data import Partition
-from dagc.data.fill import as_labels, fill
-from dagc.data.partition import check_clients, even_sizes, generator
+from dagc.data.partition import begin, even_sizes, fill
 from dagc.errors import InvalidInput
 
 __all__ = ["one_large"]
@@ -20,8 +19,7 @@ def one_large(
         >>> one_large([0, 1] * 55, share=0.5, clients=11).sizes.tolist()
         [55, 6, 6, 6, 6, 6, 5, 5, 5, 5, 5]
     """
-    known = as_labels(labels)
-    check_clients(clients, len(known))
+    known, rng = begin(labels, clients, seed, 2)
     if clients < 2 or not 0 < share < 1:
         raise InvalidInput(
             f"share is {share} with {clients} clients; use a share between 0 and 1 and two clients or more"
@@ -33,4 +31,4 @@ def one_large(
             f"{clients - 1} share {len(known) - large}; lower the share or the number of clients"
         )
     sizes = np.concatenate([[large], even_sizes(len(known) - large, clients - 1)])
-    return Partition(fill(known, sizes, label_alpha, generator(seed, 2)))
+    return Partition(fill(known, sizes, label_alpha, rng))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dagc.data import load, make_partition
-from dagc.policies.defaults import level_bytes
+from dagc.policies.plan import level_bytes
 from dagc.training import Config, Federation
 from dagc.updates import encode_update
 from research.gpt import Gpt, adapter, pretrained

@@ -30,6 +30,32 @@ OPTIONS = {
     "--help": "Show this message, or that of a command: dagc run --help.",
 }
 
+TASK = "the task names both: dagc run mlp@digits"
+ELSEWHERE = {
+    **dict.fromkeys(("--model", "--data", "--dataset"), TASK),
+    **dict.fromkeys(("--workers", "--num-clients", "--n-clients", "--num-workers"), "write --clients"),
+    **dict.fromkeys(("--num-rounds", "--n-rounds", "--num-server-rounds"), "write --rounds"),
+    "--local-epochs": "write --epochs",
+    "--algorithm": "write --method",
+    "--strategy": "write --method",
+}
+"""What others call options."""
+# fmt: off
+FLAGS = (
+    "--augment", "--batch-size", "--bytes", "--caps", "--check", "--checkpoint-every", "--client",
+    "--client-momentum", "--client-optimizer", "--client-weight-decay", "--clients", "--clip", "--compute-seconds",
+    "--config", "--data-dir", "--device", "--down", "--downlink", "--epochs", "--evaluate-every", "--exponent",
+    "--failures", "--first-bits", "--first-model", "--frames", "--help", "--jobs", "--json", "--label",
+    "--label-alpha", "--late", "--learning-rate", "--local-steps", "--lr", "--method", "--methods", "--momentum",
+    "--most-examples", "--network", "--norm-bound", "--objective", "--optimizer", "--optimizer-options",
+    "--options", "--output", "--overhead", "--parameters", "--participation", "--partition", "--per-tensor",
+    "--rate", "--ratio", "--rounds", "--schedule", "--seed", "--seeds", "--server-rate", "--server-schedule",
+    "--sizes", "--skew-ratio", "--step-ahead", "--target", "--targets", "--tensorboard", "--threads", "--threshold",
+    "--threshold-units", "--title", "--uplink", "--values", "--version", "--verbose",
+)
+# fmt: on
+"""The options of all commands."""
+
 
 @contextmanager
 def quiet() -> Iterator[None]:
@@ -46,6 +72,7 @@ def quiet() -> Iterator[None]:
 
 def main() -> None:
     """Run the command line, and load dagc only if it has work to do."""
+    sys.argv[1:] = [_hyphens(word) for word in sys.argv[1:]]
     with quiet():
         done = answered(sys.argv[1:])
         if done is None:
@@ -70,7 +97,25 @@ def answered(words: Sequence[str]) -> int | None:
         guess = f" Did you mean {near[0]!r}?" if near else f" Choose one of {', '.join(COMMANDS)}."
         print(f"error: No such command {words[command]!r}.{guess}", file=sys.stderr)
         return 2
+    for word in words[command + 1 :]:
+        if (name := word.partition("=")[0]) in ELSEWHERE:
+            print(f"error: No such option {name!r}: {ELSEWHERE[name]}.", file=sys.stderr)
+            return 2
+        if name.startswith("--") and name != "--" and name not in FLAGS:
+            near = get_close_matches(name, FLAGS, n=1)
+            guess = f" Did you mean {near[0]!r}?" if near else " Its command lists all with --help."
+            print(f"error: No such option {name!r}.{guess}", file=sys.stderr)
+            return 2
+    if words[command : command + 1] == ["plan"] and any("@" in word for word in words[command + 1 : command + 2]):
+        print("error: plan takes no task, only the model's size, e.g. --parameters 1.5M.", file=sys.stderr)
+        return 2
     return None
+
+
+def _hyphens(word: str) -> str:
+    """An option with hyphens where it has underscores: `--local_steps` is `--local-steps`."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
 def _help() -> str:

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from dagc.cli.options import GROUPS, OBJECTS
+from dagc.cli.options import GROUPS
+from dagc.comparison import OBJECTS
 from dagc.policies import POLICIES
 from dagc.training import Config
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dagc.data.npz import UNREADABLE
+from dagc.data.files import UNREADABLE
 from dagc.files import write_atomically
 
 __all__ = ["Arrays", "cached", "fingerprint"]

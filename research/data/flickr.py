@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dagc.data.dataset import Dataset, hold_out, statistics
-from dagc.data.images import read_image
+from dagc.data.files import read_image
 from dagc.errors import DataError
 from research.data.cache import Arrays, cached, fingerprint
 from research.data.download import Source

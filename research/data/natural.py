@@ -5,10 +5,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from dagc.data.assemble import assemble
 from dagc.data.dataset import Dataset
-from dagc.data.tables import read_csv, samples_of_table
-from dagc.data.texts import samples_of_texts
+from dagc.data.files import read_csv, samples_of_texts
+from dagc.data.samples import Named, assemble
 from dagc.errors import DataError
 from research.data.download import Source
 from research.data.entry import Entry
@@ -25,7 +24,7 @@ def _first(*places: str) -> Callable[[Path], Path | None]:
 
 def _read_adult(path: Path, root: Path) -> Dataset:
     """Who earns more than 50,000 dollars; the clients are the native countries."""
-    return assemble("adult", samples_of_table(read_csv(path, COLUMNS.split()), "income", "country"))
+    return assemble("adult", read_csv(path, Named("income", "country"), COLUMNS.split()))
 
 
 def _read_shakespeare(path: Path, root: Path) -> Dataset:

@@ -7,26 +7,12 @@ selects entries, `encode` and `decode` are the wire, `aggregate` is the server's
 from logging import NullHandler, getLogger
 from typing import TYPE_CHECKING, Any
 
+from dagc import errors
 from dagc._memory import release_memory
 from dagc.allocation import ALLOCATORS, Allocator, allocate, entries
 from dagc.compressors import COMPRESSORS, Compressor, everything, hard_threshold, per_tensor, random_k, top_k
-from dagc.errors import (
-    BudgetTooSmall,
-    BudgetWarning,
-    CheckpointError,
-    DagcError,
-    DataError,
-    Diverged,
-    InvalidInput,
-    MalformedPayload,
-    MissingData,
-    MissingExtra,
-    NonFiniteGradient,
-    OutOfSync,
-    OutsideBound,
-    TooFewNodes,
-    needs_extra,
-)
+from dagc.errors import *  # noqa: F403
+from dagc.errors import needs_extra
 from dagc.feedback import ErrorFeedback
 from dagc.policies import Plan
 from dagc.sparse import Sparse, aggregate
@@ -44,27 +30,13 @@ __all__ = [
     "COMPRESSORS",
     "VALUE_CODECS",
     "Allocator",
-    "BudgetTooSmall",
-    "BudgetWarning",
     "Callback",
-    "CheckpointError",
     "Compressor",
     "Config",
-    "DagcError",
-    "DataError",
-    "Diverged",
     "ErrorFeedback",
-    "InvalidInput",
-    "MalformedPayload",
-    "MissingData",
-    "MissingExtra",
-    "NonFiniteGradient",
-    "OutOfSync",
-    "OutsideBound",
     "Plan",
     "Result",
     "Sparse",
-    "TooFewNodes",
     "aggregate",
     "allocate",
     "decode",
@@ -81,7 +53,7 @@ __all__ = [
     "top_k",
     "train",
 ]
-
+__all__ += errors.__all__
 
 LAZY = ("Callback", "Config", "Result", "iterate", "train")
 

@@ -5,8 +5,6 @@ import sys
 from dagc.errors import MissingExtra, needs_extra
 from dagc_command import quiet
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the `dagc` command. Without the extra `lab`, print that it is needed."""

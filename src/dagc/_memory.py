@@ -1,12 +1,11 @@
-"""A pool for the large arrays of a step: memory that is no longer in use is reused before any is allocated."""
+"""A pool for the large arrays of a step: touching new memory takes as long as the whole step on ten million entries."""
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-
-__all__ = ["Pool", "pool", "release_memory"]
 
 SMALL = 1 << 19
 """Arrays of fewer bytes come from numpy directly: the system's allocator reuses such memory itself, and faster."""
@@ -15,16 +14,7 @@ LINE = 64
 KEEP_BLOCKS, KEEP_BYTES = 16, 1 << 28
 """At most so many blocks of similar size are kept, and so many bytes in them, or two blocks if those are larger."""
 
-
-class _Block(NamedTuple):
-    """Memory that holds one array at a time."""
-
-    memory: NDArray[np.uint8]  # keeps it allocated
-    start: int  # the address of the first whole line
-    size: int  # in bytes, from there
-
-
-_Shelf = deque[_Block]
+_Shelf = deque[NDArray[np.uint8]]
 
 
 class _Lease:
@@ -36,11 +26,10 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "_block", "_shelf")
 
-    def __init__(self, block: _Block, shelf: _Shelf, count: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, block: NDArray[np.uint8], shelf: _Shelf, count: int, dtype: np.dtype[Any]) -> None:
         self._block = block
         self._shelf = shelf
-        data = block.start, False  # False: it may be written to
-        self.__array_interface__ = {"version": 3, "shape": (count,), "typestr": dtype.str, "data": data}
+        self.__array_interface__ = block[: count * dtype.itemsize].view(dtype).__array_interface__
 
     def __del__(self) -> None:
         # This runs in any thread, inside the garbage collector, at exit: one atomic call, no globals.
@@ -63,61 +52,60 @@ class Pool:
         if size < SMALL:
             return np.empty(count, dtype)
         shelf = self._shelves[size.bit_length()]
-        return np.asarray(_Lease(_fitting(shelf, size) or _new(size), shelf, count, dtype))
+        for _ in range(len(shelf)):
+            block = _pop(shelf)
+            if block is None:
+                break
+            if len(block) >= size:
+                return np.asarray(_Lease(block, shelf, count, dtype))
+            shelf.appendleft(block)  # too small: to the end where blocks are dropped
+        return np.asarray(_Lease(_new(size), shelf, count, dtype))
+
+    def vector(self, size: int, device: Any = "cpu") -> torch.Tensor:
+        """A float32 vector with arbitrary content, on any device."""
+        if torch.device(device).type != "cpu":
+            return torch.empty(size, dtype=torch.float32, device=device)
+        return torch.from_numpy(self.take(size, np.dtype(np.float32)))
 
     def release(self) -> int:
         """Free all blocks that are not in use, and return how many bytes that were."""
         freed = 0
         for shelf in self._shelves:
-            while block := _pop(shelf):
-                freed += block.size
+            while (block := _pop(shelf)) is not None:
+                freed += len(block)
         return freed
 
 
-def _pop(shelf: _Shelf) -> _Block | None:
+def _pop(shelf: _Shelf) -> NDArray[np.uint8] | None:
     try:
         return shelf.pop()
     except IndexError:  # checking first would not help: another thread may take the last one in between
         return None
 
 
-def _fitting(shelf: _Shelf, size: int) -> _Block | None:
-    """A block of this size or more. Those that are too small move to the end where blocks are dropped."""
-    for _ in range(len(shelf)):
-        block = _pop(shelf)
-        if block is None or block.size >= size:
-            return block
-        shelf.appendleft(block)
-    return None
-
-
-def _new(size: int) -> _Block:
+def _new(size: int) -> NDArray[np.uint8]:
     """A block with up to an eighth to spare, since the next array of its kind may be a little longer."""
     step = 1 << (size.bit_length() - 4)
     size = -(-size // step) * step
     memory = np.empty(size + LINE, dtype=np.uint8)
-    address = memory.__array_interface__["data"][0]
-    return _Block(memory, address + -address % LINE, size)
+    start = -memory.__array_interface__["data"][0] % LINE
+    return memory[start : start + size]
 
 
-pool = Pool()
-"""The pool that all of dagc shares."""
+pool = Pool()  # all of dagc shares it
 
 
 def release_memory() -> int:
     """Free the memory that dagc keeps for reuse, and return how many bytes that were.
 
-    Selecting entries needs large arrays in every step, and new memory is slow at first touch, so dagc keeps what is no
-    longer in use: at most 256 MB in blocks of similar size, or two blocks if those are larger. Call this when a run is
-    over and the process continues. It is always safe: arrays and tensors in use are not affected.
+    At most 256 MB are kept in blocks of similar size, or two blocks if those are larger. Call this when a run is over
+    and the process continues. It is always safe: arrays and tensors in use are not affected.
 
     Example:
         >>> import dagc, torch
         >>> feedback = dagc.ErrorFeedback(dagc.top_k, size=1_000_000)
         >>> sparse = feedback.step(torch.ones(1_000_000), 1000)
-        >>> dagc.release_memory() > 4_000_000
-        True
-        >>> dagc.release_memory()
-        0
+        >>> dagc.release_memory() > 4_000_000, dagc.release_memory()
+        (True, 0)
     """
     return pool.release()

@@ -7,8 +7,6 @@ import numpy as np
 
 from dagc._numba import kernel
 
-__all__ = ["add_up"]
-
 BLOCK = 1 << 15
 """Coordinates per block: 128 KiB of float32, which fit into a core's cache."""
 
@@ -17,10 +15,9 @@ BLOCK = 1 << 15
 def add_up(starts, indices, values, shares, out, fresh):
     """Set `out` to Σ share · client, or add that if not `fresh`. Client c has entries starts[c] to starts[c + 1] - 1.
 
-    Invariant: before each block, a client's cursor is at its first entry in the block or beyond. An index below 0 or
-    beyond the vector is never reached. Returns the first client that has such an index, or -1.
+    Returns the first client that has an index below 0 or beyond the vector, or -1.
     """
-    cursors = starts[:-1].copy()
+    cursors = starts[:-1].copy()  # before each block: every client's first entry in the block or beyond
     for start in range(0, len(out), BLOCK):
         stop = min(len(out), start + BLOCK)
         if fresh:

@@ -7,36 +7,20 @@ from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput
 
-__all__ = ["draw", "scramble", "splitmix64"]
-
 Word = TypeVar("Word", int, NDArray[np.uint64])
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 """The counter's increment from one number to the next."""
-_DENSE = 16
-"""Up to this many candidates per index drawn, marking is faster than sorting and takes little memory."""
-_BLOCK = 1 << 16
-"""How many numbers are generated at a time, so that they stay in cache."""
 
 
 def scramble(seed: int, number: int) -> int:
-    """Output `number`, counted from 0, of SplitMix64 started at `seed`: gives each client a seed of its own.
-
-    Example:
-        >>> scramble(7, 0) == int(splitmix64(7, 3)[0]), scramble(7, 2) == int(splitmix64(7, 3)[2])
-        (True, True)
-    """
+    """Output `number`, counted from 0, of SplitMix64 started at `seed`: gives each client a seed of its own."""
     return _mixed((seed + (number + 1) * _STEP) & _MASK)
 
 
 def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
-    """The first `count` outputs of SplitMix64 started at `seed`, an integer from 0 to 2⁶⁴ − 1.
-
-    Example:
-        >>> splitmix64(0, 2)
-        array([16294208416658607535,  7960286522194355700], dtype=uint64)
-    """
+    """The first `count` outputs of SplitMix64 started at `seed`, an integer from 0 to 2⁶⁴ − 1."""
     words = np.arange(1, count + 1, dtype=np.uint64)
     words *= _STEP
     words += np.uint64(seed)
@@ -47,10 +31,6 @@ def draw(seed: int, size: int, count: int) -> NDArray[np.int64]:
     """`count` different indices below `size`, ascending: the first different outputs of SplitMix64 modulo `size`.
 
     If more than half are wanted, those to leave out are drawn instead. Time and memory are in proportion to `count`.
-
-    Example:
-        >>> draw(7, size=1000, count=5)
-        array([203, 346, 487, 674, 804])
     """
     if not 0 <= count <= size:
         raise InvalidInput(f"cannot draw {count} different indices below {size}: draw between 0 and {size}")
@@ -58,38 +38,16 @@ def draw(seed: int, size: int, count: int) -> NDArray[np.int64]:
         kept = np.ones(size, dtype=bool)
         kept[draw(seed, size, size - count)] = False
         return np.flatnonzero(kept)
-    # Only as many as are missing are drawn: that can never be too many, so their order does not matter.
-    return _marked(seed, size, count) if size <= _DENSE * count else _sorted(seed, size, count)
-
-
-def _marked(seed: int, size: int, count: int) -> NDArray[np.int64]:
-    seen = np.zeros(size, dtype=bool)
-    done = drawn = 0
-    while drawn < count:
-        end = done + count - drawn
-        for start in range(done, end, _BLOCK):
-            seen[_indices(seed, size, start, min(start + _BLOCK, end))] = True
-        done, drawn = end, int(np.count_nonzero(seen))
-    return np.flatnonzero(seen)
-
-
-def _sorted(seed: int, size: int, count: int) -> NDArray[np.int64]:
-    drawn = np.zeros(0, dtype=np.int64)
-    done = 0
+    drawn, done = np.zeros(0, dtype=np.int64), 0
     while len(drawn) < count:
-        end = done + count - len(drawn)
-        drawn = np.concatenate((drawn, _indices(seed, size, done, end)))
-        drawn.sort(kind="stable")  # fast if most of it is sorted already
+        # Only as many as are missing are drawn: that can never be too many, so their order does not matter.
+        words = splitmix64((seed + done * _STEP) & _MASK, count - len(drawn))
+        words %= np.uint64(size)
+        drawn = np.concatenate((drawn, words.view(np.int64)))
+        drawn.sort(kind="stable" if done else None)  # stable is fast if most of it is sorted already
         drawn = drawn[np.diff(drawn, prepend=-1) > 0]
-        done = end
+        done += len(words)
     return drawn
-
-
-def _indices(seed: int, size: int, start: int, end: int) -> NDArray[np.int64]:
-    """Outputs `start` to `end` of SplitMix64, modulo `size`."""
-    words = splitmix64((seed + start * _STEP) & _MASK, end - start)
-    words %= np.uint64(size)
-    return words.view(np.int64)
 
 
 def _mixed(word: Word) -> Word:

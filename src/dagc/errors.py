@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-__all__ = [
+__all__ = [  # all that `dagc` itself offers, too
     "BudgetTooSmall",
     "BudgetWarning",
     "CheckpointError",
@@ -19,9 +19,6 @@ __all__ = [
     "OutOfSync",
     "OutsideBound",
     "TooFewNodes",
-    "needs_extra",
-    "shown",
-    "unknown",
 ]
 
 
@@ -82,12 +79,7 @@ class TooFewNodes(DagcError):
 
 
 def shown(value: object, most: int = 100) -> str:
-    """Format a value for an error message. This never fails, and the text is never long.
-
-    Example:
-        >>> shown("x" * 200, most=10), shown(10**5000)
-        ("'xxxxxxxx…", 'an int that is too large to show')
-    """
+    """Format a value for an error message. This never fails, and the text is never long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of 5,000 digits, a table nested 5,000 deep
@@ -97,12 +89,7 @@ def shown(value: object, most: int = 100) -> str:
 
 
 def unknown(kind: str, name: object, names: Iterable[str]) -> InvalidInput:
-    """Make the error for a name that does not exist, suggesting the closest one that does.
-
-    Example:
-        >>> print(unknown("method", "dagcr", ["none", "top-k", "dagc-r"]))
-        there is no method 'dagcr': did you mean 'dagc-r'? Choose one of none, top-k, dagc-r
-    """
+    """Make the error for a name that does not exist, suggesting the closest one that does."""
     known = list(names)
     near = get_close_matches(name[:100], known, n=1) if isinstance(name, str) else []
     guess = f"did you mean {near[0]!r}? Choose" if near else "choose"
@@ -111,14 +98,7 @@ def unknown(kind: str, name: object, names: Iterable[str]) -> InvalidInput:
 
 @contextmanager
 def needs_extra(part: str, extra: str) -> Iterator[None]:
-    """Import optional packages inside this block. If one is missing, the error names the extra that installs it.
-
-    Example:
-        >>> with needs_extra("the example", "lab"):
-        ...     import no_such_package
-        Traceback (most recent call last):
-        dagc.errors.MissingExtra: the example needs no_such_package, which is not installed: install dagc ...
-    """
+    """Import optional packages inside this block. If one is missing, the error names the extra that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:

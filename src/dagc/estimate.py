@@ -18,7 +18,6 @@ ROUNDS, VISITS = 30, 3
 """How many rounds are played, or visits of each client if that takes longer; further rounds are like these."""
 LARGEST = 1 << 19
 """Larger models are played as one of this size with a budget in proportion, since frames then only grow with it."""
-
 HEADER = 8
 """The bytes of an uncompressed frame besides its values."""
 
@@ -47,23 +46,8 @@ def estimate(
 
     The server's optimizer is plain SGD; momentum or Adam change every entry: lossless downloads would be larger.
 
-    Args:
-        plan: What clients and server agree on.
-        size: Entries in the model.
-        examples: How much data each client holds, by name.
-        rounds: The number of rounds.
-        participation: Fraction of the clients in a round.
-        up: Bits per second that each client can upload.
-        down: Bits per second that each client can download.
-        compute_seconds: Seconds of computing per round.
-
-    Raises:
-        InvalidInput: How much clients send depends on their gradients: a method with thresholds.
-
-    Example:
-        >>> dense = estimate(Plan(method="none", first_model="drawn"), 7850, {"ann": 900, "bob": 100}, rounds=10)
-        >>> round(dense.bytes_up / 20)
-        31408
+    The links of each client carry `up` and `down` bits per second. A method with thresholds is refused: how much its
+    clients send depends on their gradients.
     """
     full = plan.for_size(size)
     scale = max(1.0, size / LARGEST) if full.rate is None else 1.0
@@ -74,50 +58,37 @@ def estimate(
     for name, count in examples.items():
         server.join(name, count)
     names, present = list(examples), max(1, math.ceil(participation * len(examples) - 1e-9))
-    played = []
+    played: list[tuple[float, float, int, float]] = []
     clock = 0.0
     for number in range(min(rounds, max(ROUNDS, math.ceil(VISITS * len(names) / present)))):
-        here = [names[place] for place in draw(scramble(full.seed, number), len(names), present)]
-        played.append(_play(server, here, number, clock, scale, up, down, compute_seconds))
-        clock += played[-1].seconds
+        clients = [names[place] for place in draw(scramble(full.seed, number), len(names), present)]
+        waited = 0.0 if server.budget.account is None else server.budget.account.wait(present, clock)
+        uploads, downloads, known = _play(server, clients, number, clock + waited)
+        slowest = scale * max(8 * sent / up + 8 * got / down for sent, got in zip(uploads, downloads, strict=True))
+        played.append((scale * sum(uploads), scale * sum(downloads), known, waited + compute_seconds + slowest))
+        clock += played[-1][-1]
     later = played[len(played) // 2 :]  # the first rounds are unlike those that follow
+    _, received, visits, took = (sum(amounts) for amounts in zip(*later, strict=True))
     new = len(names) * (1 - (1 - present / len(names)) ** rounds) if first else 0.0
-    repeated = (present * rounds - new) * sum(each.down for each in later) / max(1, sum(each.known for each in later))
-    seconds = sum(each.seconds for each in later) * rounds / len(later) + 8 * first / down
-    sent = rounds * sum(each.up for each in played) / len(played)
-    return Estimate(full, sent, first * new + repeated, first * new, seconds)
+    repeated = (present * rounds - new) * received / max(1, visits)
+    sent = rounds * sum(each[0] for each in played) / len(played)
+    return Estimate(full, sent, first * new + repeated, first * new, took * rounds / len(later) + 8 * first / down)
 
 
-class _Played(NamedTuple):
-    """A round: bytes up, bytes down to clients that had a model, how many these are, and its seconds."""
-
-    up: float
-    down: float
-    known: int
-    seconds: float
-
-
-def _play(
-    server: ModelServer,
-    here: list[str],
-    number: int,
-    clock: float,
-    scale: float,
-    up: float,
-    down: float,
-    compute_seconds: float,
-) -> _Played:
-    """Play a round with these clients."""
-    wait = 0.0 if server.budget.account is None else server.budget.account.wait(len(here), clock)
-    orders = server.orders(here, clock + wait)
-    known = {name for name in here if server.members[name].model_version >= 0}
-    downloads = {name: len(server.download(name).frame) * scale * (name in known) for name in orders}
-    uploads = {name: _most_bytes(server, order) * scale for name, order in orders.items()}
-    slowest = max(8 * uploads[name] / up + 8 * downloads[name] / down for name in orders)
+def _play(server: ModelServer, clients: list[str], number: int, clock: float) -> tuple[list[int], list[int], int]:
+    """A round: the most bytes up of each client, the bytes down of those that had a model, and how many these are."""
+    orders = server.orders(clients, clock)
+    known = {name for name in clients if server.members[name].model_version >= 0}
+    downloads = [len(server.download(name).frame) * (name in known) for name in orders]
+    uploads = [_most_bytes(server, order) for order in orders.values()]
     for name, order in orders.items():
         server.out_of_sync(name) if order.visit else server.arrived(name)
-    server.advance([], _moved(server, list(orders.values()), number))
-    return _Played(sum(uploads.values()), sum(downloads.values()), len(known), wait + compute_seconds + slowest)
+    counts = [server.size if order.most_entries is None else order.most_entries for order in orders.values()]
+    count = min(server.size, sum(counts))  # `dagc` may change every entry
+    target = server.target.clone()
+    target[torch.from_numpy(draw(number, server.size, count))] += _random(number, count)
+    server.advance([], target)
+    return uploads, downloads, len(known)
 
 
 def _most_bytes(server: ModelServer, order: Order) -> int:
@@ -128,15 +99,6 @@ def _most_bytes(server: ModelServer, order: Order) -> int:
             f"how many bytes the method {server.plan.method!r} sends depends on the gradients: give a ratio or bytes"
         )
     return server.budget.most_bytes(order)
-
-
-def _moved(server: ModelServer, orders: list[Order], number: int) -> torch.Tensor:
-    """The server's model after a round with random uploads; `dagc` may change every entry."""
-    counts = [server.size if order.most_entries is None else order.most_entries for order in orders]
-    count = min(server.size, sum(counts))
-    target = server.target.clone()
-    target[torch.from_numpy(draw(number, server.size, count))] += _random(number, count)
-    return target
 
 
 def _random(seed: int, count: int) -> torch.Tensor:

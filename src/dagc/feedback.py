@@ -1,29 +1,26 @@
 """Error feedback around any compressor: a client keeps what it does not send, and adds it to its next gradient."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dagc._memory import pool
-from dagc.compressors import Compressor, Gradient
-from dagc.compressors._vector import flat, refuse_non_finite, removed, tensors
+from dagc.compressors import Adding, Compressor, Gradient
+from dagc.compressors._vector import added, flat, refuse_non_finite, removed, tensors
 from dagc.draws import draw, scramble
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
+from dagc.state import Check, Stateful, whole
 from dagc.wire import quantise
 from dagc.wire.values import value_codec
 
 if TYPE_CHECKING:  # its kernels compile when they are imported
     from dagc.updates import Update
 
-__all__ = ["SMALLEST_CLIP", "ErrorFeedback", "Snapshot", "is_clip"]
-
-FLOAT32 = np.dtype(np.float32)
-SMALLEST_CLIP = 2.0**-126
-"""The smallest normal float32: below it, values cannot be scaled down with any precision."""
+SMALLEST_CLIP = 2.0**-126  # the smallest normal float32: below it, values cannot be scaled down with any precision
 CLIP_ATTEMPTS = 16
 """How often values are scaled down before nothing is sent. Each value codec needs one or two."""
 
@@ -33,14 +30,7 @@ def is_clip(number: float) -> bool:
     return number == 0 or SMALLEST_CLIP <= number < float("inf")
 
 
-class Snapshot(NamedTuple):
-    """An error feedback's state at one moment. It refers to the residual and does not copy it."""
-
-    residual: torch.Tensor
-    steps: int
-
-
-class ErrorFeedback:
+class ErrorFeedback(Stateful):
     """What one client has not sent yet.
 
     Nothing is ever lost: what `step` returns plus the new residual is the old residual plus the gradient, bit for bit
@@ -53,21 +43,24 @@ class ErrorFeedback:
         seed: For compressors that draw at random; give every client its own.
         device: Where the residual is; the gradients must be on the same device.
 
-    Attributes:
-        compressor, values, seed: As given. Each may be assigned between steps; the next step uses the new one.
-        size: As given.
-        steps: The number of steps so far. Compressors that draw do so from the seed and this number.
+    Compressor, values and seed may be assigned between steps; compressors that draw do so from the seed and `steps`.
 
     Example:
         >>> from dagc import top_k
         >>> feedback = ErrorFeedback(top_k, size=4)
+        >>> before = feedback.snapshot()
         >>> feedback.step(torch.tensor([1.0, 5.0, 2.0, -3.0]), 2).indices
         array([1, 3])
         >>> feedback.residual
         tensor([1., 0., 2., 0.])
         >>> feedback.step(torch.tensor([1.5, 0.0, 2.0, 1.0]), 2).values
         array([2.5, 4. ], dtype=float32)
+        >>> feedback.rollback(before)
+        >>> feedback.residual, feedback.steps
+        (tensor([0., 0., 0., 0.]), 0)
     """
+
+    FITS = "this error feedback"
 
     def __init__(
         self, compressor: Compressor, size: int, *, values: str = "fp32", seed: int = 0, device: Any = "cpu"
@@ -75,10 +68,7 @@ class ErrorFeedback:
         if size < 1:
             raise InvalidInput(f"size must be at least 1, not {size}")
         value_codec(values)
-        self.compressor = compressor
-        self.size = size
-        self.values = values
-        self.seed = seed
+        self.compressor, self.size, self.values, self.seed = compressor, size, values, seed
         self.steps = 0
         self._clip = 0.0
         self._residual = torch.empty(0, device=device)  # says where to `_empty`
@@ -86,10 +76,7 @@ class ErrorFeedback:
 
     @property
     def residual(self) -> torch.Tensor:
-        """What was not sent: a float32 vector of `size` entries.
-
-        `step`, `unsend` and `load_state_dict` make a new tensor and do not change the old one.
-        """
+        """What was not sent: a float32 vector of `size` entries. Nothing changes it in place: steps make new ones."""
         return self._residual
 
     @residual.setter
@@ -112,25 +99,6 @@ class ErrorFeedback:
             raise InvalidInput(f"clip must be 0 (no limit) or a finite norm from {SMALLEST_CLIP:.3g}, not {clip!r:.50}")
         self._clip = float(clip)
 
-    def snapshot(self) -> Snapshot:
-        """The state now, for `rollback`. It costs nothing, since steps make new tensors."""
-        return Snapshot(self._residual, self.steps)
-
-    def rollback(self, snapshot: Snapshot) -> None:
-        """Undo everything since the snapshot.
-
-        Example:
-            >>> from dagc import top_k
-            >>> feedback = ErrorFeedback(top_k, size=2)
-            >>> before = feedback.snapshot()
-            >>> sparse = feedback.step(torch.tensor([1.0, 2.0]), 1)
-            >>> feedback.rollback(before)
-            >>> feedback.residual, feedback.steps
-            (tensor([0., 0.]), 0)
-        """
-        self.residual = snapshot.residual
-        self.steps = snapshot.steps
-
     def step(self, gradient: Gradient, parameter: Any) -> Sparse:
         """Add a gradient to the residual, and return the entries to send. If the gradient is refused, nothing changes.
 
@@ -138,12 +106,12 @@ class ErrorFeedback:
             gradient: A tensor of any shape and float type, or the tensors of a model in order.
             parameter: The compressor's: the number of entries, or the threshold.
         """
-        parts = self._parts(gradient)
-        out = self._empty()
-        sparse = self._select(parts, out, parameter, scramble(self.seed, self.steps))
+        parts, out = self._parts(gradient), self._empty()
+        sparse = self._select(parts, Adding(self._residual, out), parameter, scramble(self.seed, self.steps))
         if self.values != "fp32" or self._clip:
             sent = self._bounded(sparse.values)
-            out[self._places(sparse)] = torch.from_numpy(sparse.values - sent).to(out.device)
+            places = torch.from_numpy(sparse.indices).to(out.device)
+            out[places] = torch.from_numpy(sparse.values - sent).to(out.device)
             sparse = Sparse.trusted(sparse.size, sparse.indices, sent, sparse.seed)
         self._residual = out
         self.steps += 1
@@ -159,12 +127,11 @@ class ErrorFeedback:
             encoder: From a vector to a frame and what that decodes to.
             forget: Encode the gradient alone and keep nothing: for a client that is not expected back soon.
         """
-        parts = self._parts(gradient)
-        out = self._empty()
+        parts, out = self._parts(gradient), self._empty()
         if forget:
             out.copy_(flat(parts))
         else:
-            torch.add(self._residual, flat(parts), out=out)
+            added(parts, Adding(self._residual, out))
         refuse_non_finite(out)
         frame, update = encoder(out)
         if forget:
@@ -174,6 +141,12 @@ class ErrorFeedback:
         self._residual = out
         self.steps += 1
         return frame, update
+
+    def unsend(self, update: "Sparse | Update") -> None:
+        """Put an upload that the server did not accept back into the residual, so that it is sent again later."""
+        residual = self._empty().copy_(self._residual)
+        update.add_to(residual)
+        self._residual = residual
 
     def _bounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """The values as sent: scaled down until, as the server will read them, they are within `clip`."""
@@ -187,9 +160,7 @@ class ErrorFeedback:
 
     def _empty(self) -> torch.Tensor:
         """A new vector with arbitrary content, on the residual's device."""
-        if self._residual.is_cpu:
-            return torch.from_numpy(pool.take(self.size, FLOAT32))
-        return torch.empty(self.size, dtype=torch.float32, device=self._residual.device)
+        return pool.vector(self.size, self._residual.device)
 
     def _parts(self, gradient: Gradient) -> list[torch.Tensor]:
         parts = tensors(gradient)
@@ -198,17 +169,14 @@ class ErrorFeedback:
             raise InvalidInput(f"the gradient has {size} entries, this error feedback is for {self.size}")
         return parts
 
-    def _select(self, parts: list[torch.Tensor], out: torch.Tensor, parameter: Any, seed: int) -> Sparse:
-        """Write residual + gradient to `out`, with zero for what is selected.
-
-        The residual is only read: it is unchanged, bit for bit, if the sum turns out not to be finite.
-        """
+    def _select(self, parts: list[torch.Tensor], adding: Adding, parameter: Any, seed: int) -> Sparse:
+        """Write residual + gradient, with zero for what is selected, with any compressor."""
         if getattr(self.compressor, "adds", False):
             select: Callable[..., Sparse] = self.compressor
-            return select(parts, parameter, seed=seed, residual=self._residual, out=out)
-        torch.add(self._residual, flat(parts), out=out)
-        refuse_non_finite(out)
-        sparse = self.compressor(out, parameter, seed=seed)
+            return select(parts, parameter, seed=seed, adding=adding)
+        total = added(parts, adding)
+        refuse_non_finite(total)
+        sparse = self.compressor(total, parameter, seed=seed)
         if sparse.size != self.size or len(sparse.values) != len(sparse) or not sparse.ascends:
             raise InvalidInput(
                 f"the compressor selected an entry twice, or one that is not in a vector of {self.size} entries"
@@ -216,29 +184,23 @@ class ErrorFeedback:
         # The wire would send the seed instead of the indices.
         if sparse.seed is not None and not np.array_equal(draw(sparse.seed, self.size, len(sparse)), sparse.indices):
             raise InvalidInput("the compressor selected entries that its seed does not draw")
-        return removed(sparse, out)
+        return removed(sparse, adding)
 
-    def _places(self, sparse: Sparse) -> torch.Tensor:
-        return torch.from_numpy(sparse.indices).to(self._residual.device)
+    def checks(self) -> dict[str, Check]:
+        return {"residual": self._loaded_residual, "steps": lambda steps: whole(np.asarray(steps).tolist())}
 
-    def unsend(self, update: "Sparse | Update") -> None:
-        """Put an upload that the server did not accept back into the residual, so that it is sent again later."""
-        residual = self._empty().copy_(self._residual)
-        update.add_to(residual)
-        self._residual = residual
+    def _loaded_residual(self, array: Any) -> torch.Tensor:
+        residual = torch.from_numpy(np.array(array))
+        if not torch.isfinite(residual).all():
+            raise InvalidInput("the residual holds NaN or infinity: the state is damaged")
+        return residual.to(self._residual.device)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The residual and the number of steps, as plain arrays."""
         return {"residual": self._residual.cpu().numpy().copy(), "steps": np.array(self.steps, dtype=np.int64)}
 
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned. If it is refused, nothing changes."""
         if set(state) != {"residual", "steps"}:
             raise InvalidInput(f"the state must hold 'residual' and 'steps', not {sorted(state)}")
-        residual, steps = torch.from_numpy(np.array(state["residual"])), np.asarray(state["steps"])
-        if steps.shape != () or steps.dtype.kind not in "iu" or steps < 0:
-            raise InvalidInput(f"the number of steps must be an integer of at least 0, not {state['steps']!r:.50}")
-        if not torch.isfinite(residual).all():
-            raise InvalidInput("the residual holds NaN or infinity: the state is damaged")
-        self.residual = residual.to(self._residual.device)
-        self.steps = int(steps)
+        super().load_state_dict(state)

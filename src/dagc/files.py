@@ -14,38 +14,15 @@ from typing import IO
 from dagc.errors import CheckpointError, InvalidInput
 from dagc.text import in_bytes
 
-__all__ = [
-    "checksum_of",
-    "failure",
-    "locked",
-    "make_folder",
-    "read_bounded",
-    "remove_partial",
-    "sync_folder",
-    "write_atomically",
-]
-
-POLL = 0.2
-"""Seconds between two attempts to get a lock."""
+POLL = 0.2  # seconds between two attempts to get a lock
 
 
 @contextmanager
 def write_atomically(path: str | os.PathLike[str], private: bool = False) -> Iterator[IO[bytes]]:
     """Open a file for writing that gets the name `path` only when the block ends without an error.
 
-    Missing folders are created. After the block, content and name survive a power failure.
-
-    Args:
-        path: The file, which is replaced if it exists.
-        private: Only the user may read the file and the folders created for it.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     with write_atomically(Path(folder) / "results" / "seen") as file:
-        ...         _ = file.write(b"everything")
-        ...     (Path(folder) / "results" / "seen").read_bytes()
-        b'everything'
+    Missing folders are created. After the block, content and name survive a power failure. If it is private, only the
+    user may read the file and the folders created for it.
     """
     path = Path(path)
     make_folder(path.parent, private)
@@ -65,16 +42,7 @@ def write_atomically(path: str | os.PathLike[str], private: bool = False) -> Ite
 
 
 def read_bounded(path: Path, most: int, regular: bool = True) -> bytes:
-    """The content of a file that somebody else may have written.
-
-    Args:
-        path: The file.
-        most: The largest number of bytes that it may have.
-        regular: Whether to refuse anything but a regular file: reading a device or a pipe may never end.
-
-    Raises:
-        InvalidInput: It is larger, or not a regular file.
-    """
+    """The content of a file that somebody else may have written, if it is no larger, and no pipe that never ends."""
     status = path.stat()
     if regular and not stat.S_ISREG(status.st_mode):
         raise InvalidInput(f"{path} is not a regular file: replace it, or leave its folder out")
@@ -88,13 +56,9 @@ def read_bounded(path: Path, most: int, regular: bool = True) -> bytes:
 
 
 def checksum_of(folder: Path, name: str, most: int) -> int | None:
-    """The CRC-32 of a regular file in this very folder, in constant memory.
-
-    Returns:
-        None if the name leaves the folder, or the file is missing, no regular file, or larger than `most`.
-    """
+    """The CRC-32 of a regular file in this very folder; None if there is none by that name, or it is larger."""
     path = folder / name
-    if name in ("", ".", "..") or "\0" in name or path.name != name:
+    if path.name != name:
         return None
     try:
         status = path.lstat()
@@ -110,33 +74,24 @@ def checksum_of(folder: Path, name: str, most: int) -> int | None:
 
 
 def remove_partial(folder: Path, name: str | None = None) -> None:
-    """Remove what killed processes left behind while writing with `write_atomically`.
+    """Remove what killed processes left behind while writing this file with `write_atomically`, or any in the folder.
 
     Only for the one process that writes there: a file that another process is writing would be lost.
-
-    Args:
-        folder: Where to look; it need not exist.
-        name: The file whose leftovers are removed; those of all files if not given.
     """
-    for partial in folder.glob(f".{'*' if name is None else escape(name)}.{'[0-9a-f]' * 8}.partial"):
-        with suppress(OSError):
+    with suppress(OSError):  # they do no harm
+        for partial in folder.glob(f".{'*' if name is None else escape(name)}.{'[0-9a-f]' * 8}.partial"):
             partial.unlink()
 
 
 def make_folder(path: Path, private: bool = False) -> None:
     """Create a folder and its missing parents; private ones are readable by the user alone."""
-    missing = []
-    for folder in (path, *path.parents):
-        if folder.is_dir():
-            break
-        missing.append(folder)
-    for folder in reversed(missing):
-        folder.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
-        sync_folder(folder.parent)
+    if not path.is_dir():
+        make_folder(path.parent, private)
+        path.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+        sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a power failure."""
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
     handle = os.open(path, os.O_RDONLY)
@@ -148,14 +103,9 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def locked(path: str | os.PathLike[str], patience: float = 0.0) -> Iterator[None]:
-    """Keep other processes out of a folder while the block runs. The lock is also released when the process ends.
+    """Keep other processes out of a folder; `CheckpointError` if one is there for more than `patience` seconds.
 
-    Args:
-        path: The lock's file. It stays when the lock is released.
-        patience: Seconds to wait for the lock.
-
-    Raises:
-        CheckpointError: Another process still holds the lock after `patience` seconds.
+    The lock's file stays. The lock is also released when the process ends.
     """
     from filelock import FileLock, Timeout  # not at the top: Flower nodes do not need it
 
@@ -163,23 +113,15 @@ def locked(path: str | os.PathLike[str], patience: float = 0.0) -> Iterator[None
     make_folder(path.parent)
     lock = FileLock(path, thread_local=False)  # a generator may be closed on another thread
     try:
-        lock.acquire(timeout=patience, poll_interval=POLL)
+        with lock.acquire(timeout=patience, poll_interval=POLL):
+            yield
     except Timeout:
         raise CheckpointError(
             f"another process is working in {path.parent}: wait for it, or choose another folder"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def failure(error: OSError) -> str:
-    """Why a disk operation failed, and what to do about it.
-
-    Example:
-        >>> failure(OSError(errno.ENOSPC, "No space left on device"))
-        'the disk is full: free some space'
-    """
+    """Why a disk operation failed, and what to do about it."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "the disk is full: free some space" if full else str(error)

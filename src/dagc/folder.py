@@ -10,61 +10,27 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
-from dagc import checkpoint
+from dagc import checkpoint, files
 from dagc.errors import CheckpointError, InvalidInput, shown
-from dagc.files import (
-    checksum_of,
-    failure,
-    locked,
-    make_folder,
-    read_bounded,
-    remove_partial,
-    sync_folder,
-    write_atomically,
-)
+from dagc.files import failure, read_bounded
 
-__all__ = [
-    "BEST",
-    "FINAL",
-    "SCORE",
-    "Folder",
-    "Saved",
-    "final_score",
-    "finished",
-    "read_clients",
-    "read_metrics",
-    "read_settings",
-    "summary",
-    "to_toml",
-]
-
-VERSION = 1
-"""The version of `config.toml`, and with it of the whole folder."""
-SCORE = "score"
-"""The field of the metrics that holds a round's score; `metric` in `clients.json` says what it measures."""
-FINAL, BEST = f"final_{SCORE}", f"best_{SCORE}"
-"""The fields of a result that hold its scores."""
-LAST, ENOUGH = 5, 20
-"""In a run with `ENOUGH` evaluations or more, the final score is the mean of the `LAST` ones: a single one is noise."""
+VERSION = 1  # of `config.toml`, and with it of the whole folder
+SCORE = "score"  # a round's score in the metrics; `metric` in `clients.json` says what it measures
+FINAL, BEST = f"final_{SCORE}", f"best_{SCORE}"  # in a result
+LAST, ENOUGH = 5, 20  # a single evaluation is noise: the final score is the mean of the last ones, if there are enough
 FINAL_RULE = f"the mean of the last {LAST} evaluations in runs with at least {ENOUGH}, otherwise the last evaluation"
-FIELDS = ("round", "entries", "bytes_up", "bytes_down", "seconds")
-"""The fields that every line of the metrics has."""
-LARGEST = 2.0**53
-"""All numbers of a run are smaller."""
+FIELDS = ("round", "entries", "bytes_up", "bytes_down", "seconds")  # in every line of the metrics
+LARGEST = 2.0**53  # all numbers of a run are smaller
+# The most bytes of settings and results, clients, metrics, and models: strangers write files as well.
 SMALL, MEDIUM, LARGE, MODEL = 1 << 20, 1 << 26, 1 << 28, 1 << 36
-"""The most bytes that settings and results, clients, metrics, and models may have: strangers write files as well."""
 
 
 class Saved(Protocol):
-    """Anything with a state to save."""
+    """Anything with a state to save, which has a field `round`."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, with a field `round`."""
-        ...
+    def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Folder:
@@ -72,11 +38,7 @@ class Folder:
 
     It holds `config.toml` and `clients.json` (`describe`), `metrics.jsonl` (`record`, a line per round), `checkpoints/`
     (`save`) and, once the run is finished, its model and `result.json` (`conclude`). Entering it restores the newest
-    checkpoint.
-
-    Attributes:
-        path: The folder.
-        patience: Seconds to wait for another process that is using it.
+    checkpoint. It waits `patience` seconds for another process that is using it.
     """
 
     patience = 0.0
@@ -89,15 +51,13 @@ class Folder:
         self._checksum = 0  # of the lines so far
 
     def __enter__(self) -> Self:
-        """Create or find the folder, lock it, and restore the newest checkpoint."""
         try:
-            self._open.enter_context(locked(self.path / "lock", self.patience))
+            self._open.enter_context(files.locked(self.path / "lock", self.patience))
             self._enter()
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            raise CheckpointError(f"the run folder {self.path} cannot be used: {failure(error)}") from error
-        except BaseException:
-            self.close()
+            if isinstance(error, OSError):
+                raise CheckpointError(f"the run folder {self.path} cannot be used: {failure(error)}") from error
             raise
         return self
 
@@ -105,7 +65,6 @@ class Folder:
         self.close()
 
     def close(self) -> None:
-        """Release the folder for other processes."""
         if self._metrics is not None:
             with suppress(OSError):  # the disk is full, and `record` has already failed
                 self._metrics.close()
@@ -113,21 +72,18 @@ class Folder:
 
     @property
     def finished(self) -> bool:
-        """Whether the result and the model are there."""
         return finished(self.path)
 
     def record(self, fields: Mapping[str, Any]) -> None:
         """Write a round's line; fields that are None are left out."""
         assert self._metrics is not None
-        present = {name: value for name, value in fields.items() if value is not None}
-        line = json.dumps(present).encode() + b"\n"
+        line = json.dumps(_present(fields)).encode() + b"\n"
         with self.writing():
             self._metrics.write(line)
             self._metrics.flush()
         self._checksum = zlib.crc32(line, self._checksum)
 
     def save(self) -> None:
-        """Write a checkpoint."""
         assert self._metrics is not None
         with self.writing():
             os.fsync(self._metrics.fileno())
@@ -142,52 +98,41 @@ class Folder:
         self._write("config.toml", to_toml(settings))
 
     def conclude(self, result: Mapping[str, Any]) -> None:
-        """Write the result, which ends the run.
-
-        Its field `model` names the model's file in this folder, which must exist already.
-        """
+        """Write the result, which ends the run. Its field `model` names the model's file in this folder."""
         with self.writing():
-            model = {"model_checksum": checksum_of(self.path, result["model"], MODEL)}
+            model = {"model_checksum": files.checksum_of(self.path, result["model"], MODEL)}
         self._write("result.json", json.dumps({**result, **model}, indent=1))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn an error of the disk into a `CheckpointError`."""
         try:
             yield
         except OSError as error:
             raise CheckpointError(f"cannot write to {self.path}: {failure(error)}; then resume the run") from error
 
     def _claim(self, settings: dict[str, Any] | None) -> None:
-        """Refuse a folder that holds another run; for subclasses, which may also `describe` a new one.
-
-        Args:
-            settings: What the folder's `config.toml` says; None if there is none.
-        """
+        """Refuse a folder whose `config.toml` is that of another run; subclasses may also `describe` a new one."""
 
     def _key(self) -> str:
         """A short name for the settings that a checkpoint belongs to; for subclasses."""
         return ""
 
     def _enter(self) -> None:
-        remove_partial(self.path)
+        files.remove_partial(self.path)
         self._claim(read_settings(self.path) if (self.path / "config.toml").exists() else None)
-        make_folder(self.path / "checkpoints", private=True)  # checkpoints contain residuals
+        files.make_folder(self.path / "checkpoints", private=True)  # checkpoints contain residuals
         loaded = checkpoint.load(self.path / "checkpoints")
         lines, kept = self.path / "metrics.jsonl", 0
         self._metrics = lines.open("r+b" if lines.exists() else "x+b")
-        sync_folder(self.path)
+        files.sync_folder(self.path)
         if loaded is not None:
             kept, known = loaded["metrics"]["bytes"], loaded["metrics"]["checksum"]
             content = self._metrics.read(kept)
-            if len(content) < kept:
-                raise CheckpointError(
-                    f"{lines} has lost lines since the last checkpoint: start the run again in another folder"
-                )
             self._checksum = zlib.crc32(content)
-            if known != self._checksum:
+            if len(content) < kept or known != self._checksum:
+                what = "has lost lines" if len(content) < kept else "was changed or damaged"
                 raise CheckpointError(
-                    f"{lines} was changed or damaged since the last checkpoint: start the run again in another folder"
+                    f"{lines} {what} since the last checkpoint: start the run again in another folder"
                 )
             if loaded["settings"] != self._key():
                 raise InvalidInput(
@@ -207,19 +152,15 @@ class Folder:
         except UnicodeEncodeError as error:
             odd = text[max(0, error.start - 20) : error.end]
             raise InvalidInput(f"{self.path / name} cannot hold {odd!r}: use names that are valid UTF-8") from error
-        with self.writing(), write_atomically(self.path / name) as file:
+        with self.writing(), files.write_atomically(self.path / name) as file:
             file.write(content)
 
 
 def finished(path: str | Path) -> bool:
-    """Whether a run's folder holds its result, and the model that the result names, undamaged.
-
-    Raises:
-        CheckpointError: They are there, but the disk does not let us read them.
-    """
+    """Whether a run's folder holds its result, and the model that the result names, undamaged."""
     try:
         result = json.loads(read_bounded(Path(path) / "result.json", SMALL))
-        checksum = checksum_of(Path(path), result["model"], MODEL)
+        checksum = files.checksum_of(Path(path), result["model"], MODEL)
         return checksum is not None and bool(checksum == result["model_checksum"])
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return False  # not there, or not as `conclude` wrote it
@@ -228,13 +169,7 @@ def finished(path: str | Path) -> bool:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, without an incomplete last one.
-
-    A score beyond all bounds becomes NaN.
-
-    Raises:
-        InvalidInput: They cannot be read, or a line is not that of a run; the message names the line.
-    """
+    """The lines of a run's metrics, without an incomplete last one. A score beyond all bounds becomes NaN."""
     file = Path(path) / "metrics.jsonl"
     try:
         *lines, _ = read_bounded(file, LARGE).split(b"\n")
@@ -249,60 +184,47 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         missing = [name for name in FIELDS if name not in row] if isinstance(row, dict) else FIELDS
         if missing:
             raise InvalidInput(f"line {number} of {file} has no {', '.join(missing)}: {line[:100]!r}")
-        wrong = next((name for name in (*FIELDS, SCORE) if name in row and not _possible(name, row[name])), None)
-        if wrong is not None:
-            raise InvalidInput(
-                f"line {number} of {file} has {shown(row[wrong])} as {wrong}, which is no number of a run"
-            )
+        for name in (*FIELDS, SCORE):
+            if name in row and not _is_possible(name, row[name]):
+                what = f"{shown(row[name])} as {name}, which is no number of a run"
+                raise InvalidInput(f"line {number} of {file} has {what}")
         if SCORE in row and not abs(row[SCORE]) < LARGEST:
             row[SCORE] = math.nan
         rows.append(row)
     return rows
 
 
-def _possible(name: str, value: Any) -> bool:
-    """Whether a field of the metrics can have this value."""
+def _is_possible(name: str, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int if name == "round" else int | float):
         return False
     return name == SCORE or (1 if name == "round" else 0) <= value < LARGEST
 
 
 def read_clients(path: str | Path) -> dict[str, Any]:
-    """What a run's folder says about its clients: at least their `sizes` and the number of `parameters`.
-
-    Raises:
-        InvalidInput: It cannot be read, or it is incomplete.
-    """
+    """What a run's folder says about its clients: at least their `sizes` and the number of `parameters`."""
     try:
         clients: dict[str, Any] = json.loads(read_bounded(Path(path) / "clients.json", MEDIUM))
-        sizes, numbers = clients["sizes"], [*clients["sizes"], clients["parameters"]]
-        whole = bool(sizes) and clients["parameters"] >= 1 and all(0 <= number < LARGEST for number in numbers)
+        sizes, parameters = clients["sizes"], clients["parameters"]
+        whole = bool(sizes) and parameters >= 1 and all(0 <= number < LARGEST for number in (*sizes, parameters))
         for name in ("names", "first_parameters", "classes", "notes"):
             known = clients.get(name) or []
-            whole = whole and isinstance(known, list)
-            whole = whole and (name in ("classes", "notes") or not known or len(known) == len(sizes))
+            any_length = name in ("classes", "notes") or not known
+            whole = whole and isinstance(known, list) and (any_length or len(known) == len(sizes))
+        if not whole:
+            raise ValueError("it has no sizes or no parameters, or they do not fit")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidInput(f"{path} is not a complete run: its clients.json cannot be read ({error!r})") from error
-    if not whole:
-        raise InvalidInput(f"{path} is not a complete run: its clients.json has no sizes or no parameters")
     return clients
 
 
 def final_score(scores: Sequence[float]) -> float:
-    """The score at the end of a run: the mean of the last five of 20 or more evaluations, otherwise the last one.
-
-    Example:
-        >>> final_score([0.5, 0.75]), final_score([0.0] * 16 + [0.5, 0.75, 0.5, 0.75])
-        (0.75, 0.5)
-    """
+    """The score at the end of a run: the mean of the last five of 20 or more evaluations, otherwise the last one."""
     last = scores[-LAST:] if len(scores) >= ENOUGH else scores[-1:]
     return sum(last) / len(last)
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The result of a run: scores (`final_score`, and the best that is a number), bytes, seconds.
-
-    A run that was never evaluated has no scores.
+    """The result of a run: bytes, seconds and, if it was evaluated, scores: `final_score`, and the best number.
 
     Example:
         >>> sent = {"bytes_up": 20, "bytes_down": 50, "seconds": 1.5}
@@ -312,42 +234,32 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not rows:
         raise InvalidInput("a run without a single round has no summary: let it train first")
     scores = [row[SCORE] for row in rows if SCORE in row]
-    last, result = rows[-1], {"rounds": rows[-1]["round"]}
-    if scores:
-        best = max(filter(math.isfinite, scores), default=math.nan)
-        result |= {FINAL: final_score(scores), BEST: best}
-    return result | {name: last[name] for name in ("bytes_up", "bytes_down", "seconds")}
+    best = max(filter(math.isfinite, scores), default=math.nan)
+    result = {FINAL: final_score(scores), BEST: best} if scores else {}
+    return {"rounds": rows[-1]["round"], **result, **{name: rows[-1][name] for name in FIELDS[2:]}}
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:
-    """The text of a `config.toml`; settings that are None are left out.
-
-    Example:
-        >>> print(to_toml({"task": "mlp@digits", "ratio": 0.01, "threshold": None}))
-        version = 1
-        task = "mlp@digits"
-        ratio = 0.01
-    """
+    """The text of a `config.toml`; settings that are None are left out."""
     import tomli_w  # not at the top: Flower nodes do not need it
 
-    present = {name: value for name, value in settings.items() if value is not None}
-    return tomli_w.dumps({"version": VERSION, **present})
+    return tomli_w.dumps({"version": VERSION, **_present(settings)})
+
+
+def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The settings in a run's folder, or in a hand-written TOML file, which need not have a version.
-
-    Raises:
-        InvalidInput: They cannot be read, or were written by a version of dagc that this one cannot read.
-    """
+    """The settings in a run's folder, or in a hand-written TOML file, which need not have a version."""
     written_by_us = Path(path).is_dir()
     file = Path(path) / "config.toml" if written_by_us else Path(path)
     try:
-        content = read_bounded(file, SMALL, regular=written_by_us)
+        settings = tomllib.loads(read_bounded(file, SMALL, regular=written_by_us).decode())
     except OSError as error:
         raise InvalidInput(f"the settings {file} cannot be read: {error}") from error
-    try:
-        settings = tomllib.loads(content.decode())
+    except InvalidInput:
+        raise
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"the settings {file} are not valid TOML: {error}") from error
     version = settings.pop("version", None if written_by_us else VERSION)

@@ -11,16 +11,7 @@ from dagc.data.dataset import Dataset
 from dagc.data.fields import Fields
 from dagc.errors import InvalidInput, unknown
 
-__all__ = [
-    "MODELS",
-    "AsImage",
-    "AsImageChannelsLast",
-    "Model",
-    "build",
-    "image_shape",
-    "initialise",
-    "parameter_count",
-]
+__all__ = ["MODELS", "AsImage", "AsImageChannelsLast", "Model", "build", "image_shape", "initialise", "parameter_count"]
 
 Shape = tuple[int, ...]
 
@@ -29,12 +20,9 @@ Shape = tuple[int, ...]
 class Model:
     """A kind of model. Add yours to `MODELS`, and every task knows it.
 
-    Attributes:
-        make: Makes it for a shape of samples and a number of outputs: classes, numbers or tokens.
-        source: Where it comes from; for the paper's models, where the paper uses it.
-        initialise: Sets every parameter from a seed. Without it, the model keeps the weights from `make`, which is
-            called with torch's generator set to the seed.
-        tokens: Whether samples are sequences of tokens.
+    `make` makes it for a shape of samples and a number of outputs (classes, numbers or tokens), and `initialise` sets
+    every parameter from a seed; without that, `make` is called with torch's generator set to the seed. `source` says
+    where it comes from, and `tokens` whether samples are sequences of tokens.
     """
 
     make: Callable[[Shape, int], nn.Module]
@@ -58,22 +46,15 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
     """
     if name not in MODELS:
         raise unknown("model", name, MODELS)
+    kind, data = MODELS[name], like if isinstance(like, Dataset) else None
     shape = like.shape if isinstance(like, Dataset) else tuple(like)
-    outputs = like.outputs if isinstance(like, Dataset) and classes is None else classes
-    if outputs is None or outputs < (1 if isinstance(like, Dataset) else 2):
+    outputs = data.outputs if data is not None and classes is None else classes
+    if outputs is None or outputs < (2 if data is None else 1):
         raise InvalidInput(f"classes is {outputs}; give the number of labels, 2 or more")
     if not shape or min(shape) < 1:
         raise InvalidInput(f"samples of shape {shape} are empty; give for example (3, 32, 32)")
-    kind = MODELS[name]
-    if isinstance(like, Dataset) and isinstance(like.train_x, Fields):
-        inputs = ", ".join(like.train_x.tensors)
-        raise InvalidInput(f"{name} takes one tensor, but {like.name} has {inputs}: pass a model of your own")
-    if isinstance(like, Dataset) and kind.tokens != (like.objective == "next-token"):
-        able = [other for other, each in MODELS.items() if each.tokens != kind.tokens]
-        wrong, verb = ("not ", "needs") if kind.tokens else ("", "cannot take")
-        raise InvalidInput(
-            f"the samples of {like.name} are {wrong}sequences of tokens, which {name} {verb}: use {' or '.join(able)}"
-        )
+    if data is not None:
+        _check_data(name, data)
     if kind.initialise is None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -85,13 +66,22 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
     return model
 
 
-def parameter_count(model: nn.Module) -> int:
-    """The number of trainable parameters.
+def _check_data(name: str, data: Dataset) -> None:
+    """Refuse samples that a model cannot take."""
+    if isinstance(data.train_x, Fields):
+        inputs = ", ".join(data.train_x.tensors)
+        raise InvalidInput(f"{name} takes one tensor, but {data.name} has {inputs}: pass a model of your own")
+    tokens = MODELS[name].tokens
+    if tokens != (data.objective == "next-token"):
+        able = [other for other, each in MODELS.items() if each.tokens != tokens]
+        wrong, verb = ("not ", "needs") if tokens else ("", "cannot take")
+        raise InvalidInput(
+            f"the samples of {data.name} are {wrong}sequences of tokens, which {name} {verb}: use {' or '.join(able)}"
+        )
 
-    Example:
-        >>> parameter_count(build("cnn", (3, 32, 32), 10))
-        235690
-    """
+
+def parameter_count(model: nn.Module) -> int:
+    """The number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -118,10 +108,6 @@ def image_shape(shape: Shape, least: int) -> Shape:
             f"of shape {shape}; logistic and mlp take any shape"
         )
     return image
-
-
-def _logistic(shape: Shape, classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
 def _mlp(shape: Shape, classes: int) -> nn.Module:
@@ -152,10 +138,6 @@ class _TokenLstm(nn.Module):
         states, _ = self.lstm(self.embedding(x))
         scores: Tensor = self.out(states)
         return scores
-
-
-def _token_lstm(shape: Shape, tokens: int) -> nn.Module:
-    return _TokenLstm(tokens)
 
 
 def initialise(model: nn.Module, seed: int) -> None:
@@ -194,13 +176,20 @@ def _initialise_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
 
 
 MODELS: dict[str, Model] = {
-    "logistic": Model(_logistic, "Logistic@FMNIST: Fig. 2a, Tables III and V", initialise),
+    "logistic": Model(
+        lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes)),
+        "Logistic@FMNIST: Fig. 2a, Tables III and V",
+        initialise,
+    ),
     "mlp": Model(_mlp, "not in the paper: one hidden layer of 256, about 20,000 parameters on digits", initialise),
     "cnn": Model(
         _cnn, "CNN@CIFAR-10: Tables III to VI; the four layers of McMahan et al. 2017, half as wide", initialise
     ),
     "token-lstm": Model(
-        _token_lstm, "not in the paper: an embedding of 32, an LSTM of 128, every next token", initialise, True
+        lambda shape, tokens: _TokenLstm(tokens),
+        "not in the paper: an embedding of 32, an LSTM of 128, every next token",
+        initialise,
+        tokens=True,
     ),
 }
 """Every model by name."""

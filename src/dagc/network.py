@@ -54,9 +54,9 @@ class Network(NamedTuple):
 
 def constant(*, up: float = 8.4, down: float = 8.4, latency: float = 0.0) -> Network:
     """The same rates, in Mb/s, for all clients at all times."""
-    _positive(up=up, down=down)
+    _check(latency, up=up, down=down)
     rates = {"up": up * 1e6, "down": down * 1e6}
-    return Network(lambda client, direction, slot: rates[direction], math.inf, _latency(latency))
+    return Network(lambda client, direction, slot: rates[direction], math.inf, latency)
 
 
 def random(
@@ -70,15 +70,10 @@ def random(
 ) -> Network:
     """Log-normal rates that change every `period` seconds, independently for each client.
 
-    Args:
-        mean: The mean uplink in Mb/s.
-        spread: The standard deviation of the rate's logarithm.
-        down: How many times faster the downlink is.
-        period: Seconds between changes.
-        latency: Seconds for each transfer.
-        seed: Determines the links.
+    The mean uplink is in Mb/s, the downlink so many times faster, and `spread` the standard deviation of the rate's
+    logarithm.
     """
-    _positive(mean=mean, down=down, period=period)
+    _check(latency, mean=mean, down=down, period=period)
     if not 0 <= spread <= 2:
         raise InvalidInput(f"spread must be from 0 to 2, not {spread}")
     factor = {"up": 1.0, "down": down}
@@ -90,7 +85,7 @@ def random(
         normal = math.sqrt(-2 * math.log(1 - u)) * math.cos(2 * math.pi * v)
         return mean * 1e6 * factor[direction] * math.exp(spread * normal - spread**2 / 2)
 
-    return Network(rate, period, _latency(latency))
+    return Network(rate, period, latency)
 
 
 def trace(*, file: str, latency: float = 0.0) -> Network:
@@ -98,6 +93,7 @@ def trace(*, file: str, latency: float = 0.0) -> Network:
 
     Client i starts at row 97·i, so that clients differ. With a column `client`, each has its own rows instead.
     """
+    _check(latency)
     rows: dict[int, list[dict[Direction, float]]] = {}
     try:
         with Path(file).open(newline="", encoding="utf-8-sig") as lines:
@@ -126,7 +122,7 @@ def trace(*, file: str, latency: float = 0.0) -> Network:
             raise InvalidInput(f"the trace {file} has no rows for client {client}")
         return rows[client][slot % len(rows[client])][direction]
 
-    return Network(rate, 1.0, _latency(latency))
+    return Network(rate, 1.0, latency)
 
 
 NETWORKS: dict[str, Callable[..., Network]] = {"constant": constant, "random": random, "trace": trace}
@@ -144,13 +140,9 @@ def make_network(spec: str) -> Network:
     return function(**options)
 
 
-def _positive(**rates: float) -> None:
+def _check(latency: float, **rates: float) -> None:
     for name, rate in rates.items():
         if not 1e-9 <= rate <= 1e12:
             raise InvalidInput(f"{name} must be above 0, from 1e-9 to 1e12, not {rate}")
-
-
-def _latency(latency: float) -> float:
     if not 0 <= latency <= 1e9:
         raise InvalidInput(f"latency must be from 0 to 1e9 seconds, not {latency}")
-    return latency

@@ -35,25 +35,16 @@ REGISTRIES: Mapping[str, dict[Any, Any]] = {
     "partition": PARTITIONS,
 }
 """Where parts are registered, by kind."""
+_loaded: list["Plugin"] | None = None
 
 
 class Plugin(NamedTuple):
-    """One entry point, loaded or not.
-
-    Attributes:
-        name: The entry point's name.
-        where: The module, and perhaps a function in it.
-        added: The kind and name of every part it registered.
-        problem: Why it could not be loaded; empty if it was.
-    """
+    """One entry point, loaded or not."""
 
     name: str
-    where: str
-    added: tuple[tuple[str, str], ...] = ()
-    problem: str = ""
-
-
-_loaded: list[Plugin] | None = None
+    where: str  # the module, and perhaps a function in it
+    added: tuple[tuple[str, str], ...] = ()  # the kind and name of every part it registered
+    problem: str = ""  # why it could not be loaded; empty if it was
 
 
 def load_plugins(*others: str) -> list[Plugin]:
@@ -76,7 +67,7 @@ def load_plugins(*others: str) -> list[Plugin]:
     return _loaded
 
 
-def _load(point: Any) -> Plugin:
+def _load(point: EntryPoint) -> Plugin:
     before = {kind: dict(registry) for kind, registry in REGISTRIES.items()}
     try:
         target = point.load()
@@ -87,10 +78,6 @@ def _load(point: Any) -> Plugin:
             registry.clear()
             registry.update(before[kind])
         return Plugin(point.name, point.value, problem=f"{type(error).__name__}: {error}")
-    added = tuple(
-        (kind, str(name))
-        for kind, registry in REGISTRIES.items()
-        for name, part in registry.items()
-        if before[kind].get(name) is not part
-    )
+    parts = [(kind, name, part) for kind, registry in REGISTRIES.items() for name, part in registry.items()]
+    added = tuple((kind, str(name)) for kind, name, part in parts if before[kind].get(name) is not part)
     return Plugin(point.name, point.value, added)

@@ -14,8 +14,6 @@ from typing import Any, Literal, Self
 
 from dagc.errors import InvalidInput, shown, unknown
 
-__all__ = ["Setting", "Settings", "group", "setting"]
-
 Kind = Literal["number", "integer", "switch", "text", "numbers", "options"]
 NAMES: dict[Kind, str] = {"number": "a number", "integer": "an integer"}
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
@@ -23,52 +21,28 @@ UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting, without its name and default, which are the field's.
+    """One setting, without its name and default, which are the field's."""
 
-    Attributes:
-        kind: What it holds; "numbers" maps names to finite numbers, "options" to numbers, booleans or lists of numbers.
-        help: One line for `--help` and the docs.
-        above: Numbers must be larger than this.
-        least: Numbers must be at least this.
-        below: Numbers must be smaller than this.
-        most: Numbers must be at most this.
-        words: Texts that are accepted, besides a number if the kind is one.
-        registry: The names that are accepted, looked up when a value is checked, since plugins may add some.
-        noun: What a name in the registry is, for error messages.
-        note: Replaces the generated description of the limits in error messages.
-        parse: Checks and normalizes anything else about a text or number; raises `InvalidInput`.
-        example: How to write it on the command line.
-        in_bytes: Whether text such as `16 kB` stands for a number of bytes.
-        infinite: Whether a number may be infinite.
-        group: The heading under which `--help` and the docs list it.
-        alias: A shorter name of its flag.
-    """
-
-    kind: Kind
-    help: str
-    above: float | None = None
+    kind: Kind  # "numbers" maps names to finite numbers, "options" to numbers, booleans or lists of numbers
+    help: str  # one line for `--help` and the docs
+    above: float | None = None  # limits of numbers
     least: float | None = None
     below: float | None = None
     most: float | None = None
-    words: tuple[str, ...] = ()
-    registry: Callable[[], Iterable[str]] | None = None
-    noun: str = ""
-    note: str = ""
-    parse: Callable[[Any], Any] | None = None
-    example: str = ""
-    in_bytes: bool = False
-    infinite: bool = False
-    group: str = ""
-    alias: str = ""
+    words: tuple[str, ...] = ()  # texts that are accepted, besides a number if the kind is one
+    registry: Callable[[], Iterable[str]] | None = None  # accepted names, asked at each check: plugins may add some
+    noun: str = ""  # what a name in the registry is, for error messages
+    note: str = ""  # replaces the generated description of the limits in error messages
+    parse: Callable[[Any], Any] | None = None  # checks and normalizes anything else; raises `InvalidInput`
+    example: str = ""  # how to write it on the command line
+    in_bytes: bool = False  # whether text such as `16 kB` stands for a number of bytes
+    infinite: bool = False  # whether a number may be infinite
+    group: str = ""  # the heading under which `--help` and the docs list it
+    alias: str = ""  # a shorter name of its flag
 
     @property
     def limits(self) -> str:
-        """The accepted numbers, in words.
-
-        Example:
-            >>> Setting("number", "", above=0, most=1).limits
-            'a number above 0 and at most 1'
-        """
+        """The accepted numbers, in words, such as "a number above 0 and at most 1"."""
         if self.note:
             return self.note
         sides = (("above", self.above), ("at least", self.least), ("below", self.below), ("at most", self.most))
@@ -99,18 +73,14 @@ class Setting:
             if not isinstance(value, str) or value not in names:
                 raise unknown(self.noun or name, value, names)
             return value
-        if isinstance(value, str) and value in self.words:
-            return value
-        if self.kind == "text":
-            if self.words or not isinstance(value, str):
-                raise self._wrong(name, value)
+        if isinstance(value, str) and (value in self.words or (self.kind == "text" and not self.words)):
             return value
         return self.number(name, self.from_text(value) if isinstance(value, str) else value)
 
     def number(self, name: str, value: Any) -> int | float:
         """A number in its plain form, if it is one and within the limits; a text is none."""
-        number = _plain(value) if _is_number(value) else math.nan
-        right = (
+        number = _plain(value)
+        right = self.kind in NAMES and (
             (-math.inf < number < math.inf or (self.infinite and number == math.inf))
             and (self.kind != "integer" or isinstance(number, int))
             and (self.above is None or number > self.above)
@@ -125,35 +95,26 @@ class Setting:
     def _wrong(self, name: str, value: Any) -> InvalidInput:
         near = get_close_matches(value[:100], self.words, n=1) if isinstance(value, str) else []
         guess = f"did you mean {near[0]!r}? It" if near else "it"
-        kinds = ["text"] if self.kind == "text" and not self.words else []
-        kinds += [self.limits] if self.kind in NAMES else []
-        *some, last = [*self.words, *kinds]
-        accepted = f"{', '.join(some)} or {last}" if some else last
+        limits = [self.limits + ", or bytes with a unit, e.g. 16 kB" * self.in_bytes] if self.kind in NAMES else []
+        *some, last = [*self.words, *limits] or ["text"]
+        either = f"{', '.join(some)} or {last}" if some else last
         value_text = f"{value:g}" if isinstance(value, float) else shown(value)
-        return InvalidInput(f"{name} is {value_text}: {guess} must be {accepted}")
+        return InvalidInput(f"{name} is {value_text}: {guess} must be {either}")
 
     def from_text(self, text: str) -> Any:
-        """The value that a text on the command line stands for, not yet checked; the text itself if it is none.
-
-        Example:
-            >>> share, budget = Setting("number", ""), Setting("number", "", in_bytes=True)
-            >>> share.from_text("0.1%"), share.from_text("1e-3"), budget.from_text("16 kB")
-            (0.001, 0.001, 16000.0)
-        """
+        """The value that a text such as `0.1%` or `16 kB` stands for, unchecked; the text itself if it is none."""
         if self.kind == "switch":
             return {"true": True, "false": False}.get(text.lower(), text)
         if self.kind not in NAMES or text in self.words:
             return text
-        units = {"%": 0.01} | ({unit: scale for unit, scale in UNITS.items() if self.in_bytes})
-        digits, scale = text.strip(), 1.0
-        for unit in sorted(units, key=len, reverse=True):
-            if digits.endswith(unit):
-                digits, scale = digits[: -len(unit)], units[unit]
-                break
+        digits = text.strip()
+        units = ("%", *sorted(UNITS, key=len, reverse=True)) if self.in_bytes else ("%",)
+        unit = next((unit for unit in units if digits.endswith(unit)), "")
+        digits, scale = digits.removesuffix(unit), UNITS.get(unit, 1.0)
         try:
-            if scale == 1 and digits.lstrip("+-").isdecimal():
-                return int(digits)  # exact, unlike a float
-            return float(digits) * scale if scale >= 1 else float(digits) / round(1 / scale)
+            if unit == "%":
+                return float(digits) / 100
+            return int(digits) if scale == 1 and digits.lstrip("+-").isdecimal() else float(digits) * scale
         except ValueError:
             return text
 
@@ -178,13 +139,8 @@ class Settings:
         >>> @dataclass(frozen=True, init=False)
         ... class Brew(Settings):
         ...     grams: float = setting(60.0, "coffee per liter", above=0)
-        ...     method: str = setting("filter", "how to brew", "text", words=("filter", "press"))
         >>> Brew(grams=55).changed()
         {'grams': 55}
-        >>> Brew(method="pressed")
-        Traceback (most recent call last):
-        ...
-        dagc.errors.InvalidInput: method is 'pressed': did you mean 'press'? It must be filter or press
     """
 
     _explicit: frozenset[str]
@@ -221,12 +177,9 @@ class Settings:
 
     @classmethod
     def _unknown(cls, name: str) -> InvalidInput:
-        full = next((full for full, each in cls.schema().items() if name and each.alias == name), None)
-        return (
-            InvalidInput(f"there is no setting {name!r}: write {full}")
-            if full
-            else unknown("setting", name, cls.schema())
-        )
+        schema = cls.schema()
+        full = next((full for full, each in schema.items() if name and each.alias == name), None)
+        return InvalidInput(f"there is no setting {name!r}: write {full}") if full else unknown("setting", name, schema)
 
     @classmethod
     def default(cls, name: str) -> Any:
@@ -257,43 +210,32 @@ class Settings:
 def _mapping(name: str, value: Any, lists: bool) -> dict[str, Any]:
     """Names with finite numbers; where lists are accepted, also with booleans or lists of numbers."""
 
-    def is_valid(leaf: Any) -> bool:
+    def plain(leaf: Any) -> Any:
         if lists and isinstance(leaf, list | tuple):
-            return all(map(is_valid, leaf))
-        return (lists and isinstance(leaf, bool)) or (_is_number(leaf) and abs(leaf) < math.inf)
+            return [plain(each) for each in leaf]
+        if not abs(_plain(leaf)) < math.inf and not (lists and isinstance(leaf, bool)):
+            raise ValueError
+        return leaf if isinstance(leaf, bool) else _plain(leaf)
 
-    if not isinstance(value, Mapping) or not all(
-        isinstance(key, str) and is_valid(leaf) for key, leaf in value.items()
-    ):
-        raise InvalidInput(f"{name} is {shown(value)}: it must map names to finite numbers")
-    return {key: _plain_leaf(leaf) for key, leaf in value.items()}
-
-
-def _plain_leaf(leaf: Any) -> Any:
-    if isinstance(leaf, list | tuple):
-        return [_plain_leaf(each) for each in leaf]
-    return leaf if isinstance(leaf, bool) else _plain(leaf)
-
-
-def _is_number(value: object) -> bool:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return False
     try:
-        return not math.isnan(value)
-    except OverflowError:  # an integer too large for a float
-        return False
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            return {key: plain(leaf) for key, leaf in value.items()}
+    except ValueError:
+        pass
+    raise InvalidInput(f"{name} is {shown(value)}: it must map names to finite numbers")
 
 
 def _plain(value: Any) -> int | float:
-    """A number from numpy or elsewhere as Python's. 64.0 becomes 64, since both are the same setting."""
-    if isinstance(value, Integral):
+    """A number from numpy or elsewhere as Python's, else NaN. 64.0 becomes 64, since both are the same setting."""
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer too large for a float
+        return math.nan
+    if isinstance(value, Integral) and number == number:
         return int(value)
-    number = float(value)
     return int(number) if number.is_integer() and abs(number) < 1 << 53 else number
 
 
 def _number(value: float) -> str:
     power = math.log2(value) if value >= 1 << 30 else 0
-    if power and abs(power - round(power)) < 1e-12:
-        return f"2^{round(power)}"
-    return f"{value:g}"
+    return f"2^{round(power)}" if power and abs(power - round(power)) < 1e-12 else f"{value:g}"

@@ -1,7 +1,8 @@
 """`Sparse`, the one type that is sent: a few entries of a long vector; and the server's sum of many of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +18,7 @@ __all__ = ["MAX_SIZE", "Sparse", "aggregate", "shares_of"]
 MAX_SIZE = 1 << 48
 """The longest vector: far larger than any model, and small enough that sums of positions never overflow."""
 TOGETHER = 1 << 22
-"""Clients are added together as long as they have at most this many entries."""
+"""About so many entries are added together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,19 +57,15 @@ class Sparse:
                 f"values must be {len(index)} numbers, one for each index, not {value.dtype} of shape {value.shape}"
             )
         with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
-            index, value = index.astype(np.int64), value.astype(np.float32)
-        self._hold(size, index, value, None)
+            self._hold(size, index.astype(np.int64), value.astype(np.float32), None)
         if not self.ascends:
             raise InvalidInput(f"indices must ascend, each once, from 0 to {size - 1}")
-        if not np.isfinite(value).all():
+        if not np.isfinite(self.values).all():
             raise InvalidInput("values must be finite: NaN or infinity would stay in the model forever")
 
-    def _hold(self, size: int, indices: NDArray[np.int64], values: NDArray[np.float32], seed: int | None) -> None:
-        hold = object.__setattr__
-        hold(self, "size", size)
-        hold(self, "indices", indices)
-        hold(self, "values", values)
-        hold(self, "seed", seed)
+    def _hold(self, *values: Any) -> None:
+        for name, value in zip(self.__slots__, values, strict=True):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def trusted(
@@ -76,8 +73,7 @@ class Sparse:
     ) -> Self:
         """Store entries (and their seed) without checking them, because kernels or `decode` already have.
 
-        The caller is responsible for them. Code that writes to memory or to the wire checks them again (`checked`), so
-        a wrong index is an error there.
+        Code that writes to memory or to the wire checks them again (`checked`), so a wrong index is an error there.
         """
         sparse = cls.__new__(cls)
         sparse._hold(size, indices, values, seed)
@@ -92,14 +88,15 @@ class Sparse:
     def checked_shape(self) -> Self:
         """Itself, if it has one value for each index; `InvalidInput` otherwise."""
         if self.indices.ndim != 1 or self.values.shape != self.indices.shape:
-            shapes = f"{self.indices.shape} indices have {self.values.shape} values"
-            raise InvalidInput(f"{shapes}: give one value per index")
+            raise InvalidInput(
+                f"{self.indices.shape} indices have {self.values.shape} values: give one value per index"
+            )
         return self
 
-    def checked(self) -> Self:
+    def checked(self, whose: str = "the entries") -> Self:
         """Itself, if it holds what `trusted` was promised; `InvalidInput` otherwise."""
         if not self.checked_shape().ascends:
-            raise InvalidInput(f"the indices of the entries do not ascend from 0 to {self.size - 1}")
+            raise InvalidInput(f"the indices of {whose} do not ascend from 0 to {self.size - 1}")
         return self
 
     def add_to(self, vector: torch.Tensor, weight: float = 1.0) -> None:
@@ -162,37 +159,23 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
     if compiled():
         from dagc import _sum_kernels
 
-        for first, last in _groups(sparses):
+        groups = np.cumsum([len(sparse.checked_shape()) for sparse in sparses]) // (TOGETHER + 1)
+        bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(sparses)]
+        for first, last in pairwise(bounds):
             starts, indices, values = _joined(sparses[first:last])
             wrong = _sum_kernels.add_up(starts, indices, values, shares[first:last], total, first == 0)
             if wrong >= 0:
-                raise InvalidInput(f"the indices of client {first + wrong} do not ascend from 0 to {size - 1}")
+                sparses[first + wrong].checked(f"client {first + wrong}")
         return out
     total[:] = 0
     for number, (sparse, share) in enumerate(zip(sparses, shares, strict=True)):
-        if not sparse.checked_shape().ascends:
-            raise InvalidInput(f"the indices of client {number} do not ascend from 0 to {size - 1}")
-        total[sparse.indices] += share * sparse.values
+        total[sparse.checked(f"client {number}").indices] += share * sparse.values
     return out
-
-
-def _groups(sparses: Sequence[Sparse]) -> Iterator[tuple[int, int]]:
-    """Ranges of consecutive clients that are added together: one client, or several of few entries."""
-    first = entries = 0
-    for number, sparse in enumerate(sparses):
-        entries += len(sparse)
-        if entries > TOGETHER and number > first:
-            yield first, number
-            first, entries = number, len(sparse)
-    yield first, len(sparses)
 
 
 def _joined(sparses: Sequence[Sparse]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
     """Where each client's entries begin, and the last ones end; and all indices and values."""
-    starts = np.cumsum([0, *(len(sparse.checked_shape()) for sparse in sparses)])
-    if len(sparses) == 1:
-        indices, values = sparses[0].indices, sparses[0].values
-        return starts, np.ascontiguousarray(indices, np.int64), np.ascontiguousarray(values, np.float32)
+    starts = np.cumsum([0, *map(len, sparses)])
     indices, values = pool.take(int(starts[-1]), np.dtype(np.int64)), pool.take(int(starts[-1]), np.dtype(np.float32))
     np.concatenate([sparse.indices for sparse in sparses], out=indices)
     np.concatenate([sparse.values for sparse in sparses], out=values)

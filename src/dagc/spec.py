@@ -16,13 +16,9 @@ SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 def read_spec(
     spec: str, kind: str, registry: Mapping[str, Callable[..., Result]], reserved: Collection[str] = ()
 ) -> tuple[Callable[..., Result], dict[str, Any]]:
-    """The function that a text names, and its arguments, converted to their annotated types.
+    """The function that a text, `name` or `name:option=value,option=value`, names, and its arguments.
 
-    Args:
-        spec: `name` or `name:option=value,option=value`.
-        kind: What the functions make, for messages.
-        registry: The functions by name.
-        reserved: Arguments that a text cannot have.
+    Arguments are converted to their annotated types; those that are reserved cannot be in a text.
 
     Example:
         >>> read_spec("round:ndigits=2", "rounding", {"round": lambda *, ndigits=0: ndigits})[1]
@@ -43,34 +39,30 @@ def read_spec(
             )
         if key in options:
             raise InvalidInput(f"{shown(spec, 200)}: {key} is given twice")
-        options[key] = _value(spec, key, value, str(known[key].annotation))
+        wanted, convert = next(each for kind, each in KINDS.items() if kind in str(known[key].annotation))
+        try:
+            options[key] = convert(value)
+        except (ValueError, KeyError, OverflowError, OSError) as error:
+            why = f" ({error})" if isinstance(error, OSError) else ""
+            raise InvalidInput(f"{shown(spec, 200)}: {key} is {shown(value)}; it must be {wanted}{why}") from None
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in options:
             raise InvalidInput(f"{shown(spec, 200)} has no {key}; write {name}:{key}=…")
     return function, options
 
 
-def _value(spec: str, key: str, value: str, kind: str) -> Any:
-    wanted = "a number"
-    try:
-        if "Sequence" in kind:
-            wanted = "whole numbers separated by /, or a file of them"
-            return [int(part) for part in _content(value).replace("/", " ").replace(",", " ").split()]
-        if "bool" in kind:
-            wanted = "true or false"
-            return SWITCH[value.lower()]
-        if "str" in kind:
-            return value
-        if "int" in kind:
-            wanted = "a whole number"
-            return int(value)
-        return float(value)
-    except (ValueError, KeyError, OverflowError, OSError) as error:
-        why = f" ({error})" if isinstance(error, OSError) else ""
-        raise InvalidInput(f"{shown(spec, 200)}: {key} is {shown(value)}; it must be {wanted}{why}") from None
+def _whole_numbers(value: str) -> list[int]:
+    """The numbers in a text or, if it is no list of numbers, in the file of that name."""
+    if not value.replace("/", "").strip().isdigit():
+        value = Path(value).expanduser().read_text(encoding="utf-8")
+    return [int(part) for part in value.replace("/", " ").replace(",", " ").split()]
 
 
-def _content(value: str) -> str:
-    """The value itself or, if it is no list of numbers, what is in the file of that name."""
-    is_list = value.replace("/", "").strip().isdigit()
-    return value if is_list else Path(value).expanduser().read_text(encoding="utf-8")
+KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "Sequence": ("whole numbers separated by /, or a file of them", _whole_numbers),
+    "bool": ("true or false", lambda value: SWITCH[value.lower()]),
+    "str": ("a text", str),
+    "int": ("a whole number", int),
+    "": ("a number", float),
+}
+"""What an argument must be, and how it is read, by what its annotation contains."""

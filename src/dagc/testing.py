@@ -4,15 +4,17 @@
     from dagc.testing import check_allocator
     check_allocator(Allocator(ratios=my_rule))
 
-Each check raises `AssertionError` with what went wrong, or returns.
+Each check raises `AssertionError` with what went wrong under the name that you give, or returns.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dagc.allocation import ALLOCATORS, Allocator, allocate, entries, most_entries
 from dagc.compressors import Compressor, Parameter
@@ -20,7 +22,6 @@ from dagc.errors import InvalidInput
 from dagc.feedback import ErrorFeedback
 from dagc.policies import POLICIES, Method, Plan, Report, Situation
 from dagc.sparse import Sparse
-from dagc.updates import Update
 from dagc.wire import payload_size
 from dagc.wire.values import ValueCodec
 
@@ -28,7 +29,6 @@ __all__ = [
     "check_allocator",
     "check_compressor",
     "check_policy",
-    "check_update",
     "check_value_codec",
     "plans_of",
     "profiles",
@@ -36,7 +36,25 @@ __all__ = [
 ]
 
 
-def profiles() -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+Floats = NDArray[np.float64]
+PARAMETERS: dict[Parameter, Callable[[torch.Tensor], list[Any]]] = {
+    "entries": lambda vector: [0, 1, len(vector) // 10, len(vector)],
+    "threshold": lambda vector: [0, 1, 0.0, float(vector.abs().median()), float(vector.abs().max()), float("inf")],
+    "none": lambda vector: [None],
+}
+"""What to try on a vector, by what a compressor's parameter is."""
+BUDGETS: tuple[dict[str, Any], ...] = (
+    {"ratio": 0.01},
+    {"bytes": 40},
+    {"rate": "1 kB/training"},
+    {"rate": "2 kB/hour", "bytes": 40},
+    {"threshold": 0.05},
+    {},
+)
+"""What to try as a method's budget; none stands for bytes that the plan chooses."""
+
+
+def profiles() -> dict[str, Floats]:
     """Size profiles for allocators: equal, single, skewed, one large, with clients that hold nothing."""
     rng = np.random.default_rng(1)
     return {
@@ -72,26 +90,28 @@ def vectors() -> dict[str, torch.Tensor]:
 def check_allocator(allocator: Allocator, name: str = "the allocator") -> None:
     """Check an allocator: one parameter per client in the caller's order, budget spent exactly, never above 1 or a cap.
 
-    Args:
-        allocator: What would be registered in `dagc.ALLOCATORS`. `Allocator(ratios=rule)` makes one from a rule, whose
-            budget is the *sum* of the ratios.
-        name: What to call it in errors.
+    `Allocator(ratios=rule)` makes one from a rule, whose budget is the *sum* of the ratios.
     """
     if not isinstance(allocator, Allocator):
         raise InvalidInput(f"give an Allocator, e.g. Allocator(ratios=my_rule), not {type(allocator).__name__}")
-    ALLOCATORS["under test"] = allocator
-    try:
+    with _registered(ALLOCATORS, allocator):
         for profile, weights in profiles().items():
-            if allocator.ratios is not None:
-                for ratio in (0.001, 0.1, 0.9, 1.0):
-                    _check_ratios(weights, ratio, f"{name} on {profile!r} at {ratio}")
+            for ratio in (0.001, 0.1, 0.9, 1.0) if allocator.ratios is not None else ():
+                _check_ratios(weights, ratio, f"{name} on {profile!r} at {ratio}")
             if allocator.thresholds is not None:
                 _check_thresholds(weights, f"{name} on {profile!r}")
+
+
+@contextmanager
+def _registered(registry: dict[str, Any], part: Any) -> Iterator[None]:
+    registry["under test"] = part
+    try:
+        yield
     finally:
-        del ALLOCATORS["under test"]
+        del registry["under test"]
 
 
-def _check_ratios(weights: np.ndarray[Any, np.dtype[np.float64]], ratio: float, where: str) -> None:
+def _check_ratios(weights: Floats, ratio: float, where: str) -> None:
     ratios = allocate(weights, ratio=ratio, method="under test")
     holding = weights > 0
     budget = ratio * holding.sum()
@@ -105,10 +125,9 @@ def _check_ratios(weights: np.ndarray[Any, np.dtype[np.float64]], ratio: float, 
     assert np.isclose(capped.sum(), budget, rtol=1e-9), f"{where}: with caps spends {capped.sum()}, not {budget}"
     order = np.random.default_rng(2).permutation(len(weights))
     shuffled = allocate(weights[order], ratio=ratio, method="under test")
-    same = np.sort(shuffled), np.sort(ratios)
-    assert np.allclose(*same, rtol=1e-9, atol=0), f"{where}: depends on the order of the clients"
-    distinct = len(np.unique(weights)) == len(weights)
-    if distinct:
+    same = np.allclose(np.sort(shuffled), np.sort(ratios), rtol=1e-9, atol=0)
+    assert same, f"{where}: depends on the order of the clients"
+    if len(np.unique(weights)) == len(weights):
         assert np.allclose(shuffled, ratios[order], rtol=1e-9, atol=0), f"{where}: mixes the clients up"
     size = 100_000
     counts = entries(ratios, size)
@@ -117,7 +136,7 @@ def _check_ratios(weights: np.ndarray[Any, np.dtype[np.float64]], ratio: float, 
     assert counts.max() <= size, f"{where}: {counts.max()} entries of {size}"
 
 
-def _check_thresholds(weights: np.ndarray[Any, np.dtype[np.float64]], where: str) -> None:
+def _check_thresholds(weights: Floats, where: str) -> None:
     thresholds = allocate(weights, threshold=0.05, method="under test")
     holding = weights > 0
     assert np.all(np.isinf(thresholds) == ~holding), f"{where}: infinite exactly for clients without data"
@@ -126,31 +145,17 @@ def _check_thresholds(weights: np.ndarray[Any, np.dtype[np.float64]], where: str
     assert np.all(thresholds > 0), f"{where}: a threshold is not positive"
 
 
-PARAMETERS: dict[Parameter, Callable[[torch.Tensor], list[Any]]] = {
-    "entries": lambda vector: [0, 1, len(vector) // 10, len(vector)],
-    "threshold": lambda vector: [0, 1, 0.0, float(vector.abs().median()), float(vector.abs().max()), float("inf")],
-    "none": lambda vector: [None],
-}
-"""What to try on a vector, by what a compressor's parameter is."""
-
-
 def check_compressor(
     compressor: Compressor, parameters: Callable[[torch.Tensor], list[Any]] | None = None, name: str = "it"
 ) -> None:
     """Check a compressor: values unchanged, indices in order, input untouched, nothing lost with error feedback.
 
-    Args:
-        compressor: What to check.
-        parameters: For a vector, the parameters to try, if not what the compressor's `parameter` suggests.
-        name: What to call it in errors.
+    `parameters` says what to try on a vector, if not what the compressor's own `parameter` suggests.
     """
-    kind = getattr(compressor, "parameter", None)
-    assert kind in PARAMETERS, (
-        f"{name} does not say what its parameter is: decorate it with dagc.compressors.compressor"
-    )
-    parameters = parameters or PARAMETERS[kind]
+    declared = getattr(compressor, "parameter", None)
+    assert declared in PARAMETERS, f"{name} does not say what its parameter is: use dagc.compressors.compressor"
     for kind, vector in vectors().items():
-        for parameter in parameters(vector):
+        for parameter in (parameters or PARAMETERS[declared])(vector):
             where = f"{name} with {parameter} on {kind!r}"
             before = vector.clone()
             sparse = compressor(vector, parameter, seed=3)
@@ -166,61 +171,18 @@ def check_compressor(
                 assert torch.equal(sent.dense() + feedback.residual, total), f"{where}: error feedback lost something"
 
 
-def check_update(
-    encode: Callable[[torch.Tensor, int], tuple[bytes, Update]],
-    decode: Callable[[bytes], Update],
-    vector: torch.Tensor,
-    name: str = "it",
-) -> None:
-    """Check a form of updates: within the bytes, the same bits on both sides, nothing worse than sending nothing.
-
-    Args:
-        encode: `(vector, max_bytes) -> (frame, update)`.
-        decode: `(frame) -> update`.
-        vector: What to send.
-        name: What to call it in errors.
-    """
-    total = float(vector.double().square().sum())
-    for most in (0, 1, 5, 13, 60, 300, 1023, 1024, 1026, 4000):
-        where = f"{name} within {most} bytes"
-        before = vector.clone()
-        frame, update = encode(vector, most)
-        assert torch.equal(vector, before), f"{where}: changed its input"
-        assert len(frame) <= most, f"{where}: the frame has {len(frame)} bytes"
-        assert encode(vector, most)[0] == frame, f"{where}: the same vector gives two frames"
-        decoded = decode(frame).dense()
-        assert decoded.numpy().tobytes() == update.dense().numpy().tobytes(), f"{where}: decodes to other bits"
-        assert update.size == len(vector), f"{where}: has size {update.size}"
-        error = float((vector.double() - decoded.double()).square().sum())
-        assert error <= total * (1 + 1e-6), f"{where}: what is left is more than the vector"
-        assert np.isclose(update.norm() ** 2, float(decoded.double().square().sum()), rtol=1e-6), f"{where}: wrong norm"
-        twice = decoded.clone()
-        update.add_to(twice, 0.3)
-        expected = decoded + decoded * float(np.float32(0.3))
-        assert twice.numpy().tobytes() == expected.numpy().tobytes(), f"{where}: adds other bits with a weight"
-
-
 def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Plan]:
     """Plans for every way to use a method: each budget it takes, with and without every other setting it takes."""
     kind = POLICIES[method]
-    amounts: dict[str, dict[str, Any]] = {
-        "ratio": {"ratio": 0.01},
-        "bytes": {"bytes": 40},
-        "rate": {"rate": "1 kB/training"},
-        "rate per hour": {"rate": "2 kB/hour", "bytes": 40},
-        "threshold": {"threshold": 0.05},
-    }
     plans = []
-    names = [*kind.budgets, *(["rate per hour"] if "rate" in kind.budgets else [])]
-    none: list[dict[str, Any]] = [{}] if not names or "bytes" in kind.budgets else []
-    for budget in [*(amounts[name] for name in names), *none]:
+    for budget in BUDGETS:
+        if next(iter(budget), "bytes") not in kind.budgets and (budget or kind.budgets):
+            continue
         ways: list[dict[str, Any]] = [{}]
         if kind.budgets and "threshold" not in budget:
             ways.append({"caps": {"client-0": 0.02, "client-7": 0.001}})
             ways += [{**way, "overhead": 0.2} for way in ways if kind.waits]
-        entry_wires: tuple[dict[str, str], ...] = ({}, {"values": "sign"})
-        wires = entry_wires[:1] if kind.encodes else entry_wires
-        ways = [{**way, **wire} for wire in wires for way in ways]
+        ways += [{**way, "values": "sign"} for way in ways if not kind.encodes]
         ways += [{**way, "options": options} for way in ways if options]
         ways += [{**way, "exponent": 1.0} for way in ways if method == "power"]
         plans += [Plan(method=method, **budget, **way) for way in ways]
@@ -230,36 +192,26 @@ def plans_of(method: str, options: Mapping[str, float] | None = None) -> list[Pl
 def check_policy(method: Method, name: str = "the policy", options: Mapping[str, float] | None = None) -> None:
     """Check a policy: a parameter for every client present while clients come and go; budgets, caps and state hold.
 
-    Args:
-        method: What would be registered in `dagc.policies.POLICIES`.
-        name: What to call it in errors.
-        options: Values to try for the options that it takes.
+    `options` are values to try for the options that it takes.
     """
-    POLICIES["under test"] = method
-    try:
+    with _registered(POLICIES, method):
         for plan in plans_of("under test", options):
             _check_decisions(plan, f"{name} with {plan.changed()}")
-    finally:
-        del POLICIES["under test"]
-
-
-def _come_and_go(rounds: int) -> Iterator[tuple[int, list[str]]]:
-    """Three clients, then more and more; one that leaves and comes back; one alone; everybody."""
-    for round in range(rounds):
-        here = [f"client-{i}" for i in range(min(40, 3 + round)) if not (i == 1 and 4 <= round < 9)]
-        yield round, {12: here[5:6], 13: here[::3]}.get(round, here)
 
 
 def _check_decisions(plan: Plan, where: str) -> None:
+    """Three clients, then more and more; one that leaves and comes back; one alone; every third."""
     size, rounds = 10_000, 30
-    policy = plan.policy(size)
+    policy, kind = plan.policy(size), POLICIES[plan.method]
     plan = plan.for_size(size)
     account = plan.account(rounds)
     examples: dict[str, float] = {}
     reports: list[Report] = []
     entries_due = 0.0
-    for round, present in _come_and_go(rounds):
+    for round in range(rounds):
         at = f"{where}, round {round}"
+        present = [f"client-{i}" for i in range(3 + round) if not (i == 1 and 4 <= round < 9)]
+        present = {12: present[5:6], 13: present[::3]}.get(round, present)
         examples |= {client: 1000.0 / (1 + i) for i, client in enumerate(present) if client not in examples}
         if account is not None:
             account.earn(len(present), 60.0 * round)
@@ -271,18 +223,17 @@ def _check_decisions(plan: Plan, where: str) -> None:
         assert len(decided) == len(present), f"{at}: {len(decided)} parameters for {len(present)} clients"
         if plan.threshold is not None:
             assert all(0 < threshold < np.inf for threshold in decided), f"{at}: a threshold is not above 0"
-        elif POLICIES[plan.method].encodes:
+        elif kind.encodes:
             right = all(isinstance(k, int) and 0 <= k <= 2 * size + 64 for k in decided)
             assert right, f"{at}: a number of bytes is below 0, or above what any frame can use"
-        elif POLICIES[plan.method].budgets:
+        elif kind.budgets:
             most = most_entries([plan.caps.get(client, 1.0) for client in present], size)
             right = all(isinstance(k, int) and 0 <= k <= m for k, m in zip(decided, most, strict=True))
             assert right, f"{at}: a number of entries is below 0, or above a cap or the model"
-        if "rate" in POLICIES[plan.method].budgets and plan.threshold is None:  # it keeps budgets
+        if "rate" in kind.budgets and plan.threshold is None:  # it keeps budgets
             entries_due += 0.0 if plan.ratio is None else plan.ratio * len(present) * size
             sent = [k for k in decided if k]
-            encodes = POLICIES[plan.method].encodes
-            taken = sum(sent) if encodes else int(payload_size(size, sent, plan.values).sum())
+            taken = sum(sent) if kind.encodes else int(payload_size(size, sent, plan.values).sum())
             if account is not None:
                 assert taken <= account.balance, f"{at}: up to {taken} bytes, more than {account.balance}"
                 account.spend(taken)
@@ -303,9 +254,8 @@ def check_value_codec(codec: ValueCodec, name: str = "the value codec") -> None:
             assert len(section) == codec.size(count), f"{where}: {len(section)} bytes, not {codec.size(count)}"
             assert codec.size(count) <= codec.size(count + 1), f"{where}: takes more bytes than one value more would"
             decoded = codec.read(memoryview(section), count)
-            got = f"{len(decoded)} {decoded.dtype}"
-            assert got == f"{count} float32", f"{where}: read {got}, not {count} float32 values"
+            got, wanted = f"{len(decoded)} {decoded.dtype}", f"{count} float32"
+            assert got == wanted, f"{where}: read {got}, not {wanted} values"
             assert np.isfinite(decoded).all(), f"{where}: made NaN or infinity of finite values"
-            again = codec.write(decoded)
-            assert again == section, f"{where}: what was decoded encodes to other bytes"
+            assert codec.write(decoded) == section, f"{where}: what was decoded encodes to other bytes"
             assert np.all(decoded.astype(np.float64) * values >= 0), f"{where}: a sign changed"

@@ -1,7 +1,6 @@
 """Numbers as people read them, and text of strangers made safe for a terminal and HTML."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -29,43 +28,24 @@ SMALL_COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "ei
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds and the standard deviation between them, if there are two or more.
-
-    The mean is NaN if one of the numbers is.
-    """
+    """A mean over seeds, NaN if a number is, and the standard deviation between them, if there are two or more."""
 
     mean: float
     sd: float | None = None
 
 
-def in_bytes(amount: float, short: bool = False) -> str:
-    """A number of bytes with a unit and three significant digits; if `short`, without zeros at their end.
-
-    Example:
-        >>> in_bytes(999), in_bytes(314_150), in_bytes(999_700), in_bytes(999_700, short=True)
-        ('999 B', '314 kB', '1.00 MB', '1 MB')
-    """
-    text = _in_units(amount, BYTE_UNITS)
-    return re.sub(r"\.?0+ ", " ", text) if short and "." in text else text
+def in_bytes(amount: float) -> str:
+    """A number of bytes with a unit and three significant digits: 999 B, 314 kB, 1.00 MB."""
+    return _in_units(amount, BYTE_UNITS)
 
 
 def in_seconds(amount: float) -> str:
-    """A time with a unit.
-
-    Example:
-        >>> in_seconds(0.0123), in_seconds(59.99), in_seconds(5000)
-        ('0.0123 s', '1.00 min', '1.39 h')
-    """
+    """A time with a unit: 0.0123 s, 1.00 min, 1.39 h."""
     return f"{amount:.3g} s" if amount < 0.9995 else _in_units(amount, TIME_UNITS)
 
 
 def percent(value: Spread, digits: int = 2) -> str:
-    """A fraction as a percentage, with its spread.
-
-    Example:
-        >>> percent(Spread(0.8312, 0.002)), percent(Spread(0.5), 1), percent(Spread(math.nan))
-        ('83.12 ± 0.20 %', '50.0 %', '–')
-    """
+    """A fraction as a percentage, with its spread: 83.12 ± 0.20 %."""
     if math.isnan(value.mean):
         return "–"
     spread = "" if value.sd is None else f" ± {100 * value.sd:.{digits}f}"
@@ -73,36 +53,21 @@ def percent(value: Spread, digits: int = 2) -> str:
 
 
 def brief(number: float) -> str:
-    """A factor or a number of seconds, with few digits.
-
-    Example:
-        >>> brief(0.0123), brief(1.0), brief(1234.5)
-        ('0.012', '1.0', '1,234')
-    """
+    """A factor or a number of seconds, with few digits: 0.012, 1.0, 1,234."""
     if 0 < number < 0.1:
         return f"{number:.2g}"
     return f"{number:.1f}" if number < 100 else f"{number:,.0f}"
 
 
 def count(number: float, noun: str, words: bool = False) -> str:
-    """A number of things; on request, small numbers as words.
-
-    Example:
-        >>> count(1, "round"), count(1234.5, "round"), count(10, "client", words=True)
-        ('1 round', '1,234 rounds', 'ten clients')
-    """
+    """A number of things: 1 round, 1,234 rounds; on request, small numbers as words: ten clients."""
     figures = f"{number:,.0f}"
     plural = "" if figures == "1" else "s"
     return f"{SMALL_COUNTS[int(figures)] if words and number < len(SMALL_COUNTS) - 0.5 else figures} {noun}{plural}"
 
 
 def capital(text: str) -> str:
-    """The text with a capital first letter; the others stay as they are.
-
-    Example:
-        >>> capital("R² of a test"), capital("accuracy")
-        ('R² of a test', 'Accuracy')
-    """
+    """The text with a capital first letter; the others stay as they are: `R² of a test`."""
     return text[:1].upper() + text[1:]
 
 

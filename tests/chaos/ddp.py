@@ -19,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dagc import ddp
 from dagc.ddp.exchange import Packet
-from dagc.ddp.local_steps import HEAD
+from dagc.ddp.start import HEAD
 from tests.chaos.faults import Broken, Faults, refused
+from tests.chaos.plugin import plugins
 
 __all__ = ["break_ddp"]
 
@@ -35,6 +36,7 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"method": "random-k", "ratio": 0.05, "values": "int8"},
     {"method": "accordion", "ratio": 0.05, "options": {"interval": 1}, "norm_bound": 100},
     {"method": "none"},
+    {"method": "somebody's", "ratio": 0.05},
 )
 
 
@@ -181,6 +183,8 @@ def _disturbed(faults: Faults) -> list[Tensor]:
         if faults.happens("rank that cannot start", 0.03):
             wrong = {**plan, **({"clip": -1.0} if training.rank == faults.number(2) else {})}
             refused("a rank with impossible settings", partial(_start_and_close, kind, wrong))
+        if saved and faults.happens("state of a newer version", 0.05):
+            refused("a state of a newer version", partial(_start_and_close, kind, plan, _newer(saved)))
         if faults.happens("gradient that is not finite", 0.1):
             _refused("a gradient that is not finite", training, torch.nan if training.rank == faults.number(2) else 1.0)
         if faults.happens("damaged payload", 0.1):
@@ -196,8 +200,16 @@ def _disturbed(faults: Faults) -> list[Tensor]:
     return training.result
 
 
-def _start_and_close(kind: type[Training] | type[Local], plan: dict[str, Any]) -> None:
-    kind(plan).close()
+def _start_and_close(kind: type[Training] | type[Local], plan: dict[str, Any], saved: bytes = b"") -> None:
+    kind(plan, saved).close()
+
+
+def _newer(saved: bytes) -> bytes:
+    """This state as a newer version of dagc might have written it."""
+    state, file = torch.load(BytesIO(saved), weights_only=True), BytesIO()
+    state.get("hook", state)["version"] = 99
+    torch.save(state, file)
+    return file.getvalue()
 
 
 def _mixed(kind: type[Training] | type[Local], plan: dict[str, Any], saved: bytes, newer: bytes) -> None:
@@ -300,7 +312,8 @@ def _serve(rank: int, store: str, end: Connection) -> None:
     while True:
         seed, rate = end.recv()
         try:
-            end.send(_work(seed, rate))
+            with plugins():
+                end.send(_work(seed, rate))
         except Exception as error:
             end.send(Broken(f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
 

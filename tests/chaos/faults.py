@@ -6,13 +6,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dagc.draws import scramble
 from dagc.errors import DagcError
+from dagc.state import save_state
 
-__all__ = ["Broken", "Faults", "Killed"]
+__all__ = ["Broken", "Faults", "Killed", "newer_version", "refused"]
 
 T = TypeVar("T")
 
@@ -97,21 +99,27 @@ class Faults:
 
     @contextmanager
     def unreadable(
-        self, code: int, fails: Callable[[], bool] = lambda: True, folder: Path = Path("/")
+        self, code: int, fails: Callable[[Path], bool] = lambda path: True, folder: Path = Path("/")
     ) -> Iterator[None]:
-        """In this block, files below a folder cannot be read with this error of the system, if `fails` says so."""
-        usual = io.open
+        """In this block, a folder and all below it cannot be read with this error of the system, if it `fails`."""
+        usual, list_folder, scan_folder = io.open, os.listdir, os.scandir
 
         def opened(file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
-            if "r" in mode and folder in Path(file).parents and fails():
+            if "r" in mode and folder in Path(file).parents and fails(Path(file)):
                 raise OSError(code, os.strerror(code), str(file))
             return usual(file, mode, *more, **options)
 
-        io.open = opened  # what pathlib calls
+        def listed(function: Callable[..., Any], path: Any = ".") -> Any:
+            if folder in (Path(path), *Path(path).parents) and fails(Path(path)):
+                raise OSError(code, os.strerror(code), str(path))
+            return function(path)
+
+        # What pathlib calls:
+        io.open, os.listdir, os.scandir = opened, partial(listed, list_folder), partial(listed, scan_folder)
         try:
             yield
         finally:
-            io.open = usual
+            io.open, os.listdir, os.scandir = usual, list_folder, scan_folder
 
     @contextmanager
     def reading(self, chance: float, folder: Path) -> Iterator[None]:
@@ -119,13 +127,25 @@ class Faults:
         left = self.number(3) if self.happens("unreadable file", chance) else -1
         code = self.pick((errno.EIO, errno.EMFILE, errno.EACCES)) if left >= 0 else 0
 
-        def fails() -> bool:
+        def fails(path: Path) -> bool:
             nonlocal left
             left -= 1
             return left == -1
 
         with self.unreadable(code, fails, folder):
             yield
+
+
+@contextmanager
+def newer_version(path: Path, kind: str) -> Iterator[None]:
+    """In this block, a state was written by a newer version of dagc. It is not damaged: it must stay as it is."""
+    right = path.read_bytes()
+    save_state(path, kind, 99, {"what": "nobody here understands"})
+    wrong = path.read_bytes()
+    yield
+    if not path.exists() or path.read_bytes() != wrong:
+        raise Broken(f"the file of a newer version of a {kind} has changed")
+    path.write_bytes(right)
 
 
 def refused(doing: str, function: Callable[[], object]) -> None:

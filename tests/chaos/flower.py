@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import contextmanager, nullcontext
 from copy import copy
+from functools import partial
 from itertools import count
 from logging import getLogger
 from pathlib import Path
@@ -25,8 +26,8 @@ from dagc.flower import DataAware, compress
 from dagc.flower.messages import RECORD, TRAIN, record_of
 from dagc.flower.node import STATE_VARIABLE, read_node, state_path
 from dagc.protocol import Order, Upload
-from dagc.state import load_state, save_state
-from tests.chaos.faults import Broken, Faults, Killed
+from tests.chaos.faults import Broken, Faults, Killed, newer_version, refused
+from tests.chaos.plugin import plugins
 from tests.helpers.local_grid import LocalGrid
 
 __all__ = ["break_flower"]
@@ -47,8 +48,8 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"method": "dagc-a", "threshold": 1.0},
     {"method": "accordion", "ratio": 0.05, "options": {"interval": 1}},
     {"method": "none"},
+    {"method": "somebody's", "ratio": 0.05},
 )
-
 
 MOST = 200
 """Starts after which a run should have ended, whatever happens."""
@@ -141,15 +142,19 @@ class Grid(LocalGrid):
         right = path.read_bytes()
         if faults.happens("copied file", 0.02):
             path.write_bytes(other.read_bytes())
+            self._refuses(message)
+            if path.read_bytes() != other.read_bytes():
+                raise Broken("the file of another node has changed")
+            path.write_bytes(right)
         elif faults.happens("file of a newer version", 0.02):
-            save_state(path, "node", 99, load_state(path, "node", 3))
-        else:
-            return
-        wrong = path.read_bytes()
+            with newer_version(path, "node"):
+                self._refuses(message)
+
+    def _refuses(self, message: Message) -> None:
+        """The node answers with an error of ours."""
         reply = self._answer(message)
-        if not reply.has_error() or not (reply.error.reason or "").startswith(OURS) or path.read_bytes() != wrong:
+        if not reply.has_error() or not (reply.error.reason or "").startswith(OURS):
             raise Broken("a file that is not this node's was used")
-        path.write_bytes(right)
 
     def _damage(self, reply: Message) -> None:
         """One bit of the payload, or something of the record, is another one."""
@@ -182,6 +187,8 @@ def _app(grid: Grid) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         generator = torch.Generator().manual_seed(grid.faults.number(1 << 40))
         change = torch.randn(SIZE, generator=generator).pow(3) + context.node_id
+        if grid.faults.number(2):  # what terms are good at
+            change[:120] += 5 * torch.outer(torch.randn(10, generator=generator), torch.arange(12.0)).flatten()
         arrays = message.content.array_records["arrays"]
         old = torch.cat([torch.from_numpy(array.numpy().copy()).flatten() for array in arrays.values()])
         new = old - change
@@ -191,7 +198,18 @@ def _app(grid: Grid) -> ClientApp:
         metrics = MetricRecord({"num-examples": 10 + 90 * context.node_id})
         return Message(RecordDict({"arrays": ArrayRecord(named), "metrics": metrics}), reply_to=message)
 
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        arrays = [array.numpy() for array in message.content.array_records["arrays"].values()]
+        if not all(np.isfinite(array).all() for array in arrays):
+            raise Broken("a node evaluates a model that is not finite")
+        metrics = MetricRecord({"num-examples": 10, "accuracy": float(arrays[0].mean())})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
     return app
+
+
+LEAST: dict[str, Any] = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
 
 
 class Watched(DataAware):
@@ -199,7 +217,8 @@ class Watched(DataAware):
 
     def __init__(self, faults: Faults, taken: dict[int, list[Upload]], **options: Any) -> None:
         kind = FedAdam if faults.seed % 4 == 3 else FedAvg
-        inner = kind(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
+        train, evaluate = faults.pick((1.0, 0.6)), faults.pick((0.0, 0.6))
+        inner = kind(fraction_train=train, fraction_evaluate=evaluate, **LEAST)
         super().__init__(inner, run=RUN, **{"min_nodes": 0, **options})
         self.faults, self.taken = faults, taken
 
@@ -221,7 +240,7 @@ class Watched(DataAware):
         return found
 
     def _close_round(self) -> None:
-        done = self._exchange is not None and self._exchange.result is not None
+        done = self._round is not None and self._round.result is not None
         with self.faults.disk(0.04) if done else nullcontext():
             super()._close_round()
 
@@ -247,7 +266,7 @@ def break_flower(faults: Faults, folder: Path) -> None:
     random.seed(faults.seed)  # Flower samples nodes
     plan, grid, taken = faults.pick(PLANS), Grid(faults), dict[int, list[Upload]]()
     first = ArrayRecord({name: Array(np.zeros(shape, np.float32)) for name, shape in SHAPES.items()})
-    with _quiet(folder), warnings.catch_warnings():
+    with _quiet(folder), warnings.catch_warnings(), plugins():
         warnings.simplefilter("ignore")  # damaged checkpoints are reported
         damaged = 0
         for starts in count(1):
@@ -266,6 +285,11 @@ def break_flower(faults: Faults, folder: Path) -> None:
             grid.late = []
             grid._replies.clear()
             damaged = _damage_newest(faults, folder, damaged)
+            newest = next(iter(checkpoints(folder / "runs" / RUN / "checkpoints")), None)
+            if newest is not None and faults.happens("checkpoint of a newer version", 0.1):
+                strategy = Watched(faults, taken, folder=folder / "runs", **plan)
+                with newer_version(newest, "run"):
+                    refused("a checkpoint of a newer version", partial(strategy.start, grid, first, ROUNDS))
         _check_books(grid, strategy, taken, folder)
     sent = sum(len(one.frame) for t in taken for one in taken[t])
     if "bytes" in plan and sent > plan["bytes"] * NODES * ROUNDS:

@@ -2,7 +2,7 @@
 
 import shutil
 import warnings
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +11,8 @@ from typing import Any
 from dagc.checkpoint import checkpoints
 from dagc.errors import CheckpointError, InvalidInput
 from dagc.training import Config, iterate, train
-from tests.chaos.faults import Broken, Faults, Killed
+from tests.chaos.faults import Broken, Faults, Killed, newer_version, refused
+from tests.chaos.plugin import plugins
 
 __all__ = ["break_folder"]
 
@@ -29,6 +30,8 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"method": "accordion", "ratio": 0.02, "options": {"interval": 1}, "optimizer": "Adam", "learning_rate": 0.01},
     {"method": "thrifty", "bytes": 40, "down": 60, "local_steps": 2},
     {"method": "none", "down": 200},
+    {"method": "dagc", "down": "same", "first_model": "drawn", "momentum": 0.5},
+    {"method": "somebody's", "ratio": 0.02, "down": 60},
 )
 """The second has clients that come so rarely that they visit."""
 MOST = 200
@@ -50,10 +53,10 @@ def _undisturbed(number: int) -> tuple[bytes, ...]:
 
 def break_folder(faults: Faults, folder: Path) -> None:
     """Rounds of four clients, started as often as it takes; `Broken` if they end with other bits."""
-    number = faults.number(len(PLANS))
-    config, path = _config(number), folder / "run"
-    with warnings.catch_warnings():
+    number, path = faults.number(len(PLANS)), folder / "run"
+    with warnings.catch_warnings(), plugins():
         warnings.simplefilter("ignore")  # a damaged checkpoint is reported
+        config = _config(number)
         for starts in count(1):
             if _ended(config, path, faults):
                 break
@@ -62,11 +65,14 @@ def break_folder(faults: Faults, folder: Path) -> None:
             kept = checkpoints(path / "checkpoints")
             if len(kept) > 1 and faults.happens("damaged checkpoint", 0.2):
                 kept[0].write_bytes(faults.damaged(kept[0].read_bytes()))
+            elif kept and faults.happens("checkpoint of a newer version", 0.1):
+                with newer_version(kept[0], "run"):
+                    refused("a checkpoint of a newer version", partial(next, iterate(config, path, []), None))
             if (path / "metrics.jsonl").exists() and faults.happens("half a line", 0.2):
                 with (path / "metrics.jsonl").open("ab") as lines:
                     lines.write(b'{"round": 3, "lo')
-    if tuple((path / name).read_bytes() for name in RESULT) != _undisturbed(number):
-        raise Broken("the run ended with other bits than one that nothing happened to")
+        if tuple((path / name).read_bytes() for name in RESULT) != _undisturbed(number):
+            raise Broken("the run ended with other bits than one that nothing happened to")
     shutil.rmtree(path)
 
 

@@ -18,7 +18,7 @@ from dagc.protocol.messages import BEST
 from dagc.state import load_state, save_state
 from dagc.updates import Update, decode_update, is_update
 from dagc.updates.frame import seal
-from tests.chaos.faults import Broken, Faults, refused
+from tests.chaos.faults import Broken, Faults, newer_version, refused
 from tests.chaos.plugin import plugins
 
 __all__ = ["PLANS", "break_halves"]
@@ -103,10 +103,15 @@ class Halves:
             kept[0].write_bytes(faults.damaged(kept[0].read_bytes()))
         elif faults.happens("unreadable checkpoint", 0.2):
             before = [path.read_bytes() for path in kept]
-            with faults.unreadable(faults.pick((errno.EIO, errno.EMFILE))):
+            folder = bool(faults.number(2))  # it cannot be listed; else the files in it cannot be read
+            code = faults.pick((errno.EIO, errno.EMFILE, errno.EACCES))
+            with faults.unreadable(code, lambda path: path.is_dir() == folder):
                 refused("a checkpoint that cannot be read", partial(checkpoint.load, self.folder))
             if [path.read_bytes() for path in kept if path.exists()] != before:
                 raise Broken("a checkpoint that could not be read has changed")
+        elif faults.happens("checkpoint of a newer version", 0.1):
+            with newer_version(kept[0], "run"):
+                refused("a checkpoint of a newer version", partial(checkpoint.load, self.folder))
         self.server, self.late = self._new_server(), []
         state = checkpoint.load(self.folder)
         assert state is not None

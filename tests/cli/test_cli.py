@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import dagc
 from dagc import BudgetWarning, Config, InvalidInput
 from dagc.cli import app, main
-from dagc.cli.progress import progress_of
+from dagc.cli.terminal import progress_of
 from dagc.policies import POLICIES
 from dagc.training import Federation
 
@@ -163,7 +163,7 @@ def test_ctrl_c_at_start_up_and_a_closed_pipe_are_quiet():
 def test_the_progress_of_a_run_fits_80_columns(monkeypatch):
     text = io.StringIO()
     console = Console(file=text, width=80, force_terminal=True, color_system=None)
-    monkeypatch.setattr("dagc.cli.progress.log", console)
+    monkeypatch.setattr("dagc.cli.terminal.log", console)
     with progress_of(["a-rather-long-name-of-a-file.csv dagc-r"], [20_000]) as show:
         show(0, 12_345, "accuracy 91.3%, up 318 kB, down 2.65 MB")
     last = [line for line in text.getvalue().replace("\r", "\n").splitlines() if "12345" in line][-1]

@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from dagc import InvalidInput, Plan
 from dagc.cli import app
-from dagc.cli.parse import link_rate
+from dagc.cli.options import amount
 from dagc.estimate import estimate
-from dagc.policies.defaults import level_bytes, usual_bytes
+from dagc.policies.plan import level_bytes, usual_bytes
 from dagc.training import Config, Federation
 
 
@@ -158,4 +158,4 @@ def test_bad_input_is_refused(arguments, says, tmp_path, monkeypatch):
     ("text", "bits"), [("8.4Mb/s", 8.4e6), ("200 kbit/s", 2e5), ("1.5MB/s", 12e6), ("2Gbps", 2e9), ("300b/s", 300)]
 )
 def test_rates_have_units(text, bits):
-    assert link_rate(text, "--uplink") == pytest.approx(bits)
+    assert amount(text, "--uplink", rate=True) == pytest.approx(bits)

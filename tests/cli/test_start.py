@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import dagc
 import dagc_command
 from dagc.cli import app
+from dagc.training import Config
 
 SOURCE = str(Path(dagc.__file__).parent.parent)
 
@@ -26,6 +28,21 @@ def test_every_command_is_listed_with_its_first_line():
         (["--help"], 0, "Usage: dagc", ""),
         ([], 0, "Usage: dagc", ""),
         (["rnu"], 2, "", "error: No such command 'rnu'. Did you mean 'run'?\n"),
+        (
+            ["run", "--model", "mlp"],
+            2,
+            "",
+            "error: No such option '--model': the task names both: dagc run mlp@digits.",
+        ),
+        (["run", "mlp@digits", "--num_clients=5"], 2, "", "error: No such option '--num-clients': write --clients.\n"),
+        (["plan", "mlp@digits"], 2, "", "error: plan takes no task, only the model's size, e.g. --parameters 1.5M."),
+        (
+            ["run", "mlp@digits", "--loca-steps", "3"],
+            2,
+            "",
+            "error: No such option '--loca-steps'. Did you mean '--local-steps'?\n",
+        ),
+        (["compare", "--xyzzy=3"], 2, "", "error: No such option '--xyzzy'. Its command lists all with --help.\n"),
         (["-v", "xyzzy"], 2, "", "error: No such command 'xyzzy'. Choose one of run, "),
     ],
 )
@@ -41,6 +58,26 @@ def test_the_command_itself_needs_no_torch(words, code, out, err):
     assert done.stdout.endswith("light\n")
     assert done.stderr.startswith(err)
     assert bool(done.stderr) == bool(err)
+
+
+def test_the_options_of_all_commands_are_listed():
+    parameters = [each for command in typer.main.get_command(app).commands.values() for each in command.params]
+    options = {name for each in parameters for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
+    assert set(dagc_command.FLAGS) == options | {"--help", "--version", "--verbose"}
+
+
+def test_no_option_of_ours_is_called_something_else():
+    flags = {f"--{name}".replace("_", "-") for name, each in Config.schema().items() for name in (name, each.alias)}
+    assert not flags & dagc_command.ELSEWHERE.keys()
+
+
+def test_underscores_in_options_are_hyphens_and_values_stay():
+    assert dagc_command._hyphens("--local_steps=my_file") == "--local-steps=my_file"
+    assert [dagc_command._hyphens(word) for word in ("my_data", "-a_b", "mlp@my_data.csv")] == [
+        "my_data",
+        "-a_b",
+        "mlp@my_data.csv",
+    ]
 
 
 def test_everything_else_is_left_to_the_commands():

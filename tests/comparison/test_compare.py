@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from dagc import InvalidInput
 from dagc.cli import app
-from dagc.cli.table import print_panels
+from dagc.cli.terminal import print_panels
 from dagc.comparison import comparison_fields, run_all
 from dagc.report import Panel, Series, comparison, panels_of, read_run, read_runs
 from dagc.training import Config, read_metrics

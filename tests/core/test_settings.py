@@ -148,6 +148,13 @@ def test_bytes_may_have_a_unit(text, value):
     assert accepted("learning_rate", text) is None, "only bytes are"
 
 
+def test_a_wrong_unit_is_answered_with_a_right_one():
+    with pytest.raises(InvalidInput, match=r"bytes is .16 KB.: .*, or bytes with a unit, e\.g\. 16 kB"):
+        Config(bytes="16 KB")
+    with pytest.raises(InvalidInput, match=r"ratio is '16 kB': it must be a number above 0 and at most 1$"):
+        Config(ratio="16 kB")
+
+
 def test_an_integer_written_as_text_keeps_all_its_digits():
     assert accepted("seed", str((1 << 63) - 1)) == (1 << 63) - 1
     assert accepted("seed", str((1 << 53) + 1)) == (1 << 53) + 1

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from dagc.data.npz import read_npz
+from dagc.data.files import read_npz
 from dagc.errors import DataError
 
 

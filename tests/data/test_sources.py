@@ -144,7 +144,7 @@ def test_x_and_y_may_be_a_frame_and_a_series() -> None:
     assert load((np.ones((4, 2)), ["a", "b", "a", "b"])).classes == ("a", "b")
     with pytest.raises(InvalidInput, match=r"data is a Series without labels: give a tuple \(x, y\)"):
         load(Series(COLUMNS["age"]))
-    with pytest.raises(InvalidInput, match="has 3 labels for another number of rows"):
+    with pytest.raises(InvalidInput, match=r"y has shape \(3,\) for 50 samples"):
         load((x, Series([1, 2, 3])))
 
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from dagc.data import load
-from dagc.data.images import read_image
+from dagc.data.files import read_image
 from dagc.data.limits import VARIABLE
 from dagc.errors import DagcError, DataError
 

@@ -1,5 +1,9 @@
 """What scripts of `dagc.ddp` have in common in these tests: models, steps, and what ranks answer."""
 
+import logging
+import os
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +16,13 @@ from dagc.ddp import LocalSteps
 from dagc.models import build
 
 EXAMPLES = (700, 200, 90, 10)
+RESTARTS = [
+    ("optimizer", "the optimizer has a state, but dagc begins without its own"),
+    ("torchrun", "torchrun has restarted this process, but dagc begins without its own"),
+    ("new", ""),
+    ("resumed", ""),
+]
+"""Ways to begin, and what is then logged."""
 
 
 def good(answers):
@@ -136,3 +147,18 @@ def plain(state):
     if isinstance(state, dict):
         return {name: plain(leaf) for name, leaf in state.items()}
     return state.tolist() if isinstance(state, torch.Tensor) else state
+
+
+@contextmanager
+def warnings_of_restarts(how):
+    """What dagc logs in this block, in which torchrun may have restarted the process."""
+    texts, handler, log = [], logging.Handler(logging.WARNING), logging.getLogger("dagc.ddp")
+    handler.emit = lambda record: texts.append(record.getMessage())
+    log.addHandler(handler)
+    if how == "torchrun":
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    try:
+        yield texts
+    finally:
+        os.environ.pop("TORCHELASTIC_RESTART_COUNT", None)
+        log.removeHandler(handler)

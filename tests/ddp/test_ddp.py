@@ -1,5 +1,8 @@
 """The DDP hook on 1, 2 and 4 gloo processes: exact, and equal to the local engine."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -344,3 +347,38 @@ def with_a_plan():
 def test_a_plan_object_stands_for_its_settings(two):
     for answer in two.run(with_a_plan):
         assert not isinstance(answer, Exception), answer
+
+
+CODED = {"method": "dagc-r", "ratio": 0.01, "values": "int8", "frames": "coded"}
+COMPILED = """
+import gc, sys
+
+import torch
+import torch.distributed as dist
+from numba.core.dispatcher import Dispatcher
+
+import dagc.ddp
+
+def compiled():
+    kernels = [each for each in gc.get_objects() if isinstance(each, Dispatcher)]
+    return {(kernel.py_func.__name__, str(types)) for kernel in kernels for types in kernel.signatures}
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(200, 300)
+local = dagc.ddp.LocalSteps(model, examples=5, steps=1, **eval(sys.argv[1]))
+before = compiled()
+for _ in range(2):
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn(parameter.shape))
+    local.step()
+print("compiled in a step:", compiled() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    "plan", [{}, {"method": "top-k", "ratio": 0.01}, {"method": "thrifty"}, {"method": "none"}, CODED], ids=str
+)
+def test_no_step_waits_for_the_compiler(plan):
+    pytest.importorskip("numba", reason="without numba there is nothing to compile")
+    done = subprocess.run([sys.executable, "-c", COMPILED, str(plan)], capture_output=True, text=True, check=False)
+    assert done.stdout == "compiled in a step: set()\n", done.stderr

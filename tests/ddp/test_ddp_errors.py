@@ -209,6 +209,24 @@ def test_sparse_gradients_and_models_outside_ddp_are_refused(two):
         dagc.ddp.register(nn.Linear(2, 2), examples=1, ratio=0.5)
 
 
+class Unknown(DDP):
+    """As torchft's DDP: its group is one that torch.distributed does not know."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.module, self.process_group = nn.Linear(2, 2), dist.ProcessGroup(0, 1)
+
+
+def registering_unknown():
+    dagc.ddp.register(Unknown(), examples=1)
+
+
+def test_a_group_that_torch_does_not_know_is_refused(two):
+    for answer in two.run(registering_unknown):
+        assert isinstance(answer, InvalidInput)
+        assert "torch.distributed does not know the model's group, a ProcessGroup: wrap the module in" in str(answer)
+
+
 def hanging():
     """Rank 1 does not come to step 2, in a group whose patience is two seconds."""
     model = wrapped(process_group=dist.new_group(timeout=timedelta(seconds=2)))

@@ -12,10 +12,12 @@ import torch.distributed as dist
 
 from dagc import DagcError, InvalidInput
 from tests.ddp.scripts import (
+    RESTARTS,
     backward,
     good,
     hooked,
     plain,
+    warnings_of_restarts,
     weights,
     wrapped,
 )
@@ -143,6 +145,36 @@ def test_states_of_one_step_but_of_two_timelines_are_not_mixed(two):
     for answer in two.run(on_two_timelines):
         assert type(answer) is DagcError
         assert "ranks 0 and 1 are both at step 4, but continue different trainings" in str(answer)
+
+
+def restarted(how):
+    """Whether a warning came, for an optimizer with or without a state, and with torchrun's count of restarts."""
+    model = wrapped()
+    optimizer = torch.optim.AdamW(model.parameters())
+    if how == "optimizer":
+        backward(model)
+        optimizer.step()
+    with warnings_of_restarts(how) as warnings:
+        hook = hooked(model)
+        for step in range(3):
+            backward(model, step)
+            optimizer.step()
+        if how == "resumed":
+            model, state = wrapped(), hook.state_dict()
+            optimizer = torch.optim.AdamW(model.parameters())
+            backward(model)
+            optimizer.step()
+            hooked(model).load_state_dict(state)
+            backward(model)
+            optimizer.step()
+    return warnings
+
+
+@pytest.mark.parametrize(("how", "words"), RESTARTS)
+def test_a_training_that_goes_on_without_our_state_warns_once(two, how, words):
+    for warnings in good(two.run(restarted, how)):
+        assert len(warnings) == bool(words)
+        assert not words or words in warnings[0]
 
 
 def test_the_example_runs_with_torchrun(tmp_path):

@@ -7,11 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dagc import InvalidInput
 from dagc.ddp import LocalSteps
-from dagc.ddp.device import device_of, tensor_checksum
 from dagc.ddp.hook import Bucket, Hook
+from dagc.ddp.replica import device_of, tensor_checksum
 from dagc.protocol import Order, Plan, Uplink
 from dagc.sparse import Sparse
 from dagc.state import checksum
@@ -185,3 +187,47 @@ def test_a_parameter_that_was_not_used_needs_no_mask_on_the_host():
         upload = uplink.upload(Elsewhere(vector(0)), Order(1, 100))
     assert upload.update.indices.min() >= 256 * 400
     assert counts.largest < 10_000
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the bytes of new tensors of a quarter of the model or more."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        places = {tensor.untyped_storage().data_ptr() for tensor in tensors_in((args, kwargs))}
+        result = operation(*args, **(kwargs or {}))
+        for tensor in tensors_in(result):
+            if tensor.untyped_storage().data_ptr() not in places and tensor.numel() >= SIZE // 4:
+                self.bytes += tensor.nbytes
+        return result
+
+
+def tensors_in(tree):
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_of_the_hook_makes_no_copy_of_the_model_in_any_precision(dtype):
+    parameters = [nn.Parameter(part.to(dtype)) for part in tensors_of(vector(99))]
+    hook = Hook(Stub(parameters), 100, Plan(method="dagc-r", ratio=0.005, values="int8"), {}, None, None)
+    for step in range(3):
+        buffer = vector(step).to(dtype)
+        with Allocations() as made:
+            hook.reduce([Bucket(buffer, parameters, tensors_of(buffer))])
+    assert made.bytes == 0  # in the first steps, memory that is kept
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [(torch.float32, 0), (torch.bfloat16, 1.5)])
+def test_an_exchange_of_local_steps_copies_half_precision_once_as_float32(dtype, copies):
+    model = nn.Module()
+    model.parts = nn.ParameterList([nn.Parameter(part.to(dtype)) for part in tensors_of(vector(99))])
+    local = LocalSteps(model, examples=10, steps=1, method="dagc-r", ratio=0.005, values="int8")
+    for step in range(3):
+        for parameter, change in zip(model.parts, tensors_of(vector(step)), strict=True):
+            parameter.data.sub_(0.01 * change.to(dtype))
+        with Allocations() as made:
+            local.step()
+    assert made.bytes <= copies * MODEL

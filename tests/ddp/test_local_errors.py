@@ -4,10 +4,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from dagc import DagcError, InvalidInput, NonFiniteGradient
-from dagc.ddp import LocalSteps, local_steps
+from dagc.ddp import LocalSteps, rank
 from dagc.protocol import Uplink
 from tests.ddp.scripts import around, good, one_step, sgd, small, weights
 
@@ -133,11 +136,11 @@ def failing_alone(how):
         elif how == "module":
             model = model.state_dict()
         else:
-            local_steps.begin.__globals__["Uplink"] = out_of_memory
+            rank.Uplink = out_of_memory
     try:
         return around(model)
     finally:
-        local_steps.begin.__globals__["Uplink"] = Uplink
+        rank.Uplink = Uplink
 
 
 def out_of_memory(*_):
@@ -180,6 +183,26 @@ def test_a_model_that_changes_after_the_construction_is_refused_on_all_ranks(two
     for answer in two.run(growing, how):
         assert isinstance(answer, InvalidInput)
         assert "rank 1: the model's trainable parameters have changed since LocalSteps was made" in str(answer)
+
+
+def sharded(how):
+    """A model of which each rank has only a part: averaged entry by entry, the parts would mix."""
+    model, mesh = small(), init_device_mesh("cpu", (dist.get_world_size(),))
+    if how == "FSDP2":
+        fully_shard(model, mesh=mesh)
+    elif how == "tensor parallel":
+        parallelize_module(model[0], mesh, ColwiseParallel())
+    else:
+        model = FullyShardedDataParallel(model, use_orig_params=how == "FSDP1, names", device_id=torch.device("cpu"))
+    return around(model)
+
+
+@pytest.mark.parametrize("how", ["FSDP2", "tensor parallel", "FSDP1", "FSDP1, names"])
+def test_a_sharded_model_is_refused_on_all_ranks(two, how):
+    for answer in two.run(sharded, how):
+        assert isinstance(answer, InvalidInput)
+        assert "the model is sharded, it has a " in str(answer)
+        assert "every rank must hold the whole model" in str(answer)
 
 
 def in_ddp():

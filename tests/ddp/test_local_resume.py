@@ -1,7 +1,7 @@
 """Local steps that are killed, resumed with fewer or more ranks, or started without their states."""
 
-import logging
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -15,11 +15,13 @@ import torch.distributed as dist
 from dagc import DagcError, InvalidInput
 from tests.ddp.scripts import (
     EXAMPLES,
+    RESTARTS,
     alike,
     around,
     good,
     one_step,
     small,
+    warnings_of_restarts,
     weights,
 )
 from tests.helpers.ranks import PATIENCE, Ranks
@@ -174,6 +176,19 @@ def test_the_next_older_round_is_resumed_if_the_newest_is_damaged(two, tmp_path)
     assert [round for _, _, round, *_ in answers] == [3, 3]
 
 
+def test_a_file_that_was_cut_short_is_left_out_by_the_example(tmp_path, capsys):
+    states = runpy.run_path(str(EXAMPLE))["states"]
+    for rank in (0, 1):
+        path = tmp_path / "round-00000001" / f"rank-{rank}-of-2.pt"
+        path.parent.mkdir(exist_ok=True)
+        torch.save({"dagc": {"rank": rank, "residual": torch.ones(1000)}}, path)
+    content = path.read_bytes()
+    for length in (0, 10, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        assert [state["dagc"]["rank"] for state in states(tmp_path)] == [0]
+        assert f"{path} is left out: " in capsys.readouterr().out
+
+
 def test_states_of_a_round_that_two_timelines_reached_are_never_mixed(two, tmp_path):
     """The training is continued from round 2 without what came after it; then the lost files come back."""
     good(two.run(saving, tmp_path, {}, 4))
@@ -190,6 +205,21 @@ def test_states_of_a_round_that_two_timelines_reached_are_never_mixed(two, tmp_p
     assert alike([shared for *_, shared, _ in answers])
     for path in tmp_path.glob("004-*"):
         path.unlink()
+    answers = good(two.run(each_its_own, tmp_path, 2, {}, False))
+    assert [round for _, _, round, *_ in answers] == [2, 2]
+
+
+def test_states_of_two_restarts_from_one_round_are_never_mixed(two, tmp_path):
+    """Both restarts are the first one, and both have reached round 3."""
+    good(two.run(saving, tmp_path, {}, 2))
+    kept = []
+    for rank in (0, 1):
+        good(two.run(saving, tmp_path, {}, 3))
+        kept.append((tmp_path / f"003-{rank}-of-2.pt").read_bytes())
+        for path in tmp_path.glob("003-*"):
+            path.unlink()
+    for rank, content in enumerate(kept):
+        (tmp_path / f"003-{rank}-of-2.pt").write_bytes(content)
     answers = good(two.run(each_its_own, tmp_path, 2, {}, False))
     assert [round for _, _, round, *_ in answers] == [2, 2]
 
@@ -216,15 +246,15 @@ def wrong_states(folder):
         "use the model and settings of it": {"about": {**state["about"], "ratio": 0.5}},
         "its residual is not 785 float32 numbers": {"uplink": {**uplink, "residual": uplink["residual"][1:]}},
         "its shared holds NaN": {"shared": state["shared"] * torch.nan},
-        "are not numbers": {"round": -1},
-        "it has no examples or no start": {"start": None},
-        "start or examples are not numbers": {"start": [1, -1, 1]},
+        "its round is -1": {"round": -1},
+        "its start is None": {"start": None},
+        "its start is .1, -1, 1.": {"start": [1, -1, 1]},
         "its ranks and examples do not fit": {"rank": 2},
         "a state is damaged": {"server": {}},
         "its residual is not": {"uplink": {}},
         "its residual is not 785": {"uplink": 5},
-        "due or seconds is invalid": {"seconds": float("nan")},
-        "a state is damaged: due": {"due": 0},
+        "its seconds is nan": {"seconds": float("nan")},
+        "a state is damaged: its due is 0": {"due": 0},
         "a state is damaged: .*indices must ascend": {"uplink": {**uplink, "pending": pending}},
         "a state is damaged: .*must be a mapping": {"uplink": {**uplink, "pending": "x"}},
     }
@@ -253,30 +283,30 @@ def test_states_that_cannot_be_used_are_refused_on_all_ranks(two, tmp_path):
         assert not isinstance(answer, Exception), answer
 
 
-def restarted(states):
-    """What is logged if torchrun has restarted this process."""
-    records, handler = [], logging.Handler()
-    handler.emit = records.append
-    logging.getLogger("dagc.ddp").addHandler(handler)
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
-    try:
-        local = around(small(), steps=1, resume=states)
-    finally:
-        del os.environ["TORCHELASTIC_RESTART_COUNT"]
-        logging.getLogger("dagc.ddp").removeHandler(handler)
-    return local, [record.getMessage() for record in records if record.levelno == logging.WARNING]
+def restarted(how):
+    """Whether a warning came, for an optimizer with or without a state, and with torchrun's count of restarts."""
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters())
+    if how == "optimizer":
+        one_step(model, optimizer, 0)
+    with warnings_of_restarts(how) as warnings:
+        local = around(model, steps=1)
+        for step in range(3):
+            one_step(model, optimizer, step)
+            state = local.state_dict() if local.step() else None
+        if how == "resumed":
+            optimizer = torch.optim.AdamW(model.parameters())
+            one_step(model, optimizer, 0)
+            local = around(model, steps=1, resume=[state])
+            one_step(model, optimizer, 1)
+    return warnings
 
 
-def without_and_with_states():
-    local, lost = restarted([])
-    return lost, restarted([local.state_dict()])[1]
-
-
-def test_a_restart_without_states_warns(two):
-    for lost, kept in good(two.run(without_and_with_states)):
-        assert len(lost) == 1
-        assert "torchrun has restarted this process, but dagc begins without states" in lost[0]
-        assert not kept
+@pytest.mark.parametrize(("how", "words"), RESTARTS)
+def test_a_training_that_goes_on_without_our_state_warns_once(two, how, words):
+    for warnings in good(two.run(restarted, how)):
+        assert len(warnings) == bool(words)
+        assert not words or words in warnings[0]
 
 
 def run_example(ranks, *options):

@@ -230,12 +230,27 @@ def test_every_block_says_what_it_is(block):
         tomllib.loads(block.text)
 
 
+def test_every_field_of_an_exchange_is_on_the_page():
+    text = (examples.PROJECT / "docs" / "how-to" / "ddp.md").read_text()
+    table = re.search(r"^## Record what was sent$.*?^\| field .*?\n\n", text, re.M | re.S)[0]
+    names = [name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
+    assert tuple(names) == dagc.ddp.Exchanged._fields
+
+
 @pytest.mark.parametrize("page", examples.PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
     for target in re.findall(r"\]\(([^)#\s]+)", text):
         if not re.match("[a-z]+:", target):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_tests_that_pages_name_are_there():
+    """A promise whose test has another name, or is gone, is no promise."""
+    named = {name for page in examples.PAGES for name in re.findall(r"`(test_\w+|Test[A-Z]\w+)`", page.read_text())}
+    code = "".join(path.read_text() for path in (examples.PROJECT / "tests").rglob("*.py"))
+    assert len(named) > 40
+    assert named <= set(re.findall(r"^ *(?:def|class) (\w+)", code, flags=re.M)), "no such test"
 
 
 def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path):

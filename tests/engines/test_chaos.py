@@ -10,7 +10,7 @@ from dagc.errors import CheckpointError
 from dagc.feedback import ErrorFeedback
 from dagc.policies.rate import Account
 from dagc.protocol import Server, Uplink
-from dagc.state import Damaged
+from dagc.state import Damaged, NewerVersion
 from dagc.updates import Update
 from tests.chaos import ENGINES, Broken, Faults, break_engine
 
@@ -98,7 +98,7 @@ def test_a_checkpoint_that_is_removed_because_it_cannot_be_read_is_noticed(monke
     def load_state(*arguments):
         try:
             return usual(*arguments)
-        except Damaged:
+        except (Damaged, NewerVersion):
             raise
         except CheckpointError as error:
             raise Damaged(str(error)) from error
@@ -116,6 +116,19 @@ def test_a_checkpoint_that_is_removed_because_it_cannot_be_read_is_noticed(monke
 
     monkeypatch.setattr(checkpoint, "load", load)
     assert "has changed" in broken("halves")
+
+
+def test_a_checkpoint_of_a_newer_version_that_is_removed_is_noticed(monkeypatch):
+    usual = checkpoint.load_state
+
+    def load_state(*arguments):
+        try:
+            return usual(*arguments)
+        except NewerVersion as error:
+            raise Damaged(str(error)) from error
+
+    monkeypatch.setattr(checkpoint, "load_state", load_state)
+    assert "a checkpoint of a newer version was not refused" in broken("halves")
 
 
 def test_bytes_are_damaged_in_every_way():

@@ -65,7 +65,7 @@ def local_server(**settings):
     ids=str,
 )
 def test_the_local_engine_knows_its_optimizer(settings, momentum):
-    assert (local_server(**settings).extras.broadcast(version=9) == SHARE) == momentum
+    assert (SHARE in dict(local_server(**settings).extras.broadcast(version=9))) == momentum
 
 
 AVERAGE = {"fraction_evaluate": 0.0}
@@ -87,7 +87,7 @@ def test_flower_knows_its_strategies(name, budget, tmp_path, monkeypatch):
     inner, momentum = STRATEGIES[name]
     strategy = DataAware(inner, **budget)
     start(strategy, LocalGrid(client_app(), NODES), rounds=1)
-    assert (strategy._run.server.extras.broadcast(version=9) == SHARE) == (momentum and not budget)
+    assert (SHARE in dict(strategy._run.server.extras.broadcast(version=9))) == (momentum and not budget)
 
 
 def test_flower_warns_of_a_budget_that_starves_momentum(tmp_path, monkeypatch):

@@ -302,7 +302,7 @@ def test_a_model_that_does_not_fit_is_reported(tmp_path, monkeypatch):
     def full(tensors, path):
         raise SafetensorError("No space left on device (os error 28)")
 
-    monkeypatch.setattr("dagc.training.folder.save_file", full)
+    monkeypatch.setattr("dagc.training.save_file", full)
     with pytest.raises(CheckpointError, match=r"No space left.*; then resume the run"):
         list(iterate(settings(rounds=2), tmp_path / "run"))
 

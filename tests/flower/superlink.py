@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-PATIENCE = 600
+PATIENCE = 1200
 """Seconds after which whatever is waited for fails the test; a busy computer takes long to start twenty processes."""
 
 

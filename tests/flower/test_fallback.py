@@ -1,12 +1,19 @@
 """A server that is started again from an older state goes on, and no node loses anything or counts anything twice."""
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Array, ArrayRecord
 
+from dagc import Plan
+from dagc.errors import DagcError, MalformedPayload
 from dagc.flower import DataAware
-from dagc.flower.messages import RECORD
+from dagc.flower.layout import Layout
+from dagc.flower.messages import RECORD, TRAIN, Instruction, Setup
+from dagc.flower.node import LONGEST_JUMP, Node
 from dagc.flower.run import FlowerRun
 from dagc.folder import read_metrics
+from dagc.protocol import Download, Order
 from tests.flower.apps import NODES, Killed, client_app, computed_by, fed_avg, flat, kept_by, start, states
 from tests.helpers.local_grid import LocalGrid
 
@@ -123,20 +130,55 @@ def test_a_message_of_an_earlier_start_of_the_server_is_refused(states):
     assert path.read_bytes() == before
 
 
-def test_one_order_for_a_far_round_does_not_spoil_a_node_for_good(states):
+@pytest.mark.parametrize("number", [1, 2])
+def test_one_order_for_a_far_round_does_not_spoil_a_node_for_good(states, number):
+    grid = LocalGrid(client_app(), NODES)
+    usual, rounds = grid._answer, []
+
+    def far(message):
+        about = message.content[RECORD]
+        if (about["kind"], about["round"], message.metadata.dst_node_id) == ("train", number, 2):
+            rounds.append(number)
+            about["round"] = about["order.round"] = 2**47
+        return usual(message)
+
+    grid._answer = far
+    start(aware("far", method="dagc-r", ratio=0.02), grid, 3)
+    assert rounds == [number]
+    assert kept_by(states, "far", 1).answered == 3
+    present = [line["present"] for line in read_metrics(states / "runs" / "far")]
+    assert present == [3 if round == number else 4 for round in (1, 2, 3)]
+    assert torch.isfinite(kept_by(states, "far", 1).uplink.feedback.residual).all()
+
+
+def test_an_order_within_the_longest_jump_costs_one_start_of_the_server_and_not_the_run(states):
     grid = LocalGrid(client_app(), NODES)
     usual = grid._answer
 
     def far(message):
         about = message.content[RECORD]
         if (about["kind"], about["round"], message.metadata.dst_node_id) == ("train", 2, 2):
-            about["round"] = about["order.round"] = 2**47
+            about["round"] = about["order.round"] = LONGEST_JUMP
         return usual(message)
 
     grid._answer = far
     start(aware("far", method="dagc-r", ratio=0.02), grid, 3)
-    assert kept_by(states, "far", 1).answered == 2**47
+    assert kept_by(states, "far", 1).answered == LONGEST_JUMP
     grid._answer = usual
     start(aware("far", method="dagc-r", ratio=0.02), grid, 5)  # a new start of the server
     assert [line["present"] for line in read_metrics(states / "runs" / "far")] == [4, 3, 3, 4, 4]
-    assert torch.isfinite(kept_by(states, "far", 1).uplink.feedback.residual).all()
+
+
+def test_a_node_that_joins_in_a_late_round_of_a_run_works(states):
+    """The first message under a token may be of any round."""
+    layout = Layout.of(ArrayRecord({"weight": Array(np.ones((8, 5), np.float32))}))
+    node = Node("a", "0" * 16, Setup(Plan(ratio=0.1).for_size(40).for_clients(), layout, "num-examples"))
+    late = Instruction(TRAIN, "run", "0" * 16, "1" * 16, 10**9, Download(0, 0, 0, 0, b""), Order(10**9, 1))
+    node.admit(late)
+    node.answered = late.round
+    with pytest.raises(DagcError, match="has answered round 1000000000; this is for round 1000000000"):
+        node.admit(late)
+    node.admit(late._replace(round=10**9 + LONGEST_JUMP))
+    with pytest.raises(MalformedPayload, match="far before"):
+        node.admit(late._replace(round=10**9 + LONGEST_JUMP + 1))
+    node.admit(late._replace(round=5, server="2" * 16))

@@ -191,8 +191,10 @@ def test_the_example_changes_four_lines_of_code():
     ]
 
 
-@pytest.mark.parametrize("kind", ["before", "after"])
-def test_the_example_learns(states, monkeypatch, kind):
+@pytest.mark.parametrize(
+    ("kind", "more"), [("before", {}), ("after", {}), ("after", {"optimizer": "AdamW", "learning-rate": 0.002})]
+)
+def test_the_example_learns(states, monkeypatch, kind, more):
     folder = Path(__file__).parents[2] / "examples" / "flower" / kind
     monkeypatch.syspath_prepend(str(folder))
     for name in [name for name in sys.modules if name.partition(".")[0] == "digits"]:
@@ -204,6 +206,7 @@ def test_the_example_learns(states, monkeypatch, kind):
         **tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"],
         "rounds": 8,
         "run": "digits",
+        **more,
     }
     grid = LocalGrid(client, 3, run_config=config)
     server(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
@@ -211,6 +214,32 @@ def test_the_example_learns(states, monkeypatch, kind):
         lines = read_metrics(states / "runs" / "digits")
         assert lines[-1]["score"] > 0.8
         assert lines[-1]["bytes_up"] < 8 * 3 * 4 * 37_510 / 40
+
+
+@pytest.mark.parametrize(("switch", "ratio"), [(False, 0.0), (True, 0.0), (True, 0.05)])
+def test_the_template_learns_with_the_switch_on_and_off(states, monkeypatch, switch, ratio):
+    folder = Path(__file__).parents[2] / "examples" / "flower-template"
+    monkeypatch.syspath_prepend(str(folder))
+    from myapp.client_app import app as client
+    from myapp.server_app import app as server
+    from myapp.task import build
+
+    config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config |= {"dagc": switch, "ratio": ratio, "num-server-rounds": 6, "run": "template"}
+    grid, sizes = LocalGrid(client, 3, run_config=config), []
+
+    def weigh(reply):
+        arrays = [array for record in reply.content.array_records.values() for array in record.values()]
+        sizes.append(sum(len(array.data) for array in arrays))
+        return [reply]
+
+    grid.on_reply = weigh
+    torch.manual_seed(0)
+    server(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
+    if switch:
+        assert read_metrics(states / "runs" / "template")[-1]["score"] > 0.7
+    parameters = sum(parameter.numel() for parameter in build().parameters())
+    assert (sum(sizes) < 6 * 3 * 4 * parameters / 5) == switch
 
 
 # The rest

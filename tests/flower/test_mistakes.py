@@ -159,6 +159,11 @@ def test_numbers_that_cannot_be_are_refused(options, words):
         DataAware(fed_avg(), ratio=0.02, **options)
 
 
+def test_a_strategy_is_wrapped_once():
+    with pytest.raises(InvalidInput, match="DataAware is given a DataAware: wrap the strategy once"):
+        DataAware(DataAware(fed_avg()), ratio=0.02)
+
+
 @pytest.mark.parametrize("wrong", [FedAvg, None])
 def test_what_is_no_strategy_is_refused(wrong):
     with pytest.raises(InvalidInput, match=r"goes around a strategy of flwr.serverapp.strategy"):
@@ -353,3 +358,10 @@ def test_examples_that_are_no_number_are_named():
     grid = LocalGrid(client_app(), NODES, node_config={"dagc-examples": "many"})
     with pytest.raises(TooFewNodes, match="the app says dagc-examples = 'many': return a number from 0 on"):
         start(DataAware(fed_avg(), ratio=0.02), grid, 1)
+
+
+@pytest.mark.parametrize(("settings", "ahead"), [({"method": "thrifty"}, True), ({"method": "dagc"}, False)])
+def test_a_train_loss_of_another_model_than_the_servers_is_named(caplog, settings, ahead):
+    with caplog.at_level(logging.INFO):
+        start(DataAware(fed_avg(), **settings), LocalGrid(client_app(), NODES), 1)
+    assert ("train_loss is of the models that nodes train from, ahead of the server's" in caplog.text) == ahead

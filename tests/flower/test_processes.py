@@ -18,6 +18,7 @@ if not Path("/proc").exists():
 
 from flwr.app import Context, RecordDict
 
+from dagc.checkpoint import checkpoints
 from dagc.flower import node as node_files
 from dagc.folder import read_metrics
 from tests.flower.superlink import Lab, node_key, wait_for
@@ -121,6 +122,16 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_i
     assert rows[-1]["accuracy"] > rows[0]["accuracy"]
 
 
+def start_again(lab):
+    """A new SuperLink. It does not know the nodes: they end, and are started again."""
+    lab.link()
+    for number in range(NODES):
+        node = lab.started[f"node-{number}"]
+        wait_for(lambda node=node: node.poll() is not None, f"node {number} to end")
+        os.rename(lab.folder / f"node-{number}.log", lab.folder / f"node-{number}.first.log")
+        lab.node(number, NODES)
+
+
 def test_a_superlink_that_is_killed_is_started_again_and_the_run_reaches_the_same_accuracy(tmp_path, monkeypatch):
     rounds = 7
     with Lab(tmp_path / "lab") as lab:
@@ -131,12 +142,7 @@ def test_a_superlink_that_is_killed_is_started_again_and_the_run_reaches_the_sam
         link.kill()  # only the SuperLink: what it has started outlives it, and must not be in the way
         link.wait()
         done = len(lab.rounds("digits"))
-        lab.link()
-        for number in range(NODES):  # the new SuperLink does not know them: they end, and are started again
-            node = lab.started[f"node-{number}"]
-            wait_for(lambda node=node: node.poll() is not None, f"node {number} to end")
-            os.rename(lab.folder / f"node-{number}.log", lab.folder / f"node-{number}.first.log")
-            lab.node(number, NODES)
+        start_again(lab)
         run = lab.run(APP, run="digits", rounds=rounds, nodes=NODES, down="same")
         lab.wait(run, "digits", rounds)
         rows = lab.rounds("digits")
@@ -146,3 +152,37 @@ def test_a_superlink_that_is_killed_is_started_again_and_the_run_reaches_the_sam
     assert rows[:done] == [{**line, "seconds": one["seconds"]} for line, one in zip(lines, rows, strict=False)][:done]
     assert rows[-1]["accuracy"] == pytest.approx(lines[-1]["accuracy"], abs=0.03)
     assert rows[-1]["accuracy"] > 0.7
+
+
+@pytest.mark.parametrize("down", ["same", "lossless"])
+def test_a_killed_server_whose_newest_checkpoint_is_damaged_goes_on_and_nothing_is_lost(tmp_path, monkeypatch, down):
+    rounds = 6
+    with Lab(tmp_path / "lab") as lab:
+        lab.with_nodes(NODES)
+        lab.run(APP, run="digits", rounds=rounds, nodes=NODES, down=down)
+        wait_for(lambda: len(lab.rounds("digits")) >= 4, "four rounds")
+        lab.kill("link")  # with the server's app
+        newest, before, *_ = checkpoints(lab.state / "runs" / "digits" / "checkpoints")
+        content = newest.read_bytes()
+        newest.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+        kept, done = [kept_by(lab, number) for number in range(NODES)], lab.rounds("digits")
+        last = int(before.stem.partition("-")[2])
+        assert 2 <= last < rounds - 1
+        assert all(node.answered > last for node in kept)  # the server falls back behind them
+        start_again(lab)
+        run = lab.run(APP, run="digits", rounds=rounds, nodes=NODES, down=down)
+        lab.wait(run, "digits", rounds)
+        rows, said = lab.rounds("digits"), lab.said(run)
+        logs = [lab.log(f"node-{number}") for number in range(NODES)]
+        after = [kept_by(lab, number) for number in range(NODES)]
+    _, lines = in_this_process(tmp_path, monkeypatch, rounds, down=down)
+    assert "is damaged" in said
+    assert "using the one before" in said
+    assert [row["round"] for row in rows] == list(range(1, rounds + 1))
+    assert rows[:last] == done[:last]
+    assert [row["present"] for row in rows] == [NODES] * rounds
+    assert not any("has answered round" in log or "are lost" in log for log in logs)
+    for node, old in zip(after, kept, strict=True):
+        assert (node.lineage, node.answered) == (old.lineage, rounds)
+        assert node.servers[:-1] == old.servers
+    assert rows[-1]["accuracy"] == pytest.approx(lines[-1]["accuracy"], abs=0.03)

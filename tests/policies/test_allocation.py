@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import dagc
 from dagc import BudgetWarning, InvalidInput, allocate, entries, payload_size
-from dagc.allocation import apportion, dagc_r
+from dagc.allocation import apportion, apportion_bytes, dagc_r
 
 weights = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40)
 
@@ -193,3 +193,9 @@ def test_a_million_clients_in_a_second():
 def test_bad_input_is_refused_with_the_reason(call, says):
     with pytest.raises(InvalidInput, match=says):
         call()
+
+
+def test_bytes_are_divided_in_proportion():
+    counts = apportion_bytes(np.array([3.0, 1.0, 0.0]), 500, np.array([9000, 9000, 9000]), 10_000, "int8")
+    assert counts.tolist() == [179, 60, 0]
+    assert payload_size(10_000, counts[:2], "int8").sum() == 499

@@ -9,6 +9,8 @@ import torch
 
 from dagc import BudgetWarning, InvalidInput, payload_size
 from dagc.policies import POLICIES, Allocated, Method, Plan, Report, Situation
+from dagc.policies.allocated import most_bytes, worth_a_frame
+from dagc.policies.plan import level_bytes, local_steps_bytes, usual_bytes
 from dagc.training import Config, Federation, iterate
 
 NAMES = [f"client {i}" for i in range(10)]
@@ -206,3 +208,20 @@ def test_stc_is_top_k_as_signs_both_ways_unless_something_else_is_said():
     with pytest.raises(InvalidInput, match="clients of method 'stc' cannot wait: leave overhead out"):
         Plan(method="stc", ratio=0.01, overhead=0.1)
     assert Plan(method="stc").for_size(7850).bytes == 44
+
+
+def test_what_a_frame_is_worth_and_what_it_can_use():
+    assert worth_a_frame(Plan(method="power", bytes=13, values="sign", overhead=0.125), 7850) == 37
+    assert most_bytes(Plan(caps={"ann": 0.01}), 1000, "ann") == 40
+    assert most_bytes(Plan(), 1000, "bob") == 2064
+
+
+def test_what_follows_from_a_plan():
+    assert (usual_bytes(7850), level_bytes(7850), local_steps_bytes(7850)) == (44, 785, 3140)
+    assert (usual_bytes(236_000), level_bytes(236_000), local_steps_bytes(236_000)) == (243, 9716, 38864)
+    thrifty = Plan(method="thrifty", bytes=64)
+    assert thrifty.for_size(7850).values == "sign"
+    shares = thrifty.replaced(down=64).down_share(0.02), thrifty.down_share(0.02), Plan().down_share(0.04)
+    assert shares == (0.02, 0.125, 0.2)
+    downward = Plan(method="dagc-r", bytes=64, values="sign", down="same").downward()
+    assert downward.changed() == {"method": "top-k", "bytes": 64, "values": "sign"}

@@ -58,6 +58,68 @@ def test_the_package_holds_neither_the_experiments_nor_the_tests():
     assert {Path(name).parts[1] for name in tracked() if name.startswith("src/")} == {"dagc", "dagc_command.py"}
 
 
+WAYS_IN = """
+import logging, os, sys, tomllib
+import torch, torch.distributed as dist
+from pathlib import Path
+import dagc, dagc.ddp
+
+torch.manual_seed(0)
+x = torch.randn(200, 6)
+y = (x[:, 0] > 0).long()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+def train_step(model, optimizer):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+module = torch.nn.Linear(6, 2)
+model = torch.nn.parallel.DistributedDataParallel(module)
+hook = dagc.ddp.register(model, examples=len(y), ratio=0.5)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+losses = [train_step(model, optimizer) for _ in range(30)]
+assert losses[-1] < losses[0] and hook.last.payload > 0
+print("PyTorch per step")
+
+module = torch.nn.Linear(6, 2)
+optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
+local = dagc.ddp.LocalSteps(module, examples=len(y), steps=5)
+losses = []
+for _ in range(30):
+    losses.append(train_step(module, optimizer))
+    local.step()
+local.finish()
+assert losses[-1] < losses[0]
+print("local steps")
+
+data = {"clinic-a": (x[:150], y[:150]), "clinic-b": (x[150:], y[150:])}
+result = dagc.train(model=torch.nn.Linear(6, 2), data=data, rounds=20)
+assert result.score > 0.7 and result.bytes_up > 0
+print("your own model")
+
+logging.disable()
+root = Path(sys.argv[1])
+app = root / "examples" / "flower-template"
+sys.path += [str(app), str(root)]  # `tests` for its grid: dagc is the wheel's all the same
+from flwr.app import Context, RecordDict
+from myapp.client_app import app as client
+from myapp.server_app import app as server
+from tests.helpers.local_grid import LocalGrid
+
+os.environ["DAGC_STATE"] = "state"
+config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+config |= {"num-server-rounds": 4, "run": "wheel"}
+server(LocalGrid(client, 3, run_config=config), Context(1, 0, {}, RecordDict(), config))
+assert Path("state/runs/wheel/metrics.jsonl").read_text().count("bytes_up") == 4
+assert str(root) not in dagc.__file__
+print("Flower")
+"""
+"""The README's ways in; the path of the project is the argument."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_wheel_works_in_an_empty_environment(tmp_path):
@@ -108,6 +170,7 @@ def test_the_wheel_works_in_an_empty_environment(tmp_path):
         "1",
     ]
     assert "page: " in run(command, *demo, "--output", "demo")
+    assert run(python, "-c", WAYS_IN, str(ROOT)) == "PyTorch per step\nlocal steps\nyour own model\nFlower\n"
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
     doctests = run(
         python,

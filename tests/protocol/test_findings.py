@@ -3,6 +3,7 @@
 import errno
 import logging
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from dagc import CheckpointError, InvalidInput, MalformedPayload, Plan, allocate, checkpoint
 from dagc.compressors import COMPRESSORS, compressor
+from dagc.files import remove_partial
 from dagc.policies import plan as plans
 from dagc.policies.rate import SAVED_BYTES, SAVED_ROUNDS, Account, make_rate
 from dagc.protocol import Download, ModelServer, Order, Replica, Server, Uplink
@@ -29,12 +31,27 @@ class TestFilesThatCannotBeRead:
         for round in (1, 2):
             checkpoint.save(tmp_path, {"round": round})
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        with Faults(0).unreadable(code), warnings.catch_warnings():
+        with Faults(0).unreadable(code, Path.is_file), warnings.catch_warnings():
             warnings.simplefilter("error")
             with pytest.raises(CheckpointError, match="cannot be read"):
                 checkpoint.load(tmp_path)
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
         assert checkpoint.load(tmp_path) == {"round": 2}
+
+    @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.EACCES])
+    def test_a_folder_that_cannot_be_listed_now_is_not_an_empty_one(self, tmp_path, code):
+        """Python's glob takes it for one, and the run would have begun again, without its metrics."""
+        newest = checkpoint.save(tmp_path, {"round": 1})
+        with Faults(0).unreadable(code):
+            with pytest.raises(CheckpointError, match=f"{tmp_path} cannot be read"):
+                checkpoint.load(tmp_path)
+            remove_partial(tmp_path)
+        assert checkpoint.load(tmp_path) == {"round": 1}
+        with Faults(0).unreadable(code), pytest.raises(CheckpointError, match=f"{tmp_path} cannot be read"):
+            checkpoint.save(tmp_path, {"round": 2})  # it cannot remove older ones, which does no harm
+        assert checkpoint.load(tmp_path) == {"round": 2}
+        assert checkpoint.load(tmp_path / "nothing") is None
+        assert newest.exists()
 
     def test_too_little_memory_is_not_damage_either(self, tmp_path, monkeypatch):
         for round in (1, 2):
@@ -53,9 +70,9 @@ class TestFilesThatCannotBeRead:
         for round in (1, 2):
             newest = checkpoint.save(tmp_path, {"round": round})
         newest.write_bytes(b"damaged")
-        reads = iter([False, True])
+        older = checkpoint.checkpoints(tmp_path)[1]
         with (
-            Faults(0).unreadable(errno.EIO, lambda: next(reads)),
+            Faults(0).unreadable(errno.EIO, older.__eq__),
             pytest.warns(UserWarning, match="damaged"),
             pytest.raises(CheckpointError, match="cannot be read"),
         ):
@@ -244,6 +261,14 @@ class TestHostileOrders:
         with pytest.raises(MalformedPayload):
             replica.receive(Download(0, 1, 0, 1, b"")._replace(**wrong))
         assert same(copied(replica), before)
+
+    @pytest.mark.parametrize("version", [MOST_VERSIONS, (1 << 63) - 1, 1 << 64])
+    def test_a_whole_model_of_an_impossible_version_is_refused(self, version):
+        """It could not be saved."""
+        replica, server = Replica([40]), ModelServer(Plan(method="dagc-r", ratio=0.5), torch.ones(40))
+        with pytest.raises(MalformedPayload, match="the download cannot be"):
+            replica.receive(server.introduction()._replace(version=version))
+        assert server.introduction()._replace(version=MOST_VERSIONS - 1).checked()
 
     def test_a_million_empty_broadcasts_are_refused_at_once(self):
         """One byte each: their number must be that of the versions, which a file can hold."""

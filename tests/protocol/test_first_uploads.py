@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dagc import MalformedPayload, Plan
-from dagc.policies.defaults import level_bytes
+from dagc.policies.plan import level_bytes
 from dagc.protocol import Download, ModelServer, Order, Replica, Uplink
 from dagc.protocol.broadcasts import best_broadcast
 from dagc.protocol.extras import FIRST_BROADCASTS, FIRST_SHARE, FIRST_TIMES
@@ -187,7 +187,7 @@ def test_only_the_first_broadcasts_take_more_and_never_more_than_eight_times_as_
     for t in range(FIRST_BROADCASTS + 3):
         server.orders("ab")
         server.advance([], server.target + noise(t))
-        sizes.append(len(server.downlink._log.last(1)))
+        sizes.append(len(server.downlink.budgeted.log.last(1)))
     assert all(USUAL < size <= FIRST_TIMES * USUAL for size in sizes[:FIRST_BROADCASTS])
     assert all(size <= USUAL for size in sizes[FIRST_BROADCASTS:])
 
@@ -195,11 +195,11 @@ def test_only_the_first_broadcasts_take_more_and_never_more_than_eight_times_as_
 def test_a_broadcast_that_carries_enough_is_not_made_longer():
     vector = torch.zeros(SIZE)
     vector[::100] = 1.0
-    frame, update, carried = best_broadcast(vector, SHAPES, USUAL, 1, 0.5)
+    frame, update, carried = best_broadcast(vector, SHAPES, USUAL, 1, [(0.5, FIRST_TIMES)])
     assert len(frame) <= USUAL
     assert carried == pytest.approx(update.energy / float(vector.square().sum()))
-    longer, _, more = best_broadcast(noise(1), SHAPES, 60, 1, 0.5)
-    shorter, _, less = best_broadcast(noise(1), SHAPES, 60, 1, 0.0)
+    longer, _, more = best_broadcast(noise(1), SHAPES, 60, 1, [(0.5, FIRST_TIMES)])
+    shorter, _, less = best_broadcast(noise(1), SHAPES, 60, 1, ())
     assert len(shorter) <= 60 < len(longer) <= FIRST_TIMES * 60
     assert more > less
 
@@ -218,7 +218,7 @@ def test_a_log_whose_broadcasts_are_longer_than_the_model_sends_the_model():
         replica.receive(server.downlink.since(version))
         version = replica.version
         assert torch.equal(replica.model, server.model)
-    assert len(server.downlink._log) < version
+    assert len(server.downlink.budgeted.log) < version
     late.receive(server.downlink.since(0))
     assert torch.equal(late.model, server.model)
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from dagc import InvalidInput, MalformedPayload, OutOfSync, Plan
+from dagc import InvalidInput, MalformedPayload, OutOfSync, Plan, decode
 from dagc.protocol import ModelServer, Order, Replica, Uplink
 from dagc.protocol.messages import BEST
 from dagc.protocol.uplink import PIECE
+from dagc.updates import decode_update
 from tests.helpers.states import copied
 from tests.protocol.runs import SIZE, Client, Run
 
@@ -140,6 +141,17 @@ def test_an_order_that_a_server_made_up_is_refused(wrong):
         Order(1, 9, BEST, visit=True),
     ):
         assert order.checked() == order
+
+
+def test_rounds_are_stamped_modulo_2_to_the_21():
+    """Both sides must do the same, and so must every version of dagc."""
+    stamps = [Order(round, 1).stamp for round in (1, 2**21 - 1, 2**21, 2**21 + 5, 2**22 + 5)]
+    assert stamps == [1, 2**21 - 1, 0, 5, 5]
+    for settings, amount, name in (({"method": "dagc"}, 50, BEST), ({"method": "dagc-r", "ratio": 0.1}, 40, "top-k")):
+        uplink = Uplink(Plan(**settings).for_size(400).for_clients(), [400])
+        upload = uplink.upload(torch.ones(400), Order(2**21 + 5, amount, name))
+        read = decode_update(upload.frame, [400], round=5) if name == BEST else decode(upload.frame, 400, round=5)
+        assert np.array_equal(read.dense(), upload.update.dense())
 
 
 AHEAD = Plan(method="top-k", ratio=0.5, values="fp32", step_ahead=0.5).for_clients()

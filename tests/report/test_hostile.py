@@ -9,9 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from dagc.cli import app
+from dagc.cli.terminal import print_panels
 from dagc.errors import CheckpointError, InvalidInput
 from dagc.folder import finished, read_clients, read_metrics, read_settings
 from dagc.report import Panel, Series, panels_of, read_run, write_report
+from dagc.text import printable
 from dagc.training import Config, train
 
 NAMES = [
@@ -51,6 +53,16 @@ def test_markup_in_names_is_text_on_the_page(report):
     page = (report / "report.html").read_text()
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_markup_and_control_characters_in_names_are_text_on_the_terminal(run, capsys):
+    names = [*NAMES, "[bold red]loud[/]", "[/]", "[link=file:///etc/passwd]here[/link]", ":cat:"]
+    series = tuple(Series(name, (read_run(run),)) for name in names)
+    print_panels([Panel("[red]title[/]", series, (0.1,), notes=tuple(names))])
+    text = "".join(capsys.readouterr().out.split())  # columns are folded
+    for name in ("[red]title[/]", *names):
+        assert "".join(printable(name).split()) in text, name
+    assert not {char for char in text if not char.isprintable()}
 
 
 def test_control_characters_in_names_reach_no_file(report):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -201,7 +202,7 @@ def test_no_line_leaves_the_chart(page, axis):
 def test_the_script_writes_bytes_as_python_does(page):
     amounts = [0, 1, 999, 1000, 1500, 9_996, 31_415, 999_600, 5_101_000, 2.5e9, 3e12]
     words = page.execute_script("return arguments[0].map((amount) => inUnits(amount, 'bytes'))", amounts)
-    assert words == [in_bytes(amount, short=True) for amount in amounts]
+    assert words == [re.sub(r"\.0+ |(?<=\.\d)0 ", " ", in_bytes(amount)) for amount in amounts]
 
 
 def test_a_wide_table_scrolls_on_a_phone_and_keeps_the_methods_in_sight(page):

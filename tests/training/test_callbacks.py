@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from dagc.errors import InvalidInput
@@ -26,6 +27,20 @@ def test_early_stopping_waits_for_its_patience():
 def test_a_training_ends_early():
     result = train(**{**CONFIG, "rounds": 50, "learning_rate": 1e-9}, callbacks=[EarlyStopping(patience=3)])
     assert len(result.rounds) == 4
+
+
+@pytest.mark.parametrize("callbacks", [lambda *_: np.bool_(True), [lambda *_: 1, lambda *_: True]])
+def test_a_single_callback_or_a_truth_of_numpys_ends_it_and_a_number_does_not(callbacks):
+    assert len(train(**CONFIG, callbacks=callbacks).rounds) == 1
+    assert len(train(**CONFIG, callbacks=lambda *_: 1).rounds) == 3
+
+
+def test_a_bar_is_shown_on_a_terminal_only(monkeypatch, capsys):
+    train(**CONFIG)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert len(train(**CONFIG).rounds) == 3
+    assert "training" in capsys.readouterr().err
 
 
 def test_a_result_is_a_table_in_a_notebook():

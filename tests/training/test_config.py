@@ -27,6 +27,14 @@ from tests.training.runs import config
         ({"late": 1.0}, "late is 1: "),
         ({"threshold_units": "inches"}, "threshold_units is 'inches'"),
         ({"optimizer": "Magic"}, "optimizer is 'Magic': choose a class of torch.optim"),
+        ({"optimizer": "fedadam"}, "optimizer is 'fedadam': it is called Adam"),
+        ({"client_optimizer": "adamw", "local_steps": 2}, "client_optimizer is 'adamw': it is called AdamW"),
+        ({"client_optimizer": "Adam"}, "client_optimizer is 'Adam': with one local step clients send gradients"),
+        ({"client_optimizer": "Adam", "client_momentum": 0.5, "local_steps": 2}, "client_momentum is for SGD, not for"),
+        (
+            {"client_optimizer": "Rprop", "client_weight_decay": 0.5, "local_steps": 2},
+            "client_weight_decay: torch.optim",
+        ),
         ({"optimizer": "Optimizer"}, "optimizer is 'Optimizer'"),
         (
             {"optimizer": "SparseAdam"},
@@ -56,6 +64,16 @@ def test_bad_configurations_are_refused_naming_field_value_and_what_is_allowed(f
         ({"server_schedule": "linear"}, "server_schedule is 'linear': with one local step"),
         ({"client_momentum": 0.9}, "client_momentum is 0.9: with one local step"),
         ({"client_weight_decay": 0.1}, "client_weight_decay is 0.1: with one local step"),
+        ({"client_optimizer": "AdamW"}, "client_optimizer is 'AdamW': with one local step"),
+        ({"client_optimizer": "Magic", "local_steps": 2}, "optimizer is 'Magic': choose a class of torch.optim"),
+        (
+            {"client_optimizer": "Adam", "client_momentum": 0.9, "local_steps": 2},
+            "client_momentum is 0.9, which is for SGD, not for Adam",
+        ),
+        (
+            {"client_optimizer": "Rprop", "client_weight_decay": 0.1, "local_steps": 2},
+            "client_optimizer is Rprop, with client_weight_decay 0.1: .*unexpected keyword",
+        ),
         ({"client_momentum": 1.0, "local_steps": 2}, "client_momentum is 1: it must be .* below 1"),
         ({"server_rate": 0.0, "local_steps": 2}, "server_rate is 0: it must be a number above 0"),
         ({"schedule": "step"}, "schedule is 'step': it must be constant, linear or cosine"),

@@ -65,6 +65,16 @@ def test_texts_are_clients_whose_next_characters_are_learnt(tmp_path):
         Federation(Config(task="token-lstm@digits", method="none"))
 
 
+def test_texts_with_other_characters_are_not_read_by_the_numbers_of_the_first(tmp_path):
+    for name, text in (("ann", "ab" * 200), ("bob", "xy" * 200)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.txt").write_text(text)
+    with pytest.raises(
+        InvalidInput, match="'bob' and 'ann' have different labels, or characters: give each client one"
+    ):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

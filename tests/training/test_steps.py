@@ -47,12 +47,11 @@ def own_steps(settings, rounds):
         for i, size in enumerate(partition.sizes):
             client = models.build("logistic", digits)
             torch.nn.utils.vector_to_parameters(vector.detach().clone(), client.parameters())
-            own = torch.optim.SGD(
-                client.parameters(),
-                lr=settings.learning_rate * linear,
-                momentum=settings.client_momentum,
-                weight_decay=settings.client_weight_decay,
-            )
+            options = {"weight_decay": settings.client_weight_decay}
+            if settings.client_momentum:
+                options["momentum"] = settings.client_momentum
+            kind = getattr(torch.optim, settings.client_optimizer)
+            own = kind(client.parameters(), lr=settings.learning_rate * linear, **options)
             steps = settings.local_steps
             if settings.epochs is not None:
                 steps = int(np.ceil(settings.epochs * max(1, size / settings.batch_size)))
@@ -82,9 +81,12 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("steps", [{"local_steps": 4}, {"epochs": 1.5}])
+ADAMW = {"client_optimizer": "AdamW", "client_momentum": 0.0, "learning_rate": 0.01}
+
+
+@pytest.mark.parametrize("steps", [{"local_steps": 4}, {"epochs": 1.5}, {"local_steps": 4, **ADAMW}])
 def test_local_steps_are_those_of_torchs_optimisers(steps):
-    settings = config("none", rounds=5, **STEPS, **steps)
+    settings = config("none", rounds=5, **{**STEPS, **steps})
     with threads(1):
         expected = own_steps(settings, settings.rounds)
     assert torch.equal(final(settings)[0].vector, expected)

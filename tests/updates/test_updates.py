@@ -16,10 +16,10 @@ from update_reference import decode as decode_reference
 
 from dagc.errors import InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.sparse import Sparse
-from dagc.testing import check_update, vectors
+from dagc.testing import vectors
 from dagc.updates import Update, decode_update, encode_dense, encode_update
 from dagc.updates.frame import assemble, seal
-from dagc.updates.update import BLOCK, Terms, pieces
+from dagc.updates.update import Terms
 
 SHAPES = [(24, 30), 24, (5, 24), 5, (3, 2, 2, 2)]
 SIZE = 24 * 30 + 24 + 5 * 24 + 5 + 24
@@ -69,6 +69,28 @@ def test_a_frame_decodes_to_its_update_within_the_bytes(task):
     assert update.energy == pytest.approx(float(update.dense().double().square().sum()), rel=1e-6)
     reference = decode_reference(frame, [(s,) if isinstance(s, int) else s for s in shapes], 5)
     assert [float(number) for number in reference] == decoded.dense().tolist()
+
+
+def check_update(encode, decode, vector, name):
+    """Within the bytes, the same bits on both sides, nothing worse than sending nothing."""
+    total = float(vector.double().square().sum())
+    for most in (0, 1, 5, 13, 60, 300, 1023, 1024, 1026, 4000):
+        where = f"{name} within {most} bytes"
+        before = vector.clone()
+        frame, update = encode(vector, most)
+        assert torch.equal(vector, before), f"{where}: changed its input"
+        assert len(frame) <= most, f"{where}: the frame has {len(frame)} bytes"
+        assert encode(vector, most)[0] == frame, f"{where}: the same vector gives two frames"
+        decoded = decode(frame).dense()
+        assert decoded.numpy().tobytes() == update.dense().numpy().tobytes(), f"{where}: decodes to other bits"
+        assert update.size == len(vector), f"{where}: has size {update.size}"
+        error = float((vector.double() - decoded.double()).square().sum())
+        assert error <= total * (1 + 1e-6), f"{where}: what is left is more than the vector"
+        assert np.isclose(update.norm() ** 2, float(decoded.double().square().sum()), rtol=1e-6), f"{where}: wrong norm"
+        added = decoded.clone()
+        update.add_to(added, 0.3)
+        expected = decoded + decoded * float(np.float32(0.3))
+        assert added.numpy().tobytes() == expected.numpy().tobytes(), f"{where}: adds other bits with a weight"
 
 
 @pytest.mark.parametrize("name", vectors())
@@ -124,18 +146,22 @@ def test_the_same_vector_gives_the_same_bytes_on_any_number_of_threads():
 def test_a_decoded_matrix_is_the_same_by_any_order_of_sums():
     _, update = encode_update(made(5, rank=6), SHAPES, 250)
     part = update.terms[0]
-    scaled, right, unit = part.floats()
-    products = [scaled @ right, torch.from_numpy(scaled) @ torch.from_numpy(right), scaled[:, ::-1] @ right[::-1]]
+    left, right = (part.left.T * part.scales).astype(np.float32), part.right.astype(np.float32)
+    products = [left @ right, torch.from_numpy(left) @ torch.from_numpy(right), left[:, ::-1] @ right[::-1]]
     exact = (part.left.T.astype(object) * part.scales.astype(object)) @ part.right.astype(object)
     assert len(part.scales) > 3
     assert all(np.array_equal(np.asarray(product), exact.astype(np.float64)) for product in products)
     target = torch.zeros(SIZE)
-    for start, block in update.blocks():
-        target[start : start + len(block)] += torch.from_numpy(block)
-    indices, values = update.alone()
-    target[indices] += torch.from_numpy(values)
+    for part in update.terms:
+        for start, block in part.blocks(torch.device("cpu")):
+            target[start : start + len(block)] += block
+    expected = np.zeros(SIZE)
+    for part in update.terms:
+        whole = (part.left.T.astype(object) * part.scales.astype(object)) @ part.right.astype(object)
+        expected[part.start : part.start + part.size] = whole.astype(np.float64).reshape(-1) * 2.0**part.exponent
+    assert target.tolist() == expected.tolist()
+    target.numpy()[update.sparse.indices] += update.sparse.values
     assert bits(target) == bits(update.dense())
-    assert unit == 2.0**part.exponent
 
 
 def test_a_weight_multiplies_before_it_is_added():
@@ -298,15 +324,3 @@ def test_scales_that_are_too_far_apart_are_malformed(octaves):
     assert assemble(0, sides, sides, np.array([lowest, lowest + 16 * 10])).exponent == -100
     with pytest.raises(MalformedPayload):
         assemble(0, sides, sides, np.array([lowest, lowest + 16 * octaves]))
-
-
-def test_pieces_fit_into_a_cache_and_end_with_a_row():
-    rows = ((2 * BLOCK + 5, 1), (BLOCK // 2 - 1, 5), (BLOCK + 3, 2), (7, 3))
-    parts = [(end - start, shape, scales) for start, end, shape, scales in pieces(rows)]
-    assert [size for size, _, _ in parts] == [
-        BLOCK, BLOCK, 5, BLOCK - 2, BLOCK - 2, BLOCK // 2 - 1, BLOCK + 3, BLOCK + 3, 21
-    ]  # fmt: skip
-    assert [(scales.start, scales.stop) for _, _, scales in parts] == [
-        (0, 1), (0, 1), (0, 1), (1, 3), (3, 5), (5, 6), (6, 7), (7, 8), (8, 11)
-    ]  # fmt: skip
-    assert all(count * length == size for size, (count, length), _ in parts)

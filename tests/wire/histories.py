@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dagc import VALUE_CODECS, Sparse
-from dagc.wire import _coder, _range_coder, coder
+from dagc.wire import _coder, _kernels
 from dagc.wire.frame import encode_coded
 from tests.wire.coder_reference import FIRST_WEIGHTS, Entries, ReferenceMemory
 
@@ -109,15 +109,15 @@ def reference_for(shapes, clocks):
 
 @contextlib.contextmanager
 def without_kernels():
-    """The coder as it runs where numba is not installed."""
+    """Rice codes and the coder as they run where numba is not installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagc._numba.compiled", lambda: False)
-        for module in (_range_coder, _coder):  # the second imports the first
+        for module in (_kernels, _coder):  # the second imports the first
             spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
             plain = importlib.util.module_from_spec(spec)
             patch.setitem(sys.modules, module.__name__, plain)
+            patch.setattr(module.__name__, plain)
             spec.loader.exec_module(plain)
-        patch.setattr(coder, "_coder", lambda: plain)
         yield
 
 

@@ -108,15 +108,15 @@ def test_the_clock_overflows_as_documented(now, data):
     reference, memory = reference_for(shapes, True), Memory(shapes)
     for number, (sparse, most) in enumerate(frames):
         if number == 1:  # as if many frames had passed: some times are old, some recent
-            memory._now = reference.now = now
-            memory._last[::2] += np.where(memory._last[::2] > 0, 32767, 0).astype(np.uint16)
-            reference.last = memory._last.tolist()
+            memory.now = reference.now = now
+            memory.last[::2] += np.where(memory.last[::2] > 0, 32767, 0).astype(np.uint16)
+            reference.last = memory.last.tolist()
         assert memory.write(sparse, most) == reference.section(entries_of(sparse), most)
         memory.learn(sparse)
         reference.count(entries_of(sparse))
         assert state(memory) == reference_state(reference, True, number + 1)
     if len(frames) == 6:
-        assert memory._now < 40_000
+        assert memory.now < 40_000
 
 
 @given(shapes(), st.booleans(), st.sampled_from(list(VALUE_CODECS)), st.data())

@@ -12,14 +12,20 @@ from hypothesis import strategies as st
 
 import dagc
 from dagc import VALUE_CODECS, InvalidInput, MalformedPayload, Sparse, decode, encode
+from dagc._numba import compiled
 from dagc.wire import payload_size
 from dagc.wire.frame import checksum, varint
 from tests.wire.entries_reference import decoded
 from tests.wire.test_wire import plain_indices  # noqa: F401
 
 
+def sealed(body):
+    """With a right checksum: the attacker can compute one."""
+    return body + checksum(body, 1000)
+
+
 def frame(rule=0, value_id=0, entries=1, index=b"\x00\x02", values=bytes(4), size=1000):
-    """With a right checksum: the attacker can compute one. The indices are of one entry of 1000 at 0."""
+    """With a right checksum. The indices are of one entry of 1000 at 0."""
     body = bytes((rule << 4 | value_id,)) + varint(entries) + index + values
     return body + checksum(body, size)
 
@@ -34,7 +40,8 @@ GOOD = encode(Sparse(1000, [3, 500, 999], [1.0, -2.0, 0.5]))
     [
         (b"", "0 bytes are too few"),
         (b"\x00\x00", "2 bytes are too few"),
-        (b"\x00\x81\x00\x00", "does not end"),
+        (b"\x00\x81\x00\x00", "checksum does not match"),
+        (sealed(b"\x00\x81"), "does not end"),
         (GOOD[:-1], "checksum does not match"),
         (GOOD + b"\0", "checksum does not match"),
         (GOOD[:-1] + bytes([GOOD[-1] ^ 1]), "checksum does not match"),
@@ -46,18 +53,18 @@ GOOD = encode(Sparse(1000, [3, 500, 999], [1.0, -2.0, 0.5]))
         (frame(rule=3), "index rule 3 does not go with this value codec"),
         (frame(value_id=9), "unknown value codec 9"),
         (frame(entries=1001), "claims 1001 entries"),
-        (frame(entries=500), "truncated: 11 of at least 2005"),
+        (frame(entries=500), "truncated: 9 of at least 2003"),
         (frame(index=b""), "too short for 1 indices: 0 bytes"),
         (frame(index=b"\x01"), "too short for 1 indices: 1 bytes"),
-        (frame(index=b"\x00\x00"), "0 quotients for 1 indices"),
-        (frame(index=b"\x00\x06"), "2 quotients for 1 indices"),
-        (frame(index=b"\x00\x02\x00"), "bytes follow them"),
+        (frame(index=b"\x00\x00"), "does not hold 1 indices"),
+        (frame(index=b"\x00\x06"), "does not hold 1 indices"),
+        (frame(index=b"\x00\x02\x00"), "does not hold 1 indices"),
         (frame(index=b"\x00\x80"), "out of range"),
         (frame(rule=1, index=b""), "too short for 1 indices"),
         (frame(rule=1, index=b"\x31" + bytes(7)), "Rice parameter is 49"),
         (frame(rule=1, index=b"\x20\x01"), "too short for 1 indices"),
         (frame(rule=1, index=b"\x00" + bytes(200) + b"\x01"), "out of range"),
-        (frame(rule=1, index=b"\xc0"), "2 quotients for 1 indices"),
+        (frame(rule=1, index=b"\xc0"), "does not hold 1 indices"),
         (frame(rule=2), "seed takes 8 bytes"),
         (frame(entries=1000, index=b"\x00", values=bytes(4000)), "need no indices, but there are 1 bytes"),
         (frame(values=b"\x00\x00\xc0\x7f"), "NaN or infinite"),
@@ -70,8 +77,8 @@ GOOD = encode(Sparse(1000, [3, 500, 999], [1.0, -2.0, 0.5]))
         (frame(value_id=2, values=b"\x80\x3f\x02"), "sign bits"),
         (frame(value_id=2, values=b"\x00\x00\x01"), "sign bits"),
         (frame(value_id=2, values=b"\x80\x7f\x00"), "NaN or infinite"),
-        (b"\x00" + b"\xff" * 9, "too large"),
-        (b"\x00\x80\x00\x00\x00", "more bytes than it needs"),
+        (sealed(b"\x00" + b"\xff" * 9), "too large"),
+        (sealed(b"\x00\x80\x00"), "more bytes than it needs"),
     ],
 )
 def test_malformed_bytes_are_refused_each_with_its_own_words(payload, says):
@@ -163,9 +170,9 @@ def test_one_wide_block_does_not_make_all_others_slow():
         index = head + bytes(128 * 48 // 8) + b"\xff" * (count // 8) + b"\0"
         payload = frame(1, 2, count, index, bytes(2 + count // 8), 1 << 48)
         started = time.process_time()
-        with pytest.raises(MalformedPayload, match="bytes follow them"):
+        with pytest.raises(MalformedPayload, match="or bytes follow"):
             decode(payload, 1 << 48)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < (1 if compiled() else 12), "plain Python reads two indices per microsecond"
 
 
 def mutants(number, seed):

@@ -1,6 +1,7 @@
 """The wire: exact round trips, honest sizes, the documented bytes, and no bytes that bring it down."""
 
 import binascii
+import contextlib
 import math
 import re
 import time
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 
 import dagc
 from dagc import VALUE_CODECS, InvalidInput, MalformedPayload, Sparse, decode, encode
-from dagc.wire import payload_size, rice
+from dagc.wire import indices as rice
+from dagc.wire import payload_size
 from dagc.wire.frame import VERSION, checksum, varint
 from tests.wire.coder_reference import Refused
 from tests.wire.entries_reference import decoded
+from tests.wire.histories import without_kernels
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "wire-entries.md"
 EVEN, BLOCKS, SEED, PLAIN = range(4)
@@ -114,13 +117,23 @@ def test_the_smallest_way_to_write_indices_is_taken(sparse, chosen, length):
     assert decode(payload, sparse.size) == sparse
 
 
+def test_what_is_read_has_the_seed_if_it_was_sent_and_no_other():
+    drawn = dagc.random_k(torch.ones(1000), 100, seed=5)
+    assert decode(encode(drawn), 1000).seed == 5
+    assert encode(decode(encode(drawn), 1000)) == encode(drawn)
+    few = dagc.random_k(torch.ones(1000), 2, seed=5)  # indices take fewer bytes
+    clustered = Sparse(20_000, [*range(5000), 19_000, 19_999], np.ones(5002))
+    for sparse in (few, clustered, Sparse(100, range(100), np.ones(100))):
+        assert rule(encode(sparse)) != SEED
+        assert decode(encode(sparse), sparse.size).seed is None
+
+
 @given(sparses(), st.booleans())
 def test_compiled_and_plain_rice_codes_are_the_same(sparse, blocks):
     planned = rice.plan(sparse.indices, sparse.size, blocks)
     section = rice.write(planned)
     assert len(section) == planned.size
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rice, "compiled", lambda: False)
+    with without_kernels():
         assert rice.plan(sparse.indices, sparse.size, blocks)[3:] == planned[3:]
         assert rice.write(planned) == section
         assert rice.read(memoryview(section), sparse.size, len(sparse), blocks).tolist() == sparse.indices.tolist()
@@ -131,9 +144,8 @@ def test_compiled_and_plain_rice_codes_are_the_same(sparse, blocks):
 @settings(max_examples=300)
 def test_compiled_and_plain_rice_codes_refuse_the_same(section, count, size, blocks):
     results = []
-    for path in (True, False):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rice, "compiled", lambda path=path: path)
+    for kernels in (contextlib.nullcontext, without_kernels):
+        with kernels():
             try:
                 results.append(rice.read(memoryview(section), size, min(count, size), blocks).tolist())
             except MalformedPayload:

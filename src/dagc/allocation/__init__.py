@@ -5,6 +5,7 @@ A *threshold* is the smallest magnitude at which an entry is sent (λ); the budg
 """
 
 import warnings
+from bisect import bisect_left
 from functools import partial
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ __all__ = [
     "uniform",
 ]
 
+Ints = NDArray[np.int64]
 CAPPED = "the caps allow less than the budget: every client gets its cap"
 """The text is always the same, since Python remembers every text of a warning."""
 
@@ -71,12 +73,11 @@ def allocate(
         weights: How much data each client holds: numbers of examples, or shares.
         ratio: The budget as the mean ratio of entries sent, in (0, 1].
         threshold: The budget as the harmonic mean of the thresholds.
-        bytes: The budget as payload bytes per round, for all clients together; needs `size`. No gradient can exceed
-            it, since `dagc.wire.payload_size` is the most that a number of entries can take.
+        bytes: The budget as payload bytes per round, for all clients together; needs `size`. No gradient exceeds it.
         method: A name in `ALLOCATORS`.
         exponent: For `power` only; 2/3 if not given.
-        caps: The largest ratio of each client, at most 1, the default. What a cap cuts off goes to the others by the
-            same rule. If all caps together are below the budget, every client gets its cap, with a `BudgetWarning`.
+        caps: The largest ratio of each client. What a cap cuts off goes to the others by the same rule; if all caps
+            together are below the budget, every client gets its cap, with a `BudgetWarning`.
         size: The number of entries in the vector, with `bytes`.
         values: The value codec that will be used, with `bytes`.
 
@@ -89,21 +90,22 @@ def allocate(
     weight = _checked_weights(weights)
     if sum(budget is not None for budget in (ratio, threshold, bytes)) != 1:
         raise InvalidInput("give exactly one budget: ratio=, threshold= or bytes=")
-    allocator = _method(method, exponent)
+    rule = _rule(method, exponent, "ratios" if threshold is None else "thresholds")
     present = np.flatnonzero(weight > 0)
     order = present[np.argsort(-weight[present], kind="stable")]  # largest first, sorted once for every rule
     shares = _shares(weight[order])
-
+    result = np.full(len(weight), 0.0 if threshold is None else np.inf)
     if threshold is not None:
         if caps is not None:
             raise InvalidInput("caps limit ratios; a threshold does not fix how much is sent: give ratio= or bytes=")
-        result = np.full(len(weight), np.inf)
-        result[order] = _thresholds(_rule(allocator.thresholds, "thresholds", method), shares, threshold)
+        if not (np.isfinite(threshold) and threshold > 0):
+            raise InvalidInput(f"threshold must be positive and finite, not {threshold}")
+        result[order] = rule(shares, float(threshold))
         return result
-    rule = _rule(allocator.ratios, "ratios", method)
     cap = _checked_caps(caps, len(weight))[order]
-    result = np.zeros(len(weight))
     if bytes is not None:
+        if size is None:
+            raise InvalidInput("a budget in bytes needs size=, the number of entries in the vector")
         result[order] = _within_bytes(rule, shares, cap, bytes, size, values)
     elif ratio is not None:
         if not 0 < ratio <= 1:
@@ -112,7 +114,7 @@ def allocate(
     return result
 
 
-def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> NDArray[np.int64]:
+def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> Ints:
     """How many entries each client sends: integers that add up to the budget, by largest remainder.
 
     The sum is `floor(Σ ratios · size)`. Every client with a ratio above 0 gets at least one entry, and none gets more
@@ -125,28 +127,22 @@ def entries(ratios: ArrayLike, size: int, *, caps: ArrayLike | None = None) -> N
     ratio = np.atleast_1d(np.asarray(ratios, dtype=np.float64))
     if ratio.ndim != 1 or not len(ratio) or not np.all((ratio >= 0) & (ratio <= 1 + 1e-9)):
         raise InvalidInput(f"ratios must be a list of numbers from 0 to 1, not {ratios!r:.200}")
-    if size < 1:
-        raise InvalidInput(f"size must be at least 1, not {size}")
-    if size > MAX_SIZE:
-        raise InvalidInput(f"size must be at most 2^48, not {size}")
+    if not 1 <= size <= MAX_SIZE:
+        raise InvalidInput(f"size must be {'at least 1' if size < 1 else 'at most 2^48'}, not {size}")
     present = np.flatnonzero(ratio > 0)
-    most = most_entries(_checked_caps(caps, len(ratio))[present], size)
+    most = _limits(_checked_caps(caps, len(ratio))[present], size)
     total = ratio.sum() * size * (1 + 1e-12) + 1e-9
     if int(total) < len(present):
         raise BudgetTooSmall(
             f"the budget is {int(total)} entries for {len(present)} clients, and each needs at least one: "
             f"raise the mean ratio to {len(present) / (len(ratio) * size):.3g} or more"
         )
-    if len(most) and most.min() < 1:
-        raise InvalidInput(
-            f"a cap of {_checked_caps(caps, len(ratio))[present].min():.3g} is below one entry of {size}: raise it"
-        )
     result = np.zeros(len(ratio), dtype=np.int64)
     result[present] = apportion(ratio[present], min(total, float(most.sum())), most)
     return result
 
 
-def most_entries(caps: ArrayLike, size: int) -> NDArray[np.int64]:
+def most_entries(caps: ArrayLike, size: int) -> Ints:
     """The most entries of a vector that are within each cap.
 
     Example:
@@ -157,7 +153,15 @@ def most_entries(caps: ArrayLike, size: int) -> NDArray[np.int64]:
     return np.minimum(size, limits).astype(np.int64)
 
 
-def apportion(quota: Array, total: float, most: NDArray[np.int64], least: int = 1) -> NDArray[np.int64]:
+def _limits(caps: Array, size: int) -> Ints:
+    """The most entries within each cap, which is one at least."""
+    most = most_entries(caps, size)
+    if len(most) and most.min() < 1:
+        raise InvalidInput(f"a cap of {caps.min():.3g} is below one entry of {size}: raise it")
+    return most
+
+
+def apportion(quota: Array, total: float, most: Ints, least: int = 1) -> Ints:
     """Integers from `least` to `most` that add up to `total`, rounded down, and are as proportional as possible."""
     count = np.full(len(quota), least, dtype=np.int64)
     free = np.flatnonzero(quota > 0)  # whose count is not fixed by a bound yet
@@ -169,39 +173,25 @@ def apportion(quota: Array, total: float, most: NDArray[np.int64], least: int = 
         low_first = (least - want[low]).sum() >= (want[high] - most[free][high]).sum()
         settled = low if low_first else high
         if not settled.any():
+            count[free] = np.floor(np.minimum(want, most[free]))
+            remainder, room = np.minimum(want, most[free]) - count[free], count[free] < most[free]
+            order = np.lexsort((-remainder, ~room))  # largest remainder first, then the first client
+            count[free[order[: max(0, int(left) - int(count[free].sum()))]]] += 1
             break
         count[free[settled]] = least if low_first else most[free[settled]]
         left -= int(count[free[settled]].sum())
         free = free[~settled]
-    if len(free):
-        want = np.minimum(want, most[free])
-        count[free] = np.floor(want)
-        remainder = want - count[free]
-        room = count[free] < most[free]
-        order = np.lexsort((np.arange(len(free)), -remainder, ~room))  # largest remainder first, then the first client
-        count[free[order[: max(0, int(left) - int(count[free].sum()))]]] += 1
     return count
 
 
-def apportion_bytes(
-    quota: Array,
-    budget: int,
-    most: NDArray[np.int64],
-    size: int,
-    values: str = "fp32",
-) -> NDArray[np.int64]:
+def apportion_bytes(quota: Array, budget: int, most: Ints, size: int, values: str = "fp32") -> Ints:
     """Integers up to `most`, as proportional to `quota` as possible, whose frames fit into the budget.
 
     Every frame counts with the most bytes it can take; a client that gets 0 sends none. What is left of the budget is
     too little for another entry, or at most 0.4 % of it.
-
-    Example:
-        >>> counts = apportion_bytes(np.array([3.0, 1.0, 0.0]), 500, np.array([9000, 9000, 9000]), 10_000, "int8")
-        >>> counts, payload_size(10_000, counts[:2], "int8").sum()
-        (array([179,  60,   0]), np.int64(499))
     """
 
-    def shared(total: int) -> tuple[NDArray[np.int64], int]:
+    def shared(total: int) -> tuple[Ints, int]:
         counts = apportion(quota, total, most, least=0)
         return counts, int(payload_size(size, counts[counts > 0], values).sum())
 
@@ -226,13 +216,6 @@ def apportion_bytes(
     return best
 
 
-def _thresholds(rule: Rule, shares: Array, threshold: float) -> Array:
-    """The rule's thresholds, whose harmonic mean is this one."""
-    if not (np.isfinite(threshold) and threshold > 0):
-        raise InvalidInput(f"threshold must be positive and finite, not {threshold}")
-    return rule(shares, float(threshold))
-
-
 def _capped(rule: Rule, shares: Array, total: float, caps: Array) -> Array:
     """The rule's ratios, none above its cap. What caps cut off goes to the others by the same rule."""
     if caps.sum() <= total:
@@ -252,51 +235,40 @@ def _capped(rule: Rule, shares: Array, total: float, caps: Array) -> Array:
     return result
 
 
-def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int | None, values: str) -> Array:
+def _within_bytes(rule: Rule, shares: Array, caps: Array, budget: int, size: int, values: str) -> Array:
     """The largest ratios whose payloads fit into the budget even in the worst case."""
-    if size is None:
-        raise InvalidInput("a budget in bytes needs size=, the number of entries in the vector")
-    n = len(shares)
-
-    def taken(counts: NDArray[np.int64]) -> int:
-        return int(payload_size(size, counts, values).sum())
 
     def ratios(total: int) -> Array:
         return _capped(rule, shares, total / size, caps)
 
-    def fits(total: int) -> bool:
-        return taken(entries(ratios(total), size, caps=caps)) <= budget
+    def taken(total: int) -> int:
+        return int(payload_size(size, entries(ratios(total), size, caps=caps), values).sum())
 
-    limits = most_entries(caps, size)
-    least, most = n, int(limits.sum())
-    if limits.min() < 1:
-        raise InvalidInput(f"a cap of {caps.min():.3g} is below one entry of {size}: raise it")
-    if not fits(least):
-        needed = taken(np.ones(n, dtype=np.int64))
-        raise BudgetTooSmall(f"{budget} bytes are too few for {n} clients: one entry from each takes {needed} bytes")
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle - 1)
-    if least == int(limits.sum()) and caps.min() < 1:
+    least, most = len(shares), int(_limits(caps, size).sum())
+    needed = taken(least)
+    if needed > budget:
+        raise BudgetTooSmall(
+            f"{budget} bytes are too few for {least} clients: one entry from each takes {needed} bytes"
+        )
+    total = most - bisect_left(range(most, least, -1), True, key=lambda total: taken(total) <= budget)
+    if total == most and caps.min() < 1:
         warnings.warn(CAPPED, BudgetWarning, stacklevel=3)
         return caps
-    return ratios(least)
+    return ratios(total)
 
 
-def _method(name: str, exponent: float | None) -> Allocator:
-    if name not in ALLOCATORS:
-        raise unknown("method", name, sorted(ALLOCATORS))
-    if exponent is None:
-        return ALLOCATORS[name]
-    if name != "power":
-        raise InvalidInput(f"exponent= belongs to the method 'power', not to {name!r}")
-    if not 0 <= exponent <= 4:
-        raise InvalidInput(f"exponent must be from 0 (uniform) to 4, not {exponent}")
-    return Allocator(partial(power, exponent=exponent), partial(power_thresholds, exponent=exponent))
-
-
-def _rule(rule: Rule | None, kind: str, method: str) -> Rule:
+def _rule(method: str, exponent: float | None, kind: str) -> Rule:
     """The method's rule for ratios or for thresholds, if it has that."""
+    if method not in ALLOCATORS:
+        raise unknown("method", method, sorted(ALLOCATORS))
+    allocator = ALLOCATORS[method]
+    if exponent is not None:
+        if method != "power":
+            raise InvalidInput(f"exponent= belongs to the method 'power', not to {method!r}")
+        if not 0 <= exponent <= 4:
+            raise InvalidInput(f"exponent must be from 0 (uniform) to 4, not {exponent}")
+        allocator = Allocator(partial(power, exponent=exponent), partial(power_thresholds, exponent=exponent))
+    rule: Rule | None = getattr(allocator, kind)
     if rule is None:
         other, budget = ("ratios", "ratio=") if kind == "thresholds" else ("thresholds", "threshold=")
         choices = ", ".join(sorted(name for name, allocator in ALLOCATORS.items() if getattr(allocator, kind)))

@@ -5,8 +5,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Rule", "dagc_a", "dagc_r", "power", "power_thresholds", "uniform"]
-
 Array = NDArray[np.float64]
 Rule = Callable[[Array, float], Array]
 """`(shares, budget) -> parameters`: shares are positive; the budget is the sum of ratios, or the mean threshold."""

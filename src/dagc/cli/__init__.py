@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 
 import dagc
-from dagc.cli.compare import compare
+from dagc.cli.compare import compare, report
 from dagc.cli.plan import plan
 from dagc.cli.plugins import plugins
-from dagc.cli.report import report
 from dagc.cli.run import resume, run
 from dagc.cli.terminal import say, show_log, show_warnings
 from dagc.errors import DagcError
@@ -49,10 +48,7 @@ def version(
 
 
 def main(commands: typer.Typer = app) -> None:
-    """Run the command line. An error is one line on stderr and exit code 2, never a traceback.
-
-    An unexpected error says how to see its traceback.
-    """
+    """Run the command line. An error is one line on stderr and exit code 2; a traceback only for a bug, on request."""
     show_warnings()
     for plugin in load_plugins():
         if plugin.problem:

@@ -1,25 +1,24 @@
-"""`dagc compare`: several methods on the same data, seeds and model."""
+"""`dagc compare` and `dagc report`: several methods on the same data, and a page about runs."""
 
 import hashlib
 import json
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dagc.cli.options import AsJson, ConfigFile, Jobs, passed, settings_of, with_flags
-from dagc.cli.progress import progress_of
-from dagc.cli.report import command_line
-from dagc.cli.table import print_panels
-from dagc.cli.terminal import say
+from dagc.cli.options import AsJson, ConfigFile, passed, settings_of, targets, with_flags
+from dagc.cli.terminal import print_panels, progress_of, say
 from dagc.comparison import SWEPT, comparison_fields, run_all, split_methods
 from dagc.errors import InvalidInput
 from dagc.files import failure, write_atomically
-from dagc.report import comparison, panels_of, read_run, write_report
+from dagc.report import comparison, panels_of, read_run, read_runs, write_report
 from dagc.training import Config, Federation, ToTarget
 
-__all__ = ["COMPARISON", "compare"]
+__all__ = ["COMPARISON", "command_line", "compare", "report", "short"]
 
 COMPARISON = "compare.json"
 """The file in a comparison's folder that says which one it is."""
@@ -33,7 +32,7 @@ def compare(
     ] = "dagc,thrifty,dagc-r,stc,none",
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds: 0, 1, 2, …")] = 3,
     target: Annotated[float | None, typer.Option(help="A score to reach, e.g. 0.75.")] = None,
-    jobs: Jobs = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the number of cores).")] = None,
     config: ConfigFile = None,
     output: Annotated[
         Path | None, typer.Option(help="The comparison's folder (default: runs/compare-TASK-…).", show_default=False)
@@ -50,16 +49,14 @@ def compare(
     Example: dagc compare mlp@digits --local-steps 20 --rounds 100 --target 0.9
     """
     ToTarget(target)  # refuses impossible targets
-    values = passed({"task": task, **flags}, SWEPT)
-    settings = {"task": Config.default("task"), **settings_of(values, config)}
+    settings = {"task": Config.default("task"), **settings_of(passed({"task": task, **flags}, SWEPT), config)}
     settings = {name: value for name, value in settings.items() if name not in ("method", "seed")}
     lines = comparison_fields(settings, split_methods(methods))
     for fields in lines:  # refuse what cannot work before any work
         Federation(Config(**fields))
     configs = [Config(**{**fields, "seed": seed}) for fields in lines for seed in range(seeds)]
     key = hashlib.sha256(" ".join(each.key() for each in configs).encode()).hexdigest()[:8]
-    name = str(settings["task"])
-    folder = output or Path("runs") / f"compare-{Path(name).name if '/' in name else name}-{key}"
+    folder = output or Path("runs") / f"compare-{short(str(settings['task']))}-{key}"
     _claim(folder, key)
     names = [f"{each.method}, seed {each.seed}" for each in configs]
     try:
@@ -93,3 +90,31 @@ def _claim(folder: Path, key: str) -> None:
             opened.write(json.dumps({"key": key, "command": command_line()}).encode())
     except OSError as error:
         raise InvalidInput(f"the comparison cannot be written to {folder}: {failure(error)}") from error
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders with runs anywhere below them.")],
+    output: Annotated[Path, typer.Option(help="Where to write.")] = Path("report"),
+    title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
+    goals: Annotated[str | None, typer.Option("--targets", help="Accuracies to reach, e.g. 0.75,0.8.")] = None,
+) -> None:
+    """Write one page about runs, and their numbers as JSON.
+
+    Runs that differ only in the seed become one line with a band. Unreadable runs are left out, with a warning.
+
+    Example: dagc report runs --targets 0.8,0.9
+    """
+    panels = panels_of(read_runs(runs), targets(goals))
+    heading = title or (panels[0].title if len(panels) == 1 else f"{len(panels)} settings")
+    page = write_report(panels, output, heading, command_line())
+    print_panels(panels, f"page: {page}")
+
+
+def command_line(program: str = "dagc") -> str:
+    """The command as it was given."""
+    return f"{program} {shlex.join(sys.argv[1:])}"
+
+
+def short(task: str) -> str:
+    """A task without the folders of its data."""
+    return Path(task).name if "/" in task else task

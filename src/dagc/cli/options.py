@@ -1,7 +1,8 @@
-"""The flags that several commands share: one for every setting, with its description as help."""
+"""The flags that several commands share, one for every setting with its description as help, and how texts are read."""
 
 import inspect
-import json
+import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from textwrap import fill
@@ -9,20 +10,21 @@ from typing import Annotated, Any
 
 import typer
 
+import dagc
+from dagc.comparison import from_json
 from dagc.errors import InvalidInput
 from dagc.folder import read_settings
 from dagc.policies import BUDGETS, POLICIES
 from dagc.training import Config
 
-__all__ = ["AsJson", "ConfigFile", "Jobs", "passed", "settings_of", "with_flags"]
+__all__ = ["GROUPS", "AsJson", "ConfigFile", "amount", "client_sizes", "passed", "settings_of", "targets", "with_flags"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings; flags override it.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the number of cores).")]
 GROUPS = ("Budget", "Method", "Data", "Training", "Network", "Bounds", "Run")
 """The order in which `--help` shows the groups of settings."""
-OBJECTS = {name: each.example for name, each in Config.schema().items() if each.kind in ("numbers", "options")}
-"""Settings that hold names and values are JSON on the command line; an example of each."""
+PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
+AMOUNT = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:e\d+)?)\s*([kKMG]?)(bit/s|b/s|bps|B/s|)\s*")
 
 
 def with_flags(*left_out: str, lists: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -31,12 +33,11 @@ def with_flags(*left_out: str, lists: Collection[str] = ()) -> Callable[[Callabl
     Settings in `lists` accept several values, separated by commas.
     """
     schema = Config.schema()
-    groups = [*GROUPS, *{each.group for each in schema.values()} - {*GROUPS}]
     names = [name for name in schema if name not in ("task", *left_out)]
 
     def extend(command: Callable[..., None]) -> Callable[..., None]:
         parameters = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        parameters += [_flag(name) for name in sorted(names, key=lambda name: groups.index(schema[name].group))]
+        parameters += [_flag(name) for name in sorted(names, key=lambda name: GROUPS.index(schema[name].group))]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         lines = [fill(f"  {name:15} {spec.about}", 78, subsequent_indent=" " * 18) for name, spec in POLICIES.items()]
@@ -50,12 +51,12 @@ def with_flags(*left_out: str, lists: Collection[str] = ()) -> Callable[[Callabl
 def _flag(name: str) -> inspect.Parameter:
     setting, default = Config.schema()[name], Config.default(name)
     kind = bool if setting.kind == "switch" else str  # the setting parses its own text: 0.1 %, 16 kB
-    suffix = "" if default is None or default == {} else f" (default: {default})"
+    suffix = "" if default in (None, {}) else f" (default: {default})"
     if any(name in spec.defaults for spec in POLICIES.values()):
         suffix = f" (default: {default}, or the method's own)" if suffix else " (some methods have their own)"
     words = setting.help + (f": {setting.example}" if setting.example else "")
-    help_text = f"{words[0].upper()}{words[1:]}{suffix}."
     spelled = [f"--{each}".replace("_", "-") for each in (name, setting.alias) if each]
+    help_text = f"{words[0].upper()}{words[1:]}{suffix}."
     option = typer.Option(*spelled, help=help_text, show_default=False, rich_help_panel=setting.group)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
@@ -64,11 +65,15 @@ def _flag(name: str) -> inspect.Parameter:
 
 def passed(flags: Mapping[str, Any], lists: Collection[str] = ()) -> dict[str, Any]:
     """The flags that were passed, as `Config` takes them; several values of a setting in `lists` as a list."""
-    values = {name: value for name, value in flags.items() if value is not None}
+    values = {name: from_json(name, value) for name, value in flags.items() if value is not None}
     for name in values.keys() & set(lists):
         if "," in values[name]:
-            values[name] = _several(values[name], f"--{name.replace('_', '-')}")
-    return {name: _from_json(value, name) if name in OBJECTS else value for name, value in values.items()}
+            parts = [part.strip() for part in values[name].split(",")]
+            if not all(parts) or len(set(parts)) < len(parts):
+                flag = f"--{name.replace('_', '-')} is {values[name]!r:.100}"
+                raise InvalidInput(f"{flag}: write different values, separated by commas")
+            values[name] = parts
+    return values
 
 
 def settings_of(values: Mapping[str, Any], config: Path | None) -> dict[str, Any]:
@@ -79,17 +84,45 @@ def settings_of(values: Mapping[str, Any], config: Path | None) -> dict[str, Any
     return {**settings, **values}
 
 
-def _several(text: str, what: str) -> list[str]:
-    """Split values separated by commas; each may occur once."""
-    values = [part.strip() for part in text.split(",")]
-    if not all(values) or len(set(values)) < len(values):
-        raise InvalidInput(f"{what} is {text!r:.100}: write different values, separated by commas")
-    return values
+def client_sizes(text: str) -> list[float]:
+    """Examples per client, from numbers separated by commas."""
+    sizes = [_number(part) for part in text.split(",")]
+    for client, (part, size) in enumerate(zip(text.split(","), sizes, strict=True)):
+        if math.isnan(size):
+            raise InvalidInput(f"--sizes: client {client} has size {part!r:.100}, which is not a number")
+    dagc.allocate(sizes, ratio=0.5, method="uniform")  # refuses negative and empty ones with the reason
+    return sizes
 
 
-def _from_json(text: str, name: str) -> Any:
-    """Parse names and values from the command line."""
+def targets(text: str | None) -> tuple[float, ...]:
+    """Accuracies, from numbers separated by commas."""
+    parts = text.split(",") if text else []
+    for part in parts:
+        if not 0 < _number(part) <= 1:
+            raise InvalidInput(f"--targets holds {part.strip()!r}: write accuracies from 0 to 1, e.g. 0.75,0.8")
+    return tuple(map(_number, parts))
+
+
+def amount(text: str, option: str, rate: bool = False) -> float:
+    """A number with k, M or G, such as 11.2M; or a link rate, 8.4Mb/s or 1MB/s, in bits per second."""
+    match = AMOUNT.fullmatch(text)
+    number = math.inf if match is None else float(match[1]) * PREFIXES[match[2]]
+    unit = match[3] if match else ""
+    if number == math.inf or (unit and not rate):
+        usual = "rate with its unit, e.g. 8.4Mb/s, 200kb/s or 1MB/s" if rate else "number with k, M or G, e.g. 11.2M"
+        raise InvalidInput(f"{option} is {text!r:.100}: write a {usual}")
+    if rate and not unit:
+        bare = text.strip()
+        full = bare if bare[-1] in PREFIXES else f"{bare}M"
+        raise InvalidInput(f"{option} is {text!r:.100}: {bare} of what? Write {full}b/s for bits, {full}B/s for bytes")
+    if rate and not number:
+        raise InvalidInput(f"{option} is {text}: it must be above 0")
+    return number * (8 if unit == "B/s" else 1)
+
+
+def _number(text: str) -> float:
+    """The number that a text is; NaN if it is none."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidInput(f"{name} is {text!r:.100}: write JSON, e.g. '{OBJECTS[name]}'") from None
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dagc.cli.options import AsJson, passed, with_flags
-from dagc.cli.parse import client_sizes, link_rate, quantity
-from dagc.cli.table import plain_table
+from dagc.cli.options import AsJson, amount, client_sizes, passed, with_flags
+from dagc.cli.terminal import print_table
 from dagc.comparison import SWEPT, comparison_fields, split_methods
 from dagc.errors import InvalidInput, unknown
 from dagc.estimate import estimate
 from dagc.policies import BUDGETS, POLICIES, Plan
+from dagc.report.numbers import BYTES
 from dagc.report.panels import in_words
 from dagc.text import in_bytes, in_seconds
 from dagc.training import Config
@@ -49,12 +49,12 @@ def plan(
 
     Example: dagc plan --parameters 11.2M --clients 50 --participation 0.2 --uplink 2Mb/s
     """
-    size = round(quantity(parameters, "--parameters"))
+    size = round(amount(parameters, "--parameters"))
     if not 1 <= size <= LARGEST:
         raise InvalidInput(f"--parameters is {parameters:.100}: it must be at least 1, and at most 2^30")
     counts = [1.0] * clients if sizes is None else client_sizes(sizes)
     examples = {str(client): count for client, count in enumerate(counts)}
-    up, down = link_rate(uplink, "--uplink"), link_rate(downlink or uplink, "--downlink")
+    up, down = amount(uplink, "--uplink", rate=True), amount(downlink or uplink, "--downlink", rate=True)
     rows = []
     for config in _configs(passed(flags, SWEPT), methods):
         if isinstance(config.compute_seconds, str):
@@ -64,9 +64,9 @@ def plan(
                 raise unknown("client for the cap of", name, list(examples))
         links = (config.participation, up, down, config.compute_seconds)
         result = estimate(config.plan(), size, examples, config.rounds, *links)
-        row = {"method": config.method, "rounds": config.rounds, "settings": result.plan.changed()}
         figures = {name: value for name, value in result._asdict().items() if name != "plan"}
-        rows.append({**row, **figures, "bytes_total": result.bytes_up + result.bytes_down})
+        row = {"method": config.method, "rounds": config.rounds, "settings": result.plan.changed(), **figures}
+        rows.append({**row, "bytes_total": result.bytes_up + result.bytes_down})
     print(json.dumps(rows)) if as_json else _print(rows, f"{size:,} parameters, {len(examples):,} clients")
 
 
@@ -78,21 +78,21 @@ def _configs(settings: dict[str, Any], methods: str) -> list[Config]:
         takes = name in POLICIES and "ratio" in POLICIES[name].budgets and name not in EXPECTED
         if takes and not {*settings, *(part.partition("=")[0].strip() for part in rest.split(","))} & {*BUDGETS}:
             texts[place] = f"{text}{',' if colon else ':'}ratio={RATIO:g}"
-    ways = comparison_fields(settings, texts)
-    for fields in ways:
+    lines = comparison_fields(settings, texts)
+    for fields in lines:
         idle = fields.keys() - {*NEEDED, "method", "compute_seconds"}
         if idle:
             raise InvalidInput(f"{min(idle)} does not affect the bytes and seconds of a round: leave it out")
-    return [Config(**fields) for fields in ways]
+    return [Config(**fields) for fields in lines]
 
 
 def _print(rows: list[dict[str, Any]], title: str) -> None:
-    console = Console(highlight=False, markup=False)
-    table = plain_table(title, ("method", "rounds", "up", "down", "total", "time"))
+    body = []
     for row in rows:
-        amounts = [in_bytes(row[name]) for name in ("bytes_up", "bytes_down", "bytes_total")]
-        table.add_row(row["method"], f"{row['rounds']:,}", *amounts, in_seconds(row["seconds"]))
-    console.print(table)
+        amounts = [in_bytes(row[name]) for name in BYTES]
+        body.append([row["method"], f"{row['rounds']:,}", *amounts, in_seconds(row["seconds"])])
+    print_table(title, ("method", "rounds", "up", "down", "total", "time"), body)
+    console = Console(highlight=False, markup=False)
     for row in rows:
         words = ", ".join(in_words(name, value) for name, value in row["settings"].items() if name != "method")
         expected = EXPECTED.get(row["method"], "nobody knows how accurate: run dagc compare on a task like yours")

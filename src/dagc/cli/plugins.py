@@ -14,14 +14,13 @@ from dagc.plugins import GROUP, REGISTRIES, load_plugins
 
 __all__ = ["plugins"]
 
-
 CHECKS: dict[str, Callable[[Any, str], None]] = {
     "method": testing.check_policy,
     "allocator": testing.check_allocator,
     "compressor": lambda part, name: testing.check_compressor(part, name=name),
     "value codec": testing.check_value_codec,
 }
-"""The contracts; models and data sets have none."""
+"""The contracts; other parts have none."""
 
 
 def plugins(
@@ -35,33 +34,31 @@ def plugins(
         listed.append({**plugin._asdict(), "wrong": {part: why for part, why in wrong.items() if why}})
     if as_json:
         print(json.dumps(listed))
+    elif listed:
+        _print(listed, "right" if check else "adds ")
     else:
-        _print(listed, check)
+        print(f"no installed package has an entry point in the group {GROUP}")
     if any(plugin["problem"] or plugin["wrong"] for plugin in listed):
         raise typer.Exit(1)
 
 
-def _print(listed: list[dict[str, Any]], check: bool) -> None:
+def _print(listed: list[dict[str, Any]], good: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    if not listed:
-        console.print(f"no installed package has an entry point in the group {GROUP}", markup=False)
     for plugin in listed:
         console.print(Text(f"{plugin['name']} ({plugin['where']})"))
+        parts = {f"{kind} {name}": "" for kind, name in plugin["added"]} | plugin["wrong"]
+        lines = [f"{part}: {why}" if why else part for part, why in parts.items()]
         if plugin["problem"]:
-            console.print(Text("  wrong  ", "red") + Text(f"cannot be loaded: {plugin['problem']}", "default"))
-        for kind, name in plugin["added"]:
-            part = f"{kind} {name}"
-            why = plugin["wrong"].get(part)
-            mark = Text("  wrong  ", "red") if why else Text("  right  " if check else "  adds   ", "green")
-            console.print(mark + Text(f"{part}: {why}" if why else part, "default"))
+            lines, parts = [f"cannot be loaded: {plugin['problem']}"], {"": plugin["problem"]}
+        for line, why in zip(lines, parts.values(), strict=True):
+            console.print(Text("  wrong  ", "red") if why else Text(f"  {good}  ", "green"), Text(line), sep="")
 
 
 def _problem(kind: str, name: str) -> str:
     """Which contract a part breaks; empty if it fulfils them all."""
-    if kind not in CHECKS:
-        return ""
     try:
-        CHECKS[kind](REGISTRIES[kind][name], name)
+        if kind in CHECKS:
+            CHECKS[kind](REGISTRIES[kind][name], name)
     except Exception as error:  # whatever somebody else's part may raise
         return str(error) or type(error).__name__
     return ""

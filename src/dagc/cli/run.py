@@ -11,10 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dagc.cli.compare import COMPARISON
+from dagc.cli.compare import COMPARISON, short
 from dagc.cli.options import AsJson, ConfigFile, passed, settings_of, with_flags
-from dagc.cli.progress import is_narrow, progress_of
-from dagc.cli.terminal import say
+from dagc.cli.terminal import is_narrow, progress_of, say
 from dagc.comparison import stopping
 from dagc.errors import InvalidInput
 from dagc.folder import BEST, FINAL, FINAL_RULE, SCORE, read_settings
@@ -23,9 +22,6 @@ from dagc.training import Config, Round, TensorBoard, ToTarget, iterate, read_me
 
 __all__ = ["resume", "run"]
 
-Output = Annotated[
-    Path | None, typer.Option(help="The run's folder (default: runs/TASK/METHOD-…).", show_default=False)
-]
 Tensors = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs to the run's folder.")]
 Target = Annotated[float | None, typer.Option(help="A score, e.g. 0.75: report what it took to reach it.")]
 
@@ -34,7 +30,9 @@ Target = Annotated[float | None, typer.Option(help="A score, e.g. 0.75: report w
 def run(
     task: Annotated[str | None, typer.Argument(help="MODEL@DATA, e.g. mlp@table.csv.")] = None,
     config: ConfigFile = None,
-    output: Output = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The run's folder (default: runs/TASK/METHOD-…).", show_default=False)
+    ] = None,
     as_json: AsJson = False,
     tensorboard: Tensors = False,
     target: Target = None,
@@ -50,7 +48,9 @@ def run(
     if not values and config is None:
         raise InvalidInput("nothing to train: give a task, e.g. dagc run mlp@digits, or --config FILE")
     checked = Config(**settings_of(values, config))
-    folder = output or Path("runs") / _short(checked.task) / f"{checked.method}-{checked.key()}"
+    folder = output or Path("runs") / short(checked.task) / f"{checked.method}-{checked.key()}"
+    if (folder / COMPARISON).exists():
+        raise InvalidInput(f"{folder} holds a comparison, not a run: choose another --output")
     _train(checked, folder, as_json, tensorboard, target)
 
 
@@ -72,8 +72,6 @@ def resume(
 
 
 def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool, target: float | None) -> None:
-    if (folder / COMPARISON).exists():
-        raise InvalidInput(f"{folder} holds a comparison, not a run: choose another --output")
     callbacks = [ToTarget(target)]  # refuses impossible targets
     callbacks += [TensorBoard(folder / "tensorboard", target)] if tensorboard else []
     training = iterate(config, folder, callbacks)
@@ -81,7 +79,7 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool, targe
     for note in training.federation.notes:
         say(f"note: {note}")
     score, measured = "", 0
-    with progress_of([f"{_short(config.task)} {config.method}"], [config.rounds]) as show, stopping() as stop:
+    with progress_of([f"{short(config.task)} {config.method}"], [config.rounds]) as show, stopping() as stop:
         for result in training:
             if result.score is not None:
                 score, measured = f"{'' if is_narrow() else f'{metric} '}{result.score:.1%}", result.round
@@ -95,45 +93,39 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool, targe
         say(f"stopped, with a checkpoint; continue with: dagc resume {shlex.quote(str(folder))}")
         sys.exit(130)
     rows = read_metrics(folder)
-    summed = {"task": config.task, "method": config.method, **summary(rows), "folder": str(folder)}
+    totals = {"task": config.task, "method": config.method, **summary(rows), "folder": str(folder)}
     if target is not None:
         reached = next((row for row in rows if row.get(SCORE, -math.inf) >= target), None)
         amounts = ("round", "bytes_up", "bytes_down", "seconds")
-        summed["to_target"] = None if reached is None else {SCORE: target, **{name: reached[name] for name in amounts}}
+        totals["to_target"] = None if reached is None else {SCORE: target, **{name: reached[name] for name in amounts}}
     if as_json:
-        print(json.dumps(summed))
+        print(json.dumps(totals))
     else:
-        _print(summed, metric, config.network, target)
+        _print(totals, metric, config.network, target)
 
 
-def _print(summed: dict[str, Any], metric: str, network: str, target: float | None) -> None:
+def _print(result: dict[str, Any], metric: str, network: str, target: float | None) -> None:
     table = Table(show_header=False)
-    for name, value in (
-        ("task, method", f"{summed['task']}, {summed['method']}"),
-        (f"final {metric}", f"{percent(Spread(summed[FINAL]))} ({FINAL_RULE})"),
-        (f"best {metric}", percent(Spread(summed[BEST]))),
-        ("uploaded", in_bytes(summed["bytes_up"])),
-        ("downloaded", in_bytes(summed["bytes_down"])),
-        ("in total", in_bytes(summed["bytes_up"] + summed["bytes_down"])),
-        *([] if target is None else [(f"to {100 * target:g} %", _to_target(summed["to_target"]))]),
-        ("network's clock", f"{summed['seconds']:,.1f} s on {network}"),
-        ("folder", summed["folder"]),
-    ):
-        table.add_row(name, value)
+    table.add_row("task, method", f"{result['task']}, {result['method']}")
+    table.add_row(f"final {metric}", f"{percent(Spread(result[FINAL]))} ({FINAL_RULE})")
+    table.add_row(f"best {metric}", percent(Spread(result[BEST])))
+    table.add_row("uploaded", in_bytes(result["bytes_up"]))
+    table.add_row("downloaded", in_bytes(result["bytes_down"]))
+    table.add_row("in total", _total(result))
+    if target is not None:
+        way, words = result["to_target"], "not reached"
+        if way is not None:
+            words = f"{way['round']:,} rounds, {_total(way)} in total, {way['seconds']:,.1f} s"
+        table.add_row(f"to {100 * target:g} %", words)
+    table.add_row("network's clock", f"{result['seconds']:,.1f} s on {network}")
+    table.add_row("folder", result["folder"])
     Console(highlight=False, markup=False).print(table)
 
 
-def _to_target(reached: dict[str, Any] | None) -> str:
-    if reached is None:
-        return "not reached"
-    both = in_bytes(reached["bytes_up"] + reached["bytes_down"])
-    return f"{reached['round']:,} rounds, {both} in total, {reached['seconds']:,.1f} s"
+def _total(row: dict[str, Any]) -> str:
+    return in_bytes(row["bytes_up"] + row["bytes_down"])
 
 
 def _in_words(result: Round) -> str:
     nobody = "nobody answered, " if result.loss is None else ""
     return f"{nobody}up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
-
-
-def _short(task: str) -> str:
-    return Path(task).name if "/" in task else task

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from dagc.folder import finished
 from dagc.plugins import load_plugins
 from dagc.training import Config, iterate
 
-__all__ = ["Progress", "Train", "last_round", "run_all", "stopping", "train_in"]
+__all__ = ["Progress", "Train", "run_all", "stopping", "train_in"]
 
 DIVERGED = (Diverged, MalformedPayload, NonFiniteGradient)
 """Errors of a training in one process that only NaN or too large values can cause."""
@@ -31,10 +31,13 @@ def stopping() -> Iterator[threading.Event]:
     """An event that Ctrl-C (or SIGTERM) sets instead of interrupting; a second one interrupts."""
     stop = threading.Event()
 
-    def first(number: int, frame: object) -> None:
-        stop.set()
+    def restore() -> None:
         for name, handler in before.items():
             signal.signal(name, handler)
+
+    def first(number: int, frame: object) -> None:
+        stop.set()
+        restore()
 
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -42,8 +45,7 @@ def stopping() -> Iterator[threading.Event]:
     try:
         yield stop
     finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        restore()
 
 
 def train_in(settings: dict[str, Any], folder: Path, stopped: Callable[[], bool]) -> bool:
@@ -63,23 +65,16 @@ def run_all(
     """Run every configuration in a folder of its own below `folder`, and return these folders.
 
     Runs that are finished are left alone, and those that were interrupted continue. On `KeyboardInterrupt` each run
-    stops after its round, with a checkpoint.
-
-    Args:
-        configs: What to run.
-        folder: Where.
-        jobs: How many at a time.
-        progress: Called from time to time.
-        diverged: Called with a run whose model or gradients became NaN or too large; without it, that stops all runs.
-        done: Called with a run that has come to its end, and its folder.
-        train: Does one run, in a process of its own: a function that can be pickled.
+    stops after its round, with a checkpoint. `diverged` is called with a run whose model or gradients became NaN or too
+    large (without it, that stops all runs), `done` with one that has ended. `train` does one run, in a process of its
+    own: a function that can be pickled.
     """
     paths = [folder / f"{config.method}-seed{config.seed}-{config.key()}" for config in configs]
-    threads = max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(configs))))
+    workers = min(jobs, len(configs))
+    threads = max(1, (os.cpu_count() or 1) // max(1, workers))
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     plugins = [plugin.where for plugin in load_plugins()]
-    workers = min(jobs, len(configs))
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(stop, plugins))
     try:
         tasks: dict[Future[bool], int] = {}
@@ -92,14 +87,19 @@ def run_all(
                     alone = config if config.threads else config.replaced(threads=threads)
                     settings = alone.explicit()  # a default that was not asked for may be adapted to the data
                     tasks[pool.submit(_run, train, settings, path)] = number
-        for task in _ended(tasks, paths, progress):
-            error = task.exception()
-            if diverged is not None and isinstance(error, DIVERGED):
-                diverged(tasks[task], error)
-            elif not task.result():
-                raise KeyboardInterrupt
-            else:
-                done(tasks[task], paths[tasks[task]])
+        waiting = set(tasks)
+        while waiting:
+            ended, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
+            for task in ended:
+                error = task.exception()
+                if diverged is not None and isinstance(error, DIVERGED):
+                    diverged(tasks[task], error)
+                elif not task.result():
+                    raise KeyboardInterrupt
+                else:
+                    done(tasks[task], paths[tasks[task]])
+            for number in tasks.values():
+                progress(number, _last_round(paths[number]))
     except BrokenProcessPool:
         raise DagcError(f"a run died (too little memory?): the same command continues from {folder}") from None
     finally:
@@ -108,17 +108,7 @@ def run_all(
     return paths
 
 
-def _ended(tasks: Mapping[Future[bool], int], paths: Sequence[Path], progress: Progress) -> Iterator[Future[bool]]:
-    """Each task when it has ended; meanwhile, the progress of all."""
-    waiting = set(tasks)
-    while waiting:
-        ended, waiting = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
-        yield from ended
-        for number in tasks.values():
-            progress(number, last_round(paths[number]))
-
-
-def last_round(path: Path) -> int:
+def _last_round(path: Path) -> int:
     """How many rounds a run has done, from the end of its metrics."""
     try:
         with (path / "metrics.jsonl").open("rb") as file:
@@ -135,13 +125,13 @@ def _no_interrupts() -> Iterator[None]:
 
     A process that is still starting would print a traceback; `run_all` stops them itself.
     """
+    can_block = hasattr(signal, "pthread_sigmask")  # not on Windows
     with stopping() as stop:
-        blocked = hasattr(signal, "pthread_sigmask")  # not on Windows
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocked else set()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if can_block else set()
         try:
             yield
         finally:
-            if blocked:
+            if can_block:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if stop.is_set():
         raise KeyboardInterrupt
@@ -153,10 +143,7 @@ _working = threading.Lock()
 
 
 def _begin(stop: Any, plugins: Sequence[str]) -> None:
-    """Start a process for runs, with the plugins of its parent.
-
-    If its parent is killed, it ends after its run has stopped with a checkpoint.
-    """
+    """Start a process for runs. If its parent is killed, it ends after its run has stopped with a checkpoint."""
     global _stop
     _stop = stop
     load_plugins(*plugins)

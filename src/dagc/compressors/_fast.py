@@ -1,7 +1,7 @@
 """Top-k and hard threshold on compiled kernels: the same entries, bit for bit, in one pass over CPU memory."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,15 +9,13 @@ from numpy.typing import NDArray
 
 from dagc._memory import pool
 from dagc.compressors import _kernels as kernels
-from dagc.compressors._vector import GROUP, INFINITE, MAGNITUDE, places_to_sample, refuse_non_finite, sampled_rank
+from dagc.compressors import _vector as vectors
+from dagc.compressors._vector import GROUP, INFINITE, MAGNITUDE, Adding
 from dagc.sparse import Sparse
-
-__all__ = ["reaching", "top_k"]
 
 STREAM_FROM = 1 << 21
 """From this many entries on, sums are written past the cache, where they would not stay until the next step."""
-SPARE = 1 << 13
-"""Room for this many entries more than expected."""
+SPARE = 1 << 13  # room for this many entries more than expected
 INDEX, KEY, VALUE = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float32)
 
 Indices = NDArray[np.int64]
@@ -25,13 +23,15 @@ Keys = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 
-class _Total(NamedTuple):
+class _Total:
     """The vector to select from: residual + gradient, or the gradient alone."""
 
-    size: int
-    parts: list[Floats]
-    residual: Floats | None
-    out: Floats | None  # where the sum goes, with zero for selected entries
+    def __init__(self, parts: Sequence[torch.Tensor], adding: Adding | None) -> None:
+        vectors = [part if part.dtype == torch.float32 else pool.vector(len(part)).copy_(part) for part in parts]
+        self.parts: list[Floats] = [vector.numpy() for vector in vectors]
+        self.size = sum(map(len, self.parts))
+        self.residual: Floats | None = None if adding is None else adding.residual.contiguous().numpy()
+        self.out: Floats | None = None if adding is None else adding.out.numpy()
 
     @np.errstate(over="ignore", invalid="ignore")  # the pass finds sums that are not finite
     def sample(self, places: Indices) -> Keys:
@@ -57,15 +57,13 @@ class _Total(NamedTuple):
         stream, first, cursor = self.size >= STREAM_FROM, 0, np.zeros(3, dtype=INDEX)
         for part in self.parts:
             last = first + len(part)
-            both: tuple[Floats | None, Floats | None] = None, None
-            if self.residual is not None and self.out is not None:
-                both = self.residual[first:last], self.out[first:last]
+            both = [None if array is None else array[first:last] for array in (self.residual, self.out)]
             while kernels.collect(part, *both, stream, first, least, cursor, indices, values) and cursor[2] < INFINITE:
                 indices, values = _twice(indices), _twice(values)
             first = last
         if cursor[2] >= INFINITE:
             total = torch.from_numpy(np.concatenate(self.parts))
-            refuse_non_finite(total if self.residual is None else torch.from_numpy(self.residual) + total)
+            vectors.refuse_non_finite(total if self.residual is None else torch.from_numpy(self.residual) + total)
         return indices[: cursor[1]], values[: cursor[1]]
 
 
@@ -75,27 +73,11 @@ def _twice(array: NDArray[Any]) -> NDArray[Any]:
     return longer
 
 
-def _total(parts: Sequence[torch.Tensor], residual: torch.Tensor | None, out: torch.Tensor | None) -> _Total:
-    arrays = [_float32(part).numpy() for part in parts]
-    size = sum(map(len, arrays))
-    if residual is None or out is None:
-        return _Total(size, arrays, None, None)
-    return _Total(size, arrays, residual.contiguous().numpy(), out.numpy())
-
-
-def _float32(part: torch.Tensor) -> torch.Tensor:
-    if part.dtype == torch.float32:
-        return part
-    return torch.from_numpy(pool.take(len(part), VALUE)).copy_(part)
-
-
-def top_k(
-    parts: Sequence[torch.Tensor], count: int, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> Sparse:
+def top_k(parts: Sequence[torch.Tensor], count: int, adding: Adding | None) -> Sparse:
     """Collect what reaches a guessed threshold, then choose among that. Exact, however good the guess was."""
-    total = _total(parts, residual, out)
-    sample = total.sample(places_to_sample(total.size, count))
-    rank = sampled_rank(total.size, count, len(sample))
+    total = _Total(parts, adding)
+    sample = total.sample(vectors.places_to_sample(total.size, count))
+    rank = vectors.sampled_rank(total.size, count, len(sample))
     while True:
         least = _guess(sample, rank) if count else INFINITE
         indices, values = total.collect(least, min(2 * count + SPARE, total.size))
@@ -124,12 +106,10 @@ def _largest(indices: Indices, values: Floats, count: int, out: Floats | None) -
     return chosen[0][:count], chosen[1][:count]
 
 
-def reaching(
-    parts: Sequence[torch.Tensor], least: int, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> Sparse:
+def reaching(parts: Sequence[torch.Tensor], least: int, adding: Adding | None) -> Sparse:
     """The entries whose keys are at least `least`, in buffers with room for as many as a sample suggests."""
-    total = _total(parts, residual, out)
-    sample = total.sample(places_to_sample(total.size, 1 + total.size // 100))
+    total = _Total(parts, adding)
+    sample = total.sample(vectors.places_to_sample(total.size, 1 + total.size // 100))
     expected = int(np.count_nonzero(sample >= least)) * total.size // max(1, len(sample))
     indices, values = total.collect(least, min(expected + expected // 4 + SPARE, total.size))
     if 2 * len(indices) < expected + SPARE:  # do not hold on to an oversized buffer

@@ -8,24 +8,51 @@ Positions are unsigned: numba checks signed ones for being negative, and would n
 """
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from dagc._numba import inlined, kernel
-from dagc.compressors._stream import LINE, copy_line_past_cache, finish_writes
 from dagc.compressors._vector import MAGNITUDE
 
-__all__ = ["SLACK", "collect", "keep"]
-
 U = np.uint64
-BLOCK = U(256)
-"""Entries that are added and compared together, without a branch."""
-SLACK = int(BLOCK) + 4
-"""Entries that must be free in a buffer before each block: extraction writes four at a time."""
+BLOCK = U(256)  # entries that are added and compared together, without a branch
+SLACK = int(BLOCK) + 4  # entries that must be free in a buffer before each block: extraction writes four at a time
 FIRST_BITS = U(0x0102040810204080)
 """Times a word of eight booleans: moves one bit of each into the highest byte, in order."""
-DE_BRUIJN = U(0x03F79D71B4CB0A89)
-"""Times a power of two: the highest six bits differ for each power."""
+DE_BRUIJN = U(0x03F79D71B4CB0A89)  # times a power of two: the highest six bits differ for each power
 POSITIONS = np.array([int(DE_BRUIJN) * (1 << i) % (1 << 64) >> 58 for i in range(64)]).argsort().astype(np.uint8)
 """The power of two, by these six bits."""
+LINE = 16  # float32 values per cache line
+
+
+@intrinsic
+def copy_line_past_cache(typing, source, target):
+    """Copy a line between two addresses, multiples of 64, past the cache: numba has no words for it, LLVM has.
+
+    An ordinary store first reads the line that it overwrites, a quarter of a step's memory traffic: with 11 M entries,
+    a pass that selects 0.1 % then takes 1.54 times as long as `residual.add_(gradient)`, with these 1.14.
+    """
+
+    def generate(context, builder, signature, arguments):
+        pointers = [builder.inttoptr(address, ir.PointerType()) for address in arguments]
+        line = builder.load(pointers[0], typ=ir.VectorType(ir.FloatType(), LINE), align=64)
+        store = builder.store(line, pointers[1], align=64)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def finish_writes(typing):
+    """Complete writes past the cache before anything that follows, also as seen by other threads."""
+
+    def generate(context, builder, signature, arguments):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @inlined
@@ -85,11 +112,9 @@ def _extract(words, sums, first, indices, values, taken):
 def collect(gradient, residual, out, stream, first, threshold, cursor, indices, values):
     """Continue from the cursor to the end of this part of the vector (False), or until the buffer is full (True).
 
-    `gradient`, `residual` and `out` are the part that begins at entry `first` of the whole vector. The cursor is:
-    position in the whole vector, number of entries found, and the highest key so far.
-    Invariant: before the cursor's position, `out` holds residual + gradient, with zero for what was found. Found is
-    every entry whose key is at least the threshold, in ascending order.
-    If `residual` and `out` are None, the entries are the gradient's own and nothing is written.
+    The part begins at entry `first` of the whole vector. The cursor is: position in the whole vector, number of entries
+    found, and the highest key so far. Before that position, `out` holds residual + gradient, with zero for what was
+    found: every entry whose key is at least the threshold, ascending. Without `out`, they are the gradient's own.
     """
     buffer = np.empty(2 * BLOCK + U(LINE), np.float32)
     begin = U((-buffer.ctypes.data % 64) // 4)
@@ -130,9 +155,8 @@ def collect(gradient, residual, out, stream, first, threshold, cursor, indices, 
 def keep(indices, values, smallest, equal, to_indices, to_values, out):
     """Copy the entries whose key is above `smallest`, and the first `equal` of those equal to it.
 
-    The others go back to `out`, if there is one, and `indices` and `values` are overwritten. `to_indices` and
-    `to_values` need room for one entry more than are kept. Each entry is written to both places and only one of them
-    is advanced, which is faster than a branch that cannot be predicted.
+    The others go back to `out`, if there is one. Each entry is written to both places, so that each needs room for one
+    more, and only one of them is advanced: that is faster than a branch that cannot be predicted.
     """
     bound = np.int32(smallest)  # the least key to keep: one more after the last equal one
     kept, dropped = U(0), U(0)

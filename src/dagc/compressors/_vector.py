@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,19 +12,22 @@ from dagc._numba import compiled
 from dagc.errors import InvalidInput, NonFiniteGradient
 from dagc.sparse import Sparse
 
-__all__ = ["GROUP", "INFINITE", "MAGNITUDE", "Gradient"]
-
 Gradient = torch.Tensor | Sequence[torch.Tensor]
 """One tensor of any shape, or the tensors of a model in order: the vector is their entries in row-major order."""
 
+
+class Adding(NamedTuple):
+    """For a compressor that adds: `out` becomes residual + vector, with zero for the selected entries."""
+
+    residual: torch.Tensor  # only read
+    out: torch.Tensor
+
+
 MAGNITUDE = np.int32(0x7FFFFFFF)
 """All bits of a float32 but its sign: these keys sort like magnitudes, with infinity and NaN above all numbers."""
-INFINITE = 0x7F800000
-"""The lowest key that is not a finite number."""
-PIECE = 1 << 19
-"""How many entries are searched together in CPU memory: their keys stay in the cache."""
-GROUP = 8
-"""Neighbors that are sampled together: they are mostly in one cache line."""
+INFINITE = 0x7F800000  # the lowest key that is not a finite number
+PIECE = 1 << 19  # how many entries are searched together in CPU memory: their keys stay in the cache
+GROUP = 8  # neighbors that are sampled together: they are mostly in one cache line
 
 
 def tensors(gradient: Gradient) -> list[torch.Tensor]:
@@ -52,23 +55,23 @@ def flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
 
 
-def added(parts: Sequence[torch.Tensor], residual: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
-    """The vector to select from: the parts alone, or `out`, which becomes residual + parts."""
-    return flat(parts) if residual is None else torch.add(residual, flat(parts), out=out)
+def added(parts: Sequence[torch.Tensor], adding: Adding | None) -> torch.Tensor:
+    """The vector to select from: the parts alone, or the sum, which is written."""
+    return flat(parts) if adding is None else torch.add(adding.residual, flat(parts), out=adding.out)
 
 
-def removed(sparse: Sparse, out: torch.Tensor | None) -> Sparse:
-    """The same entries, set to zero in `out`."""
-    if out is not None and out.is_cpu:
-        out.numpy()[sparse.indices] = 0.0
-    elif out is not None:
-        out[torch.from_numpy(sparse.indices).to(out.device)] = 0.0
+def removed(sparse: Sparse, adding: Adding | None) -> Sparse:
+    """The same entries, set to zero in the sum."""
+    if adding is not None and adding.out.is_cpu:
+        adding.out.numpy()[sparse.indices] = 0.0
+    elif adding is not None:
+        adding.out[torch.from_numpy(sparse.indices).to(adding.out.device)] = 0.0
     return sparse
 
 
-def has_kernels(parts: Sequence[torch.Tensor], residual: torch.Tensor | None) -> bool:
+def has_kernels(parts: Sequence[torch.Tensor], adding: Adding | None) -> bool:
     """Whether the compiled kernels can add and select."""
-    return compiled() and all(part.is_cpu for part in parts) and (residual is None or residual.is_cpu)
+    return compiled() and all(part.is_cpu for part in parts) and (adding is None or adding.residual.is_cpu)
 
 
 def refuse_non_finite(vector: torch.Tensor) -> None:

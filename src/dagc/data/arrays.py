@@ -5,17 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from dagc.data.assemble import Samples, numbered
 from dagc.data.dataset import IGNORED
-from dagc.data.fields import Fields, Inputs
-from dagc.data.tables import LABELS, Table, samples_of_table
+from dagc.data.samples import LABELS, Column, Named, Samples, rows
 from dagc.errors import InvalidInput, shown
-
-__all__ = ["columns_of", "is_batch", "read_object"]
 
 ADVICE = (
     "give a tuple (x, y) of tensors, arrays or frames, a torch or Hugging Face data set, a data frame, the path of a "
@@ -23,29 +18,41 @@ ADVICE = (
 )
 
 
-def read_object(
-    data: Any, whose: str = "data", label: str | None = None, client: str | None = None, objective: str = "auto"
-) -> Samples | Table:
-    """What one object holds; columns become samples once those of all clients are known."""
+def read_object(data: Any, whose: str, named: Named) -> Samples:
+    """What one object holds."""
+    if isinstance(data, DataLoader):
+        data = data.dataset
     if isinstance(data, TensorDataset):
         data = data.tensors
-    elif (columns := columns_of(data, whose)) is not None:
-        return _from_columns(columns, whose, label, client, getattr(data, "features", None))
+    elif (columns := _columns(data, whose)) is not None:
+        return _from_columns(columns, whose, named, getattr(data, "features", None) or {})
     elif hasattr(data, "to_numpy"):
         raise InvalidInput(f"{whose} is a {type(data).__name__} without labels: {ADVICE}")
     elif hasattr(data, "__getitem__") and not isinstance(data, Sequence | Tensor | np.ndarray):
         data = _collected(data, whose)
         if isinstance(data, Mapping):
-            return _from_columns({str(name): _array(value) for name, value in data.items()}, whose, label, client)
+            return _from_columns({str(name): _array(value) for name, value in data.items()}, whose, named, {})
     parts = list(data) if isinstance(data, Sequence) and not isinstance(data, str) else [data]
-    if isinstance(data, list) and not all(isinstance(part, Tensor | np.ndarray) for part in parts):
-        parts = []  # not (x, y), but nested lists of whatever
-    if len(parts) not in (1, 2) or not all(_is_array(part) for part in parts):
+    nested = isinstance(data, list) and not all(isinstance(part, Tensor | np.ndarray) for part in parts)
+    if nested or len(parts) not in (1, 2) or not all(map(_is_array, parts)):
         raise InvalidInput(f"{whose} is {shown(data, 60)}: {ADVICE}")
-    return _pair(parts[0], parts[1], whose, objective) if len(parts) == 2 else _tokens(parts[0], whose)
+    return _pair(parts[0], parts[1], whose) if len(parts) == 2 else _tokens(parts[0], whose)
 
 
-def columns_of(data: Any, whose: str) -> dict[str, NDArray[Any]] | None:
+def is_batch(data: Any) -> bool:
+    """Whether a mapping is columns by name, such as a tokenizer's batch, and not data by client."""
+    return isinstance(data, Mapping) and not {*LABELS, "input_ids"}.isdisjoint(data) and _is_array(data)
+
+
+def _is_array(part: Any) -> bool:
+    """Whether this is one array, or a mapping of arrays."""
+    if isinstance(part, Mapping):
+        return bool(part) and all(not isinstance(value, Mapping) and _is_array(value) for value in part.values())
+    plain = isinstance(part, list) and bool(part) and isinstance(part[0], str | int | float | list)
+    return plain or isinstance(part, Tensor | np.ndarray) or hasattr(part, "to_numpy")
+
+
+def _columns(data: Any, whose: str) -> dict[str, Column] | None:
     """The columns of a frame, a Hugging Face data set or a mapping of arrays; None if it has none."""
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
         arrays = data.with_format("numpy")[:]
@@ -54,149 +61,109 @@ def columns_of(data: Any, whose: str) -> dict[str, NDArray[Any]] | None:
         names = list(data.columns)
         if len(set(names)) != len(names):
             raise InvalidInput(f"{whose} names a column twice: {shown(names)}")
-        return {str(name): np.asarray(data[name].to_numpy()) for name in names}
+        return {str(name): _array(data[name]) for name in names}
     return {str(name): _array(value) for name, value in data.items()} if is_batch(data) else None
 
 
-def is_batch(data: Any) -> bool:
-    """Whether a mapping is columns by name, such as a tokenizer's batch, and not data by client."""
-    known = {*LABELS, "input_ids"}
-    return isinstance(data, Mapping) and bool(known & set(data)) and all(_is_column(each) for each in data.values())
-
-
-def _is_column(value: Any) -> bool:
-    plain = isinstance(value, list) and bool(value) and isinstance(value[0], str | int | float | list)
-    return plain or isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
-
-
-def _is_array(part: Any) -> bool:
-    batch = isinstance(part, Mapping) and bool(part) and all(_is_column(each) for each in part.values())
-    return batch or (not isinstance(part, str | Mapping | tuple) and _is_column(part))
-
-
-def _array(value: Any) -> NDArray[Any]:
+def _array(value: Any) -> Column:
     """A tensor, a series, a list or an array as an array; lists of different lengths become one of objects."""
     if isinstance(value, Tensor):
         return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
-    if isinstance(value, list) and value and isinstance(value[0], list | str):
+    lists = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+    if (lists and len({*map(len, value)}) > 1) or (isinstance(value, list) and value and isinstance(value[0], str)):
         array = np.empty(len(value), dtype=object)
         array[:] = value
-        same = isinstance(value[0], list) and len(set(map(len, value))) == 1
-        return np.array(value) if same else array
-    return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+        return array
+    array = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+    return array if array.flags.writeable else array.copy()  # pandas protects its own; torch warns about such
 
 
-def _from_columns(
-    columns: dict[str, NDArray[Any]], whose: str, label: str | None, client: str | None, features: Any = None
-) -> Samples | Table:
-    """A table if every column has one value per row, else named inputs of a model."""
-    if not columns or not len(next(iter(columns.values()))):
-        raise InvalidInput(f"{whose} has no samples: leave it out")
-    if all(column.ndim == 1 and not _nested(column) for column in columns.values()):
-        return Table(whose, columns)
-    inputs = {name: _padded(whose, name, column, columns) for name, column in columns.items()}
-    label = label or next((name for name in LABELS if name in columns), None)
-    for name in (label, client):
+def _from_columns(columns: dict[str, Column], whose: str, named: Named, types: Mapping[str, Any] | None) -> Samples:
+    """A table if every column has one value per row, else named inputs of a model; without types, as they are."""
+    if "" not in columns and all(column.ndim == 1 and not _nested(column) for column in columns.values()):
+        return rows(columns, named, Samples(whose, {}, np.empty(0)))
+    label = named.label or next((name for name in LABELS if name in columns), None)
+    for name in (label, named.client):
         if name is not None and name not in columns:
             raise InvalidInput(f"{whose} has no column {name!r}; its columns are {', '.join(columns)}")
-    fields = {name: column for name, column in inputs.items() if column.ndim > 1 and name not in (label, client)}
-    unused = [name for name in columns if name not in (*fields, label, client)]
-    notes = (f"columns that are no tensors are not used: {', '.join(unused)}",) if unused else ()
-    tensors = {name: _inputs(torch.from_numpy(column), whose) for name, column in fields.items()}
-    y = _next_tokens(inputs) if label is None else inputs[label]
-    if label is not None and y.ndim > 1 and "input_ids" in inputs and _repeats(y, inputs["input_ids"]):
-        y = _shifted(y)
-    x: Inputs = Fields(tensors)
-    if len(tensors) == 1 and "input_ids" not in tensors:
-        (x,) = tensors.values()
-        if x.ndim == 4 and x.shape[1] not in (1, 3, 4) and x.shape[3] in (1, 3, 4):
-            x = x.permute(0, 3, 1, 2).contiguous()  # images with channels last
-    names = tuple(getattr((features or {}).get(label), "names", None) or ())
-    pictures = isinstance(x, Tensor) and x.dtype == torch.uint8
-    samples = Samples(x, y, classes=names, exact=True, normalize=pictures, notes=notes)
-    if client is None:
-        return samples
-    owner, clients = numbered(columns[client].tolist())
-    return samples._replace(owner=owner, clients=clients)
+    padded = {name: _padded(whose, name, column, "attention_mask" in columns) for name, column in columns.items()}
+    features = {name: column for name, column in padded.items() if name not in (label, named.client)}
+    x = {name: _numbers(column, whose) for name, column in features.items() if column.ndim > 1 or name == ""}
+    unused = ", ".join(name for name in features if name not in x)
+    notes = (f"columns that are no tensors are not used: {unused}",) if unused else ()
+    y = _to_predict(padded, label)
+    pictures = False
+    if types is not None and len(x) == 1 and "input_ids" not in x:
+        (pixels,) = x.values()
+        last = pixels.ndim == 4 and pixels.shape[1] not in (1, 3, 4) and pixels.shape[3] in (1, 3, 4)
+        x, pictures = {"": pixels.transpose(0, 3, 1, 2) if last else pixels}, pixels.dtype == np.uint8
+    classes = tuple(getattr((types or {}).get(label or ""), "names", None) or ())
+    owner = None if named.client is None else columns[named.client]
+    return Samples(whose, x, y, owner, classes=classes, exact=True, normalize=pictures, notes=notes)
 
 
-def _nested(column: NDArray[Any]) -> bool:
-    return column.dtype == object and len(column) > 0 and isinstance(column[0], np.ndarray | list | Tensor)
+def _nested(column: Column) -> bool:
+    return column.dtype == object and column.size > 0 and isinstance(column[0], np.ndarray | list | Tensor)
 
 
-def _padded(whose: str, name: str, column: NDArray[Any], columns: Mapping[str, Any]) -> NDArray[Any]:
+def _padded(whose: str, name: str, column: Column, masked: bool) -> Column:
     """Sequences of different lengths in one array, if a mask says where each ends."""
     if not _nested(column):
         return column
-    rows = [np.asarray(row) for row in column]
-    if any(row.ndim != 1 for row in rows) or ("attention_mask" not in columns and len({len(row) for row in rows}) > 1):
+    sequences = [np.asarray(row) for row in column]
+    if any(row.ndim != 1 for row in sequences) or (not masked and len({len(row) for row in sequences}) > 1):
         raise InvalidInput(f"{whose}: the column {name!r} has values of different shapes: pad or resize them")
-    padded = np.full((len(rows), max(map(len, rows))), IGNORED if name in LABELS else 0, dtype=rows[0].dtype)
-    for place, row in enumerate(rows):
+    shape = len(sequences), max(map(len, sequences))
+    padded = np.full(shape, IGNORED if name in LABELS else 0, dtype=sequences[0].dtype)
+    for place, row in enumerate(sequences):
         padded[place, : len(row)] = row
     return padded
 
 
-def _repeats(y: NDArray[Any], tokens: NDArray[Any]) -> bool:
-    """Whether labels are the tokens themselves, as for a model that predicts each token from those before it."""
-    return y.shape == tokens.shape and bool(np.all((y == tokens) | (y == IGNORED)))
-
-
-def _shifted(y: NDArray[Any]) -> NDArray[Any]:
-    """At every place the label of the next."""
+def _to_predict(columns: Mapping[str, Column], label: str | None) -> Column:
+    """The labels; for those that repeat the tokens, or without labels, at every place the next token."""
+    tokens = columns.get("input_ids", np.empty(0))
+    if label is not None:
+        y = columns[label]
+        if y.shape != tokens.shape or y.ndim != 2 or not np.all((y == tokens) | (y == IGNORED)):
+            return y
+    elif tokens.ndim != 2:
+        raise InvalidInput(f"the columns {', '.join(columns)} have no labels: name the column to predict with label=")
+    else:
+        y = np.where(columns.get("attention_mask", np.ones_like(tokens)) == 0, IGNORED, tokens)
     return np.concatenate([y[:, 1:], np.full_like(y[:, :1], IGNORED)], axis=1)
 
 
-def _next_tokens(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    tokens = inputs.get("input_ids")
-    if tokens is None or tokens.ndim != 2:
-        raise InvalidInput(f"the columns {', '.join(inputs)} have no labels: name the column to predict with label=")
-    mask = inputs.get("attention_mask", np.ones_like(tokens))
-    return _shifted(np.where(mask == 0, IGNORED, tokens))
-
-
-def _pair(x: Any, y: Any, whose: str, objective: str) -> Samples:
+def _pair(x: Any, y: Any, whose: str) -> Samples:
     """Samples and what to predict for them."""
-    target = _array(y)
+    target, label = _array(y), "y of (x, y)"
     target = target[:, 0] if hasattr(y, "columns") and target.ndim == 2 and target.shape[1] == 1 else target
-    if (columns := columns_of(x, whose)) is not None and not is_batch(x):
-        if len(target) != len(next(iter(columns.values()), ())):
-            raise InvalidInput(f"{whose} has {len(target)} labels for another number of rows: give equally many")
-        return samples_of_table(Table(whose, {**columns, "y of (x, y)": target}), "y of (x, y)", objective=objective)
-    inputs: Inputs
-    if isinstance(x, Mapping):
-        inputs = Fields({str(name): _inputs(torch.as_tensor(_array(part)), whose) for name, part in x.items()})
-    else:
-        inputs = _inputs(_tensor(x, whose), whose)
-    if not inputs.shape or not target.ndim or len(inputs) != len(target):
-        shapes = f"x of shape {tuple(inputs.shape)} and y of shape {target.shape}"
-        raise InvalidInput(f"{whose} has {shapes}: give equally many")
-    if not len(target):
-        raise InvalidInput(f"{whose} has no samples: leave it out")
-    return Samples(inputs, target, exact=True, normalize=False)
+    if hasattr(x, "to_frame") and not _nested(_array(x)):
+        x = x.to_frame()  # a series is a single column
+    columns = _columns(x, whose)
+    if columns is None:
+        columns = {str(name): _array(part) for name, part in (x if isinstance(x, Mapping) else {"": x}).items()}
+    return _from_columns({**columns, label: target}, whose, Named(label), None)
 
 
 def _tokens(x: Any, whose: str) -> Samples:
     """Sequences in which each token is predicted from those before it."""
-    tokens = _inputs(_tensor(x, whose), whose)
-    if tokens.dtype != torch.int64 or tokens.ndim != 2 or tokens.shape[1] < 2:
-        kind = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+    tokens = _numbers(x, whose)
+    if tokens.dtype != np.int64 or tokens.ndim != 2 or tokens.shape[1] < 2:
+        kind = f"{tokens.dtype} of shape {tokens.shape}"
         raise InvalidInput(f"{whose} has only samples, {kind}: give (x, y), or sequences of two tokens or more")
-    return Samples(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous().numpy(), exact=True, normalize=False)
+    return Samples(whose, {"": tokens[:, :-1]}, tokens[:, 1:], exact=True, normalize=False)
 
 
 def _collected(data: Any, whose: str) -> Any:
     """Everything in a torch data set."""
+    if not hasattr(data, "__len__"):
+        raise InvalidInput(f"{whose} is a {type(data).__name__} without a length: give a data set that has one")
     try:
-        count = len(data)
-    except TypeError:
-        raise InvalidInput(
-            f"{whose} is a {type(data).__name__} without a length: give a data set that has one"
-        ) from None
-    if not count:
-        raise InvalidInput(f"{whose} has no samples: leave it out")
-    try:
-        collated = default_collate([data[place] for place in range(count)])
+        samples = [data[place] for place in range(len(data))]
+        if not samples:
+            raise InvalidInput(f"{whose} has no samples: leave it out")
+        collated = default_collate(samples)
     except (RuntimeError, TypeError, KeyError, IndexError) as error:
         raise InvalidInput(f"{whose}: its samples cannot be combined: {str(error).splitlines()[0]}") from error
     if not isinstance(collated, list | tuple):
@@ -204,16 +171,14 @@ def _collected(data: Any, whose: str) -> Any:
     return tuple(list(part) if isinstance(part, tuple) else part for part in collated)  # texts are not tensors
 
 
-def _tensor(part: Any, whose: str) -> Tensor:
-    try:
-        return torch.as_tensor(part if isinstance(part, Tensor) else _array(part)).detach().cpu()
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{whose} holds {getattr(part, 'dtype', type(part))}: give numbers as samples") from error
-
-
-def _inputs(x: Tensor, whose: str) -> Tensor:
-    if x.is_floating_point():
-        return x.to(torch.float32)
-    if x.is_complex():
-        raise InvalidInput(f"{whose}: samples are {x.dtype}; give real numbers")
-    return x.to(torch.uint8) if x.dtype in (torch.bool, torch.uint8) else x.to(torch.int64)
+def _numbers(part: Any, whose: str) -> Column:
+    """Inputs of a model: float32, bytes, or integers for tokens."""
+    array = _array(part)
+    if array.dtype.kind == "c":
+        raise InvalidInput(f"{whose}: samples are {array.dtype}; give real numbers")
+    if array.dtype.kind not in "iufb":
+        raise InvalidInput(f"{whose} holds {getattr(part, 'dtype', type(part))}: give numbers as samples")
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # what does not fit becomes infinity, which Dataset refuses by sample
+            return array.astype(np.float32, copy=False)
+    return array.astype(np.uint8 if array.dtype in (bool, np.uint8) else np.int64, copy=False)

@@ -12,8 +12,6 @@ from torch import Tensor
 from dagc.data.fields import Fields, Inputs, tensors_of
 from dagc.errors import InvalidInput
 
-__all__ = ["IGNORED", "Dataset", "Objective", "hold_out", "statistics"]
-
 Objective = Literal["classification", "regression", "next-token"]
 """What is learned: a label, numbers, or the next token at every place of a sequence."""
 IGNORED = -100
@@ -24,17 +22,12 @@ IGNORED = -100
 class Dataset:
     """Training and test samples with their labels, or whatever else is to be predicted.
 
-    Images are kept as bytes, as on disk: 50,000 CIFAR images then take 154 MB instead of 614 MB as float32, and
-    converting a batch of 32 to floats, in `normalise`, takes about 10 to 45 µs.
+    Images are kept as bytes, as on disk: a quarter of the memory of float32, which `normalise` makes of each batch.
 
     Attributes:
-        name: The name passed to `load`.
-        train_x: Training samples, first axis the sample; uint8 or float32, or int64 for tokens; or several named
-            tensors.
+        train_x: Training samples, uint8 or float32, or int64 for tokens; or several named tensors.
         train_y: What to predict: labels (int64, 0 … classes − 1), numbers (float32, one or several per sample), or the
             next tokens (int64, of the shape of the samples; -100 is ignored).
-        test_x: Test samples.
-        test_y: What to predict for them.
         classes: The names of the labels or tokens; none for numbers.
         client: The owner of each training sample (int64), if the data has natural clients.
         clients: The names of the owners.
@@ -64,44 +57,40 @@ class Dataset:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for problem in self._problems():
+            raise InvalidInput(f"{self.name}: {problem}")
+
+    def _problems(self) -> Iterator[str]:
+        """What is wrong; what follows may rely on what was right so far."""
         for part, x, y in (("training", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            self._check(part, x, y)
+            tensors = tensors_of(x).values()
+            for dtype in {each.dtype for each in tensors} - {torch.uint8, torch.float32, torch.int64}:
+                yield f"{part} samples are {dtype}; use uint8 or float32, or int64 for tokens"
+            if y.dtype not in (torch.int64, torch.float32):
+                yield f"{part} labels are {y.dtype}; use int64, or float32 for numbers"
+            shapes = f"{part} samples have shape {tuple(x.shape)} and labels {tuple(y.shape)}"
+            if len(x.shape) < 2 or y.ndim < 1 or len(x) != len(y):
+                yield f"{shapes}; the first axis must be the sample in both, with equal lengths"
+            if len(x) == 0:
+                yield f"there are no {part} samples"
+            if y.ndim > 1 and y.dtype == torch.int64 and not any(y.shape == each.shape for each in tensors):
+                yield f"{shapes}; give one label per sample, or a next token for every token"
+            for what, values in (*(("sample", each) for each in tensors), ("label of sample", y)):
+                if values.dtype == torch.float32 and not bool(torch.isfinite(values).all()):
+                    row = int((~torch.isfinite(values.reshape(len(values), -1))).any(1).nonzero()[0])
+                    yield f"{part} {what} {row} holds NaN or infinity; clean the data first"
+            known = y[y != IGNORED] if y.ndim > 1 else y
+            if y.dtype == torch.int64 and known.numel() and not 0 <= known.min() <= known.max() < len(self.classes):
+                yield f"{part} labels run from {known.min()} to {known.max()} for {len(self.classes)} classes"
         train, test = (
-            {key: tuple(x.shape[1:]) for key, x in tensors_of(x).items()} for x in (self.train_x, self.test_x)
+            {key: tuple(part.shape[1:]) for key, part in tensors_of(x).items()} for x in (self.train_x, self.test_x)
         )
         if train != test:
-            shapes = f"{train.get('', train)} and {test.get('', test)}"
-            raise InvalidInput(f"{self.name}: training and test samples have different shapes, {shapes}")
-        if self.client is not None and self.client.shape != (len(self.train_y),):
-            counts = f"{len(self.client)} client entries for {len(self.train_y)} training samples"
-            raise InvalidInput(f"{self.name}: {counts}; give one per sample")
-
-    def _check(self, part: str, x: Inputs, y: Tensor) -> None:
-        for each in tensors_of(x).values():
-            if each.dtype not in (torch.uint8, torch.float32, torch.int64):
-                raise InvalidInput(
-                    f"{self.name}: {part} samples are {each.dtype}; use uint8 or float32, or int64 for tokens"
-                )
-        if y.dtype not in (torch.int64, torch.float32):
-            raise InvalidInput(f"{self.name}: {part} labels are {y.dtype}; use int64, or float32 for numbers")
-        shapes = f"{part} samples have shape {tuple(x.shape)} and labels {tuple(y.shape)}"
-        if len(x.shape) < 2 or y.ndim < 1 or len(x) != len(y):
-            raise InvalidInput(f"{self.name}: {shapes}; the first axis must be the sample in both, with equal lengths")
-        if len(x) == 0:
-            raise InvalidInput(f"{self.name}: there are no {part} samples")
-        same = any(y.shape == each.shape for each in tensors_of(x).values())
-        if y.ndim > 1 and y.dtype == torch.int64 and not same:
-            raise InvalidInput(f"{self.name}: {shapes}; give one label per sample, or a next token for every token")
-        for what, values in (*(("sample", each) for each in tensors_of(x).values()), ("label of sample", y)):
-            if values.dtype == torch.float32 and not bool(torch.isfinite(values).all()):
-                row = int((~torch.isfinite(values.reshape(len(values), -1))).any(1).nonzero()[0])
-                raise InvalidInput(f"{self.name}: {part} {what} {row} holds NaN or infinity; clean the data first")
-        known = y[y != IGNORED] if y.ndim > 1 else y
-        if y.dtype == torch.int64 and known.numel():
-            low, high = int(known.min()), int(known.max())
-            if low < 0 or high >= len(self.classes):
-                count = len(self.classes)
-                raise InvalidInput(f"{self.name}: {part} labels run from {low} to {high} for {count} classes")
+            yield f"training and test samples have different shapes, {train.get('', train)} and {test.get('', test)}"
+        if self.augment and len(self.shape) != 3:
+            yield f"only images can be cropped and flipped, not samples of shape {self.shape}"
+        if self.client is not None and self.client.shape != (len(self),):
+            yield f"{len(self.client)} client entries for {len(self)} training samples; give one per sample"
 
     def __len__(self) -> int:
         return len(self.train_y)
@@ -150,54 +139,26 @@ class Dataset:
 
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation to normalise `x` with: per feature, per channel, or one for all.
+    """Mean and standard deviation to normalise `x` with: per feature, per channel of an image, or one for all.
 
-    Samples of one axis have a mean per feature, samples of three (channel, row, column) one per channel, and any other
-    kind one for all. A constant feature gets the deviation 1, so that it becomes zero and not NaN.
-
-    Example:
-        >>> mean, std = statistics(torch.tensor([[0.0, 5.0], [2.0, 5.0]]))
-        >>> mean.tolist(), std.tolist()
-        ([1.0, 5.0], [1.0, 1.0])
+    A constant feature gets the deviation 1, so that it becomes zero and not NaN.
     """
-    groups = {2: x.shape[1], 4: x.shape[1]}.get(x.ndim, 1)
+    groups = x.shape[1] if x.ndim in (2, 4) else 1
     samples = x.reshape(len(x), groups, -1).numpy()  # numpy: torch's threads wait for each other on a busy machine
-    kind = np.float32 if x.dtype == torch.uint8 else np.float64  # squares of bytes fit, those of large numbers do not
-    shift = samples[0].mean(axis=1, dtype=kind)[:, None]  # keeps the difference of the two sums accurate
-    total, square = np.zeros(groups), np.zeros(groups)
-    rows = max(1, 2**18 // max(1, samples[0].size))  # what the processor's cache holds
-    for start in range(0, len(samples), rows):
-        with np.errstate(all="ignore"):  # NaN and infinity are refused, with the sample's number, by Dataset
-            values = samples[start : start + rows].astype(kind) - shift
-            total += values.sum(axis=2).sum(axis=0, dtype=np.float64)
-            square += np.einsum("ngv,ngv->ng", values, values).sum(axis=0, dtype=np.float64)
+    chunks = np.array_split(samples, 1 + samples.size // 2**18)  # what the processor's cache holds
     count = samples.size / groups
-    mean = total / count
-    with np.errstate(all="ignore"):
-        std = np.sqrt(np.maximum(square / count - mean**2, 0))
+    with np.errstate(all="ignore"):  # NaN and infinity are refused, with the sample's number, by Dataset
+        mean = np.sum([chunk.sum((0, 2), dtype=np.float64) for chunk in chunks], axis=0) / count
+        squares = [((chunk - mean[:, None]) ** 2).sum((0, 2)) for chunk in chunks]
+        std = np.sqrt(np.sum(squares, axis=0) / count)
         std[std < 1e-6 * (1 + abs(mean))] = 1.0
     shape = (groups, 1, 1) if x.ndim == 4 else (groups,)
-    return (
-        torch.from_numpy((mean + shift[:, 0]).astype(np.float32)).reshape(shape),
-        torch.from_numpy(std.astype(np.float32)).reshape(shape),
-    )
+    mean, std = (torch.from_numpy(part.astype(np.float32)).reshape(shape) for part in (mean, std))
+    return mean, std
 
 
 def hold_out(groups: NDArray[np.int64], share: float = 0.2) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose test samples for a set that has none: the same share of every group, always the same ones.
-
-    Args:
-        groups: The group (client or label) of each sample.
-        share: The part of each group to hold out, rounded down, so that every group keeps a sample to train on.
-
-    Returns:
-        The positions to train on and the positions to test on, both ascending.
-
-    Example:
-        >>> train, test = hold_out(np.array([0] * 10 + [1]))
-        >>> len(train), len(test)
-        (9, 2)
-    """
+    """Positions to train on and to test on: the same share of every group (client or label), always the same ones."""
     rng = np.random.default_rng(20)
     test = np.zeros(len(groups), dtype=bool)
     order = np.argsort(groups, kind="stable")

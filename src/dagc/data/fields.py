@@ -1,22 +1,17 @@
 """Samples of several named tensors, such as a tokenizer's `input_ids` and `attention_mask`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from dagc.errors import InvalidInput
 
-__all__ = ["Fields", "Inputs", "split", "tensors_of"]
-
 
 class Fields:
     """Named tensors whose first axis is the sample. It is indexed and moved like one tensor.
 
     A model gets them by name, `model(**fields.tensors)`, or as one mapping if its `forward` has no such names.
-
-    Attributes:
-        tensors: The tensors by name.
 
     Example:
         >>> batch = Fields({"ids": torch.ones(4, 7, dtype=torch.int64), "mask": torch.ones(4, 7)})
@@ -36,14 +31,18 @@ class Fields:
     def __getitem__(self, rows: slice | Tensor) -> "Fields":
         return Fields({name: tensor[rows] for name, tensor in self.tensors.items()})
 
+    def index_select(self, axis: int, rows: Tensor) -> "Fields":
+        """The samples at these positions."""
+        return Fields({name: tensor.index_select(axis, rows) for name, tensor in self.tensors.items()})
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the first tensor."""
         return tuple(next(iter(self.tensors.values())).shape)
 
-    def index_select(self, axis: int, rows: Tensor) -> "Fields":
-        """The samples at these positions."""
-        return Fields({name: tensor.index_select(axis, rows) for name, tensor in self.tensors.items()})
+    def split(self, counts: list[int]) -> list["Fields"]:
+        """Consecutive parts with these numbers of samples."""
+        return [self[rows] for rows in torch.split(torch.arange(len(self)), counts)]
 
     def to(self, device: torch.device | str) -> "Fields":
         """The same on a device."""
@@ -57,11 +56,3 @@ Inputs = Tensor | Fields
 def tensors_of(x: Inputs) -> dict[str, Tensor]:
     """The tensors by name; a single one has no name."""
     return x.tensors if isinstance(x, Fields) else {"": x}
-
-
-def split(x: Inputs, counts: Sequence[int]) -> list[Inputs]:
-    """Consecutive parts with these numbers of samples."""
-    if isinstance(x, Tensor):
-        return list(torch.split(x, list(counts)))
-    ends = [sum(counts[: place + 1]) for place in range(len(counts))]
-    return [x[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -5,24 +5,19 @@ from pathlib import Path
 
 from dagc.errors import DataError, InvalidInput, shown
 
-__all__ = ["VARIABLE", "most_unpacked", "refuse_bomb"]
-
 VARIABLE = "DAGC_MAX_UNPACKED"
 """The environment variable that raises the bound, in bytes."""
-TIMES = 100
-"""Useful data hardly ever compresses better than this."""
-ALWAYS = 1 << 26
-"""Every file may unpack to this many bytes."""
+TIMES, ALWAYS = 100, 1 << 26
+"""Useful data hardly ever compresses better than this; and every file may unpack to this many bytes."""
 
 
 def most_unpacked(file: Path) -> int:
     """The most bytes that a file may unpack to."""
     text = os.environ.get(VARIABLE, "0")
     try:
-        raised = int(float(text))
+        return max(ALWAYS, TIMES * file.stat().st_size, int(float(text)))
     except (ValueError, OverflowError):
         raise InvalidInput(f"{VARIABLE} is {shown(text)}: give a number of bytes, such as 4e9") from None
-    return max(ALWAYS, TIMES * file.stat().st_size, raised)
 
 
 def refuse_bomb(file: Path, unpacked: int) -> None:

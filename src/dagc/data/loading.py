@@ -1,22 +1,48 @@
-"""The one way in: whatever a person has becomes a `Dataset`."""
+"""The one way in: a data set with a name, or whatever a person has, becomes a `Dataset`."""
 
+import gzip
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from platformdirs import user_cache_path
 
 from dagc.data.arrays import is_batch, read_object
-from dagc.data.assemble import Samples, assemble
-from dagc.data.catalogue import CATALOGUE, data_folder
 from dagc.data.dataset import Dataset
-from dagc.data.folders import TEST, Parts, read_path, together
-from dagc.data.tables import Table, joined_tables, samples_of_table
+from dagc.data.files import TEST, Parts, read_path
+from dagc.data.samples import Named, Samples, assemble, joined
 from dagc.errors import DataError, InvalidInput, unknown
 
-__all__ = ["load"]
+
+def _load_digits(root: Path) -> Dataset:
+    """The 1,797 handwritten digits of scikit-learn, 8 × 8 pixels of 0 … 16; a fifth of each is held out for tests."""
+    package = find_spec("sklearn")  # importing it would take a second
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as lines:
+        rows = np.loadtxt(lines, delimiter=",", dtype=np.uint8)
+    return assemble("digits", Samples("digits", {"": rows[:, :-1].reshape(-1, 1, 8, 8)}, rows[:, -1]))
+
+
+CATALOGUE: dict[str, Callable[[Path], Dataset]] = {"digits": _load_digits}
+"""How each is loaded from the data folder; plugins add theirs. One that is not there raises `MissingData`."""
+
+
+def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The data folder: the one given, or `DAGC_DATA`, or `dagc/data` in the user's cache. It need not exist yet.
+
+    Example:
+        >>> data_folder("some/place").name
+        'place'
+    """
+    chosen = data_dir or os.environ.get("DAGC_DATA")
+    if chosen:
+        return Path(chosen).expanduser()
+    return user_cache_path("dagc", appauthor=False, opinion=False) / "data"
 
 
 def load(
@@ -64,89 +90,55 @@ def load(
         >>> clinics.objective, clinics.clients, len(clinics), len(clinics.test_y)
         ('regression', ('ann', 'bob'), 12, 3)
     """
-    dataset = _dataset(data, data_dir, objective, test, label, client, name)
-    if augment and len(dataset.shape) != 3:
-        shape = dataset.shape
-        raise InvalidInput(f"{dataset.name}: only images can be cropped and flipped, not samples of shape {shape}")
+    is_path = isinstance(data, str | os.PathLike)
+    if isinstance(data, Dataset) or (is_path and os.fspath(data) in CATALOGUE):
+        if test is not None:
+            raise InvalidInput(f"{name or 'data'} is a data set with test samples of its own: leave test out")
+        dataset: Dataset = _reading(data, CATALOGUE[os.fspath(data)], data_folder(data_dir)) if is_path else data
+    else:
+        train, held_out = _read(data, "data", Named(label, client))
+        if test is not None:
+            held_out = _read(test, "test", Named(label, client, optional=True))[0]
+        dataset = assemble(name or (str(_as_path(data)) if is_path else "own"), train, held_out, objective)
     if objective not in ("auto", dataset.objective):
         raise InvalidInput(f"{dataset.name} is for {dataset.objective}, not for {objective}: leave the objective out")
     return replace(dataset, augment=True) if augment else dataset
 
 
-def _dataset(
-    data: Any, data_dir: Any, objective: str, test: Any, label: str | None, client: str | None, name: str | None
-) -> Dataset:
-    path = _as_path(data) if isinstance(data, str | os.PathLike) else None
-    load_named = None if path is None else CATALOGUE.get(os.fspath(data))
-    if isinstance(data, Dataset) or load_named is not None:
-        if test is not None:
-            raise InvalidInput(f"{name or 'data'} is a data set with test samples of its own: leave test out")
-        if load_named is None:
-            return data  # type: ignore[no-any-return]
-        try:
-            return load_named(data_folder(data_dir))
-        except OSError as error:
-            raise DataError(f"{data} cannot be read ({error})") from None
-    columns = (label, client, objective)
-    train, held = _read(data, "data", columns)
-    if test is not None:
-        held = _read(test, "test", columns)[0]
-    title = name or (str(path) if path is not None else "own")
-    if isinstance(train, Table) and isinstance(held, Table):
-        train, held = _samples_of_both(train, held, columns)
-    elif isinstance(train, Table):
-        train = samples_of_table(train, *columns)
-    if isinstance(held, Table) or isinstance(train, Table):
-        raise InvalidInput(f"{title}: the test set has columns and the training set has none: give both in one form")
-    return assemble(title, train, held, objective)
+def _reading(source: Any, read: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return read(*arguments)
+    except OSError as error:
+        raise DataError(f"{source} cannot be read ({error})") from None
 
 
-def _read(data: Any, whose: str, columns: tuple[str | None, str | None, str]) -> Parts:
+def _read(data: Any, whose: str, named: Named) -> Parts:
     """One piece, or the pieces of all clients, or what is called train and test."""
     if isinstance(data, str | os.PathLike):
-        try:
-            return read_path(_as_path(data))
-        except OSError as error:
-            raise DataError(f"{data} cannot be read ({error})") from None
+        return _reading(data, read_path, _as_path(data), named)  # type: ignore[no-any-return]
     by_name = isinstance(data, Mapping) and not is_batch(data)
     if not by_name and not isinstance(data, list):
-        return read_object(data, whose, *columns), None
+        return read_object(data, whose, named), None
     pieces = dict(data) if by_name else dict(enumerate(data))
     if not pieces:
         raise InvalidInput(f"{whose} has no clients: give a piece of data for each")
     test = next((key for key in TEST if key in pieces), None)
     if test is not None and "train" in pieces and set(pieces) <= {"train", *TEST, "unsupervised"}:
-        return _read(pieces["train"], "train", columns)[0], _read(pieces[test], "test", columns)[0]
+        held_out = _read(pieces[test], "test", named._replace(optional=True))[0]
+        return _read(pieces["train"], "train", named)[0], held_out
     parts = {}
     for key, piece in pieces.items():
         if isinstance(piece, Mapping) and not is_batch(piece):
-            raise InvalidInput(f"client {key!r} has a mapping: give one piece of data, such as a tuple (x, y)")
+            words = "give one piece of data, such as a tuple (x, y), or rows as a data frame"
+            raise InvalidInput(f"client {key!r} has a mapping: {words}")
         whom = f"client {key!r}"
-        parts[key] = _read(piece, whom, columns)[0] if not isinstance(piece, list) else read_object(piece, whom)
-    return together(parts), None
-
-
-def _samples_of_both(train: Table, test: Table, columns: tuple[str | None, str | None, str]) -> tuple[Samples, Samples]:
-    """Two tables with the same features: text has the same columns of 0 and 1 in both."""
-    count = len(next(iter(train.columns.values())))
-    named = columns[1] or "client"
-    if named in train.columns and named not in test.columns:  # whose rows are tested does not matter
-        filler = np.full(len(next(iter(test.columns.values()))), train.columns[named][0], dtype=object)
-        test = test._replace(columns={**test.columns, named: filler})
-    elif named not in train.columns:
-        test = test._replace(columns={key: column for key, column in test.columns.items() if key != named})
-    both = samples_of_table(joined_tables({"train": train, "test": test}), *columns)
-    owner = None if both.owner is None else both.owner[:count]
-    return both._replace(x=both.x[:count], y=both.y[:count], owner=owner), both._replace(
-        x=both.x[count:], y=both.y[count:], owner=None, notes=()
-    )
+        parts[key] = read_object(piece, whom, named) if isinstance(piece, list) else _read(piece, whom, named)[0]
+    return joined([*parts.values()], [*parts]), None
 
 
 def _as_path(data: str | os.PathLike[str]) -> Path:
-    text = os.fspath(data)
-    if text in CATALOGUE:
-        return Path(text)
-    path = Path(text).expanduser()
-    if not text or (not os.path.exists(path) and not path.suffix and len(path.parts) < 2):
+    text, path = os.fspath(data), Path(data).expanduser()
+    is_name = text not in CATALOGUE and not os.path.exists(path) and not path.suffix and len(path.parts) < 2
+    if not text or is_name:
         raise unknown("data set", text, (*CATALOGUE, "the path of your own data"))
     return path

@@ -3,19 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dagc.data.dataset import Dataset
-from dagc.data.fill import Ints, as_labels, fill
 from dagc.errors import InvalidInput
 from dagc.spec import read_spec
 
-__all__ = ["PARTITIONS", "Partition", "by_client", "from_sizes", "iid", "make_partition", "skewed", "skewed_sizes"]
-
+Ints = NDArray[np.int64]
 _EVEN = 0.5  # the share of the arithmetic series in each step of the skewed series; the rest is Dirichlet's
-_MOST_SKEWED = 1e15  # no data set has more samples
 _STRETCH = 1.25  # the inner terms may be scaled by this much to use the last samples
 
 
@@ -70,29 +68,23 @@ def skewed(
 ) -> Partition:
     """The paper's artificial split: sizes fall from SR to 1, labels per client are drawn from a Dirichlet distribution.
 
+    Clients are from the largest to the smallest. Sizes and label mixes depend on the seed and on how many samples each
+    label has, not on the order of the samples.
+
     Args:
         labels: The label of each training sample.
         clients: The number of clients n.
         skew_ratio: Largest over smallest client, SR.
         label_alpha: The Dirichlet concentration α of the labels of a client; `inf` gives all clients the same mix.
-        seed: Determines the sizes, the label mixes and the samples.
-
-    Returns:
-        Clients from the largest to the smallest. Sizes and label mixes depend on how many samples each label has, not
-        on the order of the samples.
-
-    Raises:
-        InvalidInput: If the data are too few for the smallest client to have one sample.
+        seed: Determines everything that is drawn.
 
     Example:
         >>> split = skewed([0, 1] * 500, clients=5, skew_ratio=10)
         >>> split.skew_ratio, int(split.sizes.sum())
         (10.0, 1000)
     """
-    known = as_labels(labels)
-    rng = generator(seed, 1)
-    sizes = skewed_sizes(len(known), clients, skew_ratio, rng)
-    return Partition(fill(known, sizes, label_alpha, rng))
+    known, rng = begin(labels, clients, seed, 1)
+    return Partition(fill(known, skewed_sizes(len(known), clients, skew_ratio, rng), label_alpha, rng))
 
 
 def iid(labels: ArrayLike, *, clients: int = 10, seed: int = 0) -> Partition:
@@ -102,19 +94,12 @@ def iid(labels: ArrayLike, *, clients: int = 10, seed: int = 0) -> Partition:
         >>> iid([0, 1] * 50, clients=4).sizes.tolist()
         [25, 25, 25, 25]
     """
-    known = as_labels(labels)
-    check_clients(clients, len(known))
-    sizes = even_sizes(len(known), clients)
-    return Partition(fill(known, sizes, None, generator(seed, 3)))
+    known, rng = begin(labels, clients, seed, 3)
+    return Partition(fill(known, even_sizes(len(known), clients), None, rng))
 
 
 def from_sizes(
-    labels: ArrayLike,
-    *,
-    sizes: Sequence[int],
-    scale: bool = False,
-    label_alpha: float | None = None,
-    seed: int = 0,
+    labels: ArrayLike, *, sizes: Sequence[int], scale: bool = False, label_alpha: float | None = None, seed: int = 0
 ) -> Partition:
     """Clients of given sizes, for example those of a real federation.
 
@@ -126,36 +111,30 @@ def from_sizes(
         seed: Determines the samples.
 
     Example:
-        >>> from_sizes([0, 1] * 50, sizes=[30, 12, 3]).sizes.tolist()
-        [30, 12, 3]
         >>> from_sizes([0, 1] * 50, sizes=[900, 90, 10], scale=True).sizes.tolist()
         [90, 9, 1]
     """
-    known = as_labels(labels)
     wanted = np.asarray(sizes)
     if wanted.ndim != 1 or not len(wanted) or not np.issubdtype(wanted.dtype, np.integer) or wanted.min() < 1:
         raise InvalidInput(f"sizes are {sizes!r:.80}; give one positive whole number per client")
-    check_clients(len(wanted), len(known))
+    known, rng = begin(labels, len(wanted), seed, 4)
     if scale:
-        wanted = _scaled(wanted, len(known))
+        wanted = _proportional(wanted, len(known))
+        while not wanted.all():  # a client that would get nothing gets one of the largest client's samples
+            wanted[wanted.argmin()] += 1
+            wanted[wanted.argmax()] -= 1
     elif wanted.sum() > len(known):
-        raise InvalidInput(
-            f"sizes add up to {wanted.sum():,} but there are {len(known):,} training samples; "
-            "set scale=true to use the sizes as proportions"
-        )
-    return Partition(fill(known, wanted.astype(np.int64), label_alpha, generator(seed, 4)))
+        words = f"sizes add up to {wanted.sum():,} but there are {len(known):,} training samples"
+        raise InvalidInput(f"{words}; set scale=true to use the sizes as proportions")
+    return Partition(fill(known, wanted.astype(np.int64), label_alpha, rng))
 
 
 def by_client(
     client: ArrayLike | None, *, names: Sequence[str] = (), min_size: int = 1, clients: int | None = None
 ) -> Partition:
-    """The natural split: each owner of data is a client, the largest first.
+    """The natural split: each owner (0, 1, …) of data is a client, the largest first.
 
-    Args:
-        client: The owner of each training sample, 0, 1, …
-        names: The names of the owners.
-        min_size: Leave out owners with fewer samples.
-        clients: Keep only this many of the largest.
+    Owners with fewer samples than `min_size` are left out, and only so many `clients` are kept.
 
     Example:
         >>> split = by_client([0, 1, 1, 1, 2, 2], names=["Ann", "Bob", "Cleo"], min_size=2)
@@ -170,15 +149,13 @@ def by_client(
     counts = np.bincount(owner)
     order = np.argsort(-counts, kind="stable")
     kept = [int(c) for c in order if counts[c] >= max(1, min_size)][:clients]
-    if not kept or (clients is not None and len(kept) < clients):
-        wanted = f"{clients} " if clients is not None else ""
-        raise InvalidInput(
-            f"{len(kept)} of {np.count_nonzero(counts)} clients have {min_size} samples or more; "
-            f"{wanted or 'some '}are needed: lower min_size or clients"
-        )
+    if len(kept) < (clients or 1):
+        words = f"{len(kept)} of {np.count_nonzero(counts)} clients have {min_size} samples or more"
+        raise InvalidInput(f"{words}; {clients or 'some'} are needed: lower min_size or clients")
     grouped = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
-    chosen = tuple(names[c] for c in kept) if names else tuple(str(c) for c in kept)
-    return Partition(tuple(grouped[c].astype(np.int64) for c in kept), chosen)
+    return Partition(
+        tuple(grouped[c].astype(np.int64) for c in kept), tuple(names[c] if names else str(c) for c in kept)
+    )
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {
@@ -215,8 +192,7 @@ def skewed_sizes(samples: int, clients: int, skew_ratio: float, rng: np.random.G
     inner terms are perturbed and still descend. The smallest client gets a whole number u of samples and the largest
     SR·u; the inner terms are scaled, by a quarter at most, so that all samples are used.
     """
-    check_clients(clients, samples)
-    if not 1 <= skew_ratio <= _MOST_SKEWED:
+    if not 1 <= skew_ratio <= 1e15:
         raise InvalidInput(f"skew_ratio is {skew_ratio}; largest over smallest client is a number from 1 to 1e15")
     if clients == 1:
         if skew_ratio != 1:
@@ -228,15 +204,19 @@ def skewed_sizes(samples: int, clients: int, skew_ratio: float, rng: np.random.G
     series[-1] = 1.0
     unit = samples / series.sum()
     if unit < 1:
-        raise InvalidInput(
-            f"{clients} clients with skew ratio {skew_ratio:g} need {int(np.ceil(series.sum())):,} samples, for the "
-            f"smallest to have one, but there are {samples:,}; lower clients or skew_ratio"
-        )
-    units = [int(unit), int(unit) + 1]
-    stretches = [_stretch(series, whole, samples) for whole in units]
-    if stretches[1] >= 1 / _STRETCH and stretches[0] * stretches[1] > 1:  # the second is the nearer to 1
-        units.reverse()
-    return _whole_sizes(series, units[0], samples)
+        words = f"need {int(np.ceil(series.sum())):,} samples, for the smallest to have one, but there are {samples:,}"
+        raise InvalidInput(f"{clients} clients with skew ratio {skew_ratio:g} {words}; lower clients or skew_ratio")
+    smallest = int(unit)
+    lower, upper = (_stretch(series, whole, samples) for whole in (smallest, smallest + 1))
+    if upper >= 1 / _STRETCH and lower * upper > 1:  # the second is the nearer to 1
+        smallest, lower = smallest + 1, upper
+    largest = round(series[0] * smallest)
+    excess = (series[1:-1] - 1) * smallest
+    inner = np.full(clients - 2, smallest)
+    if excess.sum() > 0:
+        used = min(int(min(lower, _STRETCH) * excess.sum() + 0.5), len(excess) * (largest - smallest))
+        inner += np.sort(_proportional(excess, used, largest - smallest))[::-1]
+    return np.array([largest, *inner, smallest], dtype=np.int64)
 
 
 def _stretch(series: NDArray[np.float64], smallest: int, samples: int) -> float:
@@ -246,41 +226,28 @@ def _stretch(series: NDArray[np.float64], smallest: int, samples: int) -> float:
     return float(left / excess) if excess > 0 else np.nan
 
 
-def _whole_sizes(series: NDArray[np.float64], smallest: int, samples: int) -> Ints:
-    """The series in whole samples when the last term is `smallest`."""
-    largest = round(series[0] * smallest)
-    excess = (series[1:-1] - 1) * smallest
-    if not excess.sum() > 0:
-        return np.concatenate([[largest], np.full(len(series) - 1, smallest)]).astype(np.int64)
-    factor = min(_stretch(series, smallest, samples), _STRETCH)
-    used = min(int(factor * excess.sum() + 0.5), len(excess) * (largest - smallest))
-    whole = smallest + _proportional_below(excess, used, largest - smallest)
-    return np.concatenate([[largest], np.sort(whole)[::-1], [smallest]]).astype(np.int64)
+def _proportional(weights: NDArray[Any], total: int, cap: int | None = None) -> Ints:
+    """Whole numbers in proportion to `weights`, none above `cap`, that add up to `total` (largest remainders)."""
+    exact = weights * (total / weights.sum())
+    whole: Ints = np.floor(exact).astype(np.int64)
+    left = total - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:left]] += 1
+    while cap is not None and (whole > cap).any():  # what a capped one cannot take goes to the others
+        full = whole >= cap
+        whole = np.where(full, cap, _proportional(np.where(full, 0.0, weights), total - cap * int(full.sum())))
+    return whole
 
 
-def _proportional_below(weights: NDArray[np.float64], total: int, cap: int) -> Ints:
-    """As `_proportional`, but none above `cap`: what a capped one cannot take goes to the others."""
-    shares = _proportional(weights, total)
-    while (shares > cap).any():
-        full = shares >= cap
-        rest = _proportional(np.where(full, 0.0, weights), total - cap * int(full.sum()))
-        shares = np.where(full, cap, rest)
-    return shares
-
-
-def generator(seed: int, stream: int) -> np.random.Generator:
-    """The random numbers of one kind of partition."""
-    if seed < 0:
-        raise InvalidInput(f"seed is {seed}; it must be 0 or more")
-    return np.random.default_rng([seed, stream])
-
-
-def check_clients(clients: int, samples: int) -> None:
-    """Refuse more clients than samples."""
+def begin(labels: ArrayLike, clients: int, seed: int, stream: int) -> tuple[Ints, np.random.Generator]:
+    """Check what every kind of partition is asked for: the labels, and the random numbers of this kind."""
+    known = as_labels(labels)
     if clients < 1:
         raise InvalidInput(f"clients is {clients}; it must be at least 1")
-    if clients > samples:
-        raise InvalidInput(f"{clients:,} clients cannot each have one of {samples:,} samples; lower clients")
+    if clients > len(known):
+        raise InvalidInput(f"{clients:,} clients cannot each have one of {len(known):,} samples; lower clients")
+    if seed < 0:
+        raise InvalidInput(f"seed is {seed}; it must be 0 or more")
+    return known, np.random.default_rng([seed, stream])
 
 
 def even_sizes(total: int, parts: int) -> Ints:
@@ -288,20 +255,58 @@ def even_sizes(total: int, parts: int) -> Ints:
     return np.array([total // parts + (part < total % parts) for part in range(parts)], dtype=np.int64)
 
 
-def _scaled(sizes: Ints, total: int) -> Ints:
-    """The sizes as proportions of `total`; a client that would get nothing gets one of the largest client's samples."""
-    scaled = _proportional(sizes, total)
-    while not scaled.all():
-        scaled[scaled.argmin()] += 1
-        scaled[scaled.argmax()] -= 1
-    return scaled
+def as_labels(labels: ArrayLike) -> Ints:
+    """Labels as a flat int64 array."""
+    known = np.asarray(labels)
+    if known.ndim != 1 or not len(known):
+        raise InvalidInput(f"labels have shape {known.shape}; one whole number per sample is needed")
+    if not np.issubdtype(known.dtype, np.integer) or known.min() < 0:
+        raise InvalidInput(f"labels are {known.dtype} like {known.tolist()[0]!r}; use whole numbers 0, 1, …")
+    return known.astype(np.int64)
 
 
-def _proportional(weights: ArrayLike, total: int) -> Ints:
-    """Whole numbers in proportion to `weights` that add up to `total` (largest remainders)."""
-    share = np.asarray(weights, dtype=np.float64)
-    exact = share * (total / share.sum())
-    whole: Ints = np.floor(exact).astype(np.int64)
-    left = total - int(whole.sum())
-    whole[np.argsort(whole - exact, kind="stable")[:left]] += 1
+def fill(labels: Ints, sizes: Ints, alpha: float | None, rng: np.random.Generator) -> tuple[Ints, ...]:
+    """Draw the samples of clients with the given sizes (their sum at most the number of samples).
+
+    Each client draws the label proportions it would like from Dirichlet(α). Rows (clients) and columns (labels) of the
+    table sizes × proportions are then scaled in turn until the rows add up to the sizes and no column needs more
+    samples than the label has. The table is rounded down, and what a client still lacks comes from the labels it lacks
+    most among those with samples left, so sizes are met exactly. If all samples are used, the mixes of large clients
+    are necessarily close to that of the whole set. Without α the samples are drawn at random.
+    """
+    if alpha is None:
+        shuffled = rng.permutation(len(labels))
+        return tuple(np.sort(part) for part in np.split(shuffled, np.cumsum(sizes))[:-1])
+    if not alpha > 0:
+        raise InvalidInput(f"label_alpha is {alpha}; a Dirichlet concentration is above 0 (inf for equal mixes)")
+    pools = np.bincount(labels)
+    equal = np.isinf(alpha)
+    wish = pools / pools.sum() if equal else rng.dirichlet(np.full(len(pools), alpha), size=len(sizes))
+    table = _whole(_fit(np.broadcast_to(wish, (len(sizes), len(pools))), sizes, pools), sizes, pools)
+    by_label = np.split(np.argsort(labels, kind="stable"), np.cumsum(pools)[:-1])
+    columns = [np.split(rng.permutation(pool), np.cumsum(table[:, label]))[:-1] for label, pool in enumerate(by_label)]
+    return tuple(np.sort(np.concatenate([column[client] for column in columns])) for client in range(len(sizes)))
+
+
+def _fit(wish: NDArray[np.float64], sizes: Ints, pools: Ints) -> NDArray[np.float64]:
+    """Scale rows to the sizes and columns to at most the pools, in turn (iterative proportional fitting)."""
+    table = (wish + 1e-9) * (pools > 0)  # no wish is exactly zero, so that fitting can always succeed
+    for _ in range(100):
+        table *= (sizes / table.sum(axis=1))[:, None]
+        asked = table.sum(axis=0)
+        if np.all(asked <= pools + 0.5):
+            break
+        table *= np.minimum(1.0, pools / np.maximum(asked, 1e-300))
+    return table
+
+
+def _whole(table: NDArray[np.float64], sizes: Ints, pools: Ints) -> Ints:
+    """The fitted table in whole samples: rows exactly the sizes, columns at most the pools."""
+    whole: Ints = np.floor(table * np.minimum(1.0, sizes / table.sum(axis=1))[:, None]).astype(np.int64)
+    left = pools - whole.sum(axis=0)
+    for client in np.argsort(sizes, kind="stable").tolist():  # small ones first: a sample matters most to them
+        for _ in range(int(sizes[client] - whole[client].sum())):
+            label = int(np.where(left > 0, table[client] - whole[client], -np.inf).argmax())
+            whole[client, label] += 1
+            left[label] -= 1
     return whole

@@ -38,8 +38,7 @@ def register(
         rounds: How many steps the training has, for a rate per training.
         scaler: The `GradScaler` of mixed precision, if there is one. Residuals are then kept unscaled, and a step in
             which any rank's gradient is not finite becomes infinite on all, so that all scalers skip it.
-        settings: The plan's settings: what `dagc.Plan` takes, by the same names. A threshold is in the units of the
-            gradient (divide one in the units of the update by the learning rate); a rank's name is its number, `"0"`.
+        settings: The plan's settings. A threshold is in the units of the gradient; a rank's name is its number, `"0"`.
 
     Returns:
         The hook, for `hook.last` and for checkpoints.

@@ -6,45 +6,27 @@ every rank trains on from there, or from ahead of it.
 """
 
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from struct import Struct
 from time import perf_counter
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dagc.ddp.agreement import check_packets, log, read_all
-from dagc.ddp.device import tensor_checksum
-from dagc.ddp.exchange import Exchanged, Packet, refusal
+from dagc.ddp.continued import warn_if_continued
+from dagc.ddp.exchange import Exchanged, Packet
+from dagc.ddp.rank import Flight, log, to_tensors
+from dagc.ddp.replica import tensor_checksum
 from dagc.ddp.resume import VERSION
-from dagc.ddp.start import begin, same_checksums
-from dagc.ddp.trees import to_tensors
+from dagc.ddp.start import HEAD, Start
 from dagc.errors import InvalidInput, MalformedPayload
-from dagc.protocol import Plan, Upload
-
-__all__ = ["LocalSteps"]
-
-HEAD = Struct("<Idd")
-"""Before every frame: the checksum of the shared model, seconds since the start, seconds per local step."""
+from dagc.policies import Plan
 
 
-class _Flight(NamedTuple):
-    """An upload that is on its way."""
-
-    message: Packet
-    steps: int
-    entries: int
-    compress: float
-    before: tuple[Any, ...]
-    answers: "Future[list[Packet]] | None" = None
-
-
-class LocalSteps:
+class LocalSteps(Start):
     """Exchanges what a plain module has moved, every so many steps of its own optimizer.
 
     Make it on every rank with the same arguments but `examples` and `resume`, after `init_process_group`. Ranks whose
@@ -58,32 +40,28 @@ class LocalSteps:
         steps: Local steps between two exchanges; more, where a rate per hour does not allow the next one yet.
         seconds: Instead of `steps`, as many as the slowest rank takes in this time; the first time there are `steps`.
         outer_rate: How far the shared model goes along what was sent; 1 is all of it.
-        momentum: Nesterov's momentum of the shared model; 0 for none. If not given, it is 0.5 without compression and
-            with the default budget of the method `dagc` or a larger one, else 0.
+        momentum: Nesterov's momentum of the shared model. If not given, it is 0.5 without compression and with the
+            default budget of the method `dagc` or a larger one, else 0.
         overlap: Train on while the exchange is on its way. What it brings is used one exchange later.
         local: Patterns of names (`head.*`) of parameters that are not exchanged.
         rounds: How many exchanges the training has, for a rate per training.
         timeout: Seconds after which a rank that does not answer is given up; the process group's default if not given.
         resume: Every state that this rank has found, of any round and any number of ranks; see `state_dict`.
         allow_missing: Resume though some rank's state is nowhere: what it had not sent is lost.
-        settings: The plan's settings: what `dagc.Plan` takes, by the same names. A round is an exchange. A threshold is
-            in the units of the model's change; a rank's name is its number, `"0"`.
+        settings: The plan's settings. A round is an exchange, a threshold is in the units of the model's change, and a
+            rank's name is its number, `"0"`.
 
     Attributes:
         examples: How many examples each rank holds, in rank order.
-        uplink: What this rank sends, over all exchanged parameters in the model's order.
-        server: The server's half, which decides alike on all ranks.
         resumed: Whether the training continues from states.
         missing: The ranks, in the numbering of the state resumed from, whose residuals are lost.
         downloaded: Whether this rank got the shared model from another one at the start.
         last: What the last exchange took; None before the first.
 
-    Raises:
-        InvalidInput: If the arguments are unusable or not the same everywhere; on all ranks.
-
     Example:
         >>> import torch, dagc.ddp
         >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(100, 10)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> local = dagc.ddp.LocalSteps(model, examples=5000, steps=3, ratio=0.01)
@@ -119,31 +97,13 @@ class LocalSteps:
         self.steps, self.seconds, self.outer_rate = steps, seconds, outer_rate
         numbers = {"steps": steps, "seconds": seconds, "outer_rate": outer_rate, "momentum": momentum}
         same = {**numbers, "overlap": overlap, "allow_missing": allow_missing}
-        began = begin(model, local, examples, plan, settings, rounds, same, timeout, resume)
-        self._replica, self.uplink, self.server = began.replica, began.uplink, began.server
-        self.momentum = began.momentum
-        self._exchange, self.examples, self._about = began.exchange, began.examples, began.about
-        self.resumed, self.missing, self.downloaded = began.resumed, began.missing, began.downloaded
-        self._start, self._checksum = began.start, began.checksum
-        self._present = [str(rank) for rank, count in enumerate(self.examples) if count]
-
+        super().__init__(model, local, examples, plan, settings, rounds, same, timeout, resume)
         self._sender = ThreadPoolExecutor(1, "dagc-exchange") if overlap else None
-        self._flight: _Flight | None = None
-        self.last: Exchanged | None = None
+        self._flight: Flight | None = None
         self._closed = False
-        self._next, self._seconds = began.due or steps, began.seconds  # the latter is rank 0's at the last exchange
-        self._begin_steps(began.begun if self._ahead else None)
+        self._begin_steps(self._begun if self._ahead else None)
         self._clock = self._began - self._seconds  # when this process began
-        if not self.resumed and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-            log.warning(
-                "torchrun has restarted this process, but dagc begins without states: what was not sent is lost; save "
-                "state_dict() with the optimizer's, and give all states to LocalSteps(resume=...)"
-            )
-
-    @property
-    def shared(self) -> Tensor:
-        """The shared model as a float32 vector, the same bits on all ranks."""
-        return self._replica.shared
+        warn_if_continued(self, self._replica.parameters[0], "give all states to LocalSteps(resume=...)")
 
     @property
     def round(self) -> int:
@@ -152,7 +112,6 @@ class LocalSteps:
 
     @property
     def _ahead(self) -> bool:
-        """Whether local steps begin ahead of the shared model."""
         return self._sender is not None or self.server.plan.step_ahead > 0
 
     def shared_model(self) -> AbstractContextManager[nn.Module]:
@@ -209,9 +168,6 @@ class LocalSteps:
         Take it right after an exchange. To resume, give `LocalSteps` all states that a rank finds. With the same ranks
         the training goes on as if nothing had happened. With fewer, the residuals of missing ranks are carried by the
         others; with more, a newcomer downloads the shared model.
-
-        Raises:
-            InvalidInput: If steps were made since the last exchange.
         """
         if self._done:
             raise InvalidInput(
@@ -226,7 +182,7 @@ class LocalSteps:
             "world_size": self._exchange.world,
             "examples": self.examples,
             "about": self._about,
-            "start": self._start,
+            "start": self._starts,
             "shared": self.shared,
             "velocity": self._replica.velocity,
             "begun": self._replica.start if self._ahead else None,
@@ -243,16 +199,15 @@ class LocalSteps:
     def _turn(self) -> Exchanged | None:
         """What the model has moved goes out; what has come in moves the shared model."""
         pace = max(1e-9, (perf_counter() - self._began) / self._done)
-        try:
+        with self._back_on_error():
             self._land()
-            flight = self._compressed(pace)
-        except BaseException:
-            self._go_back()
-            raise
-        if self._sender is None:
-            self._take(flight, partial(self._exchange.all_gather, flight.message))
-        else:
-            self._flight = flight._replace(answers=self._sender.submit(self._exchange.all_gather, flight.message))
+            head = HEAD.pack(self._checksum, perf_counter() - self._clock, pace)
+            flight = self._compress(self._replica.moved, self._seconds, head, self._done)
+            send = partial(self._exchange.all_gather, flight.message)
+            if self._sender is None:
+                self._take(flight, send)
+            else:
+                self._flight = flight._replace(answers=self._sender.submit(send))
         self._begin_steps()
         return self.last
 
@@ -271,78 +226,49 @@ class LocalSteps:
         self._replica.begin(at)
         self._done, self._due, self._began = 0, self._next, perf_counter()
 
-    def _go_back(self) -> None:
-        """Begin again where the local steps began, after an error."""
-        with suppress(RuntimeError):  # the parameters have other shapes now: that is the error
-            self._begin_steps()
-
-    def _compressed(self, pace: float) -> _Flight:
-        """This rank's message; it reports an error, if the model cannot be used."""
-        began, before = perf_counter(), (self.uplink.snapshot(), self.server.snapshot())
-        order = self.server.orders(self._present, self._seconds).get(str(self._exchange.rank))
-        head = HEAD.pack(self._checksum, perf_counter() - self._clock, pace)
-        upload: Upload | None = None
+    @contextmanager
+    def _back_on_error(self) -> Iterator[None]:
+        """After an error, begin again where the local steps began."""
         try:
-            self._replica.check()
-            moved = self._replica.moved()
-            upload = None if order is None else self.uplink.upload(moved, order)
-            norm, frame = (0.0, b"") if upload is None else (upload.norm or 0.0, upload.frame)
-            message = Packet(0, self._start[-1], self.round, norm, head + frame)
-        except Exception as error:  # whatever it is, the other ranks must not wait for this one
-            message = refusal(error, self._start[-1], self.round)
-        entries = 0 if upload is None else len(upload.update)
-        return _Flight(message, self._done, entries, perf_counter() - began, before)
+            yield
+        except BaseException:
+            with suppress(RuntimeError):  # the parameters have other shapes now: that is the error
+                self._begin_steps()
+            raise
 
     def _land(self) -> None:
-        """Wait for the exchange that is on its way, and let it move the shared model."""
         if self._flight is not None and self._flight.answers is not None:
             flight, answers, self._flight = self._flight, self._flight.answers.result, None
-            self._take(flight, answers)
+            with self._back_on_error():
+                self._take(flight, answers)
 
-    def _take(self, flight: _Flight, answers: Callable[[], list[Packet]]) -> None:
-        """Read what all have sent, and move the shared model. On failure, roll back: nobody has sent anything."""
+    def _take(self, flight: Flight, answers: Callable[[], list[Packet]]) -> None:
+        """Use what all have sent, and plan the next exchange; all ranks compute the same."""
         began = perf_counter()
         try:
             packets = answers()
-            landed = perf_counter()
-            heads = self._heads(packets)
-            uploads = read_all(self.server, self._present, packets, HEAD.size)
         except BaseException:
-            self.uplink.rollback(flight.before[0])
-            self.server.rollback(flight.before[1])
-            self._go_back()
+            self.rollback(flight.before)
             raise
-        if uploads:
-            self._replica.move(self.server.total(uploads, self.shared.device), self.outer_rate, self.momentum)
-        self.server.close(uploads)
-        member = self.server.members.get(str(self._exchange.rank))
-        if member is not None:  # what was left out goes back into the residual
-            self.uplink.settle(member.accepted_round)
+        self._use(flight, packets, perf_counter() - began)
         self._checksum = tensor_checksum(self.shared)
-        self._seconds = heads[0][1]
-        self._next = self._steps_until_next(max(pace for _, _, pace in heads))
-        seconds = (flight.compress, landed - began, perf_counter() - landed)
-        payload = len(flight.message.body) - HEAD.size
-        self.last = Exchanged(
-            self.round, flight.steps, flight.entries, payload, *self._exchange.traffic, False, *seconds
-        )
-        log.info("%s", self.last)
-
-    def _heads(self, packets: list[Packet]) -> list[tuple[int, float, float]]:
-        """The heads of all messages, if they belong together."""
-        check_packets(packets, "exchange")
-        if any(len(packet.body) < HEAD.size for packet in packets):
-            raise MalformedPayload("a message is shorter than its head")
-        heads = [HEAD.unpack_from(packet.body) for packet in packets]
-        if not all(0 <= clock < math.inf and 0 < pace < math.inf for _, clock, pace in heads):
-            raise MalformedPayload(f"invalid clock or step time: {heads!r:.200}")
-        same_checksums([head[0] for head in heads], self.round)
-        return heads
-
-    def _steps_until_next(self, pace: float) -> int:
-        """How many local steps come next; all ranks compute the same."""
-        steps = self.steps if self.seconds is None else max(1, int(self.seconds / pace))
+        self._seconds = self._heads[0][1]
+        pace = max(pace for _, _, pace in self._heads)
+        self._next = self.steps if self.seconds is None else max(1, int(self.seconds / pace))
         account = self.server.budget.account
         if account is not None:
-            steps = max(steps, math.ceil(account.wait(len(self._present), self._seconds) / pace))
-        return steps
+            self._next = max(self._next, math.ceil(account.wait(len(self._present), self._seconds) / pace))
+        log.info("%s", self.last)
+
+    def _check(self, packets: Sequence[Packet]) -> None:
+        super()._check(packets)
+        if any(len(packet.body) < HEAD.size for packet in packets):
+            raise MalformedPayload("a message is shorter than its head")
+        self._heads = [HEAD.unpack_from(packet.body) for packet in packets]
+        if not all(0 <= clock < math.inf and 0 < pace < math.inf for _, clock, pace in self._heads):
+            raise MalformedPayload(f"invalid clock or step time: {self._heads!r:.200}")
+        self._same([checksum for checksum, *_ in self._heads])
+
+    def _apply(self, total: Tensor | None) -> None:
+        if total is not None:
+            self._replica.move(total, self.outer_rate, self.momentum)

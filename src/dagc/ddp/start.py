@@ -1,28 +1,23 @@
 """The start of local steps: the ranks agree, and continue from states or begin with rank 0's model."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
+from struct import Struct
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dagc.ddp.agreement import agree, check_examples, compile_ahead, log, make_plan
-from dagc.ddp.device import tensor_checksum
-from dagc.ddp.exchange import Exchange
-from dagc.ddp.replica import Replica
-from dagc.ddp.resume import Choice, candidates, check_content, send_model_to_newcomers
-from dagc.ddp.trees import to_arrays
+from dagc.ddp.rank import Rank, log, make_plan, to_arrays
+from dagc.ddp.replica import Replica, tensor_checksum
+from dagc.ddp.resume import Choice, State, candidates, check_content, reading, send_model_to_newcomers
 from dagc.errors import DagcError, InvalidInput
-from dagc.policies.defaults import level_bytes, local_steps_bytes
-from dagc.protocol import Plan, Server, Uplink
+from dagc.policies import Plan
+from dagc.policies.plan import level_bytes, local_steps_bytes
 from dagc.settings import Setting
 
-__all__ = ["Start", "begin", "same_checksums", "usual_momentum"]
-
+HEAD = Struct("<Idd")  # before every frame: the shared model's checksum, seconds since the start and per local step
 NUMBERS = {
     "steps": Setting("integer", "", least=1),
     "seconds": Setting("number", "", above=0),
@@ -30,227 +25,171 @@ NUMBERS = {
     "momentum": Setting("number", "", least=0, below=1),
     "timeout": Setting("number", "", above=0, below=1e9, note="a number of seconds above 0"),
 }
-"""What may be given for the numbers of local steps."""
-MOMENTUM = 0.5
-"""A rank's gradients are noisier than their mean, and AdamW goes less far with them: momentum makes up for it."""
+MOMENTUM = 0.5  # gradients of a rank are noisier than their mean, and AdamW goes less far with them
 
 
-@dataclass
-class Start:
-    """What `LocalSteps` begins with; see its attributes.
-
-    Attributes:
-        momentum: Of the shared model.
-        begun: Where the local steps of the state began; None if this rank does not continue them.
-        due: The steps until the first exchange; 0 for the usual number.
-        seconds: Rank 0's time at the last exchange.
-        start: The numbers of the training, of its restarts and of this start.
-        checksum: Of the shared model.
-    """
-
-    replica: Replica
-    uplink: Uplink
-    server: Server
-    about: dict[str, Any]
-    exchange: Exchange
-    examples: list[int]
-    start: list[int]
-    momentum: float = 0.0
-    resumed: bool = False
-    downloaded: bool = False
-    missing: Sequence[int] = ()
-    begun: Tensor | None = None
-    due: int = 0
-    seconds: float = 0.0
-    checksum: int = 0
-
-
-def begin(
-    model: nn.Module,
-    local: Sequence[str],
-    examples: int,
-    plan: Plan | None,
-    settings: Mapping[str, Any],
-    rounds: int | None,
-    same: Mapping[str, Any],
-    timeout: float | None,
-    resume: Sequence[Mapping[str, Any]],
-) -> Start:
-    """Prepare this rank, agree with the others, and continue from states or begin with the same model.
+class Start(Rank):
+    """A rank that has agreed with the others, and has the model and the state that it begins with.
 
     `same` holds those arguments of `LocalSteps` that must be the same on all ranks, the others are by name.
     """
-    if not dist.is_initialized():
-        raise InvalidInput("there are no ranks yet: call torch.distributed.init_process_group first")
-    group = _group(timeout)
-    talk, start, arguments = Exchange(group, torch.device("cpu"), "exchange"), None, {}
-    error: Exception | None = None
-    try:
-        for name, value in {**same, "timeout": timeout}.items():
-            if name in NUMBERS and (value is not None or name not in ("seconds", "timeout", "momentum")):
-                NUMBERS[name].number(name, value)
-        plan = make_plan(plan, settings, talk.world, local_steps=True)
-        start = _prepare(Replica(model, local), plan, rounds, Exchange(group, talk.device, "exchange"))
-        examples = check_examples(examples)
-        start.momentum = usual_momentum(start.server.plan, start.uplink.size)
-        if same["momentum"] is not None:
-            start.momentum = same["momentum"]
-        dtypes = [str(parameter.dtype) for parameter in start.replica.parameters]
-        arguments = {**start.about, **same, "momentum": start.momentum, "dtypes": dtypes}
-    except Exception as reason:  # whatever it is, the other ranks must not wait for this one
-        error = reason
-    try:
-        counts, drawn = agree(talk, examples, arguments, error)
-        assert start is not None
-        start.examples, start.start = counts, [drawn, 0, drawn]
-        if start.momentum:
-            start.replica.velocity = torch.zeros_like(start.replica.shared)
-        choices = candidates(talk, resume, counts, start.about, same["allow_missing"])
-        if choices:
-            _continue(start, talk, choices)
-        else:
-            start.downloaded = _download_first(start, talk)
-        start.checksum = _same_model(start, talk)
-    except DagcError:
-        dist.destroy_process_group(group)
-        raise
-    for rank, count in enumerate(counts):
-        if count or str(rank) in start.server.members:
-            start.server.join(str(rank), count)
-    return start
+
+    what, head = "exchange", HEAD.size
+
+    def __init__(
+        self,
+        model: nn.Module,
+        local: Sequence[str],
+        examples: int,
+        plan: Plan | None,
+        settings: Mapping[str, Any],
+        rounds: int | None,
+        same: Mapping[str, Any],
+        timeout: float | None,
+        resume: Sequence[State],
+    ) -> None:
+        if not dist.is_initialized():
+            raise InvalidInput("there are no ranks yet: call torch.distributed.init_process_group first")
+        super().__init__(_group(timeout), torch.device("cpu"))
+        self.resumed = self.downloaded = False
+        self.missing: Sequence[int] = ()
+        self._next, self._seconds = same["steps"], 0.0  # the latter is rank 0's time at the last exchange
+        self._begun: Tensor | None = None  # where the state's local steps began
+
+        def prepare() -> dict[str, Any]:
+            for name, value in {**same, "timeout": timeout}.items():
+                if name in NUMBERS and (value is not None or name in ("steps", "outer_rate")):
+                    NUMBERS[name].number(name, value)
+            checked = make_plan(plan, settings, self._exchange.world, local_steps=True)
+            replica = self._replica = Replica(model, local)
+            size = len(replica.shared)
+            if checked.method_spec.encodes and not checked.budgets_set:
+                checked = checked.replaced(bytes=local_steps_bytes(size))
+            self._prepare(checked, replica.shapes, rounds, replica.device)
+            momentum: float | None = same["momentum"]
+            self.momentum = usual_momentum(self.server.plan, size) if momentum is None else momentum
+            dtypes = [str(parameter.dtype) for parameter in replica.parameters]
+            return {**self._about, **same, "momentum": self.momentum, "dtypes": dtypes}
+
+        try:
+            self._agree(examples, prepare)
+            self._starts = [self._number, 0, self._number]  # of the training, its restarts, and this start
+            if self.momentum:
+                self._replica.velocity = torch.zeros_like(self.shared)
+            choices = candidates(self._talk, resume, self.examples, self._about, same["allow_missing"])
+            if choices:
+                self._continue(choices)
+            else:  # whose model differs from rank 0's downloads it
+                sums = self._talk.share(lambda: tensor_checksum(self.shared))
+                holders = [rank for rank, each in enumerate(sums) if each == sums[0]]
+                send_model_to_newcomers(self._talk, self._replica.vectors, holders)
+                self.downloaded = self._talk.rank not in holders
+            self._checksum = self._same(self._talk.share(lambda: tensor_checksum(self.shared)))
+        except DagcError:
+            dist.destroy_process_group(self._exchange.group)
+            raise
+        for rank, count in enumerate(self.examples):
+            if count or str(rank) in self.server.members:
+                self.server.join(str(rank), count)
+
+    @property
+    def shared(self) -> Tensor:
+        """The shared model as a float32 vector, the same bits on all ranks."""
+        return self._replica.shared
+
+    def _continue(self, choices: Sequence[Choice]) -> None:
+        failures = []
+        for choice in choices:
+            before = self.snapshot()
+            try:
+                self._load(choice)
+            except InvalidInput as error:  # on all ranks
+                self.rollback(before)
+                log.warning("round %d cannot be continued: %s", choice.key.round, error)
+                failures.append(error)
+            else:
+                self.resumed = True
+                return
+        raise failures[0]
+
+    def _load(self, choice: Choice) -> None:
+        """Load both halves, the shared model, and the residuals that this rank carries."""
+        rank, world, (key, states, holders, carriers) = self._talk.rank, self._talk.world, choice
+        able = sorted({each for ranks in holders.values() for each in ranks})
+        state = next(iter(states.values()), None)
+        same_world = key.world == world
+        own_state = states.get(rank) if same_world else None
+        carried = [states[old] for old, carrier in sorted(carriers.items()) if carrier == rank]
+
+        def offer() -> list[Any] | None:
+            with reading():
+                for each in carried if state is None else (state, *carried):
+                    check_content(each, len(self.shared))
+                if rank != able[0] or state is None:
+                    return None
+                # If ranks have come or gone, what coders remember is forgotten: that costs some bytes once.
+                server = state["server"]
+                memories: Any = None if server["receiver"]["memories"] is None else {}
+                server = {**server, "receiver": {**server["receiver"], "memories": memories}}
+                return [server, *(state[name] for name in ("due", "seconds", "examples"))]
+
+        server, due, seconds, examples = self._talk.share(offer)[able[0]]
+
+        def load() -> None:
+            with reading():
+                if own_state is not None:
+                    if all(each in holders.get(each, ()) for each in range(world)):
+                        server["receiver"]["memories"] = to_arrays(own_state["server"]["receiver"]["memories"])
+                    self.uplink.load_state_dict(to_arrays(own_state["uplink"]))
+                self.server.load_state_dict(server)
+
+        self._talk.share(load)
+        self._next, self._seconds = due, seconds
+        self._starts[:2] = [key.training, key.generation + 1]
+        self.missing, self.downloaded = choice.missing, state is None
+        replica = self._replica
+        if state is not None:
+            replica.shared.copy_(state["shared"])
+            if replica.velocity is not None and state["velocity"] is not None:
+                replica.velocity.copy_(state["velocity"])
+        send_model_to_newcomers(self._talk, replica.vectors, able)
+        if own_state is not None and own_state["begun"] is not None:
+            self._begun = own_state["begun"].to(replica.device, copy=True)
+        alone = len(carried) == 1 and carried[0] is own_state
+        if not alone or examples != self.examples:
+            self.uplink.feedback.residual = self._carried(carried)
+
+    def _carried(self, states: Sequence[State]) -> Tensor:
+        """What these ranks had not sent, in the units of this one: its part of all data makes it weigh as much."""
+        total = torch.zeros_like(self.shared)
+        for state in states:
+            then = state["examples"][state["rank"]] / sum(state["examples"])
+            now = self.examples[self._talk.rank] / sum(self.examples)
+            total.add_(state["uplink"]["residual"].to(total.device), alpha=then / now)
+        return total
+
+    def _same(self, sums: Sequence[int]) -> int:
+        other = next((rank for rank, each in enumerate(sums) if each != sums[0]), None)
+        if other is not None:
+            raise DagcError(
+                f"ranks 0 and {other} have different shared models after {self.server.round} exchanges: start all "
+                "ranks again from their checkpoints of one exchange; if it happens again, their processors or versions "
+                "of torch differ"
+            )
+        return sums[0]
 
 
 def usual_momentum(plan: Plan, size: int) -> float:
-    """The momentum of the shared model, if none is given: only where messages carry most of what ranks have moved.
-
-    Example:
-        >>> usual_momentum(Plan(ratio=0.1), 7850), usual_momentum(Plan(bytes=100), 7850)
-        (0.5, 0.0)
-    """
+    """The momentum of the shared model, if none is given: only where messages carry most of what ranks have moved."""
     carried = plan.for_size(size).bytes if plan.method_spec.encodes else None
     return MOMENTUM if plan.method == "none" or (carried is not None and carried >= level_bytes(size)) else 0.0
 
 
-def _prepare(replica: Replica, plan: Plan, rounds: int | None, exchange: Exchange) -> Start:
-    size = sum(replica.sizes)
-    if plan.method_spec.encodes and not plan.budgets_set:
-        plan = plan.replaced(bytes=local_steps_bytes(size))
-    server = Server(plan, size, rounds, replica.shapes)
-    uplink = Uplink(server.plan.for_clients(), replica.shapes, replica.device)
-    about = {**plan.as_dict(), "rounds": rounds, "sizes": replica.sizes}
-    compile_ahead(plan, rounds)
-    return Start(replica, uplink, server, about, exchange, [], [])
-
-
-def _download_first(start: Start, talk: Exchange) -> bool:
-    """A new training: whose model differs from rank 0's downloads it."""
-    sums = talk.share(tensor_checksum(start.replica.shared).to_bytes(4, "little"))
-    holders = [rank for rank, each in enumerate(sums) if each == sums[0]]
-    send_model_to_newcomers(talk, start.replica.vectors, holders)
-    return talk.rank not in holders
-
-
-def _continue(start: Start, talk: Exchange, choices: Sequence[Choice]) -> None:
-    """Continue from the first of these rounds whose states are all intact."""
-    failures = []
-    for choice in choices:
-        before = start.uplink.snapshot(), start.server.snapshot()
-        try:
-            due, seconds, examples = _load(start, talk, choice)
-        except InvalidInput as error:  # on all ranks
-            start.uplink.rollback(before[0])
-            start.server.rollback(before[1])
-            log.warning("round %d cannot be continued: %s", choice.key.round, error)
-            failures.append(error)
-            continue
-        _take_over(start, talk, choice, examples)
-        start.due, start.seconds, start.resumed = due, seconds, True
-        return
-    raise failures[0]
-
-
-def _load(start: Start, talk: Exchange, choice: Choice) -> tuple[int, float, list[int]]:
-    """Load both halves from the states of this choice; an error on all ranks if one of them is damaged."""
-    first, body, error = choice.holders[0], b"", None
-    size = sum(start.replica.sizes)
-    try:
-        for state in choice.carried if choice.state is None else (choice.state, *choice.carried):
-            check_content(state, size)
-        if talk.rank == first and choice.state is not None:
-            # If ranks have come or gone, what coders remember is forgotten: that costs some bytes once.
-            server = choice.state["server"]
-            none: dict[str, Any] | None = None if server["receiver"]["memories"] is None else {}
-            server = {**server, "receiver": {**server["receiver"], "memories": none}}
-            body = json.dumps([server, *(choice.state[name] for name in ("due", "seconds", "examples"))]).encode()
-    except (KeyError, TypeError, ValueError) as reason:
-        error = reason if isinstance(reason, InvalidInput) else InvalidInput(f"a state is damaged: {reason!r}")
-    bodies = talk.share(body, error)
-    try:
-        server, due, seconds, examples = json.loads(bodies[first])
-        if choice.same and choice.own_state is not None:
-            server["receiver"]["memories"] = to_arrays(choice.own_state["server"]["receiver"]["memories"])
-        start.server.load_state_dict(server)
-        if choice.own_state is not None:
-            start.uplink.load_state_dict(to_arrays(choice.own_state["uplink"]))
-    except (KeyError, TypeError, ValueError) as reason:
-        error = InvalidInput(f"a state is damaged: {reason}")
-    talk.share(error=error)
-    return due, seconds, examples
-
-
-def _take_over(start: Start, talk: Exchange, choice: Choice, examples: Sequence[int]) -> None:
-    """The shared model, and the residuals that this rank carries."""
-    replica, state, own_state = start.replica, choice.state, choice.own_state
-    if state is not None:
-        replica.shared.copy_(state["shared"])
-        if replica.velocity is not None and state["velocity"] is not None:
-            replica.velocity.copy_(state["velocity"])
-    send_model_to_newcomers(talk, replica.vectors, choice.holders)
-    if own_state is not None and own_state["begun"] is not None:
-        start.begun = own_state["begun"].to(replica.device, copy=True)
-    start.downloaded, start.missing = state is None, choice.missing
-    start.start = [choice.key.training, choice.key.generation + 1, start.start[0]]
-    alone = len(choice.carried) == 1 and choice.carried[0] is own_state
-    if not alone or examples != start.examples:
-        start.uplink.feedback.residual = _carried(start, choice.carried, talk.rank)
-
-
-def _carried(start: Start, states: Sequence[Mapping[str, Any]], rank: int) -> Tensor:
-    """What these ranks had not sent, in the units of this one: its part of all data makes it weigh as much."""
-    total = torch.zeros_like(start.replica.shared)
-    for state in states:
-        then = state["examples"][state["rank"]] / sum(state["examples"])
-        now = start.examples[rank] / sum(start.examples)
-        total.add_(state["uplink"]["residual"].to(total.device), alpha=then / now)
-    return total
-
-
-def _same_model(start: Start, talk: Exchange) -> int:
-    """The checksum of the shared model, which must be the same everywhere."""
-    here = tensor_checksum(start.replica.shared)
-    sums = talk.share(here.to_bytes(4, "little"))
-    same_checksums([int.from_bytes(each, "little") for each in sums], start.server.round)
-    return here
-
-
-def same_checksums(sums: Sequence[int], round: int) -> None:
-    """Refuse to go on with different shared models."""
-    other = next((rank for rank, each in enumerate(sums) if each != sums[0]), None)
-    if other is not None:
-        raise DagcError(
-            f"ranks 0 and {other} have different shared models after {round} exchanges: start all ranks again from "
-            "their checkpoints of one exchange; if it happens again, their processors or versions of torch differ"
-        )
-
-
 def _group(timeout: Any) -> dist.ProcessGroup:
     """A group of all ranks for payloads alone: it cannot interleave with the script's collectives."""
+    is_valid = isinstance(timeout, int | float) and 0 < timeout < 1e9  # if not, all ranks report it in a moment
     try:
-        patience = None if timeout is None else timedelta(seconds=NUMBERS["timeout"].number("timeout", timeout))
-    except InvalidInput:  # all ranks report it in a moment
-        patience = None
-    try:
-        group = dist.new_group(timeout=patience, backend="gloo")
+        group = dist.new_group(timeout=timedelta(seconds=timeout) if is_valid else None, backend="gloo")
     except RuntimeError as error:
         raise DagcError(f"the ranks cannot reach each other: {str(error).splitlines()[0]}") from error
     assert isinstance(group, dist.ProcessGroup), "this rank is in no group"

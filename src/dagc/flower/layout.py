@@ -20,23 +20,16 @@ from dagc.protocol.receiver import LARGEST
 from dagc.sparse import MAX_SIZE
 from dagc.state import TYPES
 
-__all__ = ["AppModel", "Layout", "Piece"]
-
 CHECKSUM = 4
-DIMENSIONS = 32
-"""The most that numpy has supported in all of its versions."""
-NUMPY = "numpy.ndarray"
-"""How Flower calls arrays that are serialized as numpy does."""
-BFLOAT16 = "bfloat16"
-"""numpy does not have this type: such an array has two bytes per entry, which numpy calls void."""
+DIMENSIONS = 32  # the most that numpy has supported in all of its versions
+NUMPY = "numpy.ndarray"  # how Flower calls arrays that are serialized as numpy does
+BFLOAT16 = "bfloat16"  # numpy does not have it: such an array has two bytes per entry, which numpy calls void
 HALF = ("float16", BFLOAT16)
 COMPRESSED = ("float32", *HALF)
 """Types that are compressed: in the vector all entries are float32, so that nothing is lost to rounding."""
 
 
 class Piece(NamedTuple):
-    """One of the app's arrays."""
-
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -51,32 +44,14 @@ class AppModel(NamedTuple):
 
 
 class Layout:
-    """Which array is where.
-
-    Attributes:
-        pieces: The app's arrays, in its order.
-        half: Whether some of the compressed arrays have half precision.
-        shapes: The shapes of the compressed arrays.
-        sizes: The number of entries of each.
-        whole: The arrays that are never compressed.
-        size: The number of entries of the vector.
-
-    Example:
-        >>> arrays = ArrayRecord({"weight": Array(np.ones((2, 3), np.float32)), "steps": Array(np.array(7))})
-        >>> layout = Layout.of(arrays)
-        >>> model = layout.split(arrays)
-        >>> model.vector, model.whole
-        (tensor([1., 1., 1., 1., 1., 1.]), [array(7)])
-        >>> layout.join(model)["weight"].shape
-        (2, 3)
-    """
+    """Which array is where: those in the vector, and those that are never compressed."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = tuple(pieces)
-        self.half = any(piece.dtype in HALF for piece in self.pieces if not piece.whole)
-        self.shapes = [piece.shape for piece in self.pieces if not piece.whole]
+        self.whole = [piece for piece in pieces if piece.whole]
+        self.compressed = [piece for piece in pieces if not piece.whole]
+        self.shapes = [piece.shape for piece in self.compressed]
         self.sizes = [prod(shape) for shape in self.shapes]
-        self.whole = [piece for piece in self.pieces if piece.whole]
         self.size = sum(self.sizes)
         self.whole_bytes = sum(prod(piece.shape) * _wire_type(piece.dtype).itemsize for piece in self.whole)
         if self.size < 1:
@@ -105,7 +80,6 @@ class Layout:
 
     @cached_property
     def text(self) -> str:
-        """As JSON, for a node that does not know it yet."""
         return json.dumps(self.pieces, separators=(",", ":"))
 
     @classmethod
@@ -122,74 +96,60 @@ class Layout:
             raise MalformedPayload(f"this is not the layout of a model: {text!r:.100} ({error})") from error
 
     def split(self, arrays: ArrayRecord, start: torch.Tensor | None = None) -> AppModel:
-        """The model in these arrays, whose names and shapes must be those of the layout.
-
-        Args:
-            arrays: The app's arrays.
-            start: A vector to subtract them from, if given.
-        """
-        if set(arrays) != {piece.name for piece in self.pieces}:
-            odd = sorted(set(arrays) ^ {piece.name for piece in self.pieces})
+        """The model in these arrays, which must fit the layout; with `start`, that vector minus the model's."""
+        odd = sorted(set(arrays) ^ {piece.name for piece in self.pieces})
+        if odd:
             raise InvalidInput(f"the model's arrays have changed: {', '.join(odd):.300} is missing or new")
-        numbers = {piece.name: _numbers(arrays[piece.name]) for piece in self.pieces}
-        for piece in self.pieces:
-            shape = numbers[piece.name].shape
-            if shape != piece.shape:
-                raise InvalidInput(f"array {piece.name!r} has shape {shape}, but had {piece.shape} before")
         vector, whole, at = torch.from_numpy(pool.take(self.size, np.dtype(np.float32))), [], 0
         for piece in self.pieces:
-            array = numbers[piece.name]
+            array = _numbers(arrays[piece.name])
+            if array.shape != piece.shape:
+                raise InvalidInput(f"array {piece.name!r} has shape {array.shape}, but had {piece.shape} before")
             if piece.whole:
-                dtype = _type(piece.dtype)
+                dtype = np.dtype(np.float32 if piece.dtype == BFLOAT16 else piece.dtype)
                 fraction = array.dtype.kind == "f" and dtype.kind != "f"  # integers that a strategy has averaged
                 whole.append(np.array(np.rint(array) if fraction else array, dtype))
-            else:
-                values, end = array.reshape(-1), at + array.size
-                if start is None:
-                    vector.numpy()[at:end] = values
-                else:
-                    np.subtract(
-                        start.numpy()[at:end], values.astype(np.float32, copy=False), out=vector.numpy()[at:end]
-                    )
-                at = end
+                continue
+            here, at = slice(at, at + array.size), at + array.size
+            vector.numpy()[here] = array.reshape(-1)
+            if start is not None:
+                torch.sub(start[here], vector[here], out=vector[here])
         return AppModel(vector, whole)
 
     def join(self, model: AppModel, wide: bool = False) -> ArrayRecord:
-        """The app's arrays, from a model.
-
-        Args:
-            model: The model.
-            wide: Whether arrays of half precision become float32, as strategies need them: a float16 mean of float16
-                numbers would lose precision, and numpy cannot add bfloat16.
-        """
+        """The app's arrays, from a model; if `wide`, half precision becomes float32, in which strategies can add up."""
         parts, whole = iter(self.parts(model.vector)), iter(model.whole)
         named = {}
         for piece in self.pieces:
             numbers = np.asarray(next(whole)) if piece.whole else next(parts).numpy().reshape(piece.shape)
-            named[piece.name] = _array(numbers, numbers.dtype.name if wide or piece.dtype not in HALF else piece.dtype)
+            dtype = numbers.dtype.name if wide or piece.dtype not in HALF else piece.dtype
+            if dtype == BFLOAT16:
+                data = Array(_to_bfloat16(numbers).view("V2")).data
+                named[piece.name] = Array(BFLOAT16, numbers.shape, NUMPY, data)
+            else:
+                named[piece.name] = Array(np.ascontiguousarray(numbers, dtype).reshape(numbers.shape))
         return ArrayRecord(named)
 
     def rounded(self, vector: torch.Tensor) -> torch.Tensor:
         """What the app sees of a vector if its arrays have half precision."""
-        if not self.half:
+        kinds = [piece.dtype for piece in self.compressed]
+        if not set(kinds) & set(HALF):
             return vector
-        kinds = [piece.dtype for piece in self.pieces if not piece.whole]
-        return torch.cat(
-            [
-                part.to(getattr(torch, kind)).float() if kind in HALF else part
-                for kind, part in zip(kinds, self.parts(vector), strict=True)
-            ]
-        )
+        pairs = zip(kinds, self.parts(vector), strict=True)
+        return torch.cat([part.to(getattr(torch, kind)).float() for kind, part in pairs])
 
     def parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """A view of each compressed array."""
         return list(torch.split(vector, self.sizes))
 
     def pack(self, frame: bytes, whole: Sequence[NDArray[Any]]) -> bytes:
         """One payload: the frame of the vector's entries, and the bytes of the arrays sent in full."""
         if not self.whole:
             return frame
-        rest = b"".join(_raw(array, piece.dtype) for piece, array in zip(self.whole, whole, strict=True))
+        raw = []
+        for piece, array in zip(self.whole, whole, strict=True):
+            numbers = _to_bfloat16(array) if piece.dtype == BFLOAT16 else array
+            raw.append(np.asarray(numbers, _wire_type(piece.dtype)).tobytes())
+        rest = b"".join(raw)
         return b"".join((frame, rest, zlib.crc32(rest).to_bytes(CHECKSUM, "little")))
 
     def unpack(self, payload: bytes | memoryview) -> tuple[memoryview, list[NDArray[Any]]]:
@@ -217,7 +177,6 @@ class Layout:
 
 
 def _piece(name: Any, shape: Any, dtype: Any, whole: Any) -> Piece:
-    """A piece of a layout with these fields, each of which is checked."""
     sizes = isinstance(shape, list) and len(shape) <= DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
     if not isinstance(name, str) or not sizes or not isinstance(whole, bool):
         raise ValueError("an array needs a name, a shape and whether it is sent in full")
@@ -226,23 +185,11 @@ def _piece(name: Any, shape: Any, dtype: Any, whole: Any) -> Piece:
     return Piece(name, tuple(shape), dtype, whole)
 
 
-def _type(name: str) -> np.dtype[Any]:
-    """The type in memory; float32 holds every bfloat16."""
-    return np.dtype(np.float32 if name == BFLOAT16 else name)
-
-
 def _wire_type(name: str) -> np.dtype[Any]:
     return np.dtype("<u2") if name == BFLOAT16 else np.dtype(name).newbyteorder("<")
 
 
-def _raw(array: NDArray[Any], name: str) -> bytes:
-    if name == BFLOAT16:
-        array = _to_bfloat16(array)
-    return np.asarray(array, _wire_type(name)).tobytes()
-
-
 def _to_bfloat16(numbers: NDArray[Any]) -> NDArray[np.uint16]:
-    """The bits, rounded to the nearest."""
     wide = torch.from_numpy(np.ascontiguousarray(numbers, np.float32))
     bits: NDArray[np.uint16] = wide.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
     return bits.reshape(numbers.shape)
@@ -250,13 +197,6 @@ def _to_bfloat16(numbers: NDArray[Any]) -> NDArray[np.uint16]:
 
 def _from_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:
     return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def _array(numbers: NDArray[Any], dtype: str) -> Array:
-    """The array that Flower carries for these numbers."""
-    if dtype != BFLOAT16:
-        return Array(np.ascontiguousarray(numbers, dtype).reshape(numbers.shape))
-    return Array(BFLOAT16, numbers.shape, NUMPY, Array(_to_bfloat16(numbers).view("V2")).data)
 
 
 def _numbers(array: Array) -> NDArray[Any]:

@@ -2,16 +2,13 @@
 
 from logging import INFO, NOTSET, Handler, LogRecord, getLogger
 
-__all__ = ["log"]
-
 
 class _ForwardToFlower(Handler):
     """Hands records to the handlers that Flower's logger has at that moment: the console, a file, a stream."""
 
     def emit(self, record: LogRecord) -> None:
-        flower = getLogger("flwr")
-        if flower.isEnabledFor(record.levelno):
-            for handler in flower.handlers:
+        if getLogger("flwr").isEnabledFor(record.levelno):
+            for handler in getLogger("flwr").handlers:
                 if record.levelno >= handler.level:
                     handler.handle(record)
 

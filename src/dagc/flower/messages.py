@@ -9,82 +9,51 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from dagc.errors import MalformedPayload
 from dagc.flower.layout import Layout
 from dagc.protocol import ClientPlan, Download, Order
+from dagc.protocol.messages import MOST_ROUNDS
 
-__all__ = [
-    "ASK", "MODEL", "OUT_OF_SYNC", "PRECONDITION", "RECORD", "STYPE", "TRAIN", "Answer", "Instruction", "Setup",
-    "payload_of", "record_of",
-]  # fmt: skip
-
-RECORD = "dagc"
-"""The name of our record in a message, and of the payload in its arrays."""
-STYPE = "dagc.v1"
-"""Marks the payload as not being a numpy array. If the mod is missing, Flower's error about that contains it."""
-OUT_OF_SYNC = "is out of sync, requesting the full model"
-"""Part of the error of a node that cannot build on the download; other mods use the same error code."""
-PRECONDITION = 6
-"""Flower's code for the error of a mod that cannot work on a message."""
+RECORD = "dagc"  # the name of our record in a message, and of the payload in its arrays
+STYPE = "dagc.v1"  # of the payload, which is no numpy array: without the mod, Flower's error contains it
+OUT_OF_SYNC = "is out of sync, requesting the full model"  # other mods use the same error code
+PRECONDITION = 6  # Flower's code for the error of a mod that cannot work on a message
 VERSION = 3
-ASK, TRAIN, MODEL = "ask", "train", "model"
-"""Kinds of instructions: say who you are, train and send, only take the model."""
-MOST = 1 << 48
-"""No round and no version of a model is larger."""
+ASK, TRAIN, MODEL = "ask", "train", "model"  # say who you are; train and send; only take the model
 TOKEN = re.compile("[0-9a-f]{16}")
 HEAD = {"kind": str, "run": str, "lineage": str, "server": str, "round": int, "layout": str, "examples": str}
 ANSWER = {"kind": str, "round": int, "name": str, "examples": float, "norm": float}
 
 
 class Setup(NamedTuple):
-    """What a node must know once: it stays the same in all rounds of a run.
-
-    Attributes:
-        plan: What the server and all nodes agree on.
-        layout: Which of the app's arrays is where.
-        examples: The name of the metric that says how many examples a node trained on.
-    """
+    """What a node must know once; `examples` is the metric that says how many examples a node trained on."""
 
     plan: ClientPlan
     layout: Layout
     examples: str
 
     @property
-    def key(self) -> tuple[dict[str, Any], str, str]:
-        """Equal for equal setups."""
-        return self.plan.as_dict(), self.layout.text, self.examples
+    def values(self) -> dict[str, Any]:
+        """As an instruction holds it; equal for equal setups."""
+        plan = {f"plan.{name}": value for name, value in self.plan.as_dict().items()}
+        return {**plan, "layout": self.layout.text, "examples": self.examples}
 
 
 class Instruction(NamedTuple):
-    """What the server asks of a node. The model comes as a payload.
-
-    Attributes:
-        kind: `ASK`, `TRAIN` or `MODEL`.
-        run: The run's name, by which the node keeps its state; empty if it has none.
-        lineage: Drawn when the run began. A node drops what it kept of another one.
-        server: Drawn at every start of the server. Under one such token, rounds only go up.
-        round: From 1.
-        download: What brings the node's model up to date, without the frame.
-        order: What to send; only to train.
-        setup: For a node that does not have it.
-    """
+    """What the server asks of a node. The model comes as a payload."""
 
     kind: str
-    run: str
-    lineage: str
-    server: str
-    round: int
-    download: Download
-    order: Order | None = None
-    setup: Setup | None = None
+    run: str  # by which the node keeps its state; empty if the run has no name
+    lineage: str  # drawn when the run began: a node drops what it kept of another one
+    server: str  # drawn at every start of the server: under one such token, rounds only go up
+    round: int  # from 1
+    download: Download  # without the frame
+    order: Order | None = None  # only to train
+    setup: Setup | None = None  # for a node that does not have it
 
     def write(self) -> ConfigRecord:
-        """As a record, which can hold neither None nor empty texts: these are left out."""
-        values = {name: getattr(self, name) for name in ("kind", "run", "lineage", "server", "round")}
+        values = {name: getattr(self, name) for name in HEAD if name in self._fields}
         values |= {f"download.{name}": value for name, value in self.download._asdict().items() if name != "frame"}
         if self.order is not None:
             values |= {f"order.{name}": value for name, value in self.order._asdict().items()}
-        if self.setup is not None:
-            values |= {f"plan.{name}": value for name, value in self.setup.plan.as_dict().items()}
-            values |= {"layout": self.setup.layout.text, "examples": self.setup.examples}
-        return _record(values)
+        return _record(values | (self.setup.values if self.setup is not None else {}))
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Self:
@@ -101,17 +70,17 @@ class Instruction(NamedTuple):
         layout, examples = head.pop("layout", ""), head.pop("examples", "")
         setup = order = None
         try:
-            download = Download(**parts["download"], frame=b"")
-            if not all(type(value) is int and -1 <= value < MOST for value in download[:-1]):
-                raise MalformedPayload(f"the instruction has {download!r:.200}")
+            download = Download(**parts["download"], frame=b"").checked()
             if parts["order"]:
                 order = Order(**{"amount": None, **parts["order"]}).checked()
             if parts["plan"] or layout or examples:
-                setup = Setup(_plan(parts["plan"]), Layout.read(layout), examples)
+                setup = Setup(ClientPlan(**parts["plan"]), Layout.read(layout), examples)
             instruction = cls(**{"run": "", **head}, download=download, order=order, setup=setup)
         except TypeError as error:
             raise MalformedPayload(f"the instruction is not complete: {error}") from None
-        if not 1 <= instruction.round < MOST or (order is not None and order.round != instruction.round):
+        if setup is not None and "auto" in (setup.plan.values, setup.plan.frames):
+            raise MalformedPayload("the plan leaves values or frames open")
+        if not 1 <= instruction.round < MOST_ROUNDS or (order is not None and order.round != instruction.round):
             raise MalformedPayload(f"the instruction is for round {instruction.round!r:.50}")
         if instruction.kind not in (ASK, TRAIN, MODEL) or (order is None) == (instruction.kind == TRAIN):
             raise MalformedPayload(f"the instruction is {instruction.kind!r:.50}: install the same dagc on all sides")
@@ -119,21 +88,13 @@ class Instruction(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a node reports besides its payload.
-
-    Attributes:
-        kind: The instruction's kind.
-        round: The instruction's round.
-        name: The node's name, which survives restarts.
-        examples: How many examples it trains on.
-        norm: The norm of the change, if asked for.
-    """
+    """What a node reports besides its payload: of the instruction, of itself, and of its training."""
 
     kind: str
     round: int
-    name: str
+    name: str  # survives restarts
     examples: float
-    norm: float | None = None
+    norm: float | None = None  # of the change, if asked for
 
     def write(self) -> ConfigRecord:
         return _record(self._asdict())
@@ -164,7 +125,8 @@ def payload_of(content: RecordDict) -> tuple[str, bytes]:
 
 
 def _record(values: Mapping[str, Any]) -> ConfigRecord:
-    present = {name: value for name, value in values.items() if value is not None and value != ""}
+    """The values as a record, which can hold neither None nor empty texts: these are left out."""
+    present = {name: value for name, value in values.items() if value not in (None, "")}
     return ConfigRecord({**present, "version": VERSION})
 
 
@@ -176,15 +138,7 @@ def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(fields: Mapping[str, Any], types: Mapping[str, type]) -> dict[str, Any]:
-    """The fields, if all are known and of their type."""
     for name, value in fields.items():
         if name not in types or type(value) is not types[name]:
             raise MalformedPayload(f"the record has {name!r:.50} = {value!r:.50}")
     return dict(fields)
-
-
-def _plan(fields: Mapping[str, Any]) -> ClientPlan:
-    plan = ClientPlan(**fields)
-    if "auto" in (plan.values, plan.frames):
-        raise MalformedPayload("the plan leaves values or frames open")
-    return plan

@@ -1,40 +1,25 @@
 """The client's side: a mod between Flower and the app. The app trains on full models and need not know about it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
-from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload, OutOfSync
+from dagc.flower import messages
 from dagc.flower.layout import AppModel
 from dagc.flower.logs import log
-from dagc.flower.messages import (
-    ASK,
-    MODEL,
-    OUT_OF_SYNC,
-    PRECONDITION,
-    RECORD,
-    TRAIN,
-    Answer,
-    Instruction,
-    payload_of,
-    record_of,
-)
+from dagc.flower.messages import RECORD, Answer, Instruction, payload_of, record_of
 from dagc.flower.node import Node, Place, node_name
-
-__all__ = ["compress", "compress_with"]
+from dagc.protocol import Order
 
 App = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, App], Message]
 FirstModel = Callable[[Context], ArrayRecord]
 Examples = Callable[[Context], float]
-BITS = 2
-"""A whole model takes at least so many bits per entry, however it is rounded."""
-COMPUTED = "dagc-computed."
-"""Names in the context's state that begin so hold what the app answered when the node was asked for its examples."""
+BITS = 2  # a whole model takes at least so many bits per entry, however it is rounded
+COMPUTED = "dagc-computed."  # in the context's state: what the app answered when the node was asked for its examples
 
 
 def compress(message: Message, context: Context, call_next: App) -> Message:
@@ -72,46 +57,6 @@ def compress_with(first_model: FirstModel | None = None, examples: Examples | No
     return lambda message, context, call_next: _work(message, context, call_next, first_model, examples)
 
 
-@dataclass
-class Visit:
-    """One message to a node, and what is needed to answer it."""
-
-    instruction: Instruction
-    message: Message
-    context: Context
-    call_next: App
-    place: Place
-    node: Node
-
-    def app_answer(self) -> RecordDict | Message:
-        """What the app makes of the model: now, or when asked in this round before; a message if that is an error."""
-        state = self.context.state
-        about = state.config_records.get(COMPUTED)
-        kept = {name.removeprefix(COMPUTED): state[name] for name in state if name.startswith(COMPUTED)}
-        for name in kept:
-            del state[COMPUTED + name]
-        if about is not None and dict(about) == self._now:
-            del kept[""]
-            return RecordDict(kept)
-        reply = self.call_next(self.message, self.context)
-        return reply if reply.has_error() else reply.content
-
-    def keep_answer(self, content: RecordDict) -> None:
-        """Keep what the app has computed until the order to train comes."""
-        for name, record in content.items():
-            self.context.state[COMPUTED + name] = record
-        self.context.state[COMPUTED] = ConfigRecord(dict(self._now))
-
-    @property
-    def _now(self) -> dict[str, Any]:
-        about = self.instruction
-        return {"lineage": about.lineage, "server": about.server, "round": about.round}
-
-    def reply(self, answer: Answer, records: dict[str, Any]) -> Message:
-        """A reply with our answer and the app's records."""
-        return Message(RecordDict({**records, RECORD: answer.write()}), reply_to=self.message)
-
-
 def _work(
     message: Message, context: Context, call_next: App, first_model: FirstModel | None, examples: Examples | None
 ) -> Message:
@@ -121,46 +66,64 @@ def _work(
             log.warning("dagc: the server does not use dagc, models are sent whole: write DataAware(strategy) there")
         return call_next(message, context)
     instruction = Instruction.read(record)
+    arrays, payload = payload_of(message.content)
     place = Place(instruction.run, context)
     try:
-        node = _up_to_date(instruction, message, context, place.read(), first_model)
+        node = _up_to_date(instruction, payload, context, place.read(), first_model)
     except OutOfSync as error:
-        reason = f"{node_name(context)} {OUT_OF_SYNC}: {error}"
+        reason = f"{node_name(context)} {messages.OUT_OF_SYNC}: {error}"
         log.warning("dagc: %s", reason)
-        return Message(Error(PRECONDITION, reason), reply_to=message)
-    start = node.model.vector
+        return Message(Error(messages.PRECONDITION, reason), reply_to=message)
+    start = node.replica.model
+    assert start is not None
     if instruction.order is not None:
         node.settle(instruction.order)
         start = node.uplink.start(start)
     start = node.layout.rounded(start)
-    arrays, _ = payload_of(message.content)
     records = {name: part for name, part in message.content.items() if name != RECORD}
     message.content = RecordDict({**records, arrays: node.layout.join(AppModel(start, node.whole))})
-    visit = Visit(instruction, message, context, call_next, place, node)
-    if instruction.kind == MODEL:
+    if instruction.kind == messages.MODEL:
         place.write(node)
         return call_next(message, context)
-    return _introduce(visit, arrays, examples) if instruction.kind == ASK else _train(visit, start)
+
+    asked = instruction.kind == messages.ASK
+    known, content = _known_examples(context, examples) if asked else None, None
+    if not asked or (known is None and node.examples < 0):  # if nobody knows how many, train now and keep the result
+        content = _computed(instruction, context)
+        if content is None:
+            reply = call_next(message, context)
+            if reply.has_error():
+                return reply
+            content = reply.content
+        known = _examples(content, node.setup.examples)
+        if asked:
+            context.state[COMPUTED] = ConfigRecord(_moment(instruction))
+            for name, part in content.items():
+                context.state[COMPUTED + name] = part
+    node.examples = node.examples if known is None else known
+    norm, others = None, {arrays: record_of(b"")}  # an outer mod notices that it cannot read this
+    if instruction.order is not None:
+        assert content is not None
+        norm, others = _train(node, instruction.order, content, start)
+    place.write(node)
+    answer = Answer(instruction.kind, instruction.round, node.owner, node.examples, norm)
+    return Message(RecordDict({**others, RECORD: answer.write()}), reply_to=message)
 
 
 def _up_to_date(
-    instruction: Instruction, message: Message, context: Context, node: Node | None, first_model: FirstModel | None
+    instruction: Instruction, payload: bytes, context: Context, node: Node | None, first_model: FirstModel | None
 ) -> Node:
     """The node with the newest model; `OutOfSync` if the download does not build on the model it has."""
     if node is not None and node.lineage != instruction.lineage:
         log.info("dagc: run %r has started over: what was kept of the one before is dropped", instruction.run)
         node = None
-    _, payload = payload_of(message.content)
     setup, download = instruction.setup, instruction.download
-    if setup is not None and (node is None or node.setup.key != setup.key):
-        first = None
+    if setup is not None and (node is None or node.setup.values != setup.values):
+        first, size = None, setup.layout.size
         if download.since < 0:
-            if (
-                8 * len(payload) < BITS * setup.layout.size
-            ):  # otherwise a layout of 40 bytes could fill this node's memory
+            if 8 * len(payload) < BITS * size:  # otherwise a layout of 40 bytes could fill this node's memory
                 raise MalformedPayload(
-                    f"the layout is of {setup.layout.size} entries, but {len(payload)} bytes came with it, not a whole "
-                    "model"
+                    f"the layout is of {size} entries, but {len(payload)} bytes came with it, not a whole model"
                 )
         elif first_model is None:
             raise OutOfSync("this node cannot create the first model itself: write mods=[compress_with(first_model)]")
@@ -178,59 +141,46 @@ def _up_to_date(
     return node
 
 
-def _introduce(visit: Visit, arrays: str, examples: Examples | None) -> Message:
-    """Report this node's name and number of examples. If nobody knows it, train now and keep the result."""
-    node, context = visit.node, visit.context
-    if "dagc-examples" in context.node_config:
-        node.examples = _count("dagc-examples", context.node_config["dagc-examples"])
-    elif examples is not None:
-        node.examples = _count("examples", examples(context))
-    elif node.examples < 0:
-        content = visit.app_answer()
-        if isinstance(content, Message):
-            return content
-        node.examples = _examples(content, node.setup.examples)
-        visit.keep_answer(content)
-    visit.place.write(node)
-    answer = Answer(ASK, visit.instruction.round, node.owner, node.examples)
-    return visit.reply(answer, {arrays: record_of(b"")})  # an outer mod notices that it cannot read this
+def _computed(instruction: Instruction, context: Context) -> RecordDict | None:
+    """What the app has answered in this round, if it has; nothing of it is kept any longer."""
+    state = context.state
+    kept = {name.removeprefix(COMPUTED): state.pop(name) for name in list(state) if name.startswith(COMPUTED)}
+    about = kept.pop("", None)
+    return RecordDict(kept) if about is not None and dict(about) == _moment(instruction) else None
 
 
-def _train(visit: Visit, start: torch.Tensor) -> Message:
-    """Train, select, store the rest, and only then send."""
-    node, order = visit.node, visit.instruction.order
-    assert order is not None
-    content = visit.app_answer()
-    if isinstance(content, Message):
-        return content
-    node.examples = _examples(content, node.setup.examples)
-    name, arrays = _arrays(content)
+def _moment(instruction: Instruction) -> dict[str, Any]:
+    return {name: getattr(instruction, name) for name in ("lineage", "server", "round")}
+
+
+def _train(node: Node, order: Order, content: RecordDict, start: torch.Tensor) -> tuple[float | None, dict[str, Any]]:
+    """Select what to send of what the app has learnt: the norm that is reported, and the records to send."""
+    records = list(content.array_records.items())
+    if len(records) != 1:
+        raise InvalidInput(f"the app's reply must hold one ArrayRecord, the model, not {len(records)}")
+    name, arrays = records[0]
     change = node.layout.split(arrays, start)
-    parts: list[torch.Tensor] = node.layout.parts(change.vector)
-    whole: list[NDArray[Any]] = change.whole
-    upload = node.uplink.upload(parts, order)
-    _warn(node, node.watch.look(start, change.vector))
-    node.answered = order.round
-    visit.place.write(node)
-    answer = Answer(TRAIN, order.round, node.owner, node.examples, upload.norm)
-    others = {key: record for key, record in content.items() if key != name}
-    return visit.reply(answer, {**others, name: record_of(node.layout.pack(upload.frame, whole))})
-
-
-def _warn(node: Node, tensors: list[int]) -> None:
-    """Warn about tensors that the app does not take from the server."""
-    names = [piece.name for piece in node.layout.pieces if not piece.whole]
+    upload = node.uplink.upload(node.layout.parts(change.vector), order)
+    tensors = node.watch.look(start, change.vector)
     if tensors:
         log.warning(
             "dagc: %s: the app does not seem to train on the model that it is given: it returns %s as it did before, "
             "whatever the server sends, and all that was not sent counts again in every round. Take these arrays from "
             "the message instead of context.state, or leave them out of the ArrayRecord on both sides",
-            node.owner, ", ".join(names[number] for number in tensors),
+            node.owner, ", ".join(node.layout.compressed[number].name for number in tensors),
         )  # fmt: skip
+    node.answered = order.round
+    others = {key: record for key, record in content.items() if key != name}
+    return upload.norm, {**others, name: record_of(node.layout.pack(upload.frame, change.whole))}
+
+
+def _known_examples(context: Context, examples: Examples | None) -> float | None:
+    if "dagc-examples" in context.node_config:
+        return _count("dagc-examples", context.node_config["dagc-examples"])
+    return None if examples is None else _count("examples", examples(context))
 
 
 def _examples(content: RecordDict, metric: str) -> float:
-    """How many examples the app reports to have trained on."""
     for record in content.metric_records.values():
         if metric in record:
             return _count(metric, record[metric])
@@ -244,11 +194,3 @@ def _count(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1 << 53:
         raise InvalidInput(f"the app says {name} = {value!r:.50}: return a number from 0 on")
     return float(value)
-
-
-def _arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
-    """The app's arrays and the name of their record."""
-    records = list(content.array_records.items())
-    if len(records) != 1:
-        raise InvalidInput(f"the app's reply must hold one ArrayRecord, the model, not {len(records)}")
-    return records[0]

@@ -17,69 +17,39 @@ from numpy.typing import NDArray
 
 from dagc.errors import CheckpointError, DagcError, InvalidInput, MalformedPayload
 from dagc.files import remove_partial
-from dagc.flower.layout import AppModel, Layout
+from dagc.flower.layout import Layout
 from dagc.flower.logs import log
 from dagc.flower.messages import TRAIN, Instruction, Setup
 from dagc.flower.watch import Watch
-from dagc.policies import ClientPlan
-from dagc.protocol import Order, Replica, Uplink
+from dagc.protocol import ClientPlan, Order, Replica, Uplink
 from dagc.state import Damaged, dump_state, load_state, parse_state, save_state
-
-__all__ = ["FILE_NAME", "STATE_VARIABLE", "Node", "Place", "node_name", "read_node", "state_folder", "state_path"]
 
 STATE_VARIABLE = "DAGC_STATE"
 KIND, VERSION = "node", 3
-FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Valid names of runs and nodes."""
-STARTS = 100
-"""A node remembers this many starts of the server, and as many uploads."""
-KEPT = "dagc-node"
-"""The name of a node's state in Flower's context."""
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # valid names of runs and nodes
+LONGEST_JUMP = 1 << 20  # nobody is away for more rounds of one start of the server: such an order is damaged or forged
+STARTS = 100  # so many starts of the server, and uploads, are remembered
+KEPT = "dagc-node"  # the name of a node's state in Flower's context
+PARTS = ("uplink", "replica", "watch")
+VALUES = ("owner", "lineage", "servers", "answered", "examples", "whole", "accepted", "delivered")
 
 
 class Node:
-    """A node's memory of a run.
-
-    Args:
-        owner: The node's name.
-        lineage: Which beginning of the run it belongs to.
-        setup: What the server and this node agree on.
-        first_model: The initial model, if this node can create it itself.
-
-    Attributes:
-        uplink: What it sends.
-        replica: The model that it has.
-        whole: The model's arrays that are never compressed.
-        servers: The tokens of the server's starts, the current one last.
-        answered: The last round that it has answered under that token.
-        examples: How many examples the app trained on last; -1 if that is not known yet.
-        accepted: The last upload that the server has accepted, as in `Uplink.state_dict`; None if there is none. The
-            server may fall back to a checkpoint that does not know of it.
-        delivered: The rounds and numbers of entries of all accepted uploads, up to a limit.
-        watch: Finds an app that does not train on the model it was given.
-    """
+    """A node's memory of a run."""
 
     def __init__(self, owner: str, lineage: str, setup: Setup, first_model: torch.Tensor | None = None) -> None:
-        self.owner, self.lineage, self.setup = owner, lineage, setup
-        shapes = setup.layout.shapes
-        self.uplink, self.replica = Uplink(setup.plan, shapes), Replica(shapes, first_model)
-        self.whole: list[NDArray[Any]] = []
-        self.servers: list[str] = []
-        self.answered, self.examples = 0, -1.0
+        self.owner, self.lineage, self.setup, self.layout = owner, lineage, setup, setup.layout
+        self.uplink = Uplink(setup.plan, self.layout.shapes)
+        self.replica = Replica(self.layout.shapes, first_model)
+        self.watch = Watch(self.layout.sizes)
+        self.whole: list[NDArray[Any]] = []  # the model's arrays that are never compressed
+        self.servers: list[str] = []  # the tokens of the server's starts, the current one last
+        self.answered = 0  # the last round that it has answered under that token
+        self.examples = -1.0  # how many examples the app trained on last, if that is known yet
+        # The last upload that the server has accepted, as in `Uplink.state_dict`, and the rounds and numbers of entries
+        # of all of them: the server may fall back to a checkpoint that does not know of it.
         self.accepted: dict[str, Any] | None = None
         self.delivered: list[tuple[int, int]] = []
-        self.watch = Watch(setup.layout.sizes)
-
-    @property
-    def layout(self) -> Layout:
-        """Which of the app's arrays is where."""
-        return self.setup.layout
-
-    @property
-    def model(self) -> AppModel:
-        """The model that it has."""
-        assert self.replica.model is not None
-        return AppModel(self.replica.model, self.whole)
 
     def admit(self, instruction: Instruction) -> None:
         """Refuse an instruction of an earlier start of the server, or one to train that has been answered.
@@ -90,7 +60,9 @@ class Node:
             raise DagcError(f"{self.owner} works for a later start of the server: this is for the one before")
         if self.servers[-1:] != [instruction.server]:
             self.servers = [*self.servers, instruction.server][-STARTS:]
-            self.answered = 0
+            self.answered = instruction.round - 1
+        if instruction.round > self.answered + LONGEST_JUMP:
+            raise MalformedPayload(f"{self.owner} has answered round {self.answered}, far before {instruction.round}")
         if instruction.kind == TRAIN and instruction.round <= self.answered:
             raise DagcError(f"{self.owner} has answered round {self.answered}; this is for round {instruction.round}")
 
@@ -117,22 +89,10 @@ class Node:
             self.delivered = [*self.delivered, (round, entries)][-STARTS:]
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "owner": self.owner,
-            "lineage": self.lineage,
-            "servers": self.servers,
-            "answered": self.answered,
-            "plan": self.setup.plan.as_dict(),
-            "layout": self.layout.text,
-            "metric": self.setup.examples,
-            "examples": self.examples,
-            "uplink": self.uplink.state_dict(),
-            "replica": self.replica.state_dict(),
-            "whole": self.whole,
-            "accepted": self.accepted,
-            "delivered": self.delivered,
-            "watch": self.watch.state_dict(),
-        }
+        plan, layout, metric = self.setup
+        about = {"plan": plan.as_dict(), "layout": layout.text, "metric": metric}
+        parts = {name: getattr(self, name).state_dict() for name in PARTS}
+        return about | {name: getattr(self, name) for name in VALUES} | parts
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Node":
@@ -140,13 +100,12 @@ class Node:
         try:
             setup = Setup(ClientPlan(**state["plan"]), Layout.read(state["layout"]), str(state["metric"]))
             node = cls(str(state["owner"]), str(state["lineage"]), setup)
+            for name in PARTS:
+                getattr(node, name).load_state_dict(state[name])
             node.servers, node.answered = list(map(str, state["servers"])), int(state["answered"])
             node.examples = float(state["examples"])
-            node.uplink.load_state_dict(state["uplink"])
-            node.replica.load_state_dict(state["replica"])
             node.whole = [array for array, _ in zip(state["whole"], setup.layout.whole, strict=True)]
             node.delivered = [(int(round), int(entries)) for round, entries in state["delivered"]]
-            node.watch.load_state_dict(state["watch"])
             node.accepted = None if state["accepted"] is None else dict(state["accepted"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput(f"it does not hold the state of a node: {error!r:.300}") from error
@@ -155,9 +114,8 @@ class Node:
 
 def state_folder() -> Path:
     """Where runs are kept: `DAGC_STATE`, else `dagc` in Flower's own folder."""
-    chosen = os.environ.get(STATE_VARIABLE)
     flower = os.environ.get("FLWR_HOME") or "~/.flwr"
-    return Path(chosen or Path(flower) / "dagc").expanduser()
+    return Path(os.environ.get(STATE_VARIABLE) or Path(flower) / "dagc").expanduser()
 
 
 def node_name(context: Context) -> str:
@@ -169,7 +127,6 @@ def node_name(context: Context) -> str:
 
 
 def state_path(run: str, context: Context) -> Path:
-    """The node's file for a run."""
     chosen = context.node_config.get("dagc-state")
     folder = Path(str(chosen)).expanduser() if chosen else state_folder()
     name = node_name(context)
@@ -180,17 +137,11 @@ def state_path(run: str, context: Context) -> Path:
 
 
 def read_node(path: Path) -> Node:
-    """The node in a file."""
     return Node.restored(load_state(path, KIND, VERSION))
 
 
 class Place:
-    """Where a node keeps a run: in a file if the run has a name, else in Flower's context.
-
-    Args:
-        run: The run's name; empty if it has none.
-        context: Flower's.
-    """
+    """Where a node keeps a run: in a file if the run has a name, else in Flower's context."""
 
     def __init__(self, run: str, context: Context) -> None:
         self.context = context
@@ -205,9 +156,8 @@ class Place:
         """
         if self.path is None:
             record = self.context.state.array_records.get(KEPT)
-            if record is None:
-                return None
-            return Node.restored(parse_state(record[KEPT].data, KIND, VERSION, "the node's state"))
+            content = None if record is None else parse_state(record[KEPT].data, KIND, VERSION, "the node's state")
+            return None if content is None else Node.restored(content)
         self._read = _identity(self.path)
         if self._read is None:
             return None
@@ -223,11 +173,10 @@ class Place:
             log.warning("dagc: %s: %s. What this node had not sent is in %s; it starts empty", self.path, error, aside)
             self._read = None
             return None
-        name = node_name(self.context)
-        if node.owner != name:
+        if node.owner != node_name(self.context):
             raise CheckpointError(
-                f"{self.path} belongs to {node.owner}, and this node is {name}: its residual would count twice. Delete "
-                "the file here, or give this node that name if the other one is gone"
+                f"{self.path} belongs to {node.owner}, and this node is {node_name(self.context)}: its residual would "
+                "count twice. Delete the file here, or give this node that name if the other one is gone"
             )
         return node
 
@@ -244,7 +193,6 @@ class Place:
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """Which file is there; None if there is none."""
     try:
         about = path.stat()
     except FileNotFoundError:

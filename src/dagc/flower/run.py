@@ -18,38 +18,13 @@ from dagc.flower.strategies import chain_of, has_momentum, load_strategy, strate
 from dagc.folder import Folder, read_metrics, summary
 from dagc.protocol import Download, ModelServer, Plan, Upload
 
-__all__ = ["FlowerFolder", "FlowerRun"]
-
 MODEL = "model.npz"
 METRIC = "accuracy"
 """What a round's score measures."""
 
 
 class FlowerRun:
-    """One start of the server; `state_dict` is what a checkpoint holds of it.
-
-    Args:
-        arrays: The app's initial arrays.
-        plan: What both sides agree on.
-        whole: Patterns of names of arrays that are never compressed.
-        rounds: How many rounds the training has.
-        strategy: The inner strategy.
-        attributes: The attributes of it that the app wants saved.
-
-    Attributes:
-        layout: Which of the app's arrays is where.
-        model: What the rounds made; the inner strategy works on it.
-        server: The server's half of the protocol.
-        names: The client at each of Flower's nodes. After a restart, a client may be at another node.
-        uninformed: Clients that have lost the setup.
-        strangers: The versions of the models of nodes without a name: such as those that only evaluate.
-        metrics: The names of the metrics in the last round's valid replies; they decide if nodes disagree.
-        evaluated: The same for evaluations.
-        lineage: Drawn when the run began; nodes drop what they kept of another one.
-        token: Drawn at this start.
-        poor: How many rounds in a row too few nodes have contributed to.
-        examples: The name of the metric that is a node's weight.
-    """
+    """One start of the server; `state_dict` is what a checkpoint holds of it."""
 
     def __init__(
         self,
@@ -61,29 +36,29 @@ class FlowerRun:
         attributes: Collection[str] | None = None,
     ) -> None:
         self.layout = Layout.of(arrays, whole)
-        self.model = self.layout.split(arrays)
-        self.server = ModelServer(plan, self.model.vector, rounds, self.layout.shapes, has_momentum(strategy))
-        self.model = AppModel(self.server.target.clone(), self.model.whole)  # it may have been rounded
-        self.names: dict[int, str] = {}
-        self.uninformed: set[str] = set()
-        self.strangers: dict[int, int] = {}
+        model = self.layout.split(arrays)
+        self.server = ModelServer(plan, model.vector, rounds, self.layout.shapes, has_momentum(strategy))
+        self.model = AppModel(self.server.target.clone(), model.whole)  # what the rounds made, perhaps rounded first
         self.strategy, self.attributes = strategy, attributes
-        self.metrics: list[str] = []
-        self.evaluated: list[str] = []
-        self.lineage, self.token = secrets.token_hex(8), secrets.token_hex(8)
-        self.bytes_up = self.bytes_down = self.poor = 0
+        self.names: dict[int, str] = {}  # the client at each of Flower's nodes; it may change with a restart
+        self.uninformed: set[str] = set()  # clients that have lost the setup
+        self.strangers: dict[int, int] = {}  # the model versions of nodes without a name, such as those that evaluate
+        self.metrics: list[str] = []  # the names of the metrics in the last valid replies, if nodes disagree
+        self.evaluated: list[str] = []  # the same for evaluations
+        self.lineage = secrets.token_hex(8)  # drawn when the run began: nodes drop what they kept of another one
+        self.token = secrets.token_hex(8)  # drawn at this start
+        self.bytes_up = self.bytes_down = 0
+        self.poor = 0  # how many rounds in a row too few nodes have contributed to
         self.began = time.monotonic()
         keys = (getattr(each, "weighted_by_key", None) for each in chain_of(strategy))
-        self.examples = str(next(filter(None, keys), "num-examples"))
+        self.examples = str(next(filter(None, keys), "num-examples"))  # the metric that is a node's weight
 
     @property
     def round(self) -> int:
-        """How many rounds are done."""
         return self.server.round
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken."""
         return time.monotonic() - self.began
 
     @property
@@ -91,34 +66,9 @@ class FlowerRun:
         """The nodes' model: it is evaluated, and returned to the app in the end."""
         return AppModel(self.server.model, self.model.whole)
 
-    def node(self, name: str) -> int | None:
-        """The node at which a client is."""
-        return next((node for node, known in self.names.items() if known == name), None)
-
-    def register_node(self, name: str, node: int, examples: float) -> None:
-        """Note that a client is at this node now, and has the newest model."""
-        self.server.join(name, examples)
-        self.server.arrived(name, self.download(None, node))
-        self.names = {**{other: known for other, known in self.names.items() if known != name}, node: name}
-
     def download(self, name: str | None, node: int) -> Download:
         """What a node must download; one that is not known yet may have created the first model itself."""
         return self.server.introduction(self.strangers.get(node)) if name is None else self.server.download(name)
-
-    def evaluated_by(self, name: str | None, node: int) -> None:
-        """Note that a node has the newest model, since it has evaluated it."""
-        if name is not None:
-            self.server.arrived(name)
-        elif self.server.plan.frames != "coded":  # one that remembers broadcasts must have joined
-            self.strangers[node] = self.server.downlink.version
-
-    def out_of_sync(self, name: str | None, node: int) -> None:
-        """Note that a node's model is not the expected one: it must download the full model."""
-        if name is None:
-            self.strangers[node] = -1
-        else:
-            self.server.out_of_sync(name)
-            self.uninformed.add(name)
 
     def advance(self, uploads: Sequence[Upload], model: AppModel | None) -> None:
         """End a round in which these uploads led to this model; None if nothing changed."""
@@ -126,17 +76,12 @@ class FlowerRun:
         self.model = self.model if model is None else model
 
     def state_dict(self) -> dict[str, Any]:
+        names = ("round", "lineage", "bytes_up", "bytes_down", "seconds", "metrics", "evaluated")
         return {
-            "round": self.round,
-            "lineage": self.lineage,
+            **{name: getattr(self, name) for name in names},
             "layout": self.layout.text,
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "seconds": self.seconds,
             "nodes": [[node, name] for node, name in self.names.items()],
             "uninformed": sorted(self.uninformed),
-            "metrics": list(self.metrics),
-            "evaluated": list(self.evaluated),
             "whole": self.model.whole,
             "strategy": strategy_state(self.strategy, self.attributes),
             "server": self.server.state_dict(),
@@ -169,15 +114,17 @@ class FlowerFolder(Folder):
 
     patience = 60.0
 
-    def __init__(self, path: Path, run: FlowerRun, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, run: FlowerRun, rounds: int, settings: Mapping[str, Any]) -> None:
         super().__init__(path, run)
-        self._run, self._settings = run, {"engine": "flower", "task": path.name, **settings}
+        self._run, self._rounds = run, rounds
+        self._settings = {"engine": "flower", "task": path.name, **settings}
         self._known: dict[str, float] = {}
         self._first: dict[str, Any] = {}
 
     def _claim(self, settings: dict[str, Any] | None) -> None:
         """Refuse a run of this name with another plan; it may have more rounds now."""
-        ours, theirs = _without_rounds(self._settings), _without_rounds(settings or self._settings)
+        ours, theirs = self._settings, dict(settings or self._settings)
+        theirs.pop("rounds", None)
         other = [
             f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here"
             for name in sorted({*ours, *theirs})
@@ -190,25 +137,22 @@ class FlowerFolder(Folder):
             )
 
     def _key(self) -> str:
-        text = json.dumps(_without_rounds(self._settings), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(self._settings, sort_keys=True).encode()).hexdigest()[:12]
 
     def begin(self) -> None:
         """Write what is run, and a checkpoint: nodes keep what they learn under this lineage, even if round 1 fails."""
-        self.describe(self._settings, self._clients())
+        self.describe({**self._settings, "rounds": self._rounds}, self._clients())
         self.save()
 
     def close_round(self, fields: Mapping[str, Any], amounts: Mapping[str, Any]) -> None:
-        """Write a round's line and a checkpoint."""
         examples = {name: member.examples for name, member in self._run.server.members.items()}
         if examples != self._known:
             self._known, self._first = examples, {**amounts, **self._first}
-            self.describe(self._settings, self._clients())
+            self.describe({**self._settings, "rounds": self._rounds}, self._clients())
         self.record(fields)
         self.save()
 
     def finish(self) -> None:
-        """Write the model by its arrays' names, then the result."""
         arrays = self._run.layout.join(self._run.served, wide=True)
         with self.writing(), write_atomically(self.path / MODEL) as file:
             np.savez(file, **{name: array.numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
@@ -223,8 +167,3 @@ class FlowerFolder(Folder):
             "sizes": [int(examples) for examples in self._known.values()],
             "first_parameters": [self._first.get(name) for name in self._known],
         }
-
-
-def _without_rounds(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that must not change from one start to the next."""
-    return {name: value for name, value in settings.items() if name != "rounds"}

@@ -10,21 +10,16 @@ from flwr.serverapp.strategy import Strategy
 from dagc.errors import InvalidInput, shown
 from dagc.policies import Plan
 
-__all__ = [
-    "averages", "chain_of", "check_kind", "check_state", "check_votes", "clips", "compares", "has_momentum",
-    "load_strategy", "strategy_state",
-]  # fmt: skip
-
+# Strategies that look at nothing but the weighted mean of the replies.
 AVERAGING = {
     kind.aggregate_train for kind in (flower.FedAvg, flower.FedAvgM, flower.FedAdagrad, flower.FedAdam, flower.FedYogi)
 }
-"""Strategies that look at nothing but the weighted mean of the replies."""
+# Strategies that compare what nodes send, entry by entry or as a whole; who sends nothing votes for no change.
 BY_ENTRY, BY_NODE = (flower.FedMedian, flower.FedTrimmedAvg, flower.Bulyan), (flower.MultiKrum,)
-"""Strategies that compare what nodes send, entry by entry or as a whole; who sends nothing votes for no change."""
+COMPARING = BY_ENTRY + BY_NODE
+# Strategies that divide by the length of what each node sends.
 CLIPPING = (flower.DifferentialPrivacyServerSideFixedClipping, flower.DifferentialPrivacyServerSideAdaptiveClipping)
-"""Strategies that divide by the length of what each node sends."""
-LEAST_RATIO = 0.1
-"""With 2 % of the entries from each of seven nodes a median learnt nothing, with 20 % it did, if slower."""
+LEAST_RATIO = 0.1  # with 2 % of the entries from each of seven nodes a median learnt nothing, with 20 % it did
 ADAPTIVE = (flower.FedAdam, flower.FedYogi, flower.FedAdagrad)
 STATE: dict[type[Strategy], tuple[str, ...]] = {
     **dict.fromkeys(ADAPTIVE, ("m_t", "v_t")),
@@ -34,8 +29,7 @@ STATE: dict[type[Strategy], tuple[str, ...]] = {
     **dict.fromkeys((flower.FedAvg, flower.FedProx, flower.QFedAvg, flower.Krum, *BY_ENTRY, *BY_NODE), ()),
     flower.DifferentialPrivacyServerSideFixedClipping: (),
     flower.DifferentialPrivacyClientSideFixedClipping: (),
-}
-"""The attributes in which Flower's strategies keep something from round to round, besides the model."""
+}  # the attributes in which Flower's strategies keep something from round to round, besides the model
 
 
 def chain_of(strategy: object) -> Iterator[Any]:
@@ -46,7 +40,6 @@ def chain_of(strategy: object) -> Iterator[Any]:
 
 
 def check_kind(strategy: object) -> None:
-    """Refuse what is no strategy for models, with what to use instead."""
     name = getattr(strategy, "__name__", type(strategy).__name__)
     kinds = strategy.__mro__ if isinstance(strategy, type) else type(strategy).__mro__
     if any(kind.__module__.startswith("flwr.server.") for kind in kinds):
@@ -60,32 +53,24 @@ def check_kind(strategy: object) -> None:
             f"DataAware goes around a strategy of flwr.serverapp.strategy, not {shown(strategy)}: write "
             "DataAware(FedAvg())"
         )
-    if any(isinstance(each, flower.FedXgbBagging | flower.FedXgbCyclic) for each in chain_of(strategy)):
+    if includes(strategy, (flower.FedXgbBagging, flower.FedXgbCyclic)):
         raise InvalidInput(f"{name} trains trees, which have no entries to compress: use it without DataAware")
 
 
-def compares(strategy: object) -> bool:
-    """Whether it compares nodes, so that none may wait."""
-    return any(isinstance(each, BY_ENTRY + BY_NODE) for each in chain_of(strategy))
+def includes(strategy: object, kinds: tuple[type[Strategy], ...]) -> bool:
+    """Whether it is of one of these kinds, or wraps one that is."""
+    return any(isinstance(each, kinds) for each in chain_of(strategy))
 
 
 def averages(strategy: object) -> bool:
-    """Whether it looks at nothing but the weighted mean of the replies."""
-    return type(strategy).aggregate_train in AVERAGING  # type: ignore[attr-defined]
-
-
-def clips(strategy: object) -> bool:
-    """Whether it divides by the length of what each node sends."""
-    return any(isinstance(each, CLIPPING) for each in chain_of(strategy))
+    return isinstance(strategy, flower.FedAvg) and type(strategy).aggregate_train in AVERAGING
 
 
 def has_momentum(strategy: object) -> bool:
     """Whether a step of it goes on from those before: FedAvgM, FedAdam and FedYogi, unless their momentum is 0."""
-    return any(
-        (isinstance(each, flower.FedAvgM) and each.server_momentum > 0)
-        or (isinstance(each, ADAPTIVE) and each.beta_1 > 0)
-        for each in chain_of(strategy)
-    )
+    names = {flower.FedAvgM: "server_momentum", **dict.fromkeys(ADAPTIVE, "beta_1")}
+    pairs = [(each, name) for each in chain_of(strategy) for kind, name in names.items() if isinstance(each, kind)]
+    return any(getattr(each, name) > 0 for each, name in pairs)
 
 
 def check_votes(outer: object, plan: Plan) -> None:
@@ -97,7 +82,7 @@ def check_votes(outer: object, plan: Plan) -> None:
                 f"{name} compares what nodes say about each entry, and with this plan most say nothing, so that "
                 f"the model would not move: give a ratio of {LEAST_RATIO} or more, or use FedAvg with norm_bound"
             )
-        if isinstance(strategy, BY_ENTRY + BY_NODE) and (plan.overhead or plan.in_bytes):
+        if isinstance(strategy, COMPARING) and (plan.overhead or plan.in_bytes):
             raise InvalidInput(
                 f"{name} compares nodes, and with this plan some of them send nothing in most rounds: give a ratio "
                 "instead of bytes, with overhead=0, or use FedAvg with norm_bound"
@@ -107,8 +92,7 @@ def check_votes(outer: object, plan: Plan) -> None:
 def check_state(outer: object, attributes: Collection[str] | None) -> None:
     """Refuse a strategy whose state cannot be saved, since a run with a name may be resumed."""
     for strategy in chain_of(outer):
-        known = type(strategy) in STATE or attributes is not None or _has_hooks(strategy)
-        if not known:
+        if type(strategy) not in STATE and attributes is None and not _has_hooks(strategy):
             name = type(strategy).__name__
             raise InvalidInput(
                 f"a run with a name is saved after every round, and dagc does not know what {name} keeps from round "
@@ -118,7 +102,6 @@ def check_state(outer: object, attributes: Collection[str] | None) -> None:
 
 
 def strategy_state(outer: object, attributes: Collection[str] | None) -> list[dict[str, Any]]:
-    """What each strategy in the chain keeps, the outermost first."""
     return [
         {"hook": strategy.state_dict()}
         if _has_hooks(strategy)
@@ -128,7 +111,6 @@ def strategy_state(outer: object, attributes: Collection[str] | None) -> list[di
 
 
 def load_strategy(outer: object, attributes: Collection[str] | None, state: list[Mapping[str, Any]]) -> None:
-    """Give each strategy what it kept."""
     for strategy, kept in zip(chain_of(outer), state, strict=True):
         if _has_hooks(strategy):
             strategy.load_state_dict(kept["hook"])

@@ -11,47 +11,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Watch"]
-
-SAMPLE = 256
-"""Entries of each tensor that are looked at."""
-ROUNDS = 5
-"""So many rounds in a row must look like it. `tests/flower/test_watch.py` has apps of both kinds."""
+SAMPLE = 256  # entries of each tensor that are looked at
+ROUNDS = 5  # so many rounds in a row must look like it; `tests/flower/test_watch.py` has apps of both kinds
+# What comes back is this close to what came back in the last round, in units of the difference to the given model, and
+# that difference is this many times the first one. In apps that take the model, one or the other was not so.
 CLOSE, FAR = 0.3, 2.0
-"""What comes back is this close to what came back in the last round, in units of the difference to the given model, and
-that difference is this many times the first one. In apps that take the model, one or the other was not so."""
 
 
 class Watch:
-    """Some entries of what a node's app has returned.
-
-    Args:
-        sizes: The number of entries of each tensor.
-
-    Attributes:
-        returned: These entries, as the app returned them last.
-        first: The norm of the first change of each tensor's entries; 0 before it.
-        streak: For how many rounds in a row a tensor has looked as if the app did not take it.
-        warned: Whether the warning was given.
-    """
+    """Some entries of what an app has returned, and for how many rounds in a row each tensor has looked untaken."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        ends = np.cumsum([0, *sizes])
-        pairs = zip(ends, sizes, strict=False)
-        parts = [start + np.linspace(0, size - 1, min(size, SAMPLE)).astype(np.int64) for start, size in pairs]
+        starts = np.cumsum([0, *sizes[:-1]])
+        parts = [
+            at + np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.int64) for at, n in zip(starts, sizes, strict=True)
+        ]
         self._places = np.concatenate(parts)
         self._tensor = np.repeat(np.arange(len(sizes)), [len(part) for part in parts])
         self.returned: NDArray[np.float32] | None = None
-        self.first, self.streak = np.zeros(len(sizes)), np.zeros(len(sizes), np.int64)
+        self.first, self.streak = np.zeros(len(sizes)), np.zeros(len(sizes), np.int64)  # first: norms of the changes
         self.warned = False
 
     def look(self, model: torch.Tensor, change: torch.Tensor) -> list[int]:
-        """Note a round; which tensors the app does not take from the server, if that is newly known.
-
-        Args:
-            model: The model that the app was given.
-            change: That model minus the one it has returned.
-        """
+        """Which tensors the app does not take, if that is newly known; `change` is the model minus what it returned."""
         change_here = change.numpy()[self._places]
         returned = model.numpy()[self._places] - change_here
         norms = self._norms(change_here)
@@ -65,7 +47,6 @@ class Watch:
         return tensors
 
     def _norms(self, entries: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The norm of each tensor's entries."""
         return np.sqrt(np.bincount(self._tensor, entries.astype(np.float64) ** 2, len(self.first)))
 
     def state_dict(self) -> dict[str, Any]:

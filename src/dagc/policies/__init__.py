@@ -2,12 +2,10 @@
 
 from functools import partial
 
-from dagc.policies.allocated import Allocated
-from dagc.policies.everything import Everything
+from dagc.policies.allocated import Allocated, Shares
 from dagc.policies.plan import BUDGETS, ClientPlan, Plan
-from dagc.policies.policy import POLICIES, Method, Policy, Report, Situation
+from dagc.policies.policy import POLICIES, Everything, Method, Policy, Report, Situation
 from dagc.policies.rate import Account, Rate, make_rate
-from dagc.policies.shares import Shares
 
 __all__ = [
     "BUDGETS",
@@ -27,69 +25,46 @@ __all__ = [
     "make_rate",
     "relative",
 ]
+IN_ENTRIES = ("ratio", "bytes", "rate")
 
 
 def relative(allocator: str, about: str, compressor: str = "top-k") -> Method:
     """A method that gives each client a number of entries, by an allocator in `dagc.ALLOCATORS`."""
     make = partial(Allocated, allocator=allocator, compressor=compressor)
-    return Method(("ratio", "bytes", "rate"), make, waits=True, about=about)
+    return Method(IN_ENTRIES, make, waits=True, about=about)
 
 
 def absolute(allocator: str, about: str) -> Method:
     """A method that gives each client a threshold."""
-    make = partial(Allocated, allocator=allocator, compressor="hard-threshold")
-    return Method(("threshold",), make, about=about)
+    return Method(("threshold",), partial(Allocated, allocator=allocator), about=about)
 
 
-def _power(plan: Plan, size: int) -> Policy:
-    return Allocated(plan, size, "power", "top-k" if plan.threshold is None else "hard-threshold")
-
+_UNCOMPRESSED = {"values": "fp32", "frames": "compact"}
+_STC = {"values": "sign", "frames": "compact", "down": "same"}
+_DAGC = {"down": "same", "first_bits": 8}
+_THRIFTY = {**_DAGC, "values": "auto", "frames": "auto", "overhead": 0.125, "step_ahead": 0.5}
 
 POLICIES |= {
-    "none": Method(
-        (),
-        Everything,
-        about="no compression: everything is sent",
-        defaults={"values": "fp32", "frames": "compact"},
-        fixed=True,
-    ),
+    "none": Method((), Everything, about="no compression: everything is sent", defaults=_UNCOMPRESSED, fixed=True),
     "top-k": relative("uniform", "the largest entries, equally many from every client"),
-    "stc": Method(
-        ("ratio", "bytes", "rate"),
-        partial(Allocated, allocator="uniform", compressor="top-k"),
-        about="Sparse Ternary Compression: top-k as signs, both ways",
-        defaults={"values": "sign", "frames": "compact", "down": "same"},
-        fixed=True,
+    "stc": relative("uniform", "Sparse Ternary Compression: top-k as signs, both ways")._replace(
+        waits=False, defaults=_STC, fixed=True
     ),
     "random-k": relative("uniform", "random entries, equally many from every client", "random-k"),
     "hard-threshold": absolute("uniform", "the same threshold for every client"),
     "dagc": Method(
-        ("ratio", "bytes", "rate"),
+        IN_ENTRIES,
         Shares,
         about="as accurate as without compression: bytes by data, spent on whatever carries most, both ways",
-        defaults={"down": "same", "first_bits": 8},
+        defaults=_DAGC,
         encodes=True,
     ),
-    "thrifty": Method(
-        ("ratio", "bytes", "rate"),
-        _power,
-        waits=True,
-        about="the fewest bytes to a first useful model: signs by data, coded frames, waiting, step-ahead, both ways",
-        defaults={
-            "values": "auto",
-            "frames": "auto",
-            "overhead": 0.125,
-            "down": "same",
-            "step_ahead": 0.5,
-            "first_bits": 8,
-        },
-    ),
+    "thrifty": relative(
+        "power", "the fewest bytes to a first useful model: signs by data, coded frames, waiting, step-ahead, both ways"
+    )._replace(defaults=_THRIFTY),
     "dagc-r": relative("dagc-r", "entries by data: Algorithm 2 of the paper"),
     "dagc-a": absolute("dagc-a", "thresholds by data: Algorithm 3 of the paper"),
-    "power": Method(
-        ("ratio", "bytes", "rate", "threshold"),
-        _power,
-        waits=True,
-        about="in proportion to (share of data)^exponent",
+    "power": relative("power", "in proportion to (share of data)^exponent")._replace(
+        budgets=(*IN_ENTRIES, "threshold")
     ),
 }

@@ -1,4 +1,4 @@
-"""Allocation by data: each round an allocator divides the budget among the clients present; small shares wait."""
+"""Budgets by data: each round, what may be sent is divided among the clients present; small shares wait."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,53 +10,44 @@ from dagc.allocation import allocate, apportion, apportion_bytes, entries, most_
 from dagc.errors import BudgetTooSmall
 from dagc.policies.plan import Plan
 from dagc.policies.policy import Situation
-from dagc.policies.rate import finite
+from dagc.state import Stateful, fields, finite, named
 from dagc.wire import payload_size
 
-__all__ = ["Allocated", "worth_a_frame"]
-
+LEAST = 16  # the fewest bytes that are worth a frame; a client whose share is smaller saves it up
+EXPONENT = 2 / 3  # of a client's share of the data: with this one, equal bytes reach an accuracy in the fewest rounds
+DENSE = 2  # the most bytes per entry that a frame can use
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Allocated:
+class Allocated(Stateful):
     """An allocator's ratios or thresholds for the clients present, so that the budget holds in every round.
 
     If clients wait (`Plan.overhead`, or a budget too small for one entry from everybody), each saves up its share, and
     only those that have saved most send: as many as have enough for a worthwhile frame. If not even one has, the
     round's budget is saved, too. Error feedback keeps what waits. Fewer and larger frames spend less on headers and on
     each index.
-
-    Args:
-        plan: The budget and the wire.
-        size: The number of entries in the model.
-        allocator: A name in `dagc.ALLOCATORS`.
-        compressor: How clients select: a name in `dagc.COMPRESSORS`.
     """
 
     wants_norms = False
 
-    def __init__(self, plan: Plan, size: int, allocator: str, compressor: str) -> None:
-        self.plan = plan
-        self.size = size
-        self.allocator = allocator
-        self.compressor = compressor
+    STATE = fields(_saved=named(finite), _carry=finite)
+
+    def __init__(self, plan: Plan, size: int, allocator: str, compressor: str = "top-k") -> None:
+        self.plan, self.size, self.allocator = plan, size, allocator
+        self.compressor = compressor if plan.threshold is None else "hard-threshold"
         self.least = worth_a_frame(plan, size) if plan.overhead else 1
         self._saved: dict[str, float] = {}
         self._carry = 0.0
-        self._last: tuple[Any, list[Any]] = (None, [])
 
     def decide(self, now: Situation) -> list[Any]:
         weights = np.array([now.examples[name] for name in now.present])
-        if self.plan.overhead:
-            return self._share(now, weights)
-        key = (list(now.present), weights.tolist(), now.allowance)
-        if key != self._last[0]:
+        if not self.plan.overhead:
             try:
-                self._last = key, self._everybody(now, weights)
+                return self._everybody(now, weights)
             except BudgetTooSmall:
-                return self._share(now, weights)
-        return list(self._last[1])
+                pass
+        return self._share(now, weights)
 
     def _everybody(self, now: Situation, weights: Array) -> list[Any]:
         """Every client sends what the allocator gives it."""
@@ -72,11 +63,9 @@ class Allocated:
             values=plan.values,
             caps=caps,
         )
-        if plan.threshold is not None:
-            return [float(threshold) for threshold in parameters]
-        return [int(count) for count in entries(parameters, self.size, caps=caps)]
+        return list((parameters if plan.threshold is not None else entries(parameters, self.size, caps=caps)).tolist())
 
-    def _share(self, now: Situation, weights: Array) -> list[int]:
+    def _share(self, now: Situation, weights: Array) -> list[Any]:
         """The clients that have saved most send: as many as can have enough for a frame each."""
         caps = self._caps(now.present)
         mean = self.plan.ratio or 0.001  # with a budget in bytes only the proportions matter
@@ -89,20 +78,20 @@ class Allocated:
         total = self._total(now, len(holding))
         enough = quota / np.cumsum(quota) * total >= np.minimum(self.least, most)
         sending = int(np.logical_and.accumulate(enough).sum())
+        counts = np.zeros(len(weights), dtype=np.int64)
         if not sending:  # the budget is saved up: here, or as bytes in the account
             self._carry += total if self.plan.ratio is not None else 0.0
-            return [0] * len(weights)
+            return list(counts.tolist())
         while True:
             chosen = self._divided(quota[:sending], most[:sending], now.allowance, total)
             if sending >= len(order) or not np.array_equal(chosen, most[:sending]):
                 break
             sending *= 2  # they send all they may, and part of the budget is left
-        counts = np.zeros(len(weights), dtype=np.int64)
         counts[order[:sending]] = chosen
         if counts.any():
             saved -= counts / counts.sum()
             self._saved |= dict(zip(now.present, saved.tolist(), strict=True))
-        return [int(count) for count in counts]
+        return list(counts.tolist())
 
     def _total(self, now: Situation, clients: int) -> float:
         """How many entries this round's budget allows; an estimate if it is in bytes."""
@@ -110,43 +99,58 @@ class Allocated:
             total = self._carry + self.plan.ratio * clients * self.size * (1 + 1e-12) + 1e-9
             self._carry = total % 1  # with few clients it may be the whole budget
             return float(int(total))
-        assert now.allowance is not None
-        limit = np.array([self.size])
-        plan = self.plan
-        largest = apportion_bytes(np.ones(1), now.allowance, limit, self.size, plan.values)
-        enough = self.least if largest[0] >= self.size else 1.0  # if everything fits, a tenth less may never be enough
-        return max(0.9 * float(largest[0]), min(float(enough), float(largest[0])))  # of one frame; several take more
+        largest = float(self._divided(np.ones(1), np.array([self.size]), now.allowance, 0.0)[0])
+        enough = self.least if largest >= self.size else 1.0  # if everything fits, a tenth less may never be enough
+        return max(0.9 * largest, min(float(enough), largest))  # of one frame; several take more
 
     def _divided(self, quota: Array, most: Ints, allowance: int | None, total: float) -> Ints:
         """Integers in proportion to the quota, none above its `most`, that meet the round's budget."""
-        plan = self.plan
-        if plan.ratio is None:
-            assert allowance is not None
-            return apportion_bytes(quota, allowance, most, self.size, plan.values)
+        if allowance is not None:
+            return apportion_bytes(quota, allowance, most, self.size, self.plan.values)
         return apportion(quota, min(int(total), int(most.sum())), most, least=0)
 
     def _caps(self, present: Sequence[str]) -> Array | None:
         caps = self.plan.caps
         return np.array([caps.get(name, 1.0) for name in present]) if caps else None
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"saved": dict(self._saved), "carry": self._carry}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._saved = {str(name): finite(saved) for name, saved in state["saved"].items()}
-        self._carry = finite(state["carry"])
-
 
 def worth_a_frame(plan: Plan, size: int) -> int:
-    """The fewest entries that keep overhead below `plan.overhead` of the frame; at most 1,024.
-
-    Example:
-        >>> worth_a_frame(Plan(method="power", bytes=13, values="sign", overhead=0.125), 7850)
-        37
-    """
-    assert plan.overhead is not None
+    """The fewest entries that keep overhead below `plan.overhead` of the frame; at most 1,024."""
     counts = np.arange(1, min(size, 1024) + 1)
     taken = payload_size(size, counts, plan.values)
     empty = 2 * int(taken[0]) - int(taken[min(1, len(taken) - 1)])
-    enough = counts[plan.overhead * taken >= empty]
+    enough = counts[(plan.overhead or 0.0) * taken >= empty]
     return int(enough[0] if len(enough) else counts[-1])
+
+
+class Shares(Stateful):
+    """A client's share of the bytes is in proportion to (its share of the data)^exponent, so that the budget holds."""
+
+    compressor = "best"
+    wants_norms = False
+
+    STATE = fields(_saved=named(finite))
+
+    def __init__(self, plan: Plan, size: int) -> None:
+        self.plan, self.size = plan, size
+        self.exponent = EXPONENT if plan.exponent is None else plan.exponent
+        self._saved: dict[str, float] = {}
+
+    def decide(self, now: Situation) -> list[Any]:
+        assert now.allowance is not None, "plans for this method have a budget in bytes"
+        weights = np.array([now.examples[name] for name in now.present])
+        quota = (weights / weights.max()) ** self.exponent
+        quota = quota / quota.sum() + [self._saved.get(name, 0.0) for name in now.present]
+        most = np.array([most_bytes(self.plan, self.size, name) for name in now.present])
+        amounts = apportion(quota, min(now.allowance, int(most.sum())), most, least=0)
+        sending = amounts >= LEAST
+        if sending.any() and not sending.all():
+            amounts[sending] = apportion(quota[sending], min(now.allowance, int(most[sending].sum())), most[sending])
+        amounts[~sending] = 0
+        self._saved |= dict(zip(now.present, np.where(amounts, 0.0, quota).tolist(), strict=True))
+        return list(amounts.tolist())
+
+
+def most_bytes(plan: Plan, size: int, name: str) -> int:
+    """The most bytes that a client sends in a round: its cap, or what a frame can use."""
+    return min(max(int(plan.caps.get(name, 1.0) * 4 * size), LEAST), DENSE * size + 64)

@@ -1,7 +1,7 @@
 """The plan: everything that clients and server agree on before training, the same in every engine."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from logging import getLogger
@@ -11,14 +11,11 @@ from dagc._numba import compiled
 from dagc.allocation import most_entries
 from dagc.errors import InvalidInput, unknown
 from dagc.feedback import SMALLEST_CLIP
-from dagc.policies.defaults import level_bytes, usual_bytes
 from dagc.policies.policy import POLICIES, Method, Policy, unknown_method
 from dagc.policies.rate import MOST_BYTES, Account, make_rate
 from dagc.settings import Settings, group
 from dagc.wire import VALUE_CODECS
 from dagc.wire.coder import MOST_SIZE
-
-__all__ = ["BUDGETS", "FRAMES", "ClientPlan", "Plan", "level_bytes", "usual_bytes"]
 
 log = getLogger("dagc.policies")
 FRAMES = ("compact", "coded", "auto")
@@ -33,6 +30,24 @@ LEAST_SHARE = 1 / 8
 BUDGETS = ("ratio", "threshold", "bytes", "rate")
 _budget, _method, _bounds, _run = map(group, ("Budget", "Method", "Bounds", "Run"))
 EXAMPLES = {"ratio": "ratio 0.001", "threshold": "threshold 0.05"}
+
+
+def usual_bytes(size: int) -> float:
+    """The default budget of methods that count entries: half the square root of the model's size, at least 8."""
+    return max(8.0, float(round(0.5 * math.sqrt(size))))
+
+
+MOST_PART = 0.1  # bytes per entry: more are never needed
+
+
+def level_bytes(size: int) -> float:
+    """The default of `dagc`: as accurate as training without compression, at its rounds (`docs/studies/results.md`)."""
+    return max(64.0, float(round(min(20 * math.sqrt(size), MOST_PART * size))))
+
+
+def local_steps_bytes(size: int) -> float:
+    """The default of an exchange after many local steps: it is rare, and AdamW changes all entries about equally."""
+    return 4 * level_bytes(size)
 
 
 @cache
@@ -54,10 +69,18 @@ class ClientPlan(Settings):
     """The part of a plan that clients need. They get it once, before their first order."""
 
     values: str = _method(
-        "fp32", "value codec: see above", "text", registry=lambda: (*VALUE_CODECS, "auto"), noun="value codec"
+        "fp32",
+        "value codec: fp32, int8, sign or auto",
+        "text",
+        registry=lambda: (*VALUE_CODECS, "auto"),
+        noun="value codec",
     )
     frames: str = _method(
-        "compact", "kind of frames: see above", "text", registry=lambda: FRAMES, noun="kind of frames"
+        "compact",
+        "kind of frames: compact, coded (by an entropy coder) or auto",
+        "text",
+        registry=lambda: FRAMES,
+        noun="kind of frames",
     )
     per_tensor: bool = _method(False, "select within each tensor of the model", "switch")
     step_ahead: float = _method(
@@ -74,9 +97,9 @@ class ClientPlan(Settings):
 
 @dataclass(frozen=True, init=False)
 class Plan(ClientPlan):
-    """What both sides agree on. Budgets are per client and round, on average over the clients that take part.
+    """What both sides agree on; `docs/reference/settings.md` describes every setting.
 
-    `docs/reference/settings.md` describes every setting.
+    Budgets are per client and round, on average over the clients that take part.
 
     Example:
         >>> Plan(method="dagc-r", bytes=13, values="sign", overhead=0.125).in_bytes
@@ -173,22 +196,17 @@ class Plan(ClientPlan):
         return {**plain, **defaults}
 
     def _check(self) -> None:
-        for name, cap in self.caps.items():
-            if not 0 < cap <= 1:
-                raise InvalidInput(f"caps: the cap of {name!r} is {cap:g}: it must be above 0 and at most 1")
         self._check_budget()
         self._check_method()
 
     def _check_budget(self) -> None:
         takes, chosen = self.method_spec.budgets, self.budgets_set
-        wrong = [name for name in chosen if name not in takes]
+        wrong, budgets = [name for name in chosen if name not in takes], _words(takes, "or")
         if wrong and not takes:
             raise InvalidInput(f"method {self.method!r} takes no budget, but {_words(wrong)} is given: leave it out")
         if wrong:
-            budgets = _words(takes, "or")
             raise InvalidInput(f"method {self.method!r} takes no {_words(wrong)}: give its budget as {budgets}")
         if takes and not chosen and "bytes" not in takes:
-            budgets = _words(takes, "or")
             raise InvalidInput(f"method {self.method!r} needs a budget: give {budgets}, e.g. {EXAMPLES[takes[0]]}")
         if self.down == "same" and not self.in_bytes and self.ratio is None:
             raise InvalidInput("down is 'same', but clients have no budget in entries or bytes: give down in bytes")
@@ -216,6 +234,9 @@ class Plan(ClientPlan):
                 )
         if self.overhead and (not spec.waits or self.threshold is not None):
             raise InvalidInput(f"clients of method {self.method!r} cannot wait: leave overhead out")
+        for name, cap in self.caps.items():
+            if not 0 < cap <= 1:
+                raise InvalidInput(f"caps: the cap of {name!r} is {cap:g}: it must be above 0 and at most 1")
         if self.caps and (self.threshold is not None or not spec.budgets):
             raise InvalidInput(
                 "caps limit how many entries are sent, but a threshold or no compression does not fix that number: "
@@ -223,101 +244,60 @@ class Plan(ClientPlan):
             )
 
     def changed(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, and from the method's own, as plain values.
-
-        Example:
-            >>> Plan(method="dagc-r", ratio=0.01, values="sign").changed()
-            {'method': 'dagc-r', 'ratio': 0.01, 'values': 'sign'}
-        """
-        defaults = self.method_spec.defaults
-        return {
-            name: value
-            for name, value in self.as_dict().items()
-            if name == "method" or value != defaults.get(name, self.default(name))
-        }
+        """The settings that differ from their defaults, and from the method's own, as plain values."""
+        usual = {name: self.default(name) for name in self.schema()} | dict(self.method_spec.defaults)
+        return {name: value for name, value in self.as_dict().items() if name == "method" or value != usual[name]}
 
     def for_size(self, size: int) -> Self:
-        """The same plan for a model of that many entries, with every "auto" and default resolved.
-
-        Example:
-            >>> Plan(method="thrifty", bytes=64).for_size(7850).values
-            'sign'
-        """
+        """The same plan for a model of that many entries, with every "auto" and default resolved."""
         for name, cap in self.caps.items():
             if most_entries(cap, size) < 1:
                 raise InvalidInput(f"caps: the cap {cap:g} of {name!r} is below one entry of {size}: raise it")
         if self.frames == "coded" and size > MOST_SIZE:
             raise InvalidInput(f"frames is 'coded', but {size:,} entries are too many for it: choose compact or auto")
         resolved: dict[str, Any] = {}
+        spec, budget = self.method_spec, self.bytes
         if self.frames == "auto":
             resolved["frames"] = "coded" if size <= CODED_BELOW else "compact"
             if resolved["frames"] == "coded" and not compiled():
                 _warn_without_numba()
-        if "bytes" in self.method_spec.budgets and not self.budgets_set:
-            resolved["bytes"] = level_bytes(size) if self.method_spec.encodes else usual_bytes(size)
-        if self.method_spec.encodes and self.ratio is not None:
+        if "bytes" in spec.budgets and not self.budgets_set:
+            resolved["bytes"] = budget = level_bytes(size) if spec.encodes else usual_bytes(size)
+        if spec.encodes and self.ratio is not None:
             resolved |= {"bytes": max(1.0, 4 * size * self.ratio), "ratio": None}
         if self.values == "auto":
-            resolved["values"] = self._values_for(size, resolved.get("bytes", self.bytes))
+            exact = self.ratio is not None and self.ratio >= SIGNS_BELOW
+            if budget is not None:  # with signs, an entry takes about a byte
+                exact = budget >= max(SIGNS_BELOW * size, SIGNS_BELOW_BYTES)
+            counted = self.ratio is not None or self.in_bytes
+            resolved["values"] = "fp32" if not counted else "int8" if exact else "sign"
         return self.replaced(**resolved) if resolved else self
-
-    def _values_for(self, size: int, budget: float | None) -> str:
-        if self.ratio is None and not self.in_bytes:
-            return "fp32"
-        exact = self.ratio is not None and self.ratio >= SIGNS_BELOW
-        if budget is not None:  # with signs, an entry takes about a byte
-            exact = budget >= max(SIGNS_BELOW * size, SIGNS_BELOW_BYTES)
-        return "int8" if exact else "sign"
 
     def for_clients(self) -> ClientPlan:
         """The part that clients need."""
         return ClientPlan(**{name: getattr(self, name) for name in ClientPlan.schema()})
 
     def policy(self, size: int) -> Policy:
-        """The policy that decides, each round, how much of a model of that many entries each client sends.
-
-        Example:
-            >>> from dagc.policies import Situation
-            >>> policy = Plan(method="dagc-r", ratio=0.01).policy(size=10_000)
-            >>> policy.decide(Situation(0, ["a", "b"], {"a": 900, "b": 100}))
-            [100, 100]
-        """
+        """The policy that decides, each round, how much of a model of that many entries each client sends."""
         return self.method_spec.make(self.for_size(size), size)
 
     def downward(self) -> Self | None:
-        """The server's plan for what it sends, as if it were a client; None if the downlink is lossless.
-
-        Example:
-            >>> Plan(method="dagc-r", bytes=64, values="sign", down="same").downward().changed()
-            {'method': 'top-k', 'bytes': 64, 'values': 'sign'}
-        """
+        """The server's plan for what it sends, as if it were a client; None if the downlink is lossless."""
         if self.lossless:
             return None
-        same = self.down == "same"
-        return type(self)(
-            method=self.method if self.method_spec.encodes else "top-k",
-            down=None if not self.method_spec.encodes else "lossless",
-            ratio=self.ratio if same else None,
-            bytes=self.bytes if same else float(self.down or 0),
-            rate=self.rate if same else None,
-            values=self.values,
-            frames=self.frames,
-            overhead=self.overhead,
-            per_tensor=self.per_tensor,
-        )
+        encodes, same = self.method_spec.encodes, self.down == "same"
+        budget = {name: getattr(self, name) for name in ("ratio", "bytes", "rate")} if same else {"bytes": self.down}
+        wire = {name: getattr(self, name) for name in ("values", "frames", "overhead", "per_tensor")}
+        who = {"method": self.method, "down": "lossless"} if encodes else {"method": "top-k"}
+        return type(self)(**who, **budget, **wire)
 
     def down_share(self, share: float) -> float:
         """The part of the downlink's budget for one round, if this fraction of the clients takes part in it.
 
-        A client that comes every tenth round downloads the broadcasts of ten rounds at once. If each has a tenth of the
-        budget, a visit costs the budget. But where clients come rarely, their model would hardly move. With "same", a
-        round has at least an eighth of the budget, with `dagc` the square root of the fraction: broadcasts that
-        carry too little cost accuracy. A rate is an allowance, and has no such minimum.
-
-        Example:
-            >>> thrifty = Plan(method="thrifty", bytes=64)
-            >>> thrifty.replaced(down=64).down_share(0.02), thrifty.down_share(0.02), Plan().down_share(0.04)
-            (0.02, 0.125, 0.2)
+        A client that comes every tenth round downloads ten broadcasts at once: with a tenth of the budget each, a visit
+        costs the budget. But where clients come rarely, their model would hardly move. With "same", a round has at
+        least an eighth of the budget, with `dagc` the square root of the fraction: broadcasts that carry too little
+        cost accuracy. A rate is an allowance, and has no such minimum.
         """
         if self.down != "same" or self.rate is not None:
             return share
@@ -329,11 +309,7 @@ class Plan(ClientPlan):
         return self.down in (None, "lossless")
 
     def account(self, rounds: int | None = None) -> Account | None:
-        """The account of a budget in bytes; None if the budget is not in bytes.
-
-        Args:
-            rounds: How many rounds the training has, for a rate per training.
-        """
+        """The account of a budget in bytes, for a training of so many rounds; None if the budget is not in bytes."""
         rate = None if self.rate is None else make_rate(self.rate)
         return Account(self.bytes, rate, rounds) if self.in_bytes else None
 
@@ -368,6 +344,5 @@ class Plan(ClientPlan):
         return POLICIES[self.method]
 
 
-def _words(names: tuple[str, ...] | list[str], last: str = "and") -> str:
-    *some, end = names
-    return f"{', '.join(some)} {last} {end}" if some else end
+def _words(names: Sequence[str], last: str = "and") -> str:
+    return f" {last} ".join([", ".join(names[:-1]), *names[-1:]] if len(names) > 1 else names)

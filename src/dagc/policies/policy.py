@@ -5,11 +5,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dagc.errors import InvalidInput, unknown
+from dagc.state import Stateful
 
 if TYPE_CHECKING:
     from dagc.policies.plan import Plan
-
-__all__ = ["POLICIES", "Method", "Policy", "Report", "Situation", "unknown_method"]
 
 
 class Report(NamedTuple):
@@ -22,42 +21,27 @@ class Report(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """What a policy bases its decision on.
+    """What a policy bases its decision on."""
 
-    Attributes:
-        round: From 0.
-        present: The names of the clients that take part, in the order of the roster.
-        examples: How much data each client holds, by name, for every client that ever joined.
-        reports: One for each client whose upload was accepted in the last round.
-        allowance: The bytes that all clients together may send this round; None if the budget is not in bytes.
-    """
-
-    round: int
-    present: Sequence[str]
-    examples: Mapping[str, float]
-    reports: Sequence[Report] = ()
-    allowance: int | None = None
+    round: int  # from 0
+    present: Sequence[str]  # the names of the clients that take part, in the order of the roster
+    examples: Mapping[str, float]  # of every client that ever joined, by name
+    reports: Sequence[Report] = ()  # one for each client whose upload was accepted in the last round
+    allowance: int | None = None  # bytes that all clients together may send; None if the budget is not in bytes
 
 
 class Policy(Protocol):
-    """Maps a situation to one parameter per client.
+    """Maps a situation to one parameter per client. What it remembers about clients, it remembers by name."""
 
-    Clients come and go: whatever a policy remembers about a client, it remembers by name.
-
-    Attributes:
-        compressor: How clients select: a name in `dagc.COMPRESSORS`.
-        wants_norms: Whether clients report the norms of their gradients.
-    """
-
-    compressor: str
-    wants_norms: bool
+    compressor: str  # how clients select: a name in `dagc.COMPRESSORS`
+    wants_norms: bool  # whether clients report the norms of their gradients
 
     def decide(self, now: Situation) -> list[Any]:
         """One parameter for each client present, in that order; 0 entries for a client that is to send nothing."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, ready for JSON."""
+        """The whole state, ready for JSON; `dagc.state.Stateful` makes it and loads it."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -66,32 +50,20 @@ class Policy(Protocol):
 
 
 class Method(NamedTuple):
-    """A training method.
+    """A training method."""
 
-    Attributes:
-        budgets: Which of `ratio`, `bytes`, `rate` and `threshold` it accepts.
-        make: Makes its policy from a plan and the number of entries in the model.
-        options: The names in `Plan.options` that it knows.
-        waits: Whether clients can wait until a frame is worth sending (`Plan.overhead`).
-        about: One line that describes it, for `--help`.
-        defaults: The method's own default settings.
-        fixed: Whether these defaults define the method: settings shared by a whole comparison do not change them.
-        encodes: Whether the encoder chooses what a frame holds, within bytes; entries and their codecs are not set.
-    """
-
-    budgets: tuple[str, ...]
-    make: Callable[["Plan", int], Policy]
-    options: tuple[str, ...] = ()
-    waits: bool = False
-    about: str = ""
-    defaults: Mapping[str, Any] = MappingProxyType({})
-    fixed: bool = False
-    encodes: bool = False
+    budgets: tuple[str, ...]  # which of `ratio`, `bytes`, `rate` and `threshold` it accepts
+    make: Callable[["Plan", int], Policy]  # its policy, from a plan and the number of entries in the model
+    options: tuple[str, ...] = ()  # the names in `Plan.options` that it knows
+    waits: bool = False  # whether clients can wait until a frame is worth sending (`Plan.overhead`)
+    about: str = ""  # one line that describes it, for `--help`
+    defaults: Mapping[str, Any] = MappingProxyType({})  # its own default settings
+    fixed: bool = False  # whether they define it: settings shared by a whole comparison do not change them
+    encodes: bool = False  # whether the encoder chooses what a frame holds: entries and their codecs are not set
 
 
 POLICIES: dict[str, Method] = {}
 """Every training method by name. Add yours, and every engine knows it."""
-
 ELSEWHERE = {
     "fedavg": "none",
     "fedsgd": "none with one local step",
@@ -115,3 +87,16 @@ def unknown_method(name: object) -> InvalidInput:
     if called is None:
         return unknown("method", name, POLICIES)
     return InvalidInput(f"there is no method {name!r}: it is called {called}")
+
+
+class Everything(Stateful):
+    """No compression, and so no parameter and nothing to remember."""
+
+    wants_norms = False
+    compressor = "none"
+
+    def __init__(self, plan: "Plan", size: int) -> None:
+        """Take the arguments of every policy; there is no budget to keep."""
+
+    def decide(self, now: Situation) -> list[Any]:
+        return [None] * len(now.present)

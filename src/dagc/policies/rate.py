@@ -1,20 +1,17 @@
 """Budgets over time: how much may have been sent by now. What one round does not use, later rounds may."""
 
-import math
 import re
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from dagc.errors import InvalidInput, shown
-from dagc.state import whole
-
-__all__ = ["MOST_BYTES", "Account", "Rate", "finite", "make_rate"]
+from dagc.settings import UNITS
+from dagc.state import Stateful, fields, finite, whole
 
 MOST_BYTES = 1 << 48
 """The largest budget in bytes: far above any real one, and small enough that sums of budgets stay exact."""
 SAVED_ROUNDS, SAVED_BYTES = 16, 1024
 """What is not spent is saved for later, up to this many rounds' worth, or this many bytes if those are more. Without a
 bound, one order could spend what many rounds have left."""
-_UNITS = {"": 1, "B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9}
 
 
 class Rate(NamedTuple):
@@ -35,7 +32,7 @@ def make_rate(text: str) -> Rate:
         match = re.fullmatch(r"\s*([0-9.]+)\s*([kMG]?B)?\s*/\s*(training|hour)\s*", str(text))
         if match is None:
             raise ValueError
-        rate = Rate(float(match[1]) * _UNITS[match[2] or ""], match[3])  # type: ignore[arg-type]
+        rate = Rate(float(match[1]) * UNITS[match[2] or "B"], match[3])  # type: ignore[arg-type]
     except ValueError:
         raise InvalidInput(
             f"rate is {shown(text)}: write bytes per client, like 200 kB/training or 1.5 MB/hour "
@@ -46,24 +43,12 @@ def make_rate(text: str) -> Rate:
     return rate
 
 
-def finite(number: Any) -> float:
-    """A number from a state; ValueError or TypeError if it is not a finite number."""
-    if isinstance(number, bool) or not isinstance(number, int | float) or not -math.inf < number < math.inf:
-        raise ValueError(f"{shown(number)} is not a number")
-    return float(number)
-
-
-class Account:
+class Account(Stateful):
     """What has been earned and spent of a budget in bytes. It never goes below 0.
 
-    Every client that takes part in a round earns its share. `Account.balance` is what all clients together may spend
-    in a round; it is bounded. The most that an order may cost is spent when it is given: an upload that never arrives
-    may still have been sent. What an upload did not use is refunded.
-
-    Args:
-        bytes: Per client and round, if given.
-        rate: Per client over time, if given.
-        rounds: How many rounds a training has, for a rate per training.
+    Every client that takes part in a round earns its share: bytes per round, or a rate over time, or both. What all
+    clients together may spend in a round, `Account.balance`, is bounded. The most that an order may cost is spent when
+    it is given: an upload that never arrives may still have been sent. What an upload did not use is refunded.
 
     Example:
         >>> account = Account(bytes=20)
@@ -73,6 +58,9 @@ class Account:
         >>> account.balance
         75
     """
+
+    FITS = "this budget"
+    STATE = fields(_by_round=finite, _by_rate=finite, _seconds=finite, _begun=whole, _earned=finite)
 
     def __init__(self, bytes: float | None = None, rate: Rate | None = None, rounds: int | None = None) -> None:
         if rate is not None and rate.per == "training" and rounds is None:
@@ -84,21 +72,15 @@ class Account:
     def earn(self, clients: float, seconds: float = 0.0) -> None:
         """Start a round with this number of clients, this many seconds after the start of the training."""
         if self.bytes is not None:
-            earned = self.bytes * clients
-            self._by_round = min(self._by_round + earned, max(SAVED_ROUNDS * earned, SAVED_BYTES))
+            self._by_round = _saved(self._by_round, self.bytes * clients)
+        if self.rate is not None and self.rate.per == "training":  # this round's part: what is left by the rounds left
+            part = (1 - self._earned) / max(1, (self.rounds or 1) - self._begun)
+            self._begun, self._earned = self._begun + 1, self._earned + part
+            self._by_rate = _saved(self._by_rate, self.rate.bytes * part * clients)
+        elif self.rate is not None:
+            self._by_rate += self.rate.bytes * ((seconds - self._seconds) / 3600) * clients
         if self.rate is not None:
-            each = self._part() if self.rate.per == "training" else (seconds - self._seconds) / 3600
-            earned = self.rate.bytes * each * clients
-            self._by_rate += earned
-            if self.rate.per == "training":
-                self._by_rate = min(self._by_rate, max(SAVED_ROUNDS * earned, SAVED_BYTES))
             self._seconds = seconds
-
-    def _part(self) -> float:
-        """This round's part of a training's budget: what is left, divided by the rounds left."""
-        part = (1 - self._earned) / max(1, (self.rounds or 1) - self._begun)
-        self._begun, self._earned = self._begun + 1, self._earned + part
-        return part
 
     def spend(self, bytes: int) -> None:
         """Record bytes that are sent, or may be; a negative number refunds bytes that were not."""
@@ -118,16 +100,6 @@ class Account:
         missing = self.bytes * clients - self._by_rate
         return max(0.0, self._seconds + missing / (self.rate.bytes * clients) * 3600 - seconds)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "by_round": self._by_round,
-            "by_rate": self._by_rate,
-            "seconds": self._seconds,
-            "begun": self._begun,
-            "earned": self._earned,
-        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._by_round, self._by_rate = finite(state["by_round"]), finite(state["by_rate"])
-        self._seconds = finite(state["seconds"])
-        self._begun, self._earned = whole(state["begun"]), finite(state["earned"])
+def _saved(before: float, earned: float) -> float:
+    return min(before + earned, max(SAVED_ROUNDS * earned, SAVED_BYTES))

@@ -1,59 +1,91 @@
 """Broadcasts: how the server chooses and encodes one, and the log of those that clients who were away may need."""
 
-from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dagc.compressors import per_tensor, top_k
 from dagc.errors import MalformedPayload
 from dagc.policies import Plan
-from dagc.protocol.extras import FIRST_TIMES
+from dagc.protocol.budget import Allowance
+from dagc.protocol.extras import Ways
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
-from dagc.state import flag, sequence, whole
+from dagc.state import Check, Stateful, fields, finite, flag, like, listed, nested, raw, whole
 from dagc.updates import Update, encode_update
 from dagc.wire import Memory, encode, is_coded, quantise
 from dagc.wire.frame import read_varint, varint
 from dagc.wire.shapes import Shapes, sizes_of
 
-__all__ = ["EntryBroadcasts", "Log", "best_broadcast", "broadcasts"]
+
+class Broadcaster(Stateful):
+    """Sends what carries most of the difference between the server's model and the clients' within a budget."""
+
+    STATE = fields(target=like, moved=finite, log=nested, _allowance=nested, entries=nested)
+
+    def __init__(self, plan: Plan, model: NDArray[np.float32], shapes: Shapes, rounds: int | None) -> None:
+        self.target = model.copy()  # the server's model
+        self.moved = 0.0  # how far the last broadcast moved the clients' model
+        self.carried: float | None = None  # the share of the difference's energy that it carried, if that is known
+        self.log = Log(model.nbytes)
+        self._shapes, self._allowance = shapes, Allowance(plan, len(model), rounds)
+        self.entries = None if plan.method_spec.encodes else EntryBroadcasts(plan, shapes)
+
+    def broadcast(
+        self, model: NDArray[np.float32], stamp: int, round: int, share: float, seconds: float, extras: Ways
+    ) -> Update | None:
+        """What clients with this model add to it; None if nothing is sent. The arguments are `Downlink.advance`'s."""
+        amount = self._allowance.amount(round, share, seconds)
+        if not amount:
+            return None
+        difference = torch.from_numpy(self.target - model)
+        if self.entries is not None:
+            frame, update = self.entries.broadcast(difference, amount, stamp)
+            paid, carried = len(frame), self.carried
+        else:
+            frame, update, carried = best_broadcast(difference, self._shapes, amount, stamp, extras)
+            paid = min(len(frame), amount)
+        if not frame:
+            return None
+        self._allowance.pay(paid)
+        self.log.add(frame)
+        self.moved, self.carried = update.norm(), carried
+        return update
 
 
 def best_broadcast(
-    difference: torch.Tensor, shapes: Shapes, amount: int, stamp: int, least_carried: float
+    difference: torch.Tensor, shapes: Shapes, amount: int, stamp: int, extras: Ways
 ) -> tuple[bytes, Update, float]:
     """What carries most of a difference within this many bytes: the frame, the update, and the share it carries.
 
-    If the share is below `least_carried`, the frame takes up to `FIRST_TIMES` as many bytes.
+    If that is below one of the shares of `extras`, the frame takes up to so many times as many bytes.
     """
     energy = max(float(difference.double().square().sum()), 1e-300)
     frame, update = encode_update(difference, shapes, amount, round=stamp)
-    if update.energy < least_carried * energy:
-        frame, update = encode_update(difference, shapes, FIRST_TIMES * amount, share=least_carried, round=stamp)
+    for least, times in extras:
+        if update.energy < least * energy:
+            frame, update = encode_update(difference, shapes, int(times * amount), share=least, round=stamp)
     return frame, update, update.energy / energy
 
 
-class EntryBroadcasts:
-    """Broadcasts of the largest entries, as clients send them.
+class EntryBroadcasts(Stateful):
+    """Broadcasts of the largest entries, as clients send them."""
 
-    Args:
-        plan: The server's own plan.
-        shapes: The shapes of the model's tensors.
-    """
+    STATE = fields(_memory=nested, restart=flag)
 
     def __init__(self, plan: Plan, shapes: Shapes) -> None:
-        self._values = plan.values
-        self._shapes = shapes
+        self._values, self._shapes = plan.values, shapes
         self._select = per_tensor(top_k, sizes_of(shapes)) if plan.per_tensor else top_k
         self._memory = Memory(shapes, signs=plan.values == "sign") if plan.frames == "coded" else None
-        self._restart = False  # whether a client that reads the next broadcast has skipped some
+        self.restart = False  # whether a client that reads the next broadcast has skipped some: coding starts again
 
-    def skipped(self) -> None:
-        """A client that reads the next broadcast does not remember those before it: coding starts again."""
-        self._restart = True
+    def checks(self) -> dict[str, Check]:
+        coded = self._memory is not None
+        return {**super().checks(), "_memory": partial(Memory.restored, self._shapes) if coded else nested(None)}
 
     def broadcast(self, difference: torch.Tensor, entries: int, stamp: int) -> tuple[bytes, Update]:
         """The frame with the largest entries, empty if all are zero; and the update that it holds."""
@@ -62,31 +94,17 @@ class EntryBroadcasts:
             return b"", Update.empty(sparse.size)
         sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, self._values))
         memory = self._memory
-        if memory is not None and self._restart:
+        if memory is not None and self.restart:
             memory.reset()
-        self._restart = False
+        self.restart = False
         frame = encode(sparse, self._values, round=stamp, memory=memory)
         if memory is not None and (is_coded(frame) or memory.frames):
             memory.learn(sparse)
         return frame, Update.of(sparse)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"memory": None if self._memory is None else self._memory.state_dict(), "restart": self._restart}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if (self._memory is None) != (state["memory"] is None):
-            raise ValueError("the coder's memory does not go with this kind of frames")
-        if self._memory is not None:
-            self._memory = Memory.restored(self._shapes, state["memory"])
-        self._restart = flag(state["restart"])
-
-
-class Log:
-    """The last broadcasts. They never take more bytes than the model, so memory does not grow with clients.
-
-    Args:
-        most: The bytes of the model.
-    """
+class Log(Stateful):
+    """The last broadcasts: never more bytes than this, those of the model, so memory does not grow with clients."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -94,7 +112,7 @@ class Log:
 
     def clear(self) -> None:
         """Forget all broadcasts."""
-        self._frames: deque[bytes] = deque()
+        self._frames: list[bytes] = []
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -105,15 +123,11 @@ class Log:
         self._frames.append(frame)
         self._bytes += len(frame)
         while self._bytes > self._most:
-            self._bytes -= len(self._frames.popleft())
+            self._bytes -= len(self._frames.pop(0))
 
     def last(self, count: int, first: bytes = b"") -> bytes:
-        """The last broadcasts as one frame, after the first model if it is given.
-
-        If there are several, each has its length before it.
-        """
-        frames = [self._frames[place] for place in range(len(self) - count, len(self))]
-        frames = [first, *frames] if first else frames
+        """The last broadcasts as one frame, after the first model if it is given; several each after its length."""
+        frames = ([first] if first else []) + self._frames[len(self) - count :]
         return frames[0] if len(frames) == 1 else b"".join(varint(len(frame)) + frame for frame in frames)
 
     def state_dict(self) -> dict[str, Any]:
@@ -121,13 +135,12 @@ class Log:
         return {"frames": frames, "lengths": [len(frame) for frame in self._frames]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`; ValueError if it does not fit."""
-        frames, lengths = state["frames"], [whole(length) for length in sequence(state["lengths"])]
-        if frames.dtype != np.uint8 or frames.shape != (sum(lengths),):
-            raise ValueError(f"its log is {frames.dtype} {frames.shape}, not {sum(lengths)} bytes")
+        frames, lengths = raw(state["frames"]), listed(whole)(state["lengths"])
+        if len(frames) != sum(lengths):
+            raise ValueError(f"its log has {len(frames)} bytes, not {sum(lengths)}")
         self.clear()
         for end, length in zip(np.cumsum(lengths).tolist(), lengths, strict=True):
-            self.add(frames[end - length : end].tobytes())
+            self.add(frames[end - length : end])
 
 
 def broadcasts(download: Download) -> Iterator[tuple[int, memoryview]]:
@@ -141,7 +154,7 @@ def broadcasts(download: Download) -> Iterator[tuple[int, memoryview]]:
     for step in range(count):
         frame = rest
         if count > 1:
-            length, at = read_varint(rest, 0, len(rest))
+            length, at = read_varint(rest, 0)
             frame, rest = rest[at : at + length], rest[at + length :]
             if len(frame) < length:
                 raise MalformedPayload(f"broadcast {step + 1} of {count} is truncated")

@@ -6,39 +6,33 @@ from typing import Any
 import numpy as np
 
 from dagc.policies import Plan, Report, Situation
-from dagc.policies.rate import finite
 from dagc.protocol.messages import BEST, Order, Upload
 from dagc.protocol.roster import Member
-from dagc.state import all_or_nothing, load_part, sequence, whole
+from dagc.state import Stateful, fields, finite, listed, nested, optional, text, whole
 from dagc.wire import payload_size
 from dagc.wire.frame import varint
-
-__all__ = ["Allowance", "Budget"]
 
 SERVER = "server"
 
 
-class Budget:
-    """The budget of one direction, and who gets which part of it.
+def _report(client: Any, norm: Any, entries: Any, size: Any) -> Report:
+    return Report(text(client), optional(finite)(norm), whole(entries), whole(size))
 
-    Args:
-        plan: A plan resolved for this size.
-        size: The number of entries of the model.
-        rounds: How many rounds the training has, for a rate per training.
 
-    Attributes:
-        policy: Decides how much each client sends.
-        account: What was earned and spent of a budget in bytes; None if the budget is not in bytes.
-        reserved: The most bytes that the answer to each order of this round can take of the account.
-        reports: What is known of the uploads accepted in the last round.
-    """
+class Budget(Stateful):
+    """The budget of one direction, by a plan resolved for this size, and who gets which part of it."""
+
+    FITS = "this budget"
+    STATE = fields(policy=nested, account=nested, reports=listed(lambda values: _report(*values)))
 
     def __init__(self, plan: Plan, size: int, rounds: int | None = None) -> None:
         self.plan, self.size = plan, size
-        self.policy = plan.policy(size)
-        self.account = plan.account(rounds)
-        self.reserved: dict[str, int] = {}
-        self.reports: list[Report] = []
+        self.policy, self.account = plan.policy(size), plan.account(rounds)
+        self.reserved: dict[str, int] = {}  # the most bytes of the account that each answer of this round can take
+        self.reports: list[Report] = []  # of the last round
+
+    def loaded(self) -> None:
+        self.reserved = {}
 
     def amounts(
         self, round: int, holding: Sequence[str], members: Mapping[str, Member], seconds: float
@@ -55,8 +49,9 @@ class Budget:
             self.account.earn(len(holding), seconds)
             allowance = self.account.balance
         examples = {name: member.examples for name, member in members.items()}
-        situation = Situation(round, holding, examples, self.reports, allowance)
-        amounts = dict(zip(holding, map(_plain, self.policy.decide(situation)), strict=True))
+        decided = self.policy.decide(Situation(round, holding, examples, self.reports, allowance))
+        native = [each.item() if isinstance(each, np.generic) else each for each in decided]  # from plugins
+        amounts = dict(zip(holding, native, strict=True))
         compressor = self.policy.compressor
         self.reserved = {name: self.most_bytes(Order(1, amount, compressor)) for name, amount in amounts.items()}
         if self.account is not None:
@@ -73,43 +68,17 @@ class Budget:
         """The most bytes that an answer to this order can take; 0 if there is no limit."""
         if order.compressor == BEST:
             return int(order.amount)
-        if not order.most_entries:
-            return 0
-        return int(payload_size(self.size, order.most_entries, self.plan.values)[0])
+        return int(payload_size(self.size, order.most_entries, self.plan.values)[0]) if order.most_entries else 0
 
     def report(self, uploads: Sequence[Upload]) -> None:
         """Note the uploads accepted in this round."""
         self.reports = [Report(each.client, each.norm, len(each.update), len(each.frame)) for each in uploads]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "policy": self.policy.state_dict(),
-            "account": None if self.account is None else self.account.state_dict(),
-            "reports": [list(report) for report in self.reports],
-        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with all_or_nothing(self, "this budget"):
-            self.rollback(state)
+class Allowance(Stateful):
+    """How much the server may broadcast in each round, as the only client of its own plan, `Plan.downward`."""
 
-    def snapshot(self) -> Mapping[str, Any]:
-        return {**self.state_dict(), "reserved": dict(self.reserved)}
-
-    def rollback(self, snapshot: Mapping[str, Any]) -> None:
-        self.reserved = dict(snapshot.get("reserved", {}))
-        self.reports = [_report(*fields) for fields in sequence(snapshot["reports"])]
-        self.policy.load_state_dict(snapshot["policy"])
-        load_part(self.account, snapshot["account"])
-
-
-class Allowance:
-    """How much the server may broadcast in each round, as the only client of its own plan.
-
-    Args:
-        plan: That plan, `Plan.downward`.
-        size: The number of entries of the model.
-        rounds: How many rounds the training has, for a rate per training.
-    """
+    STATE = fields(_turns=finite, _policy=nested, _account=nested)
 
     def __init__(self, plan: Plan, size: int, rounds: int | None = None) -> None:
         self._policy, self._account = plan.policy(size), plan.account(rounds)
@@ -133,24 +102,3 @@ class Allowance:
         """Pay for a broadcast of this many bytes."""
         if self._account is not None:
             self._account.spend(length + len(varint(length)))  # several are sent together, each with its length
-
-    def state_dict(self) -> dict[str, Any]:
-        account = None if self._account is None else self._account.state_dict()
-        return {"turns": self._turns, "policy": self._policy.state_dict(), "account": account}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._turns = finite(state["turns"])
-        self._policy.load_state_dict(state["policy"])
-        load_part(self._account, state["account"])
-
-
-def _plain(amount: Any) -> Any:
-    """A number from numpy, as a policy of somebody else may return it, as Python's."""
-    return amount.item() if isinstance(amount, np.generic) else amount
-
-
-def _report(client: str, norm: float | None, entries: int, bytes: int) -> Report:
-    """A report with these fields, each of which is checked."""
-    if not isinstance(client, str):
-        raise TypeError(f"the client of a report is {client!r:.50}")
-    return Report(client, None if norm is None else finite(norm), whole(entries), whole(bytes))

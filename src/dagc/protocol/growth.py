@@ -1,6 +1,6 @@
 """Finds tensors of which more and more is left unsent: too few bytes, or a client that ignores the model it gets."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from logging import getLogger
 from typing import Any
 
@@ -8,55 +8,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dagc.state import flag
-
-__all__ = ["EVERY", "Growth", "norms_of"]
+from dagc.state import Stateful, fields, flag, like
 
 log = getLogger("dagc.protocol")
-EVERY = 20
-"""Uploads between two looks: the norms of all tensors take about as long as adding two vectors."""
+EVERY = 20  # uploads between two looks: the norms of all tensors take about as long as adding two vectors
 LARGER = 100.0
 """What is left is suspicious from this many usual updates on. `tests/protocol/test_growth.py` has what is usual."""
-FASTER = 1.1
-"""And if it has grown by this factor since the look before."""
-LOOKS = 3
-"""So many looks in a row."""
+FASTER = 1.1  # and if it has grown by this factor since the look before
+LOOKS = 3  # so many looks in a row
 
 
-class Growth:
-    """The norms of a client's residual, tensor by tensor.
+class Growth(Stateful):
+    """The norms of a client's residual, tensor by tensor."""
 
-    Args:
-        sizes: The number of entries of each tensor.
-
-    Attributes:
-        norms: Of the residual of each tensor at the last look.
-        usual: The norm of the largest update of each tensor that was looked at.
-        streak: For how many looks in a row each tensor's residual was large and grew.
-        warned: Whether the warning was given.
-
-    Example:
-        >>> growth = Growth([2, 1])
-        >>> change = [torch.ones(2), torch.ones(1)]
-        >>> for norm in (100.0, 200.0, 400.0):
-        ...     tensors = growth.look(torch.tensor([1.0, 1.0, norm]), change)
-        >>> tensors
-        [1]
-    """
+    STATE = fields(norms=like, usual=like, streak=like, warned=flag)
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)
-        self.norms, self.usual = np.zeros(len(sizes)), np.zeros(len(sizes))
-        self.streak = np.zeros(len(sizes), np.int64)
+        self.norms = np.zeros(len(sizes))  # of the residual of each tensor at the last look
+        self.usual = np.zeros(len(sizes))  # the norm of the largest update of each that was looked at
+        self.streak = np.zeros(len(sizes), np.int64)  # for how many looks in a row its residual was large and grew
         self.warned = False
 
     def look(self, residual: torch.Tensor, change: Sequence[torch.Tensor]) -> list[int]:
-        """The tensors whose residual keeps growing, if that is newly known.
-
-        Args:
-            residual: What was not sent, of all tensors.
-            change: The last update: the tensors, or all of them as one vector.
-        """
+        """The tensors whose residual keeps growing after this change of all tensors, if that is newly known."""
         parts = list(torch.split(change[0].reshape(-1), self.sizes)) if len(change) == 1 else list(change)
         if self.warned or len(parts) != len(self.sizes):
             return []
@@ -75,18 +50,6 @@ class Growth:
             "budget or a lower learning rate, and check that the client trains on the model it is given",
             names, LARGER, LOOKS * EVERY,
         )  # fmt: skip
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"norms": self.norms, "usual": self.usual, "streak": self.streak, "warned": self.warned}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`; ValueError if it does not fit."""
-        for name in ("norms", "usual", "streak"):
-            array, like = state[name], getattr(self, name)
-            if array.dtype != like.dtype or array.shape != like.shape or not np.isfinite(array).all():
-                raise ValueError(f"{name} of {len(self.sizes)} tensors is {array.dtype} {array.shape}")
-        self.norms, self.usual, self.streak = (state[name].copy() for name in ("norms", "usual", "streak"))
-        self.warned = flag(state["warned"])
 
 
 def norms_of(parts: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -1,15 +1,14 @@
 """What a server remembers of each client's coded uploads, within a bound in bytes."""
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from dagc.protocol.messages import Order, Upload
 from dagc.sparse import Sparse
+from dagc.state import Stateful, named, plain
 from dagc.wire import Memory
-from dagc.wire.coder import memory_bytes
 from dagc.wire.shapes import Shapes
-
-__all__ = ["CLOCKS", "MEMORIES", "Memories"]
 
 CLOCKS = 1 << 26
 """Bytes that the clocks of all memories may take. Clients that join after that get a memory without clocks."""
@@ -17,31 +16,25 @@ MEMORIES = 1 << 28
 """Bytes that all memories may take without their clocks. Those of the clients away for longest are dropped."""
 
 
-class Memories:
+class Memories(Stateful):
     """One `Memory` per client, by name. The clients seen most recently come last.
 
     A memory changes only with uploads that were accepted. If a client's frame cannot be read with its memory, and no
     readable one follows in the same round, the memory is dropped: the next order then says 0 frames, and the client
     starts again, too.
-
-    Args:
-        shapes: The shapes of the model's tensors.
-        values: The value codec of the uploads.
-
-    Example:
-        >>> memories = Memories([1000], "sign")
-        >>> memories.counted(["ann"])               # whether it has clocks, and how many frames it has counted
-        {'ann': (True, 0)}
-        >>> len(memories.by_name)                   # created with the first frame
-        0
     """
 
     def __init__(self, shapes: Shapes, values: str) -> None:
         self._signs = values == "sign"
-        self.by_name: dict[str, Memory] = {}
         self._shapes = shapes
-        self._room = max(1, MEMORIES // memory_bytes(shapes, clocks=False))
-        self._clock_bytes = memory_bytes(shapes) - memory_bytes(shapes, clocks=False)
+        empty = Memory(shapes, clocks=False)
+        self._room = max(1, MEMORIES // empty.nbytes)
+        self._clock_bytes = 4 * empty.size
+        self._forget({})
+
+    def _forget(self, memories: dict[str, Memory]) -> None:
+        """Forget all but these, and the round."""
+        self.by_name = memories
         self._present: set[str] = set()
         self._unread: set[str] = set()
 
@@ -81,26 +74,14 @@ class Memories:
 
     def close(self, accepted: Iterable[Upload]) -> None:
         """The round is over: count these uploads, and drop memories that did not fit."""
-        answered = set()
         for upload in accepted:
-            answered.add(upload.client)
+            self._unread.discard(upload.client)
             if upload.frame and upload.client in self.by_name and isinstance(upload.update, Sparse):
                 self.by_name[upload.client].learn(upload.update)
-        for name in self._unread - answered:
-            self.by_name.pop(name, None)
-        self._present, self._unread = set(), set()
+        self._forget({name: memory for name, memory in self.by_name.items() if name not in self._unread})
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: memory.state_dict() for name, memory in self.by_name.items()}
+        return dict(plain(self.by_name))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.rollback({name: Memory.restored(self._shapes, each) for name, each in state.items()})
-
-    def snapshot(self) -> dict[str, Memory]:
-        """What `rollback` needs; memories change only in `close`."""
-        return dict(self.by_name)
-
-    def rollback(self, snapshot: dict[str, Memory]) -> None:
-        """Undo everything since `snapshot`, up to the end of a round."""
-        self.by_name = dict(snapshot)
-        self._present, self._unread = set(), set()
+        self._forget(named(partial(Memory.restored, self._shapes))(state))

@@ -1,40 +1,28 @@
 """What the server accepts: every upload is hostile until it is decoded and checked against its order."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from dagc.errors import MalformedPayload, OutsideBound
 from dagc.policies import Plan
-from dagc.policies.rate import finite
 from dagc.protocol.memories import Memories
 from dagc.protocol.messages import BEST, Order, Upload
 from dagc.sparse import Sparse
-from dagc.state import all_or_nothing, load_part, sequence
+from dagc.state import Stateful, fields, finite, listed, nested
 from dagc.updates import decode_update
 from dagc.wire import decode, is_coded, payload_size
 from dagc.wire.shapes import Shapes
 
-__all__ = ["LARGEST", "Receiver"]
-
-RECENT = 100
-"""How many recent norms `Plan.norm_bound` takes the median of."""
-LARGEST = 2.0**100
-"""No value of an honest upload is larger, and sums of smaller ones do not overflow."""
+RECENT = 100  # how many recent norms `Plan.norm_bound` takes the median of
+LARGEST = 2.0**100  # no value of an honest upload is larger, and sums of smaller ones do not overflow
 
 
-class Receiver:
-    """Decodes uploads and bounds their norms.
+class Receiver(Stateful):
+    """Decodes uploads and bounds their norms."""
 
-    Args:
-        plan: A plan resolved for this size.
-        size: The number of entries of the model.
-        shapes: The shapes of the model's tensors.
-
-    Attributes:
-        memories: What is remembered of each client's coded uploads; None if frames are not coded.
-    """
+    FITS = "this plan and model"
+    STATE = fields(_norms=listed(finite), memories=nested)
 
     def __init__(self, plan: Plan, size: int, shapes: Shapes) -> None:
         self.plan, self.size, self.shapes = plan, size, shapes
@@ -46,12 +34,10 @@ class Receiver:
         """A round begins."""
         self._round_norms = {}
 
-    def read(self, name: str, order: Order, frame: bytes | memoryview, norm: float | None) -> Upload:
-        """Decode and check a client's answer to its order. Its norm is checked by `check_norm`.
+    loaded = begin
 
-        Raises:
-            MalformedPayload: If it is damaged, from another round, or more than was allowed.
-        """
+    def read(self, name: str, order: Order, frame: bytes | memoryview, norm: float | None) -> Upload:
+        """Decode and check a client's answer to its order, except for its norm; `MalformedPayload` if it is none."""
         if norm is not None and not 0 <= norm <= LARGEST * self.size:
             raise MalformedPayload(f"the norm of its gradient is {norm}")
         if order.compressor == BEST:
@@ -66,13 +52,10 @@ class Receiver:
         return Upload(name, sparse, bytes(frame), norm)
 
     def check_norm(self, upload: Upload, clip: float) -> None:
-        """Refuse an upload that is larger than allowed, or far larger than most.
+        """Raise `OutsideBound` if an upload is larger than `clip`, or far larger than most.
 
         Refused norms count as recent ones, too. The median therefore follows a change that all clients go through, and
         a minority cannot move it beyond what the others send.
-
-        Raises:
-            OutsideBound: If its norm is above `clip` or the plan's `norm_bound`.
         """
         bound = self.plan.norm_bound
         if (bound is None and not clip) or not len(upload.update):
@@ -116,22 +99,3 @@ class Receiver:
             if self.memories is not None and is_coded(frame):
                 self.memories.mark_unreadable(name)
             raise
-
-    def state_dict(self) -> dict[str, Any]:
-        memories = None if self.memories is None else self.memories.state_dict()
-        return {"norms": list(self._norms), "memories": memories}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with all_or_nothing(self, "this plan and model"):
-            self._norms, self._round_norms = [finite(norm) for norm in sequence(state["norms"])], {}
-            load_part(self.memories, state["memories"])
-
-    def snapshot(self) -> tuple[Any, ...]:
-        return list(self._norms), None if self.memories is None else self.memories.snapshot()
-
-    def rollback(self, snapshot: tuple[Any, ...]) -> None:
-        """Undo everything since `snapshot`, up to the end of a round."""
-        norms, memories = snapshot
-        self._norms, self._round_norms = list(norms), {}
-        if self.memories is not None:
-            self.memories.rollback(memories)

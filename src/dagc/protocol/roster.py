@@ -1,80 +1,78 @@
 """Who takes part: every client that ever joined, how much data it holds, and what the server knows of its model."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from statistics import mean, median_low
 from typing import Any
 
 from dagc.errors import InvalidInput, shown, unknown
-from dagc.policies.rate import finite
-from dagc.state import all_or_nothing, sequence, whole
+from dagc.state import Stateful, fields, finite, instance, plain, text, whole
 
-__all__ = ["Member", "Roster"]
-
-SMOOTHING = 0.5
-"""The weight of one round in the running number of rounds between visits."""
-
-RARER = 8
-"""The downlink's budget for a round is at least this part of what clients that come back allow."""
+SMOOTHING = 0.5  # the weight of one round in the running number of rounds between visits
+RARER = 8  # the downlink's budget for a round is at least this part of what clients that come back allow
+MOST_EXAMPLES = 1 << 53
 
 
 @dataclass
-class Member:
-    """A client, as the server knows it.
+class Member(Stateful):
+    """A client, as the server knows it."""
 
-    Attributes:
-        name: Its name, which survives restarts.
-        number: Its place in the roster. Uploads are always added up in this order.
-        examples: How much data it holds.
-        model_version: The version of its model; -1 if it is not known to have one.
-        accepted_round: The round of its last upload that was accepted; 0 if none was.
-        last_round: The round in which it last took part; 0 if it never did.
-    """
-
-    name: str
-    number: int
+    name: str  # survives restarts
+    number: int  # its place in the roster: uploads are always added up in this order
     examples: float
-    model_version: int = -1
-    accepted_round: int = 0
-    last_round: int = 0
+    model_version: int = -1  # -1 if it is not known to have a model
+    accepted_round: int = 0  # of its last upload that was accepted; 0 if none was
+    last_round: int = 0  # in which it last took part; 0 if it never did
+
+    STATE = fields(
+        name=text,
+        number=whole,
+        examples=partial(finite, least=0, below=MOST_EXAMPLES),
+        model_version=partial(whole, least=-1),
+        accepted_round=whole,
+        last_round=whole,
+    )
 
 
-class Roster:
+def _members(states: Any) -> dict[str, Member]:
+    members: dict[str, Member] = {}
+    for number, state in enumerate(instance(list)(states)):
+        member = Member("", number, 0.0)
+        member.load_state_dict(state)
+        members[member.name] = member
+        if (member.number, len(members)) != (number, number + 1):
+            raise ValueError("a member is listed twice, or out of place")
+    return members
+
+
+class Roster(Stateful):
     """Members by name, in the order in which they joined. Clients may join at any time, leave and come back.
 
     Args:
         newcomer: The model version of a client that joins: -1, or 0 if clients create the first model themselves.
         most_examples: A client that claims more examples counts as if it held this many.
-
-    Attributes:
-        members: By name.
-        gap: The typical number of rounds between two visits of a client.
-        return_gap: The mean of the rounds between two visits, of clients that come back.
-
-    Example:
-        >>> roster = Roster(most_examples=100)
-        >>> roster.join("ann", 500)
-        >>> roster.members["ann"].examples
-        100.0
     """
+
+    FITS = "this roster"
+    STATE = fields(gap=finite, return_gap=finite, members=_members)
 
     def __init__(self, newcomer: int = -1, most_examples: float | None = None) -> None:
         self.newcomer, self.most_examples = newcomer, most_examples
         self.members: dict[str, Member] = {}
-        self.gap = self.return_gap = 1.0
+        self.gap = 1.0  # the typical number of rounds between two visits of a client
+        self.return_gap = 1.0  # the mean of those rounds, of clients that come back
 
     def join(self, name: str, examples: float) -> None:
         """Add a client, or update its number of examples."""
-        if not isinstance(examples, Real) or not 0 <= examples < 1 << 53:
+        if not isinstance(examples, Real) or not 0 <= examples < MOST_EXAMPLES:
             raise InvalidInput(
                 f"client {name!r:.120} claims {shown(examples, 50)} examples: it must be a number from 0 to 2^53"
             )
         counted = float(examples) if self.most_examples is None else min(float(examples), float(self.most_examples))
-        if name in self.members:
-            self.members[name].examples = counted
-        else:
-            self.members[name] = Member(name, len(self.members), counted, self.newcomer)
+        member = self.members.setdefault(name, Member(name, len(self.members), counted, self.newcomer))
+        member.examples = counted
 
     def present(self, names: Iterable[str]) -> list[Member]:
         """The members with these names, in the order of the roster."""
@@ -110,38 +108,9 @@ class Roster:
         """
         return min(max(self.gap, self.return_gap), RARER * self.return_gap)
 
+    def loaded(self) -> None:
+        if self.gap <= 0 or self.return_gap <= 0:
+            raise ValueError(f"the rounds between visits are {self.gap} and {self.return_gap}")
+
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "gap": self.gap,
-            "return_gap": self.return_gap,
-            "members": [asdict(member) for member in self.members.values()],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with all_or_nothing(self, "this roster"):
-            members = [_member(**fields) for fields in sequence(state["members"])]
-            self.members = {member.name: member for member in members}
-            if [member.number for member in members] != list(range(len(self.members))):
-                raise ValueError("a member is listed twice, or out of place")
-            self.gap, self.return_gap = finite(state["gap"]), finite(state["return_gap"])
-            if self.gap <= 0 or self.return_gap <= 0:
-                raise ValueError(f"the rounds between visits are {self.gap} and {self.return_gap}")
-
-    def snapshot(self) -> dict[str, Any]:
-        return self.state_dict()
-
-    def rollback(self, snapshot: dict[str, Any]) -> None:
-        self.members = {fields["name"]: Member(**fields) for fields in snapshot["members"]}
-        self.gap, self.return_gap = snapshot["gap"], snapshot["return_gap"]
-
-
-def _member(
-    name: str, number: int, examples: float, model_version: int, accepted_round: int, last_round: int
-) -> Member:
-    """A member with these fields, each of which is checked."""
-    if not isinstance(name, str):
-        raise TypeError(f"a member's name is {name!r:.50}")
-    if not 0 <= finite(examples) < 1 << 53:
-        raise ValueError(f"{name!r:.50} has {examples} examples")
-    rounds = whole(accepted_round), whole(last_round)
-    return Member(name, whole(number), finite(examples), whole(model_version, -1), *rounds)
+        return {**super().state_dict(), "members": plain(list(self.members.values()))}

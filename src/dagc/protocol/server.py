@@ -1,6 +1,6 @@
 """The server's half of a round: who may send how much, what each must download, which uploads were accepted."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,18 +11,16 @@ from dagc.errors import Diverged, InvalidInput, MalformedPayload
 from dagc.policies import Plan
 from dagc.protocol.budget import Budget
 from dagc.protocol.downlink import Downlink
-from dagc.protocol.extras import Extras
+from dagc.protocol.extras import VISIT_AFTER, Extra, Extras
 from dagc.protocol.messages import Download, Order, Upload
 from dagc.protocol.receiver import Receiver
 from dagc.protocol.roster import Member, Roster
-from dagc.protocol.total import aggregate_updates
-from dagc.state import all_or_nothing, whole
+from dagc.sparse import Sparse, aggregate, shares_of
+from dagc.state import Stateful, fields, nested, whole
 from dagc.wire.shapes import Shapes
 
-__all__ = ["ModelServer", "Server"]
 
-
-class Server:
+class Server(Stateful):
     """Orders, accepts and adds up uploads; for engines whose clients all keep the model themselves.
 
     A round is `orders` for the clients present, `read` for each upload that comes back, `total`, and `close`. Uploads
@@ -30,19 +28,14 @@ class Server:
     come back: everything is kept by name.
 
     Args:
-        plan: What both sides agree on.
+        plan: What both sides agree on; `Server.plan` is resolved for this size.
         size: The number of entries of the model.
-        rounds: How many rounds the training has, for a rate per training.
+        rounds: How many rounds the training has, for a rate per training; `Server.round` says how many are done.
         shapes: The shapes of the model's tensors, the same as the clients'; one vector if not given.
-
-    Attributes:
-        plan: The plan, resolved for this size.
-        round: How many rounds are done.
-        roster: Every client that ever joined.
-        budget: Decides who sends how much.
-        receiver: Checks what comes back.
-        extras: What may be sent beyond the budget.
     """
+
+    FITS = "this plan and model"
+    STATE = fields(round=whole, roster=nested, budget=nested, receiver=nested)
 
     def __init__(self, plan: Plan, size: int, rounds: int | None = None, shapes: Shapes | None = None) -> None:
         self.size = size
@@ -50,9 +43,12 @@ class Server:
         self.roster = Roster(0 if plan.first_model == "drawn" else -1, plan.most_examples)
         self.budget = Budget(self.plan, size, rounds)
         self.receiver = Receiver(self.plan, size, [size] if shapes is None else shapes)
+        self.extras = Extras(plan, size)
         self.round = 0
         self._orders: dict[str, Order] = {}
-        self.extras = Extras(plan, size)
+
+    def loaded(self) -> None:
+        self._orders = {}
 
     @property
     def members(self) -> dict[str, Member]:
@@ -84,10 +80,8 @@ class Server:
         self._orders = {}
         for member in members:
             clocks, frames = counted.get(member.name, (False, 0))
-            amount, share = extra.get(member.name, (0, 0.0))
             self._orders[member.name] = Order(
                 round=self.round + 1,
-                amount=amount,
                 compressor=policy.compressor,
                 number=member.number,
                 accepted=member.accepted_round,
@@ -96,7 +90,7 @@ class Server:
                 clocks=clocks,
                 counted=frames,
                 visit=member.name in visitors,
-                share=share,
+                **extra.get(member.name, Extra())._asdict(),
             )
         self.receiver.begin()
         self.roster.visit(members, self.round + 1)
@@ -106,8 +100,8 @@ class Server:
         """Decode and check a member's answer to its order.
 
         Raises:
-            MalformedPayload: If it is damaged, from another round, or more than was allowed.
-            OutsideBound: If it is well formed but its norm is above the plan's `clip` or `norm_bound`.
+            MalformedPayload: It is damaged, from another round, or more than was allowed.
+            OutsideBound: It is well formed, but its norm is above the plan's `clip` or `norm_bound`.
         """
         order = self._orders.get(name)
         if order is None:
@@ -127,14 +121,22 @@ class Server:
         """A member has answered its order; for subclasses."""
 
     def total(self, uploads: Sequence[Upload], device: Any = "cpu") -> torch.Tensor:
-        """Σ p_i · upload_i, always added up in the order of the roster; the same bits on any device."""
+        """Σ p_i · upload_i, where p_i is the client's part of their examples.
+
+        Every entry is multiplied and added in float32, client by client in the order of the roster: the same bits on
+        any device. What crosses to a device is what the frames hold.
+        """
         ordered = sorted(uploads, key=lambda upload: self.members[upload.client].number)
         weights = [self.members[upload.client].examples for upload in ordered]
-        if torch.device(device).type == "cpu":
-            out = torch.from_numpy(pool.take(self.size, np.dtype(np.float32)))
-        else:
-            out = torch.empty(self.size, dtype=torch.float32, device=device)
-        return aggregate_updates([upload.update for upload in ordered], weights, out)
+        out = pool.vector(self.size, device)
+        updates = [upload.update for upload in ordered]
+        entries = [update for update in updates if isinstance(update, Sparse)]
+        if out.is_cpu and len(entries) == len(updates):
+            return aggregate(entries, weights, out=out)
+        out.zero_()
+        for update, share in zip(updates, shares_of(updates, weights), strict=True):
+            update.add_to(out, float(share))
+        return out
 
     def close(self, uploads: Sequence[Upload]) -> None:
         """End the round: these uploads were accepted."""
@@ -146,73 +148,15 @@ class Server:
         self.receiver.close(uploads, list(self.members))
         self._orders = {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, between two rounds."""
-        return {
-            "round": self.round,
-            "roster": self.roster.state_dict(),
-            "budget": self.budget.state_dict(),
-            "receiver": self.receiver.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`. State that does not fit is refused, and then nothing changes."""
-        with all_or_nothing(self, "this plan and model"):
-            self._load(state)
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self.round = whole(state["round"])
-        self._orders = {}
-        self.roster.load_state_dict(state["roster"])
-        self.budget.load_state_dict(state["budget"])
-        self.receiver.load_state_dict(state["receiver"])
-
-    def snapshot(self) -> tuple[Any, ...]:
-        """What `rollback` needs to undo everything before the next `close`."""
-        parts = self.roster.snapshot(), self.budget.snapshot(), self.receiver.snapshot()
-        return self.round, dict(self._orders), *parts
-
-    def rollback(self, snapshot: tuple[Any, ...]) -> None:
-        """Undo everything since `snapshot`."""
-        self.round, orders, roster, budget, receiver = snapshot
-        self._orders = dict(orders)
-        self.roster.rollback(roster)
-        self.budget.rollback(budget)
-        self.receiver.rollback(receiver)
-
 
 class ModelServer(Server):
-    """A server that also keeps the model, and brings every client up to date.
+    """A server that also keeps the model, and brings every client up to date: `dagc.protocol` shows a whole round.
 
-    Args:
-        plan: What both sides agree on.
-        model: The initial model, as a float32 vector.
-        rounds: How many rounds the training has, for a rate per training.
-        shapes: The shapes of the model's tensors, the same as the clients'; one vector if not given.
-        momentum: Whether whoever moves the model does so with momentum. Broadcasts then carry enough for it, unless the
-            plan has a budget; with one, a warning says when they do not.
-
-    Attributes:
-        downlink: The model that clients have, and the way to it.
-
-    Example:
-        >>> from dagc.protocol import Replica, Uplink
-        >>> server = ModelServer(Plan(method="dagc-r", ratio=0.5), torch.zeros(4))
-        >>> uplinks = {name: Uplink(server.plan.for_clients(), [4]) for name in "ab"}
-        >>> replicas = {name: Replica([4]) for name in "ab"}
-        >>> server.join("a", examples=300)
-        >>> server.join("b", examples=100)
-        >>> uploads = []
-        >>> for name, order in server.orders("ab").items():
-        ...     model = replicas[name].receive(server.download(name))
-        ...     upload = uplinks[name].upload(torch.arange(4.0), order)
-        ...     uploads.append(server.read(name, upload.frame))
-        >>> server.total(uploads)
-        tensor([0., 0., 2., 3.])
-        >>> server.advance(uploads, model - server.total(uploads))
-        >>> server.round, server.members["a"].accepted_round
-        (1, 1)
+    Whether whoever moves the `model` does so with `momentum` matters: broadcasts then carry enough for it, unless the
+    plan has a budget; with one, a warning says when they do not.
     """
+
+    STATE = fields(**Server.STATE, downlink=nested)
 
     def __init__(
         self,
@@ -223,10 +167,8 @@ class ModelServer(Server):
         momentum: bool = False,
     ) -> None:
         super().__init__(plan, len(model), rounds, shapes)
-        vector = model.detach().cpu().numpy()
-        self.downlink = Downlink(
-            self.plan.downward(), vector, shapes, rounds, self.plan.exact_values, self.plan.rounded_bits
-        )
+        ways = self.plan.exact_values, self.plan.rounded_bits
+        self.downlink = Downlink(self.plan.downward(), model.detach().cpu().numpy(), shapes, rounds, *ways)
         self._seconds = 0.0
         self._visited = False  # whether all clients of this round visit: none of them downloads broadcasts
         self.extras = Extras(plan, self.size, momentum)
@@ -257,30 +199,23 @@ class ModelServer(Server):
         return download
 
     def introduction(self, version: int | None = None) -> Download:
-        """What brings a client up to date that has not joined yet, and may never.
-
-        Args:
-            version: The version of the model that it has; -1 for none, None for what newcomers have.
-        """
+        """What brings a client with this version up to date that has not joined yet; if None, a newcomer."""
         return self.downlink.since(self.roster.newcomer if version is None else version)
 
     def arrived(self, name: str, download: Download | None = None) -> None:
-        """Note that a member has the newest model.
-
-        Args:
-            name: The member.
-            download: Its `introduction`, if it has just joined.
-        """
+        """Note that a member has the newest model, by its `introduction` if it has just joined."""
         self.members[name].model_version = self.downlink.version
         if download is not None:
             self.downlink.note_download(download)
 
     def _is_visit(self, member: Member) -> bool:
-        def is_cheaper() -> bool:
-            return len(self.downlink.visit().frame) < len(self.downlink.since(member.model_version).frame)
-
         away = self.round + 1 - member.last_round if member.last_round else 0
-        return self.extras.visits(self.roster.gap, away, is_cheaper)
+        if not self.extras.allowed or max(self.roster.gap, away) <= VISIT_AFTER:
+            return False
+        downlink = self.downlink
+        return self.roster.gap > VISIT_AFTER or (
+            len(downlink.visit().frame) < len(downlink.since(member.model_version).frame)
+        )
 
     def _answered(self, name: str, order: Order) -> None:
         if order.visit:
@@ -297,35 +232,16 @@ class ModelServer(Server):
 
         With a budget for the downlink, clients do not have all of it yet: `ModelServer.model` is what they have.
         """
-        vector = None if model is None else _checked(model.detach().cpu().numpy(), self.size, self.round + 1)
+        vector = None if model is None else model.detach().cpu().numpy()
+        if vector is not None and (vector.shape != (self.size,) or vector.dtype != np.float32):
+            raise InvalidInput(f"the model must be {self.size} float32 numbers, not {vector.dtype} {vector.shape}")
+        if vector is not None and not np.isfinite(vector).all():
+            raise Diverged(f"the model has NaN or infinity after round {self.round + 1}: lower the learning rate")
         self.close(uploads)
         if self._visited:
             self.downlink.jump(vector)
         else:
-            least = self.extras.broadcast(self.downlink.version)
+            extras = self.extras.broadcast(self.downlink.version)
             share = self.plan.down_share(1 / self.roster.broadcast_gap)
-            self.downlink.advance(vector, self.round, share, self._seconds, least)
+            self.downlink.advance(vector, self.round, share, self._seconds, extras)
         self.extras.warn_if_starved(self.downlink.carried)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "downlink": self.downlink.state_dict()}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        super()._load(state)
-        self.downlink.load_state_dict(state["downlink"])
-
-    def snapshot(self) -> tuple[Any, ...]:
-        return *super().snapshot(), self.downlink.snapshot()
-
-    def rollback(self, snapshot: tuple[Any, ...]) -> None:
-        super().rollback(snapshot[:-1])
-        self.downlink.rollback(snapshot[-1])
-
-
-def _checked(model: Any, size: int, round: int) -> Any:
-    """The new model, if it is one."""
-    if model.shape != (size,) or model.dtype != np.float32:
-        raise InvalidInput(f"the model must be {size} float32 numbers, not {model.dtype} {model.shape}")
-    if not np.isfinite(model).all():
-        raise Diverged(f"the model has NaN or infinity after round {round}: lower the learning rate")
-    return model

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,26 +16,21 @@ from dagc.draws import scramble
 from dagc.errors import unknown
 from dagc.feedback import ErrorFeedback
 from dagc.policies import ClientPlan
-from dagc.policies.rate import finite
 from dagc.protocol.growth import EVERY, Growth, norms_of
 from dagc.protocol.messages import BEST, STAMPS, Order, Upload
 from dagc.sparse import Sparse
-from dagc.state import all_or_nothing, flag, whole
+from dagc.state import Check, Stateful, all_or_nothing, fields, finite, flag, nested, optional, plain, raw, whole
 from dagc.updates import Update, decode_update, encode_update
 from dagc.wire import Memory, encode, is_coded
 from dagc.wire.shapes import Shapes, sizes_of
 
-__all__ = ["Uplink"]
-
 PIECE = 1 << 14
 """Entries per partial sum of a norm: few enough for float32, and as float64 they fit into a core's own cache."""
-CLIPPED = 4
-"""How often a frame is scaled to be within the bound of its norm, before nothing is sent."""
-TINY, HUGE = 1e-28, 1e30
-"""Between them, a sum of squares in float32 is far from both ends of its range."""
+CLIPPED = 4  # how often a vector is scaled for its frame to be within the bound of its norm, before nothing is sent
+TINY, HUGE = 1e-28, 1e30  # between them, a sum of squares in float32 is far from both ends of its range
 
 
-class Uplink:
+class Uplink(Stateful):
     """The sending half of one client, Algorithm 1. An engine carries the bytes and stores the state.
 
     A round is training, `upload`, and then `settle` with what the next order says about that upload.
@@ -44,38 +39,20 @@ class Uplink:
         plan: What clients must know, `Plan.for_clients`.
         shapes: The shapes of the model's tensors; a number stands for a vector of that length.
         device: Where the gradients are.
-
-    Attributes:
-        feedback: What was not sent.
-        sent_round: The round of the last upload; 0 if there is none.
-        last_update_norm: The norm of the last change passed to `upload`, if the plan trains ahead.
-        pending: The last upload, until the server has said whether it was accepted.
-        memory: What both sides remember of this client's coded uploads; None before the first.
-        excluded: Parts of the vector, ascending, from which nothing is sent in the next upload.
-        growth: Finds tensors of which more and more is left unsent.
-
-    Example:
-        >>> from dagc.policies import Plan
-        >>> uplink = Uplink(Plan().for_clients(), [6])
-        >>> order = Order(round=1, amount=2)
-        >>> uplink.upload(torch.tensor([1.0, 5.0, 2.0, -3.0, 0.0, 0.5]), order).update.indices
-        array([1, 3])
-        >>> uplink.settle(accepted_round=0)                      # the server never received it
-        >>> uplink.feedback.residual
-        tensor([ 1.0000,  5.0000,  2.0000, -3.0000,  0.0000,  0.5000])
     """
 
+    FITS = "this client"
+    STATE = fields(sent_round=whole, last_update_norm=partial(finite, least=0.0), _counts=flag, growth=nested)
+
     def __init__(self, plan: ClientPlan, shapes: Shapes, device: Any = "cpu") -> None:
-        self.plan = plan
-        self.shapes = shapes
-        self.sizes = sizes_of(shapes)
+        self.plan, self.shapes, self.sizes = plan, shapes, sizes_of(shapes)
         self.size = sum(self.sizes)
         self.feedback = ErrorFeedback(COMPRESSORS["top-k"], self.size, values=plan.values, device=device)
-        self.sent_round = 0
-        self.last_update_norm = 0.0
-        self.pending: Sparse | Update | None = None
-        self.memory: Memory | None = None
-        self.excluded: Sequence[slice] = ()
+        self.sent_round = 0  # that of the last upload
+        self.last_update_norm = 0.0  # of the last change, if the plan trains ahead
+        self.pending: Sparse | Update | None = None  # the last upload, until it is settled
+        self.memory: Memory | None = None  # what both sides remember of coded uploads
+        self.excluded: Sequence[slice] = ()  # parts of the vector, ascending, from which nothing is sent
         self.growth = Growth(self.sizes)
         self._frame = b""  # of a pending update
         self._counts = False  # whether the memory counts the pending upload if it is accepted
@@ -83,24 +60,18 @@ class Uplink:
     def start(self, model: torch.Tensor, unit: float = 1.0) -> torch.Tensor:
         """Where to train from: ahead of the model by part of the residual, but no farther than the last update moved.
 
-        The residual will move the model later. Training from there, the client does not learn it again.
-
-        Args:
-            model: The client's model.
-            unit: How far a change of 1 moves the model: the learning rate, if changes are gradients.
+        The residual will move the model later: from there, the client does not learn it again. A change of 1 moves the
+        model by `unit`: the learning rate, if changes are gradients.
         """
-        residual, part = self.feedback.residual, self.plan.step_ahead
-        length = vector_norm([residual]) if part and self.last_update_norm else 0.0
+        residual, most = self.feedback.residual, self.plan.step_ahead
+        length = vector_norm([residual]) if most and self.last_update_norm else 0.0
         if not length:
             return model
-        out = torch.from_numpy(pool.take(self.size, np.dtype(np.float32))) if residual.is_cpu else None
-        return torch.add(model, residual, alpha=-unit * min(part, self.last_update_norm / length), out=out)
+        ahead = -unit * min(most, self.last_update_norm / length)
+        return torch.add(model, residual, alpha=ahead, out=pool.vector(self.size, residual.device))
 
     def upload(self, change: Gradient, order: Order) -> Upload:
-        """What to send of a gradient, or of a change of the model, and of the residual.
-
-        The upload is pending until `settle`. If the gradient is refused, nothing changes.
-        """
+        """What to send of a change and of the residual; pending until `settle`. If it is refused, nothing changes."""
         parts = [change] if isinstance(change, torch.Tensor) else list(change)
         order.checked()
         update_norm = vector_norm(parts) if self.plan.step_ahead else 0.0
@@ -109,17 +80,25 @@ class Uplink:
         self.last_update_norm, self.sent_round = update_norm, order.round
         self._counts = self._is_counted(self._frame, order)
         self.pending = None if order.visit else update
-        self._look(parts)
-        return Upload("", update, self._frame, _reported_norm(parts) if order.norm else None)
+        if self.feedback.steps % EVERY == 0 and (growing := self.growth.look(self.feedback.residual, parts)):
+            self.growth.warn(growing, [shape for shape in self.shapes if sizes_of([shape])])
+        norm = float(torch.linalg.vector_norm(norms_of(parts))) if order.norm else None
+        return Upload("", update, self._frame, norm)
 
     def _encode_best(self, parts: list[torch.Tensor], order: Order) -> tuple[bytes, Update]:
         """The frame that carries most within the order's bytes, or what the order says is enough."""
 
-        def encoder(total: torch.Tensor) -> tuple[bytes, Update]:
-            visible = total.clone() if self.excluded else total
-            for part in self.excluded:
-                visible[part] = 0.0
-            return encode_within(visible, self.shapes, order.amount, order.stamp, order.clip, order.share or None)
+        def encoder(vector: torch.Tensor) -> tuple[bytes, Update]:
+            vector = hidden(vector, self.excluded) if self.excluded else vector
+            for _ in range(1 + CLIPPED):
+                share, least = order.share or None, order.least
+                frame, update = encode_update(
+                    vector, self.shapes, order.amount, share=share, least_bytes=least, round=order.stamp
+                )
+                if not order.clip or update.norm() <= order.clip:
+                    return frame, update
+                vector = vector * (0.999 * order.clip / update.norm())
+            return b"", Update.empty(self.size)
 
         return self.feedback.encode(parts, encoder, forget=order.visit)
 
@@ -138,13 +117,6 @@ class Uplink:
                 self.memory = memory = Memory(self.shapes, order.clocks, signs)
         return encode(sparse, values, round=order.stamp, memory=memory, most=order.most_entries), sparse
 
-    def _look(self, parts: Sequence[torch.Tensor]) -> None:
-        """Now and then, whether what is not sent grows and grows."""
-        if self.feedback.steps % EVERY == 0:
-            tensors = self.growth.look(self.feedback.residual, parts)
-            if tensors:
-                self.growth.warn(tensors, [shape for shape in self.shapes if sizes_of([shape])])
-
     def settle(self, accepted_round: int) -> None:
         """Forget the pending upload if the server accepted it or a later one; otherwise keep its entries for later."""
         if self.pending is not None and self.sent_round > accepted_round:
@@ -154,10 +126,7 @@ class Uplink:
         self.pending = None
 
     def _is_counted(self, frame: bytes, order: Order) -> bool:
-        """Whether this client's memory counts a frame. If it is accepted, the server's memory counts it, too.
-
-        If the two have counted different numbers of frames, only a coded frame brings them together again.
-        """
+        """Whether the memory counts a frame, as the server's does. If they differ, only a coded one reconciles them."""
         if self.plan.frames != "coded" or not frame or self.memory is None:
             return False
         return is_coded(frame) or self.memory.frames == order.counted
@@ -172,89 +141,44 @@ class Uplink:
             compressor = per_tensor(compressor, self.sizes)
         return without(compressor, self.excluded) if self.excluded else compressor
 
+    def checks(self) -> dict[str, Check]:
+        memory = optional(partial(Memory.restored, self.shapes))
+        return {**super().checks(), "pending": optional(self._loaded_pending), "memory": memory}
+
+    def _loaded_pending(self, state: Mapping[str, Any]) -> Sparse | Update:
+        if "frame" in state:
+            self._frame = raw(state["frame"])
+            return decode_update(self._frame, self.shapes, round=whole(state["stamp"]))
+        indices, values = state["indices"], state["values"]
+        if (indices.dtype, values.dtype) != (np.int64, np.float32):
+            raise ValueError(f"the entries are {indices.dtype} and {values.dtype}")
+        return Sparse(self.size, indices.copy(), values.copy())
+
+    def loaded(self) -> None:
+        if self.pending is not None and self._counts and self.memory is None:
+            raise ValueError("it has a pending coded upload, but the memory is missing")
+
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
-        state: dict[str, Any] = {
-            "residual": self.feedback.residual.cpu().numpy(),
-            "steps": self.feedback.steps,
-            "sent_round": self.sent_round,
-            "last_update_norm": self.last_update_norm,
-            "counts": self._counts,
-            "pending": None,
-            "memory": None,
-            "growth": self.growth.state_dict(),
-        }
-        if isinstance(self.pending, Update):
-            frame = np.frombuffer(self._frame, dtype=np.uint8)
-            state["pending"] = {"frame": frame, "stamp": self.sent_round % STAMPS}
-        elif self.pending is not None:
-            state["pending"] = {"indices": self.pending.indices, "values": self.pending.values}
-        if self.memory is not None:
-            state["memory"] = self.memory.state_dict()
+        feedback, pending = self.feedback, self.pending
+        state = {"residual": plain(feedback.residual), "steps": feedback.steps, **super().state_dict()}
+        if isinstance(pending, Update):
+            state["pending"] = {"frame": plain(self._frame), "stamp": self.sent_round % STAMPS}
+        elif pending is not None:
+            state["pending"] = {"indices": pending.indices, "values": pending.values}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`. State that does not fit is refused, and then nothing changes."""
-        with all_or_nothing(self, "this client"):
-            steps = np.array(whole(state["steps"]))
-            self.feedback.load_state_dict({"residual": state["residual"], "steps": steps})
-            self.sent_round, self._counts = whole(state["sent_round"]), flag(state["counts"])
-            self.last_update_norm = finite(state["last_update_norm"])
-            if self.last_update_norm < 0:
-                raise ValueError(f"the last update has norm {self.last_update_norm}")
-            pending, memory = state["pending"], state["memory"]
-            self.growth = Growth(self.sizes)
-            self.growth.load_state_dict(state["growth"])
-            self.pending = None
-            if pending is not None and "frame" in pending:
-                self._frame = pending["frame"].tobytes()
-                self.pending = decode_update(self._frame, self.shapes, round=whole(pending["stamp"]))
-            elif pending is not None:
-                self.pending = _entries(self.size, **pending)
-            self.memory = None if memory is None else Memory.restored(self.shapes, memory)
-            if pending is not None and self._counts and self.memory is None:
-                raise ValueError("it has a pending coded upload, but the memory is missing")
-
-    def snapshot(self) -> dict[str, Any]:
-        """What `rollback` needs to undo everything up to the next `settle`."""
-        changing = ("sent_round", "last_update_norm", "pending", "memory", "_frame", "_counts")
-        return {name: getattr(self, name) for name in changing} | {
-            "growth": copy(self.growth),
-            "feedback": self.feedback.snapshot(),
-        }
-
-    def rollback(self, snapshot: dict[str, Any]) -> None:
-        """Undo everything since `snapshot`."""
-        self.feedback.rollback(snapshot["feedback"])
-        vars(self).update(snapshot, feedback=self.feedback, growth=copy(snapshot["growth"]))
+        with all_or_nothing(self, self.FITS):
+            self.feedback.load_state_dict({name: state[name] for name in ("residual", "steps")})
+            super().load_state_dict(state)
 
 
-def encode_within(
-    vector: torch.Tensor,
-    shapes: Shapes,
-    max_bytes: int,
-    round: int,
-    clip: float = 0.0,
-    share: float | None = None,
-) -> tuple[bytes, Update]:
-    """The frame that carries most of a vector within some bytes, or as short as it carries a share of the energy.
-
-    If `clip` is above 0, no norm is larger.
-    """
-    frame, update = encode_update(vector, shapes, max_bytes, share=share, round=round)
-    for _ in range(CLIPPED):
-        if not clip or update.norm() <= clip:
-            return frame, update
-        vector = vector * (0.999 * clip / update.norm())
-        frame, update = encode_update(vector, shapes, max_bytes, share=share, round=round)
-    return (frame, update) if update.norm() <= clip else (b"", Update.empty(update.size))
-
-
-def _entries(size: int, indices: Any, values: Any) -> Sparse:
-    """Entries from a state."""
-    if (indices.dtype, values.dtype) != (np.int64, np.float32):
-        raise ValueError(f"the entries are {indices.dtype} and {values.dtype}")
-    return Sparse(size, indices.copy(), values.copy())
+def hidden(vector: torch.Tensor, excluded: Sequence[slice]) -> torch.Tensor:
+    """A copy with zeros in some parts."""
+    copy = vector.clone()
+    for span in excluded:
+        copy[span] = 0.0
+    return copy
 
 
 def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:
@@ -263,11 +187,8 @@ def without(compressor: Compressor, excluded: Sequence[slice]) -> Compressor:
     @declared(compressor.parameter)
     def select(vector: Gradient, parameter: Any, *, seed: int = 0) -> Sparse:
         assert isinstance(vector, torch.Tensor)
-        included = torch.ones_like(vector, dtype=torch.bool)
-        for part in excluded:
-            included[part] = False
-        sparse = compressor(torch.where(included, vector, 0.0), parameter, seed=seed)
-        bounds = np.array([[part.start, part.stop] for part in excluded]).reshape(-1)
+        sparse = compressor(hidden(vector, excluded), parameter, seed=seed)
+        bounds = np.array([[span.start, span.stop] for span in excluded]).reshape(-1)
         keep = np.searchsorted(bounds, sparse.indices, side="right") % 2 == 0  # between two parts, not within one
         if keep.all():
             return sparse
@@ -282,8 +203,8 @@ def vector_norm(parts: Iterable[torch.Tensor]) -> float:
     parts = [part.detach() for part in parts]
     if parts and not parts[0].is_cpu:
         return float(torch.linalg.vector_norm(norms_of(parts).double()))
-    for part in parts:
-        numbers = part.float() if part.dtype == torch.bfloat16 else part  # numpy has no bfloat16
+    for tensor in parts:
+        numbers = tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # numpy has no bfloat16
         total += _squares(numbers.numpy().reshape(-1))
     return math.sqrt(total)
 
@@ -297,7 +218,3 @@ def _squares(numbers: NDArray[Any]) -> float:
         if TINY < total < HUGE:
             return total
     return sum(float(np.square(piece, dtype=np.float64).sum()) for some in pieces for piece in some)
-
-
-def _reported_norm(parts: Sequence[torch.Tensor]) -> float:
-    return float(torch.linalg.vector_norm(norms_of(parts)))

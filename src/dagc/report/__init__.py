@@ -7,10 +7,10 @@ from pathlib import Path
 from dagc.errors import InvalidInput
 from dagc.files import failure, write_atomically
 from dagc.report.notebook import history_html
+from dagc.report.numbers import comparison
 from dagc.report.page import page
 from dagc.report.panels import Panel, Series, panels_of
 from dagc.report.runs import Run, find_runs, read_run, read_runs
-from dagc.report.tables import comparison
 from dagc.report.words import notes, sentence
 
 __all__ = [
@@ -30,23 +30,17 @@ __all__ = [
 
 
 def write_report(panels: Sequence[Panel], folder: Path, title: str, command: str) -> Path:
-    """Write `report.html` and, for programs, `report.json` with the `comparison` of each panel.
+    """Write the page `report.html` and, for programs, `report.json` with the `comparison` of each panel.
 
-    Args:
-        panels: What to show.
-        folder: Where to write.
-        title: Its heading.
-        command: The command that reproduces it.
-
-    Returns:
-        The page.
-
-    Raises:
-        InvalidInput: The folder cannot be written to.
+    The page has the title as its heading, and the command that reproduces it. `InvalidInput` says that the folder
+    cannot be written to.
     """
-    numbers = json.dumps([comparison(panel) for panel in panels], indent=1)
+    texts = {
+        "report.json": json.dumps([*map(comparison, panels)], indent=1),
+        "report.html": page(panels, title, command),
+    }
     try:
-        for name, text in (("report.json", numbers), ("report.html", page(panels, title, command))):
+        for name, text in texts.items():
             with write_atomically(folder / name) as file:
                 file.write(text.encode())
     except OSError as error:

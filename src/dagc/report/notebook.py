@@ -12,7 +12,6 @@ __all__ = ["history_html"]
 SHOWN = 10
 """The table has about as many of the evaluations; the curve has all."""
 WIDTH, HEIGHT, EDGE = 420, 160, 6
-COLOR = "#0072b2"
 
 
 def history_html(rows: Sequence[Mapping[str, Any]], title: str = "", metric: str = "score") -> str:
@@ -32,36 +31,31 @@ def history_html(rows: Sequence[Mapping[str, Any]], title: str = "", metric: str
     measured = [row for row in rows if row.get(SCORE) is not None]
     if not measured:
         return f"<div>{heading}<p>{len(rows):,} rounds, none of them evaluated yet.</p></div>"
-    every = -(-len(measured) // SHOWN)
+    step = -(-len(measured) // SHOWN)
     head = "".join(f"<th>{name}</th>" for name in ("Round", to_html(capital(metric)), "Up", "Down", "Network time"))
-    body = "".join(f"<tr>{_cells(row)}</tr>" for row in measured[::-1][::every][::-1])
+    body = ""
+    for row in measured[::-1][::step][::-1]:
+        sent = [in_bytes(row[name]) for name in ("bytes_up", "bytes_down")]
+        cells = [f"{row['round']:,}", percent(Spread(row[SCORE])), *sent, in_seconds(row["seconds"])]
+        body += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     final = percent(Spread(summary(measured)[FINAL]))
     caption = f"<p>Final {to_html(metric)}: {final} ({FINAL_RULE}).</p>"
     return f"<div>{heading}<table><tr>{head}</tr>{body}</table>{_curve(measured, metric)}{caption}</div>"
 
 
-def _cells(row: Mapping[str, Any]) -> str:
-    sent = [in_bytes(row[name]) for name in ("bytes_up", "bytes_down")]
-    texts = [f"{row['round']:,}", percent(Spread(row[SCORE])), *sent, in_seconds(row["seconds"])]
-    return "".join(f"<td>{text}</td>" for text in texts)
-
-
 def _curve(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
     """The score against total bytes, both from their lowest to their highest."""
-    valid = [row for row in rows if math.isfinite(row[SCORE])]
-    points = [(float(row["bytes_up"] + row["bytes_down"]), float(row[SCORE])) for row in valid]
+    points = [(row["bytes_up"] + row["bytes_down"], row[SCORE]) for row in rows if math.isfinite(row[SCORE])]
     if len(points) < 2:
         return ""
     (left, right), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
-
-    def place(amount: float, score: float) -> str:
-        across = EDGE + (WIDTH - 2 * EDGE) * (amount - left) / (right - left or 1.0)
-        return f"{across:.1f},{HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * (score - low) / (high - low or 1.0):.1f}"
-
-    line = " ".join(place(*point) for point in points)
+    across, up = (WIDTH - 2 * EDGE) / (right - left or 1.0), (HEIGHT - 2 * EDGE) / (high - low or 1.0)
+    places = (
+        f"{EDGE + across * (amount - left):.1f},{HEIGHT - EDGE - up * (score - low):.1f}" for amount, score in points
+    )
     ends = f"{percent(Spread(low), 1)} to {percent(Spread(high), 1)}"
     words = f"{to_html(capital(metric))} from {ends}, against {in_bytes(left)} to {in_bytes(right)} in total"
     return (
         f"<svg width='{WIDTH}' height='{HEIGHT}' viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{words}'>"
-        f"<polyline points='{line}' fill='none' stroke='{COLOR}' stroke-width='2'/></svg><p>{words}</p>"
+        f"<polyline points='{' '.join(places)}' fill='none' stroke='#0072b2' stroke-width='2'/></svg><p>{words}</p>"
     )

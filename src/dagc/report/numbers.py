@@ -12,10 +12,10 @@ from dagc.report.runs import Run
 from dagc.text import Spread
 
 __all__ = [
-    "AMOUNTS",
     "BYTES",
     "Reached",
     "Spread",
+    "comparison",
     "curve",
     "difference",
     "final",
@@ -33,18 +33,7 @@ AMOUNTS = ("rounds", *BYTES, "seconds")
 
 @dataclass(frozen=True)
 class Reached:
-    """When a series first reached a score: means over the seeds, only if all of them did.
-
-    Attributes:
-        score: The score in question.
-        seeds: How many of the seeds reached it.
-        of: How many seeds there are.
-        rounds: Rounds until then.
-        bytes_up: Bytes uploaded until then.
-        bytes_down: Bytes downloaded until then.
-        bytes_total: Both together.
-        seconds: Seconds on the network's clock until then.
-    """
+    """When a series first reached a score, and how many of its seeds did: means, only if all of them did."""
 
     score: float
     seeds: int
@@ -57,12 +46,7 @@ class Reached:
 
 
 def spread(numbers: Sequence[float]) -> Spread:
-    """The mean and the standard deviation.
-
-    Example:
-        >>> spread([1.0, 3.0]).mean, spread([1.0, math.nan])
-        (2.0, Spread(mean=nan, sd=None))
-    """
+    """The mean and the standard deviation; NaN if a number is."""
     if not all(map(math.isfinite, numbers)):
         return Spread(math.nan, None)
     return Spread(mean(numbers), stdev(numbers) if len(numbers) > 1 else None)
@@ -70,7 +54,7 @@ def spread(numbers: Sequence[float]) -> Spread:
 
 def final(series: Series, name: str = FINAL) -> Spread:
     """A number from the runs' results; `bytes_total` is up and down together."""
-    return spread([(_bytes(run.result) if name in BYTES else run.result)[name] for run in series.runs])
+    return spread([(_amounts(run.result) if name in BYTES else run.result)[name] for run in series.runs])
 
 
 def targets(panel: Panel) -> tuple[float, ...]:
@@ -83,23 +67,21 @@ def targets(panel: Panel) -> tuple[float, ...]:
 def reached(series: Series, score: float) -> Reached:
     """When the series reached a score."""
     rows = [row for row in (_first(run, score) for run in series.runs) if row is not None]
+    counts = (score, len(rows), len(series.runs))
     if len(rows) < len(series.runs):
-        return Reached(score, len(rows), len(series.runs))
-    amounts = [{**row, **_bytes(row), "rounds": row["round"]} for row in rows]
-    means = {name: spread([each[name] for each in amounts]) for name in AMOUNTS}
-    return Reached(score, len(rows), len(rows), **means)
+        return Reached(*counts)
+    return Reached(*counts, *(spread([row[name] for row in rows]) for name in AMOUNTS))
 
 
 def curve(series: Series) -> dict[str, list[float]]:
     """The evaluations that all seeds have: rounds, bytes, seconds, and the mean and the range of the score."""
-    by_round = [{row["round"]: row for row in run.rows if math.isfinite(row[SCORE])} for run in series.runs]
+    by_round = [{row["round"]: _amounts(row) for row in run.rows if math.isfinite(row[SCORE])} for run in series.runs]
     rounds = [number for number in by_round[0] if all(number in rows for rows in by_round)]
     together = [[rows[number] for rows in by_round] for number in rounds]
     scores = [[row[SCORE] for row in rows] for rows in together]
     return {
         "rounds": [float(number) for number in rounds],
-        **{name: [mean(_bytes(row)[name] for row in rows) for rows in together] for name in BYTES},
-        "seconds": [mean(row["seconds"] for row in rows) for rows in together],
+        **{name: [mean(row[name] for row in rows) for rows in together] for name in (*BYTES, "seconds")},
         "mean": [mean(values) for values in scores],
         "low": [min(values) for values in scores],
         "high": [max(values) for values in scores],
@@ -112,17 +94,14 @@ def difference(series: Series, other: Series, score: float | None = None) -> Spr
     It is measured seed by seed, because with the same seed both had the same data. Without shared seeds, or with
     several runs of one seed, it is the difference of the means.
     """
-    numbers = [[_compared(each, run, score) for run in each.runs] for each in (series, other)]
-    mine, theirs = (
-        {run.seed: number for run, number in zip(each.runs, some, strict=True)}
-        for each, some in zip((series, other), numbers, strict=True)
-    )
-    shared = mine.keys() & theirs.keys()
-    if shared and (len(mine), len(theirs)) == (len(series.runs), len(other.runs)):
-        return spread([mine[seed] - theirs[seed] for seed in sorted(shared)])
-    first, second = map(spread, numbers)
-    sd = None if first.sd is None or second.sd is None else math.hypot(first.sd, second.sd)
-    return Spread(first.mean - second.mean, sd)
+    mine, theirs = ([(run.seed, _compared(run, score)) for run in each.runs] for each in (series, other))
+    first, second = dict(mine), dict(theirs)
+    shared = first.keys() & second.keys()
+    if shared and (len(first), len(second)) == (len(mine), len(theirs)):
+        return spread([first[seed] - second[seed] for seed in sorted(shared)])
+    ours, others = (spread([number for _, number in each]) for each in (mine, theirs))
+    sd = None if ours.sd is None or others.sd is None else math.hypot(ours.sd, others.sd)
+    return Spread(ours.mean - others.mean, sd)
 
 
 def part_sent(series: Series) -> float:
@@ -134,19 +113,53 @@ def part_sent(series: Series) -> float:
     return mean(parts)
 
 
+def comparison(panel: Panel) -> dict[str, Any]:
+    """The rows of one panel as plain numbers for JSON, with the bytes, rounds and seconds to each of its targets.
+
+    A number is None where it is not known: a score that was NaN, a target that not all seeds reached, or rounds that
+    differ.
+    """
+    goals, methods = targets(panel), []
+    for series in panel.series:
+        ways = [reached(series, goal) for goal in goals]
+        first, *others = [
+            {SCORE: way.score, "reached": way.seeds, **_pairs({name: getattr(way, name) for name in AMOUNTS})}
+            for way in ways
+        ]
+        about = {"method": series.runs[0].settings["method"], "label": series.label, "seeds": len(series.runs)}
+        about |= {"unfinished": series.unfinished, "part_sent": part_sent(series)}
+        ends = _pairs({name: final(series, name) for name in (FINAL, BEST, *BYTES, "seconds")})
+        methods.append({**about, **ends, "to_target": first, "to_other_targets": others})
+    lengths = {series.runs[0].settings["rounds"] for series in panel.series}
+    title = {"task": panel.series[0].runs[0].settings["task"], "title": panel.title}
+    return {**title, "rounds": lengths.pop() if len(lengths) == 1 else None, "target": goals[0], "methods": methods}
+
+
+def _pairs(spreads: dict[str, Spread | None]) -> dict[str, float | None]:
+    """Means and standard deviations between the seeds, under two names each."""
+    known = {name: each for name, each in spreads.items() if each is not None and not math.isnan(each.mean)}
+    pairs: dict[str, float | None] = {}
+    for name in spreads:
+        pairs[name] = known[name].mean if name in known else None
+        pairs[f"{name}_sd"] = known[name].sd if name in known else None
+    return pairs
+
+
 def _first(run: Run, score: float) -> dict[str, Any] | None:
-    return next((row for row in run.rows if row[SCORE] >= score), None)
+    """What had been needed when a run first had a score."""
+    return next((_amounts(row) for row in run.rows if row[SCORE] >= score), None)
 
 
-def _bytes(row: dict[str, Any]) -> dict[str, float]:
-    """The bytes so far."""
+def _amounts(row: dict[str, Any]) -> dict[str, Any]:
+    """A round or a result with its bytes in total, and its number among the amounts."""
     up, down = float(row["bytes_up"]), float(row["bytes_down"])
-    return {"bytes_up": up, "bytes_down": down, "bytes_total": up + down}
+    amounts = {**row, "bytes_up": up, "bytes_down": down, "bytes_total": up + down}
+    return {**amounts, "rounds": row["round"]} if "round" in row else amounts
 
 
-def _compared(series: Series, run: Run, score: float | None) -> float:
+def _compared(run: Run, score: float | None) -> float:
     """What `difference` compares: the final score, or the bytes to a score; NaN if it was not reached."""
     if score is None:
         return float(run.result[FINAL])
     row = _first(run, score)
-    return math.nan if row is None else _bytes(row)["bytes_total"]
+    return math.nan if row is None else float(row["bytes_total"])

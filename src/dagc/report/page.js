@@ -2,6 +2,9 @@
 // Draws the report's pictures from the JSON in #data: no library, no network. Text goes in as text, never as markup.
 const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
+const AXES = { // what a score can be drawn against
+  bytes_total: "total bytes, up and down", bytes_up: "bytes up", rounds: "rounds", seconds: "seconds on the network's clock",
+};
 const DASHES = ["", "7 3", "2 3", "9 3 2 3", "1 2", "12 4", "5 2 1 2 1 2", "3 6"];
 const state = { panel: 0, axis: "bytes_total", log: true, hidden: new Set(), at: null };
 const labels = [...new Set(data.panels.flatMap((each) => each.series.map((line) => line.label)))];
@@ -87,7 +90,7 @@ const polyline = (parent, points, label, more = {}) => make(parent, "polyline", 
 const drawCurves = () => {
   const shown = panel().series.filter((line) => !state.hidden.has(line.label) && line.curve[state.axis].length);
   const height = Math.min(420, Math.max(280, $("plot").clientWidth * 0.5));
-  const words = `${panel().metric} against ${data.axes[state.axis]} of ${shown.map((line) => line.label).join(", ")}`;
+  const words = `${panel().metric} against ${AXES[state.axis]} of ${shown.map((line) => line.label).join(", ")}`;
   const { width, svg, box } = canvas("plot", height, words);
   hideTip();
   frame = null;
@@ -104,7 +107,7 @@ const drawCurves = () => {
   const y = scale(bottom - room, top + room, box.bottom, box.top, false);
   const xs = ticks(low, high, Math.max(2, Math.floor(width / 120)), state.log).map((at) => [at, inAxis(at, state.axis)]);
   const ys = ticks(bottom - room, top + room, 6, false).map((at) => [at, `${Number((100 * at).toFixed(2))}`]);
-  grid(svg, box, x, y, xs, ys, [data.axes[state.axis], `${panel().metric}, %`]);
+  grid(svg, box, x, y, xs, ys, [AXES[state.axis], `${panel().metric}, %`]);
   const clip = make(make(svg, "defs"), "clipPath", { id: "clip" });
   make(clip, "rect", { x: box.left, y: box.top, width: box.right - box.left + 1.5, height: box.bottom - box.top });
   const area = make(svg, "g", { "clip-path": "url(#clip)" });

@@ -11,50 +11,31 @@ from typing import Any
 
 import dagc
 from dagc.folder import FINAL_RULE, to_toml
-from dagc.report.numbers import curve
+from dagc.report.numbers import Reached, curve, final, part_sent, reached, targets
 from dagc.report.panels import Panel, Series, metric_of
-from dagc.report.tables import Cell, Table, table_of
 from dagc.report.words import notes, sentence
-from dagc.text import BYTE_UNITS, TIME_UNITS, capital, printable, to_html
+from dagc.text import BYTE_UNITS, TIME_UNITS, brief, capital, count, in_bytes, percent, printable, to_html
 from dagc.training import Config
 
-__all__ = ["page", "run_command"]
-
-AXES = {
-    "bytes_total": "total bytes, up and down",
-    "bytes_up": "bytes up",
-    "rounds": "rounds",
-    "seconds": "seconds on the network's clock",
-}
-"""What a score can be drawn against."""
-COLORS = ("#0072b2", "#d55e00", "#00855f", "#b8548c", "#b07800", "#2f8fc4", "#7a5195", "#5f6670")
-DARK = ("#56b4e9", "#ff8a3d", "#2fcf9d", "#e895c4", "#f0b83c", "#9ad3f5", "#bd9ae0", "#aab4c0")
-"""Colors that people with any color vision can distinguish (after Okabe and Ito), on white and on black."""
+__all__ = ["page", "rows_of", "run_command"]
 
 
 def page(panels: Sequence[Panel], title: str, command: str) -> str:
-    """The report as HTML.
-
-    Args:
-        panels: What to show.
-        title: Its heading.
-        command: The command that reproduces it.
-    """
-    subtitle = panels[0].title if len(panels) == 1 and panels[0].title != title else ""
+    """The report as HTML, under a title, with the command that reproduces it."""
     local = any(series.runs[0].local for panel in panels for series in panel.series)
-    data = {"axes": AXES, "units": {"bytes": BYTE_UNITS, "seconds": TIME_UNITS}, "panels": [*map(_data, panels)]}
+    data = {"units": {"bytes": BYTE_UNITS, "seconds": TIME_UNITS}, "panels": [*map(_data, panels)]}
     parts = {
         "title": to_html(title),
-        "subtitle": to_html(subtitle),
+        "subtitle": to_html(panels[0].title if len(panels) == 1 and panels[0].title != title else ""),
         "metric": to_html(capital(metric_of(panels))),
         "summary": re.sub(r"(?<=\d) (?=%|[kMG]?B|±)|(?<=±) ", "&nbsp;", to_html(sentence(panels))),
         "notes": "".join(f"<li>{to_html(note)}</li>" for note in notes(panels)),
-        "table": _table(table_of(panels)),
+        "table": _table(panels),
         "final": to_html(f"{capital(metric_of(panels))} at the end is {FINAL_RULE}"),
         "command": to_html(command),
         "alone": ", and the command that runs it alone" if local else "",
         "configs": "\n".join(_config(panel, series, len(panels) == 1) for panel in panels for series in panel.series),
-        "style": Template(_file("page.css")).substitute(light=_palette(COLORS), dark=_palette(DARK)),
+        "style": _file("page.css"),
         "script": _file("page.js"),
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         "version": to_html(dagc.__version__),
@@ -66,52 +47,79 @@ def _file(name: str) -> str:
     return resources.files("dagc.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _palette(colors: Sequence[str]) -> str:
-    return " ".join(f"--s{place}: {color};" for place, color in enumerate(colors))
-
-
-def _table(table: Table) -> str:
-    head = "".join(f"<th scope='col'>{to_html(name)}</th>" for name in table.heads)
+def _table(panels: Sequence[Panel]) -> str:
+    """The results of every method. What decides, the bytes to each target, comes first: phones are narrow."""
+    shared = {targets(panel) for panel in panels}
+    goals = shared.pop() if len(shared) == 1 else ()
+    heads = ["Method", *(f"Total to {100 * goal:g} %" for goal in goals), capital(metric_of(panels))]
+    heads += ["Entries sent", "Up", "Down"]
     body = []
-    for title, rows in table.groups:
-        if len(table.groups) > 1:
-            span = f"colspan='{len(table.heads)}'"
-            body.append(f"<tr class='panel'><th {span} scope='rowgroup'><span>{to_html(title)}</span></th></tr>")
-        for name, *cells in rows:
-            body.append(f"<tr><th scope='row'>{to_html(name.text)}</th>{''.join(map(_cell, cells))}</tr>")
+    for panel in panels:
+        if len(panels) > 1:
+            title = f"<th colspan='{len(heads)}' scope='rowgroup'><span>{to_html(panel.title)}</span></th>"
+            body.append(f"<tr class='panel'>{title}</tr>")
+        body += [f"<tr>{''.join(row)}</tr>" for row in rows_of(panel, goals)]
+    head = "".join(f"<th scope='col'>{to_html(name)}</th>" for name in heads)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
-def _cell(cell: Cell) -> str:
-    note = f" <small>{to_html(cell.note)}</small>" if cell.note else ""
-    return f"<td{' class=best' if cell.best else ''}>{to_html(cell.text)}{note}</td>"
+def rows_of(panel: Panel, goals: Sequence[float]) -> list[tuple[str, ...]]:
+    """The cells of every series: name, total bytes to each goal, final score, entries sent, bytes up and down."""
+    ends = [final(each) for each in panel.series]
+    best = max((end.mean for end in ends if math.isfinite(end.mean)), default=math.nan)
+    columns = [[f"<th scope='row'>{to_html(_name(series))}</th>" for series in panel.series]]
+    columns += [_totals([reached(series, goal) for series in panel.series]) for goal in goals]
+    columns.append([_cell(percent(end), best=len(ends) > 1 and end.mean == best) for end in ends])
+    columns.append([_cell(f"{100 * part_sent(series):.3g} %") for series in panel.series])
+    for name in ("bytes_up", "bytes_down"):
+        columns.append([_cell(in_bytes(final(series, name).mean)) for series in panel.series])
+    return list(zip(*columns, strict=True))
+
+
+def _cell(text: str, note: str = "", best: bool = False) -> str:
+    """A cell with a note about it; the best of its column is marked."""
+    return f"<td{' class=best' if best else ''}>{text}{f' <small>{note}</small>' if note else ''}</td>"
+
+
+def _name(series: Series) -> str:
+    """The name of a series, marked if it is not finished."""
+    unfinished = f" (unfinished: {series.unfinished} of {len(series.runs)})" if series.unfinished else ""
+    return f"{series.label}{unfinished}"
+
+
+def _totals(ways: Sequence[Reached]) -> list[str]:
+    """The total bytes to a target, with the rounds, and as a multiple of the fewest."""
+    fewest = min((way.bytes_total.mean for way in ways if way.bytes_total is not None), default=0.0)
+    cells = []
+    for way in ways:
+        if way.bytes_total is None or way.rounds is None:
+            cells.append(_cell(f"{way.seeds} of {way.of} seeds"))
+            continue
+        total, note = way.bytes_total.mean, count(way.rounds.mean, "round")
+        if fewest and total > 1.05 * fewest:
+            note += f", ×{brief(total / fewest)}"
+        cells.append(_cell(in_bytes(total), note, total == fewest))
+    return cells
 
 
 def _config(panel: Panel, series: Series, alone: bool) -> str:
+    """The settings of a series, and the command that repeats its first run."""
     name = series.label if alone else f"{panel.title}: {series.label}"
     seeds = [str(run.settings["seed"]) for run in series.runs if "seed" in run.settings]
     if seeds:
         name += f" ({'seeds' if len(seeds) > 1 else 'seed'} {', '.join(seeds)})"
     run = series.runs[0]
-    lines = to_toml(run.settings).splitlines()
-    if run.local:
-        lines = [f"# {run_command(run.settings)}", "", *lines]
-    text = "\n".join(map(to_html, lines))
+    lines = [f"# {run_command(run.settings)}", ""] if run.local else []
+    text = "\n".join(map(to_html, [*lines, *to_toml(run.settings).splitlines()]))
     return f"<details><summary>{to_html(name)}</summary><pre tabindex='0'>{text}</pre></details>"
 
 
 def run_command(settings: Mapping[str, Any]) -> str:
-    """The command that repeats one run of the local engine: a flag for every setting that is not the default.
-
-    Example:
-        >>> run_command({"task": "mlp@digits", "method": "top-k", "ratio": 0.01, "per_tensor": True, "seed": 3})
-        'dagc run mlp@digits --method top-k --ratio 0.01 --per-tensor --seed 3'
-    """
+    """The command that repeats one run of the local engine: a flag for every setting that is not the default."""
     words = ["dagc", "run", settings["task"]]
     for name in Config.schema():
         value = settings.get(name)
-        unset = value is None or value == Config.default(name)
-        if name in ("task", "threads", "data_dir") or unset:
+        if name in ("task", "threads", "data_dir") or value in (None, Config.default(name)):
             continue
         words.append(f"--{name.replace('_', '-')}")
         if value is not True:
@@ -145,7 +153,7 @@ def _data(panel: Panel) -> dict[str, Any]:
 def _shares(series: Series) -> dict[str, Any]:
     """Each client's first ratio or threshold."""
     run = series.runs[0]
-    if run.settings["method"] == "none":
+    if series.method == "none":
         return {"kind": "everything", "values": []}
     kind = "ratio" if run.settings.get("threshold") is None else "threshold"
     unit = run.clients["parameters"] if kind == "ratio" else 1

@@ -14,27 +14,21 @@ __all__ = ["Panel", "Series", "in_words", "metric_of", "panels_of"]
 TUNED = ("learning_rate", "server_rate", "schedule", "server_schedule", "rounds", "threshold_units")
 USUAL = {name: Config.default(name) for name in SOLUTION if name not in ("method", *TUNED)}
 """What settings are if nobody gives them, but for those that each method may have its own of."""
-NUMBERS = {
-    "ratio": lambda value: f"ratio {100 * value:g} %",
-    "bytes": lambda value: f"{value:,g} bytes per client and round",
-    "down": lambda value: f"{value:,g} bytes down per client and round",
-    "rounds": lambda value: count(value, "round"),
-}
-"""Settings that are numbers with a unit."""
 NEITHER = {"seed", "threads", "data_dir", "device", "evaluate_every", "checkpoint_every"}
+"""Settings that describe neither a problem nor its solution."""
 
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """One way to solve a problem.
-
-    Attributes:
-        label: Its name in tables and curves.
-        runs: One for each seed.
-    """
+    """One way to solve a problem: its name in tables and curves, and a run for each seed."""
 
     label: str
     runs: tuple[Run, ...]
+
+    @property
+    def method(self) -> str:
+        """The method that its runs share."""
+        return str(self.runs[0].settings["method"])
 
     @property
     def unfinished(self) -> int:
@@ -80,26 +74,20 @@ def panels_of(runs: Iterable[Run], targets: Sequence[float] = ()) -> list[Panel]
         solution = {name: run.settings.get(name) for name in (*SOLUTION, "task")}
         problems.setdefault(_problem(run), {}).setdefault(repr(solution), []).append(run)
     firsts = [next(iter(groups.values()))[0] for groups in problems.values()]
-    return [
-        _panel(sorted(groups.values(), key=lambda group: _rank(group[0].settings["method"])), firsts, targets)
-        for groups in problems.values()
-    ]
-
-
-def _panel(groups: Sequence[Sequence[Run]], firsts: Sequence[Run], targets: Sequence[float]) -> Panel:
-    """The panel of one problem, from the runs of each of its series and a run of every problem."""
-    solutions = [group[0].settings for group in groups]
-    series, notes = [], []
-    for group in groups:
-        label = _label(group[0].settings, solutions)
-        once = _once(group)
-        if len(once) < len(group):
-            notes.append(f"{label}: {len(group)} runs of {len(once)} seeds; each seed counts once")
-        series.append(Series(label, tuple(once)))
-    notes += [note for each in series for run in each.runs for note in run.clients.get("notes") or ()]
-    first = next(run for run in firsts if any(run in group for group in groups))
-    title = _title(first, solutions, firsts)
-    return Panel(title, tuple(series), tuple(targets), notes=tuple(dict.fromkeys(map(str, notes))))
+    panels = []
+    for first, groups in zip(firsts, problems.values(), strict=True):
+        ranked = sorted(groups.values(), key=_rank)
+        solutions = [group[0].settings for group in ranked]
+        series, notes = [], []
+        for group in ranked:
+            label, once = _label(group[0].settings, solutions), _once(group)
+            if len(once) < len(group):
+                notes.append(f"{label}: {len(group)} runs of {len(once)} seeds; each seed counts once")
+            series.append(Series(label, tuple(once)))
+        notes += [str(note) for each in series for run in each.runs for note in run.clients.get("notes") or ()]
+        title = _title(first, solutions, firsts)
+        panels.append(Panel(title, tuple(series), tuple(targets), tuple(dict.fromkeys(notes))))
+    return panels
 
 
 def _once(group: Sequence[Run]) -> list[Run]:
@@ -124,8 +112,9 @@ def _problem(run: Run) -> str:
     return repr(sorted(settings.items()))
 
 
-def _rank(method: str) -> int:
+def _rank(group: Sequence[Run]) -> int:
     """Ours first, then what it is compared with, no compression last; otherwise the order given."""
+    method = group[0].settings["method"]
     return 2 if method == "none" else 0 if method.startswith("dagc") else 1
 
 
@@ -154,7 +143,7 @@ def _title(run: Run, solutions: Sequence[dict[str, Any]], others: Sequence[Run])
     named = settings.get("partition") not in (None, OWN, "by-client")
     split = settings["partition"] if named else f"{len(run.clients['sizes'])} clients"
     if "skew_ratio" in settings and "partition" not in settings:
-        split += f", skew ratio {_short(settings['skew_ratio'])}"
+        split += f", {in_words('skew_ratio', settings['skew_ratio'])}"
     words = [*dict.fromkeys(each["task"] for each in solutions), split]
     lengths = {each["rounds"] for each in solutions}
     if len(lengths) == 1:
@@ -167,20 +156,19 @@ def _title(run: Run, solutions: Sequence[dict[str, Any]], others: Sequence[Run])
 
 
 def in_words(name: str, value: Any) -> str:
-    """A setting in words.
-
-    Example:
-        >>> in_words("ratio", 0.001), in_words("frames", "coded"), in_words("step_ahead", 0.5)
-        ('ratio 0.1 %', 'coded frames', 'step ahead 0.5')
-    """
-    plain = name.replace("_", " ")
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and name in NUMBERS:
-        return NUMBERS[name](value)
+    """A setting in words: ratio 0.1 %, coded frames, step ahead 0.5."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if name in ("bytes", "down"):
+            return f"{value:,g} bytes {'down ' if name == 'down' else ''}per client and round"
+        if name == "rounds":
+            return count(value, "round")
+        if name == "ratio":
+            return f"ratio {100 * value:g} %"
     if name in ("rate", "task"):
         return str(value)
     if name == "frames":
         return f"{value} frames"
+    plain = name.replace("_", " ")
     if isinstance(value, dict):
         return f"{plain} {', '.join(f'{key} {_short(each)}' for key, each in value.items())}"
     return plain if value is True else f"{plain} {_short(value)}"

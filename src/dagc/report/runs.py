@@ -54,15 +54,20 @@ class Run:
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The folders of runs among these, and anywhere below them."""
+    """The folders of runs among these, and anywhere below them, in order; runs do not contain runs."""
     runs: dict[Path, None] = {}
     for folder in map(Path, paths):
         if not folder.exists():
             raise InvalidInput(f"there is no folder {folder}: give the folder of a run, or one that holds runs")
-        inside = dict.fromkeys(_below(folder))
-        if not inside:
+        below = []
+        for where, inside, files in os.walk(folder):
+            inside.sort()
+            if "config.toml" in files:
+                inside.clear()
+                below.append(Path(where))
+        if not below:
             raise InvalidInput(f"{folder} holds no run: give a folder with a config.toml, or one above such folders")
-        runs |= inside
+        runs |= dict.fromkeys(below)
     return list(runs)
 
 
@@ -79,11 +84,16 @@ def read_run(path: Path) -> Run:
     clients, lines = read_clients(path), read_metrics(path)
     rows = [line for line in lines if SCORE in line]
     if not rows:
-        advice = {"flower": ": give start() an evaluate_fn, or the strategy a fraction_evaluate above 0"}
-        resume = advice.get(str(settings.get("engine")), f": continue it with dagc resume {path}")
-        raise InvalidInput(f"{path} has not been evaluated yet{resume}")
+        advice = f"continue it with dagc resume {path}"
+        if settings.get("engine") == "flower":
+            advice = "give start() an evaluate_fn, or the strategy a fraction_evaluate above 0"
+        raise InvalidInput(f"{path} has not been evaluated yet: {advice}")
     result = {**summary(lines), "entries_sent": sum(line["entries"] for line in lines)}
-    return Run(path, settings, clients, rows, result, _first_download(settings, clients, lines[0]))
+    first, everybody = lines[0], len(clients["sizes"])
+    # A Flower app may also send the model for evaluation by its nodes, which is not counted separately.
+    known = "engine" not in settings and settings.get("first_model") != "drawn"
+    known = known and (first["round"], first.get("present")) == (1, everybody)
+    return Run(path, settings, clients, rows, result, int(first["bytes_down"]) if known else None)
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[Run]:
@@ -92,9 +102,8 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
     Raises:
         InvalidInput: There is no run, or none that can be read.
     """
-    folders = find_runs(paths)
     runs, problems = [], []
-    for path in folders:
+    for path in find_runs(paths):
         try:
             runs.append(read_run(path))
         except InvalidInput as error:
@@ -104,23 +113,3 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
     for problem in problems:
         warnings.warn(f"left out: {problem}", stacklevel=2)
     return runs
-
-
-def _below(folder: Path) -> Iterable[Path]:
-    """The folders of runs here or below, in order; runs do not contain runs."""
-    for where, inside, files in os.walk(folder):
-        inside.sort()
-        if "config.toml" in files:
-            inside.clear()
-            yield Path(where)
-
-
-def _first_download(settings: dict[str, Any], clients: dict[str, Any], line: dict[str, Any]) -> int | None:
-    """The bytes that the first round sent down, if that was the model for every client and nothing else.
-
-    A Flower app may also send the model for evaluation by its nodes, which is not counted separately.
-    """
-    everybody = line["round"] == 1 and line.get("present") == len(clients["sizes"])
-    if "engine" in settings or settings.get("first_model") == "drawn" or not everybody:
-        return None
-    return int(line["bytes_down"])

@@ -13,15 +13,15 @@ __all__ = ["notes", "sentence"]
 
 def notes(panels: Sequence[Panel]) -> list[str]:
     """What to know about the runs: which stopped early, whether the first model is counted, and their own notes."""
+    everything = [series for panel in panels for series in panel.series]
     remarks = []
-    for panel in panels:
-        for series in panel.series:
-            for run in series.runs:
-                if not run.finished:
-                    seed = f", seed {run.settings['seed']}" if "seed" in run.settings else ""
-                    done, planned = run.result["rounds"], run.settings["rounds"]
-                    remarks.append(f"{series.label}{seed}: stopped after round {done:,} of {planned:,}")
-    models = [(series.label, _first_model(series)) for panel in panels for series in panel.series]
+    for series in everything:
+        for run in series.runs:
+            if not run.finished:
+                seed = f", seed {run.settings['seed']}" if "seed" in run.settings else ""
+                done, planned = run.result["rounds"], run.settings["rounds"]
+                remarks.append(f"{series.label}{seed}: stopped after round {done:,} of {planned:,}")
+    models = [(series.label, _first_model(series)) for series in everything]
     alike = len({remark for _, remark in models}) == 1
     remarks += [remark if alike else f"{label}: {remark}" for label, remark in models]
     remarks += [note for panel in panels for note in panel.notes]
@@ -54,9 +54,8 @@ def sentence(panels: Sequence[Panel]) -> str:
 def _alone(series: Series) -> str:
     up, down, total = (in_bytes(final(series, name).mean) for name in BYTES)
     run = series.runs[0]
-    rounds = count(run.result["rounds"], "round")
-    if not run.finished:
-        rounds = f"{run.result['rounds']:,} of {run.settings['rounds']:,} rounds"
+    done, planned = run.result["rounds"], run.settings["rounds"]
+    rounds = count(done, "round") if run.finished else f"{done:,} of {planned:,} rounds"
     return (
         f"{series.label} {'ends' if run.finished else 'is'} at {percent(final(series))} after {rounds} "
         f"({count(len(series.runs), 'seed', words=True)}), with {total} in total, {up} up and {down} down."
@@ -70,55 +69,38 @@ def _by_bytes(panel: Panel) -> str:
     """
     if not any(math.isfinite(final(each).mean) for each in panel.series):
         return "No series has a valid score."
-    target, totals = _decisive(panel)
+    ways = {target: {each: reached(each, target).bytes_total for each in panel.series} for target in targets(panel)}
+    means = {target: {each: way.mean for each, way in goal.items() if way} for target, goal in ways.items()}
+    target = max(means, key=lambda value: (len(means[value]), value))
+    totals, goal = means[target], f"{100 * target:g} %"
     ranking = sorted(totals, key=lambda series: totals[series])
-    goal = f"{100 * target:g} %"
     if len(ranking) < 2:
         best = max(panel.series, key=lambda each: (math.isfinite(final(each).mean), final(each).mean))
         who = f"only {ranking[0].label}" if ranking else "no method"
         return f"{best.label} ends highest, at {percent(final(best), 1)}; {who} reached {goal} with every seed."
-    best = next((each for each in ranking if _method(each) == Plan.default("method")), ranking[0])
+    best = next((each for each in ranking if each.method == Plan.default("method")), ranking[0])
     rest = [each for each in ranking if each is not best]
-    methods = [series for series in rest if _method(series) not in ("none", _method(best))]
-    plain = [series for series in rest if _method(series) == "none"]
+    methods = [series for series in rest if series.method not in ("none", best.method)]
+    plain = [series for series in rest if series.method == "none"]
     rival, *others = (plain + methods[:1]) or rest
     clients = count(len(best.runs[0].clients["sizes"]), "client", words=True)
-    rounds = [_rounds(each, target) for each in (best, rival)]
-    unclear = _unclear(rival, best, target)
-    more = "each" if round(rounds[0]) == round(rounds[1]) else f"instead of {rounds[1]:,.0f}"
+    rounds = {series: way.mean for series in totals if (way := reached(series, target).rounds)}
+    more = "each" if round(rounds[best]) == round(rounds[rival]) else f"instead of {rounds[rival]:,.0f}"
     words = (
         f"To reach {goal} {panel.metric}, {clients} exchanged {in_bytes(totals[best])} {_with(best, rival)} instead of "
-        f"{in_bytes(totals[rival])} {_with(rival, best)}{unclear}, in {count(rounds[0], 'round')} {more}. "
+        f"{in_bytes(totals[rival])} {_with(rival, best)}{_unclear(rival, best, target)}, "
+        f"in {count(rounds[best], 'round')} {more}. "
         f"Final {panel.metric}: {percent(final(best), 1)} compared with {percent(final(rival), 1)}."
     )
     for other in [each for each in others if each is not rival][:1]:
         words += f" The best other method, {other.label}, needed {in_bytes(totals[other])}"
-        words += f"{_unclear(other, best, target)}, in {count(_rounds(other, target), 'round')}"
+        words += f"{_unclear(other, best, target)}, in {count(rounds[other], 'round')}"
         words += f", and ended at {percent(final(other), 1)}."
     return words
 
 
-def _decisive(panel: Panel) -> tuple[float, dict[Series, float]]:
-    """The highest target that most series reach, and their total bytes to it."""
-    totals: dict[float, dict[Series, float]] = {}
-    for target in targets(panel):
-        goals = {series: reached(series, target).bytes_total for series in panel.series}
-        totals[target] = {series: amount.mean for series, amount in goals.items() if amount is not None}
-    target = max(totals, key=lambda value: (len(totals[value]), value))
-    return target, totals[target]
-
-
-def _method(series: Series) -> str:
-    return str(series.runs[0].settings["method"])
-
-
-def _rounds(series: Series, target: float) -> float:
-    rounds = reached(series, target).rounds
-    return math.nan if rounds is None else rounds.mean
-
-
 def _with(series: Series, other: Series) -> str:
-    return "uncompressed" if _method(series) == "none" != _method(other) else f"with {series.label}"
+    return "uncompressed" if series.method == "none" != other.method else f"with {series.label}"
 
 
 def _unclear(series: Series, best: Series, target: float) -> str:

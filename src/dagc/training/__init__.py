@@ -1,25 +1,32 @@
 """Training on one computer: the local engine, its configuration and its folder. `train` is the entry point."""
 
+import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from inspect import signature
 from logging import DEBUG, INFO, getLogger
 from pathlib import Path
 from typing import Any, ParamSpec
 
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import nn
 
 from dagc.data import Partition
 from dagc.errors import InvalidInput
-from dagc.folder import read_metrics, summary
+from dagc.files import write_atomically
+from dagc.folder import Folder, read_metrics, summary
 from dagc.training.callbacks import EarlyStopping, TensorBoard, ToTarget
 from dagc.training.config import OWN, SOLUTION, Config
 from dagc.training.custom import customize
-from dagc.training.federation import Federation, Round
-from dagc.training.folder import RunFolder
+from dagc.training.federation import Federation
 from dagc.training.gradients import separate
 from dagc.training.objective import Loss, Metric
-from dagc.training.result import Result
+from dagc.training.result import Result, Round
 
 __all__ = [
     "OWN",
@@ -41,18 +48,18 @@ __all__ = [
 ]
 
 log = getLogger("dagc.training")
+MODEL = "model.safetensors"
 Callback = Callable[[Federation, Round], object]
 """Called after every round with the federation and the round; the training stops if it returns True."""
 P = ParamSpec("P")
-Rounds = Generator[Round, None, None]
 
 
 def iterate(
     config: Config | None = None,
     output: str | Path | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Callback | Iterable[Callback] = (),
     *,
-    model: nn.Module | None = None,
+    model: nn.Module | str | None = None,
     data: Any = None,
     test: Any = None,
     partition: Partition | Mapping[str, Sequence[int]] | None = None,
@@ -70,7 +77,7 @@ def iterate(
         output: The run's folder; nothing is stored if not given.
         callbacks: Called after every round with the federation and the round, e.g. `TensorBoard`. The training stops
             early if one returns True.
-        model: Any `nn.Module`. A copy of it is trained, starting from its weights.
+        model: Any `nn.Module`: a copy of it is trained, starting from its weights. Or a name such as `mlp`.
         data: `(x, y)` as tensors or arrays, a torch data set, sequences of tokens, or a mapping from clients' names to
             any of those; see `dagc.data.load`.
         test: The same for testing. If not given, a fifth of the data is held out.
@@ -87,10 +94,12 @@ def iterate(
         >>> round.round < 20
         True
     """
+    if isinstance(config, nn.Module):
+        raise InvalidInput("the model is given without its keyword: write model=…, data=…")
     if config is not None and settings:
         raise InvalidInput(f"config is given, and so is {next(iter(settings))}: put it into the Config")
     config, custom = customize(config or Config(**settings), model, data, test, partition, loss, metric)
-    return Training(Federation(config, custom), output, callbacks)
+    return Training(Federation(config, custom), output, [callbacks] if callable(callbacks) else callbacks)
 
 
 def _called_like(other: Callable[P, Any]) -> Callable[[Callable[..., Result]], Callable[P, Result]]:
@@ -126,10 +135,19 @@ def train(*args: Any, **settings: Any) -> Result:
         (True, 'R²', torch.Size([1, 4]))
     """
     training = iterate(*args, **settings)
-    rounds, folder = list(training), training.folder
+    rounds, folder = list(_shown(training)), training.folder
     if folder is not None:
         rounds = [Round(**{"loss": None, **row}) for row in read_metrics(folder)]  # what is None is not written
     return Result(separate(training.model), rounds, training.federation.goal.metric)
+
+
+def _shown(training: "Training") -> Iterable[Round]:
+    """The rounds of a training, with a bar while they are done, on a terminal or in a notebook."""
+    console = Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter):
+        return training
+    total, done = training.federation.config.rounds, training.federation.round
+    return track(training, "training", total, done, console=console, transient=True)
 
 
 class Training(Iterator[Round]):
@@ -142,7 +160,7 @@ class Training(Iterator[Round]):
 
     def __init__(self, federation: Federation, output: str | Path | None, callbacks: Iterable[Callback]) -> None:
         self.federation, self.folder = federation, output
-        self._rounds = _train(federation, output, list(callbacks))
+        self._rounds = _rounds(federation, output, list(callbacks))
 
     @property
     def model(self) -> nn.Module:
@@ -157,47 +175,113 @@ class Training(Iterator[Round]):
         self._rounds.close()
 
 
-def _train(federation: Federation, output: str | Path | None, callbacks: list[Callback]) -> Rounds:
-    """Not a method of `Training`: the generator must be closed as soon as the training is garbage-collected."""
-    if output is None:
-        yield from _each_round(federation, callbacks, None)
-        return
-    with RunFolder(output, federation) as folder:
-        yield from _each_round(federation, callbacks, folder)
-        if not folder.finished:
-            folder.finish()
+class RunFolder(Folder):
+    """Everything of one run on disk, with the model, and the sizes and first parameters of all clients."""
 
+    def __init__(self, path: str | Path, federation: Federation) -> None:
+        super().__init__(path, federation)
+        self.federation = federation
+        self._written: set[str] = set()  # the settings in config.toml
 
-def _each_round(federation: Federation, callbacks: list[Callback], folder: RunFolder | None) -> Rounds:
-    config = federation.config
-    saved = federation.round
-    log.info(
-        "%s, %s: %d clients, %d parameters, from round %d to %d",
-        *(config.task, config.method, len(federation.names), federation.size, saved + 1, config.rounds),
-    )
-    stopped = folder is not None and folder.finished  # a callback may have ended it early
-    while federation.round < config.rounds and not stopped:
-        result = federation.step()
-        done = result.round == config.rounds
-        if done or result.round % config.evaluation_interval == 0:
-            score, loss = federation.evaluate()
-            result = replace(result, score=score, test_loss=loss)
-        _log(federation, result)
-        if folder is not None:
-            folder.record(vars(result))
-        for callback in callbacks:
-            stopped |= callback(federation, result) is True
-        due = done or stopped or result.round % config.checkpoint_interval == 0
-        if folder is not None and due:
-            folder.save()
-            saved = result.round
-            log.debug("round %d: checkpoint in %s", saved, folder.path)
+    def finish(self) -> None:
+        """Write the model, then the result."""
+        model = {name: value.contiguous().clone() for name, value in self.federation.model.state_dict().items()}
+        with self.writing(), write_atomically(self.path / MODEL) as file:
+            try:
+                save_file(model, file.name)
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
+        self.conclude({**summary(read_metrics(self.path)), "config": self.federation.config.key(), "model": MODEL})
+
+    def _key(self) -> str:
+        """Of the settings in the file only, so that new settings and defaults of later versions change nothing."""
+        return self.federation.config.key(self._written)
+
+    def _claim(self, settings: dict[str, Any] | None) -> None:
+        """Refuse a folder that holds another run; write the settings and the clients to a new one."""
+        config = self.federation.config
+        if settings is None:
+            settings = {name: value for name, value in config.as_dict().items() if value is not None}
+            self.describe(settings, self._clients())
+        else:
+            self._recognise()
+        self._written = set(settings)
+        held = Config(**settings)
+        if held.key() != config.key():
+            ours, theirs = config.as_dict(), held.as_dict()
+            other = [
+                f"{name} is {theirs[name]!r} there, {ours[name]!r} here" for name in ours if ours[name] != theirs[name]
+            ]
+            raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another --output")
+
+    def _recognise(self) -> None:
+        """Refuse the folder of a run that was given another model or other data."""
         try:
-            yield result
-        except GeneratorExit:  # the caller stopped between two rounds: this is a good state
-            if folder is not None and saved != federation.round:
+            known = json.loads((self.path / "clients.json").read_bytes()).get("given")
+        except (OSError, ValueError, AttributeError, RecursionError):
+            return  # a report will say what is wrong with it
+        if known != self.federation.custom.fingerprint:
+            raise InvalidInput(
+                f"{self.path} holds a run that was given another model or other data: pass the same ones, with the "
+                "same initial weights, or choose another folder"
+            )
+
+    def _clients(self) -> dict[str, Any]:
+        federation = self.federation
+        return {
+            "data": federation.data.name,
+            "classes": list(federation.data.label_names),
+            "notes": list(federation.notes),
+            "metric": federation.goal.metric,
+            "given": federation.custom.fingerprint,
+            "parameters": federation.size,
+            "sizes": federation.partition.sizes.tolist(),
+            "names": list(federation.names),
+            "first_parameters": federation.first_orders(),
+        }
+
+
+def _rounds(
+    federation: Federation, output: str | Path | None, callbacks: list[Callback]
+) -> Generator[Round, None, None]:
+    """Not a method of `Training`: the generator must be closed as soon as the training is garbage-collected."""
+    config = federation.config
+    evaluation_interval = config.evaluate_every or max(1, config.rounds // 20)
+    checkpoint_interval = config.checkpoint_every or max(1, config.rounds // 10)
+    with nullcontext() if output is None else RunFolder(output, federation) as folder:
+        saved, last = federation.round, config.rounds
+        shape = (len(federation.names), federation.size)
+        log.info(
+            "%s, %s: %d clients, %d parameters, from round %d to %d",
+            config.task,
+            config.method,
+            *shape,
+            saved + 1,
+            last,
+        )
+        stopped = folder is not None and folder.finished  # a callback may have ended it early
+        while federation.round < last and not stopped:
+            result = federation.step()
+            if result.round % evaluation_interval == 0 or result.round == last:
+                score, loss = federation.evaluate()
+                result = replace(result, score=score, test_loss=loss)
+            _log(federation, result)
+            if folder is not None:
+                folder.record(vars(result))
+            for callback in callbacks:
+                stopped |= isinstance(answer := callback(federation, result), bool | np.bool_) and bool(answer)
+            if folder is not None and (stopped or result.round % checkpoint_interval == 0 or result.round == last):
                 folder.save()
-            raise
+                saved = result.round
+                log.debug("round %d: checkpoint in %s", saved, folder.path)
+            try:
+                yield result
+            except GeneratorExit:  # the caller stopped between two rounds: this is a good state
+                if folder is not None and saved != federation.round:
+                    folder.save()
+                raise
+        if folder is not None and not folder.finished:
+            folder.finish()
 
 
 def _log(federation: Federation, result: Round) -> None:

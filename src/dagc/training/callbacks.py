@@ -4,27 +4,19 @@ import math
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagc.errors import InvalidInput, MissingExtra
-
-if TYPE_CHECKING:
-    from dagc.training.federation import Federation
-    from dagc.training.round import Round
+from dagc.training.result import Round
 
 __all__ = ["EarlyStopping", "TensorBoard", "ToTarget"]
 
-TO_TARGET = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
-
 
 class ToTarget:
-    """Detects when a score is reached.
+    """Detects when a score is reached: `reached` then holds the rounds, total bytes and simulated seconds it took.
 
     Args:
         target: The accuracy, or other score, to reach; None for none.
-
-    Attributes:
-        reached: The rounds, total bytes and seconds on the network's clock that it took; empty before.
 
     Example:
         >>> import dagc
@@ -41,11 +33,12 @@ class ToTarget:
         self.target = target
         self.reached: dict[str, float] = {}
 
-    def __call__(self, federation: "Federation", result: "Round") -> None:
-        at_target = result.score is not None and self.target is not None and result.score >= self.target
-        if at_target and not self.reached:
-            amounts = (result.round, result.bytes_up + result.bytes_down, result.seconds)
-            self.reached = dict(zip(TO_TARGET, amounts, strict=True))
+    def __call__(self, federation: object, result: Round) -> None:
+        reached = result.score is not None and self.target is not None and result.score >= self.target
+        if reached and not self.reached:
+            total = result.bytes_up + result.bytes_down
+            amounts = {"rounds": result.round, "bytes": total, "seconds": result.seconds}
+            self.reached = {f"{name}_to_target": amount for name, amount in amounts.items()}
 
 
 class EarlyStopping:
@@ -68,7 +61,7 @@ class EarlyStopping:
         self.patience, self.least = patience, least
         self.best, self.waited = -math.inf, 0
 
-    def __call__(self, federation: "Federation", result: "Round") -> bool:
+    def __call__(self, federation: object, result: Round) -> bool:
         """After a round; whether to stop."""
         if result.score is None:
             return False
@@ -95,11 +88,11 @@ class TensorBoard(ToTarget):
         self._writer: Any = None
         self._began = 0.0
 
-    def __call__(self, federation: "Federation", result: "Round") -> None:
+    def __call__(self, federation: object, result: Round) -> None:
         if self._writer is None:
             self._began = time.perf_counter()
             self._writer = self._make(str(self.folder), purge_step=result.round if result.round > 1 else None)
-        before = bool(self.reached)
+        before = self.reached
         super().__call__(federation, result)
         elapsed, total = time.perf_counter() - self._began, result.bytes_up + result.bytes_down
         numbers = {**vars(result), "bytes_total": total, "elapsed": elapsed, **({} if before else self.reached)}

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,19 +18,21 @@ from dagc.models import MODELS
 from dagc.network import make_network
 from dagc.policies import Plan
 from dagc.settings import group
-from dagc.training.optimizer import ServerOptimizer
-from dagc.training.schedule import SCHEDULES
+from dagc.training.optimizer import SCHEDULES, ServerOptimizer, client_optimizer
 
-__all__ = ["IRRELEVANT", "OWN", "SOLUTION", "Config", "is_own"]
+__all__ = ["IRRELEVANT", "OWN", "OWN_STEPS", "SOLUTION", "Config", "is_own"]
 
 OWN = "own"
 """The model, data or partition passed to `dagc.train` in Python, in a task or as a partition."""
 IRRELEVANT = ("threads", "data_dir", "checkpoint_every")
 """Settings that cannot change a result."""
+UNUSABLE = ("Optimizer", "LBFGS", "SparseAdam")
+"""Classes of `torch.optim` that need more than a gradient."""
 SPLIT = ("clients", "skew_ratio", "label_alpha")
 """Settings of the default split of the data, which `partition` replaces."""
+OWN_STEPS = ("client_optimizer", "client_momentum", "client_weight_decay", "server_rate", "server_schedule")
+"""Settings that exist only if clients take several steps."""
 _data, _training, _network, _run, _budget = map(group, ("Data", "Training", "Network", "Run", "Budget"))
-OBJECTIVES = ("auto", "classification", "regression", "next-token")
 
 
 def _task(task: str) -> str:
@@ -50,10 +52,12 @@ def _task(task: str) -> str:
 def _optimizer(name: str) -> str:
     kind = getattr(torch.optim, name, None)
     usable = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
-    if not usable or name in ("Optimizer", "LBFGS", "SparseAdam"):
-        raise InvalidInput(
-            f"optimizer is {shown(name)}: choose a class of torch.optim that only needs a gradient, e.g. SGD or Adam"
-        )
+    if not usable or name in UNUSABLE:
+        words = "choose a class of torch.optim that only needs a gradient, e.g. SGD or Adam"
+        kinds = [each for each in dir(torch.optim) if each[0].isupper() and each not in UNUSABLE]
+        lower = name.lower().removeprefix("fed")  # FedAdam is the server's Adam
+        known = next((each for each in kinds if each.lower() == lower), None)
+        raise InvalidInput(f"it is called {known}" if known else words)
     return name
 
 
@@ -111,7 +115,7 @@ class Config(Plan):
         "auto",
         "what to learn: classification, regression, next-token; auto: depends on the data",
         "text",
-        words=OBJECTIVES,
+        words=("auto", "classification", "regression", "next-token"),
     )
     label: str | None = _data(None, "column of your data to predict; label if not given", "text")
     client: str | None = _data(None, "column of your data with the owner of each row; client if not given", "text")
@@ -125,6 +129,10 @@ class Config(Plan):
     epochs: float | None = _training(
         None, "passes of every client over its own data per round, instead of local steps", above=0, most=1e6
     )
+    client_optimizer: str = _training(
+        "SGD", "optimizer of the clients' own steps: any class of torch.optim, afresh in every round", "text",
+        parse=_optimizer,
+    )  # fmt: skip
     client_momentum: float = _training(
         0.0, "momentum of the clients' own steps, reset in every round", least=0, below=1
     )
@@ -178,41 +186,32 @@ class Config(Plan):
         return self.partition or skewed
 
     @property
-    def evaluation_interval(self) -> int:
-        """Rounds between evaluations."""
-        return self.evaluate_every or max(1, self.rounds // 20)
-
-    @property
-    def checkpoint_interval(self) -> int:
-        """Rounds between checkpoints."""
-        return self.checkpoint_every or max(1, self.rounds // 10)
-
-    @property
     def several_steps(self) -> bool:
         """Whether clients take steps of their own and send the difference of the model, instead of a gradient."""
         return self.local_steps > 1 or self.epochs is not None
 
-    @property
-    def compressed(self) -> str:
-        """What clients compress: with one local step a gradient, with more the difference of the model (the update)."""
-        return "update" if self.several_steps else "gradient"
-
     def plan(self) -> Plan:
         """What clients and server agree on, with the threshold in the units of what is compressed."""
         settings = {name: value for name, value in self.as_dict().items() if name in Plan.schema()}
-        if self.threshold is not None and self.threshold_units != self.compressed:
+        if self.threshold is not None and self.threshold_units != self._compressed:
             in_update, rate = self.threshold_units == "update", self.learning_rate
             settings["threshold"] = self.threshold / rate if in_update else self.threshold * rate
         return Plan(**settings)
+
+    @property
+    def _compressed(self) -> str:
+        """What clients compress: with one local step a gradient, with more the difference of the model (the update)."""
+        return "update" if self.several_steps else "gradient"
 
     def server_optimizer(self, vector: torch.Tensor) -> ServerOptimizer:
         """What moves the server's model, this vector."""
         nesterov: dict[str, Any] = {"momentum": self.momentum, "nesterov": True} if self.momentum else {}
         return ServerOptimizer(vector, self.optimizer, **{**nesterov, **self.optimizer_options})
 
-    def key(self) -> str:
-        """A short hash that identifies the result: settings that cannot change it (threads, folders) are left out."""
-        deciding = {name: value for name, value in self.as_dict().items() if name not in IRRELEVANT}
+    def key(self, names: Collection[str] | None = None) -> str:
+        """A short hash of the settings, or of some; those that cannot change the result do not count."""
+        chosen = set(self.schema() if names is None else names) - set(IRRELEVANT)
+        deciding = {name: value for name, value in self.as_dict().items() if name in chosen}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:12]
 
     @classmethod
@@ -222,14 +221,35 @@ class Config(Plan):
 
     def _check(self) -> None:
         super()._check()
-        replaced = [name for name in SPLIT if getattr(self, name) != self.default(name)]
+        changed = self.changed()
+        replaced = [name for name in SPLIT if name in changed]
         if self.partition is not None and replaced:
             raise InvalidInput(
                 f"partition is {shown(self.partition)} and replaces {', '.join(replaced)}: leave those out, "
                 "and put them into the partition, e.g. iid:clients=20"
             )
-        self._check_steps()
+        if self.epochs is not None and self.local_steps != 1:
+            raise InvalidInput(f"epochs is {self.epochs:g} and local_steps {self.local_steps}: give one of them")
+        idle = [name for name in OWN_STEPS if name in changed]
+        if idle and not self.several_steps:
+            raise InvalidInput(
+                f"{idle[0]} is {getattr(self, idle[0])!r}: with one local step clients send gradients, and only the "
+                "server takes a step, with learning_rate and schedule: leave it out, or raise local_steps"
+            )
+        if self.client_momentum and self.client_optimizer != "SGD":
+            raise InvalidInput(
+                f"client_momentum is {self.client_momentum:g}, which is for SGD, not for {self.client_optimizer}: "
+                "leave one of them out"
+            )
+        if self.threshold is not None and self.schedule != "constant" and self.threshold_units != self._compressed:
+            raise InvalidInput(
+                f"threshold_units is {self.threshold_units!r} and the {self._compressed} is compressed, but the "
+                f"learning rate between them changes with the schedule {self.schedule!r}: give the {self._compressed}'s"
+            )
         self.plan()
+        self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
         if self.momentum and (self.optimizer != "SGD" or "momentum" in self.optimizer_options):
             raise InvalidInput(
                 f"momentum is {self.momentum:g}, which is for optimizer SGD without momentum of its own, not for "
@@ -241,22 +261,13 @@ class Config(Plan):
             raise InvalidInput(
                 f"optimizer_options is {shown(self.optimizer_options)}: torch.optim.{self.optimizer}: {error!s:.300}"
             ) from None
-
-    def _check_steps(self) -> None:
-        if self.epochs is not None and self.local_steps != 1:
-            raise InvalidInput(f"epochs is {self.epochs:g} and local_steps {self.local_steps}: give one of them")
-        local = ("client_momentum", "client_weight_decay", "server_rate", "server_schedule")
-        idle = [name for name in local if getattr(self, name) != self.default(name)]
-        if idle and not self.several_steps:
+        try:
+            client_optimizer(self.client_optimizer, [torch.nn.Parameter(torch.zeros(1))], 1.0, self.client_weight_decay)
+        except (TypeError, ValueError) as error:
             raise InvalidInput(
-                f"{idle[0]} is {getattr(self, idle[0])!r}: with one local step clients send gradients, and only the "
-                "server takes a step, with learning_rate and schedule: leave it out, or raise local_steps"
-            )
-        if self.threshold is not None and self.schedule != "constant" and self.threshold_units != self.compressed:
-            raise InvalidInput(
-                f"threshold_units is {self.threshold_units!r} and the {self.compressed} is compressed, but the "
-                f"learning rate between them changes with the schedule {self.schedule!r}: give the {self.compressed}'s"
-            )
+                f"client_optimizer is {self.client_optimizer}, with client_weight_decay {self.client_weight_decay:g}: "
+                f"{error!s:.300}"
+            ) from None
 
 
 SOLUTION = tuple(
@@ -268,10 +279,5 @@ SOLUTION = tuple(
 
 
 def is_own(name: str) -> bool:
-    """Whether a part of a task, or a partition, was passed in Python: it is `own`, or `own-` and a name.
-
-    Example:
-        >>> is_own("own"), is_own("own-transformer"), is_own("own-data.csv")
-        (True, True, False)
-    """
+    """Whether a part of a task, or a partition, was passed in Python: it is `own`, or `own-` and a name."""
     return re.fullmatch(rf"{OWN}(-[\w-]+)?", name) is not None

@@ -1,6 +1,9 @@
-"""Your own model, data, loss and metric, as passed to `dagc.train`."""
+"""Your own model, data, loss and metric, as passed to `dagc.train`, and whether the settings suit the data."""
 
+import math
+import warnings
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -12,29 +15,28 @@ from torch.nn.parameter import is_lazy
 
 from dagc.data import CATALOGUE, Dataset, Partition, load, make_partition
 from dagc.data.fields import tensors_of
-from dagc.errors import InvalidInput, shown
+from dagc.errors import BudgetWarning, InvalidInput, shown
+from dagc.models import build
+from dagc.policies import Plan, make_rate
+from dagc.protocol import Server
+from dagc.text import count
 from dagc.training.config import OWN, SPLIT, Config, is_own
 from dagc.training.objective import Loss, Metric
 
-__all__ = ["Custom", "customize", "fit_to_data", "not_passed"]
+__all__ = ["Custom", "check_rounds", "customize", "fit_to_data"]
 
 PER_CLIENT = 10
 """With few samples, there is a client for this many."""
 SKEWS = (50, 20, 10, 5, 2, 1)
 """Skew ratios to try, in this order, if there are few samples."""
+LEAST_PART = 0.02
+"""Plans whose rounds hold no more than this part of the entries get a warning. The leanest that learned in
+`docs/studies/thrifty.md` hold several times as many."""
 
 
 @dataclass(frozen=True, eq=False)
 class Custom:
-    """What replaces the parts named by the task; None for each part that is not replaced.
-
-    Attributes:
-        model: The model. It is never changed: a copy is trained.
-        data: The data, with its test samples.
-        partition: Which training samples each client has.
-        loss: The mean loss of a batch.
-        metric: The mean score of a batch, where more is better.
-    """
+    """What replaces the parts named by the task, None where nothing does. The model is never changed."""
 
     model: nn.Module | None = None
     data: Dataset | None = None
@@ -57,10 +59,28 @@ class Custom:
             checksum = crc32(flat.view(torch.uint8).numpy() if flat.numel() else b"", checksum)
         return checksum
 
+    def data_of(self, config: Config) -> Dataset:
+        """The data: loaded, or those given. A task that names parts of your own that were not passed is refused."""
+        for what, name, part in (("model", config.model, self.model), ("data", config.data, self.data)):
+            if is_own(name) and part is None:
+                raise InvalidInput(
+                    f"task is {config.task!r}: pass your own {what} in Python, dagc.train(config, {what}=…)"
+                )
+        return _load(config, config.data) if self.data is None else self.data
+
+    def model_of(self, config: Config, data: Dataset) -> nn.Module:
+        """The model to train: built, or a copy of the one given."""
+        if self.model is None:
+            return build(config.model, data, seed=config.seed).to(config.device)
+        try:
+            return deepcopy(self.model).to(config.device).train()
+        except (RuntimeError, TypeError) as error:
+            raise InvalidInput(f"the model cannot be copied: {error}") from error
+
 
 def customize(
     config: Config,
-    model: nn.Module | None,
+    model: nn.Module | str | None,
     data: Any,
     test: Any,
     partition: Partition | Mapping[Any, Any] | None,
@@ -70,6 +90,10 @@ def customize(
     """What was given, checked, and the configuration with `own` for the parts that it replaces."""
     if not isinstance(config, Config):
         raise InvalidInput(f"config is {shown(config)}: write dagc.Config(…)")
+    if isinstance(model, str):
+        if data is None or "task" in config.explicit():
+            raise InvalidInput(f"model is {model!r}: name one of ours with data= and no task, or give an nn.Module")
+        config, model = config.replaced(task=f"{model}@{OWN}"), None
     if model is not None:
         _check_model(model)
     if test is not None and data is None:
@@ -77,23 +101,19 @@ def customize(
     for name, value in (("loss", loss), ("metric", metric)):
         if value is not None and not callable(value):
             raise InvalidInput(f"{name} is {shown(value)}: give a function of what the model returns and y")
-    dataset = None
-    if data is not None:
-        columns: dict[str, Any] = {"label": config.label, "client": config.client}
-        dataset = load(data, config.data_dir, objective=config.objective, test=test, **columns)
+    dataset = None if data is None else _load(config, data, test)
     changes = {"task": _task(config, model is not None, data is not None)}
-    split = None
     if partition is not None:
-        split = partition if isinstance(partition, Partition) else _split(partition)
+        partition = partition if isinstance(partition, Partition) else _split(partition)
         if config.partition not in (None, OWN):
             raise InvalidInput(f"a partition is given and config.partition is {config.partition!r}: leave one out")
         changes["partition"] = OWN
-    return config.replaced(**changes), Custom(model, dataset, split, loss, metric)
+    return config.replaced(**changes), Custom(model, dataset, partition, loss, metric)
 
 
-def not_passed(config: Config, what: str) -> InvalidInput:
-    """The error for a task that names a model or data of your own that was not passed."""
-    return InvalidInput(f"task is {config.task!r}: pass your own {what} in Python, dagc.train(config, {what}=…)")
+def _load(config: Config, source: Any, test: Any = None) -> Dataset:
+    columns = {"label": config.label, "client": config.client}
+    return load(source, config.data_dir, config.augment, config.objective, test=test, **columns)
 
 
 def fit_to_data(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
@@ -119,22 +139,55 @@ def _shrunk(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
     chosen, samples = config.explicit(), len(data)
     clients = config.clients if "clients" in chosen else min(config.clients, max(2, samples // PER_CLIENT), samples)
     skews = [config.skew_ratio] if "skew_ratio" in chosen else [config.skew_ratio, *SKEWS]
-    for count, skew in ((config.clients, config.skew_ratio), *((clients, skew) for skew in skews)):
-        smaller = config.replaced(clients=count, skew_ratio=float(skew))
+    for number, skew in ((config.clients, config.skew_ratio), *((clients, skew) for skew in skews)):
+        smaller = config.replaced(clients=number, skew_ratio=float(skew))
         try:
             split = make_partition(smaller.partition_spec, data, config.seed)
         except InvalidInput:
             continue
-        if (count, skew) == (config.clients, config.skew_ratio):
+        if (number, skew) == (config.clients, config.skew_ratio):
             return config, ()
         if split.sizes.min() < 2 and skew > 1 and "skew_ratio" not in chosen:
             continue  # a client with one sample cannot train batch norm
-        changes: dict[str, Any] = {"clients": count, "skew_ratio": float(skew)}
+        changes: dict[str, Any] = {"clients": number, "skew_ratio": float(skew)}
         if "batch_size" not in chosen:
-            changes["batch_size"] = min(config.batch_size, max(1, samples // count))
+            changes["batch_size"] = min(config.batch_size, max(1, samples // number))
         words = ", ".join(f"{name.replace('_', ' ')} {changes[name]:g}" for name in changes)
         return config.replaced(**changes), (f"{samples:,} samples are few, so defaults are smaller: {words}",)
     return config, ()  # too few for what was asked: the error says so
+
+
+def check_rounds(plan: Plan, size: int, examples: Mapping[str, float], rounds: int, present: int) -> None:
+    """Refuse a budget under which nobody ever sends; warn about one that changes next to nothing."""
+    if plan.per_hour or plan.threshold is not None or not plan.method_spec.budgets:
+        return
+    name = (plan.budgets_set or ["bytes"])[-1]
+    value = getattr(plan, name)
+    words = {"ratio": f"ratio {value}", "bytes": f"{value} byte{'' if value == 1 else 's'}"}.get(name, value)
+    budget = f"{count(rounds, 'round')} of {words} per client"
+    server = Server(plan, size, rounds)
+    for client, amount in examples.items():
+        server.join(client, amount)
+    while all(order.silent for order in server.orders(list(examples)[:present]).values()):
+        server.close([])
+        if server.round == rounds:
+            raise InvalidInput(f"nobody sends anything in {budget}: raise {name} or rounds")
+    up, down = _entries(plan, size, rounds), plan.downward()
+    part = min(present * up, math.inf if down is None else _entries(down.for_size(size), size, rounds)) * rounds / size
+    if part < LEAST_PART:
+        warnings.warn(
+            f"{budget} hold at most {100 * part:.2g} % of the model's {size:,} entries at a byte each, "
+            f"which teaches it next to nothing: raise {name} or rounds",
+            BudgetWarning,
+            stacklevel=3,
+        )
+
+
+def _entries(plan: Plan, size: int, rounds: int) -> float:
+    """The entries of a round, at a byte each."""
+    if plan.ratio is not None:
+        return plan.ratio * size
+    return make_rate(plan.rate).bytes / rounds if plan.rate is not None else float(plan.bytes or 0)
 
 
 def _task(config: Config, model: bool, data: bool) -> str:
@@ -145,8 +198,6 @@ def _task(config: Config, model: bool, data: bool) -> str:
             raise InvalidInput(
                 f"task is {config.task!r}, but {what} is also given: leave the task out, or write {OWN!r} for {what}"
             )
-        if is_own(name) and not passed:
-            raise not_passed(config, what)
         parts.append(OWN if passed and not is_own(name) else name)
     return "@".join(parts)
 
@@ -166,7 +217,7 @@ def _split(partition: Mapping[Any, Any]) -> Partition:
 
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
-        raise InvalidInput(f"model is {shown(model)}: give an nn.Module")
+        raise InvalidInput(f"model is {shown(model)}: give an nn.Module, or name one of ours")
     trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     for name, each in trained:
         if is_lazy(each):

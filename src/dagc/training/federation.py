@@ -3,33 +3,30 @@
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from logging import getLogger
-from typing import Any
+from math import ceil
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
 from dagc import data, models
 from dagc.draws import scramble
 from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
 from dagc.policies import Plan
-from dagc.policies.rate import finite
 from dagc.protocol import ModelServer, Order, Replica, Server, Uplink, Upload
-from dagc.state import all_or_nothing, whole
-from dagc.training.config import Config, is_own
-from dagc.training.custom import Custom, fit_to_data, not_passed
-from dagc.training.gradients import Computed, Gradients, OwnSteps, Traits, sharing, try_out
-from dagc.training.objective import Goal, forward, goal_of
-from dagc.training.optimizer import as_one_vector
+from dagc.state import all_or_nothing, finite, whole
+from dagc.training.config import Config
+from dagc.training.custom import Custom, check_rounds, fit_to_data
+from dagc.training.gradients import Gradients, Traits, sharing, try_out
+from dagc.training.objective import forward, goal_of
+from dagc.training.optimizer import as_one_vector, rate_at
 from dagc.training.parallel import Parallel, one_thread, return_memory
-from dagc.training.prospects import check_rounds
-from dagc.training.round import Round
-from dagc.training.schedule import rate_at
+from dagc.training.result import Round
 
-__all__ = ["Federation", "Round"]
+__all__ = ["Federation"]
 
 log = getLogger("dagc.training")
 MOMENTUM_RATE = 0.5
@@ -40,86 +37,69 @@ TESTED = 50
 """Test samples per batch."""
 
 
+class _Turn(NamedTuple):
+    """A client's part of a round: its place, what it uploads, and what that took."""
+
+    place: int
+    upload: Upload
+    loss: float
+    buffers: list[Tensor]
+    down: int
+    up: int
+    seconds: float
+
+
 class Federation:
     """Clients, a server and a simulated network in one process.
 
     Attributes:
         model: The clients' model: they train on it, and it is evaluated. Its parameters are views of `vector`.
-        optimizer: The server's own model, and the optimiser that moves it.
+        optimizer: The server's own model, and the optimizer that moves it.
         names: The clients' names, in the order of the partition.
         goal: What is minimised and measured.
         buffers: The model's buffers that change in training, such as batch norm's, by name.
         notes: What a user should know about the data and its split.
         server: The server's half of the protocol.
         uplinks: What each client sends, by name, of those that have taken part.
-        round: How many rounds are done.
     """
 
     def __init__(self, config: Config, custom: Custom | None = None) -> None:
-        """Load the data, split it, build the model. Everything that cannot work is refused here.
-
-        Args:
-            config: What to train.
-            custom: What replaces the parts named by the configuration.
-        """
-        custom = custom or Custom()
-        for what, name, part in (("model", config.model, custom.model), ("data", config.data, custom.data)):
-            if is_own(name) and part is None:
-                raise not_passed(config, what)
-        self.custom = custom
-        self.data = self._load_data(config, custom)
+        """Load the data, split it, build the model. Everything that cannot work is refused here."""
+        self.custom = custom = custom or Custom()
+        self.data = custom.data_of(config)
         self.config, notes = (config, ()) if custom.partition is not None else fit_to_data(config, self.data)
         self.notes = (*self.data.notes, *notes)
         config = self.config
         self.partition = custom.partition or data.make_partition(config.partition_spec, self.data, config.seed)
         self.names = self.partition.names or tuple(map(str, range(len(self.partition))))
-        self.goal: Goal = goal_of(self.data, custom.loss, custom.metric)
-        self.model = self._make_model(config, custom)
-        self.vector = as_one_vector(self.model)
-        self._tested = sharing(self.model).eval()
         for name in config.caps:
             if name not in self.names:
                 raise unknown("client for the cap of", name, self.names)
+        self.goal = goal_of(self.data, custom.loss, custom.metric)
+        self.model = custom.model_of(config, self.data)
+        self.vector = as_one_vector(self.model)
+        self._tested = sharing(self.model).eval()
+        self._shapes = [tuple(each.shape) for each in self.model.parameters() if each.requires_grad]
         self.optimizer = config.server_optimizer(self.vector.cpu().clone())
         momentum = self.optimizer.has_momentum
         self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes, momentum)
-        self.vector.copy_(self.server.model)  # the first model may have been rounded
-        self.optimizer.vector.data.copy_(self.server.target)
+        self._follow_server()  # the first model may have been rounded
         self.first_orders()
+        self._present = max(1, ceil(config.participation * len(self.names) - 1e-9))
         examples = dict(zip(self.names, map(float, self.partition.sizes), strict=True))
-        check_rounds(self._plan(), self.size, examples, config.rounds, config.participation)
+        check_rounds(self.server.plan, self.size, examples, config.rounds, self._present)
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
-        own_steps = OwnSteps(config.local_steps, config.epochs, config.client_momentum, config.client_weight_decay)
         traits = self._traits(batches)
-        self.gradients = Gradients(
-            self.model, batches, own_steps if config.several_steps else None, self.goal.loss, traits
-        )
+        self.gradients = Gradients(self.model, batches, config, self.goal.loss, traits)
         self.buffers = {name: self.model.get_buffer(name) for name in traits.buffers}
         self._buffer_bytes = sum(buffer.numel() * buffer.element_size() for buffer in self.buffers.values())
         self.network = make_network(config.network)
-        for i in range(len(self.names)):  # a trace may lack some clients
-            self.network.rate(i, "up", 0)
+        for place in range(len(self.names)):  # a trace may lack some clients
+            self.network.rate(place, "up", 0)
         self.bytes_up, self.bytes_down, self.seconds = 0, 0, 0.0
-        self._rounded: dict[int, torch.Tensor] = {}  # the models of this round's visitors, by client
         self._parallel = Parallel(1 if traits.draws else config.threads)  # torch has one generator for all threads
         return_memory()  # what loading left behind
-
-    @staticmethod
-    def _load_data(config: Config, custom: Custom) -> data.Dataset:
-        if custom.data is None:
-            columns: Any = {"label": config.label, "client": config.client}
-            return data.load(config.data, config.data_dir, config.augment, config.objective, **columns)
-        return replace(custom.data, augment=True) if config.augment else custom.data
-
-    def _make_model(self, config: Config, custom: Custom) -> nn.Module:
-        """The federation's own model: built, or copied from the one given."""
-        if custom.model is None:
-            return models.build(config.model, self.data, seed=config.seed).to(config.device)
-        try:
-            return copy.deepcopy(custom.model).to(config.device).train()
-        except (RuntimeError, TypeError) as error:
-            raise InvalidInput(f"the model cannot be copied: {error}") from error
 
     def _plan(self) -> Plan:
         """The configuration's plan; a model that was built here is random, so that fewer bits are enough for it."""
@@ -131,14 +111,12 @@ class Federation:
     def _traits(self, batches: data.Batches) -> Traits:
         """The model's side effects. A model passed in Python is tried with the smallest client's batch."""
         passed = (self.custom.model, self.custom.data, self.custom.loss)
-        ours = not any(each is not None for each in passed) and models.MODELS[self.config.model].initialise is not None
-        if ours:
+        if all(each is None for each in passed) and models.MODELS[self.config.model].initialise is not None:
             return Traits()
         smallest = int(self.partition.sizes.argmin())
         x, y = batches.batch(smallest, 0)
-        x, y = x.to(self.config.device), y.to(self.config.device)
         try:
-            return try_out(self.model, self.goal.loss, x, y)
+            return try_out(self.model, self.goal.loss, x.to(self.config.device), y.to(self.config.device))
         except Exception as error:  # whatever somebody's own model or loss may raise
             where = f"client {self.names[smallest]!r} with {len(y)} examples of shape {tuple(x.shape[1:])}"
             why = str(error) or type(error).__name__
@@ -154,68 +132,55 @@ class Federation:
         """The number of entries of the model."""
         return self.server.size
 
-    @property
-    def _shapes(self) -> list[tuple[int, ...]]:
-        """Of the model's tensors."""
-        return [tuple(parameter.shape) for parameter in self.model.parameters() if parameter.requires_grad]
-
     def first_orders(self) -> list[Any]:
         """The parameter that each client would get if all took part in the first round."""
-        server = Server(self._plan(), self.size, self.config.rounds)
+        server = Server(self.server.plan, self.size, self.config.rounds)
         for name, examples in zip(self.names, self.partition.sizes, strict=True):
             server.join(name, int(examples))
         return [order.amount for order in server.orders(self.names).values()]
 
     def step(self, asked: Sequence[int] | None = None) -> Round:
-        """One round.
-
-        Args:
-            asked: The clients that take part, by their places in the partition; by default `Config.participation` of
-                them, drawn at random.
-        """
+        """One round, in which those at these places of the partition take part; by default, some drawn at random."""
         t = self.round
         asked = self._asked(t) if asked is None else asked
-        answering = [i for i in asked if self._chance(t, i, "fails") >= self.config.failures]
         for i in asked:
             self.server.join(self.names[i], int(self.partition.sizes[i]))
         if self.server.budget.account is not None:
             self.seconds += self.server.budget.account.wait(len(asked), self.seconds)
         orders = self.server.orders([self.names[i] for i in asked], self.seconds)
-        downloads = {i: self.server.download(self.names[i]) for i in answering}
-        down = [len(downloads[i].frame) + self._buffer_bytes for i in answering]
-        self._rounded = {i: Replica(self._shapes).receive(each) for i, each in downloads.items() if each.version < 0}
+        answering = [i for i in asked if self._chance(t, i, "fails") >= self.config.failures]
         with one_thread():
-            uploads, computed, took = self._work(t, [(i, orders[self.names[i]]) for i in answering])
+            turns = self._work(t, {i: orders[self.names[i]] for i in answering})
 
         accepted = []
-        for i, upload in zip(answering, uploads, strict=True):
+        for turn in turns:
             try:
-                received = self.server.read(self.names[i], upload.frame, upload.norm)
+                received = self.server.read(self.names[turn.place], turn.upload.frame, turn.upload.norm)
             except OutsideBound as error:
-                log.warning("round %d: client %s is left out: %s", t + 1, self.names[i], error)
+                log.warning("round %d: client %s is left out: %s", t + 1, self.names[turn.place], error)
                 continue
-            if self._chance(t, i, "late") >= self.config.late:
+            if self._chance(t, turn.place, "late") >= self.config.late:
                 accepted.append(received)
         if accepted:
             self.optimizer.step(self.server.total(accepted), self._rates(t)[1])
         self.server.advance(accepted, self.optimizer.vector if accepted else None)
         self.vector.copy_(self.server.model)
-        buffers = {self.names[i]: each.buffers for i, each in zip(answering, computed, strict=True)}
+        buffers = {self.names[turn.place]: turn.buffers for turn in turns}
         self._average_buffers({upload.client: buffers[upload.client] for upload in accepted if upload.frame})
-        for i in answering:
-            name = self.names[i]
+        for name in buffers:
             self.uplinks[name].settle(self.server.members[name].accepted_round)
 
-        up = [len(upload.frame) + (self._buffer_bytes if upload.frame else 0) for upload in uploads]
-        self.seconds += self._slowest(answering, down, took, up)
-        self.bytes_up += sum(up)
-        self.bytes_down += sum(down)
-        counted = (sum(up), sum(down), self.bytes_up, self.bytes_down, self.seconds)
-        entries = sum(len(upload.update) for upload in uploads)
-        loss = self._loss(answering, [each.loss for each in computed])
-        return Round(self.round, loss, len(answering), entries, *counted)
+        up, down = sum(turn.up for turn in turns), sum(turn.down for turn in turns)
+        self.seconds += max(map(self._duration, turns), default=0.0)  # a round lasts as long as its slowest client
+        self.bytes_up += up
+        self.bytes_down += down
+        entries = sum(len(turn.upload.update) for turn in turns)
+        counted = (entries, up, down, self.bytes_up, self.bytes_down, self.seconds)
+        sizes = self.partition.sizes[answering]
+        loss = float(np.dot(sizes / sizes.sum(), [turn.loss for turn in turns])) if turns else None
+        return Round(self.round, loss, len(turns), *counted)
 
-    def _average_buffers(self, buffers: Mapping[str, list[torch.Tensor]]) -> None:
+    def _average_buffers(self, buffers: Mapping[str, list[Tensor]]) -> None:
         """The mean of the clients' buffers, weighted by their data; for counts, the largest.
 
         Buffers are sent in full, next to the frames: a running variance sent in parts would turn negative.
@@ -225,9 +190,9 @@ class Federation:
         weights = torch.tensor([self.server.members[name].examples for name in buffers], dtype=torch.float64)
         weights = (weights / weights.sum()).to(self.vector.device)
         for buffer, theirs in zip(self.buffers.values(), zip(*buffers.values(), strict=True), strict=True):
-            every = torch.stack(theirs)
-            mean = every.is_floating_point()
-            buffer.copy_(torch.tensordot(weights, every.double(), 1) if mean else every.amax(0))
+            stacked = torch.stack(theirs)
+            mean = stacked.is_floating_point()
+            buffer.copy_(torch.tensordot(weights, stacked.double(), 1) if mean else stacked.amax(0))
 
     def _rates(self, round: int) -> tuple[float, float]:
         """The clients' rate and the server's. With one local step, only the server steps, with the learning rate."""
@@ -245,87 +210,80 @@ class Federation:
         def chunk(start: int) -> tuple[float, float, int]:
             x = self.data.normalise(self.data.test_x[start : start + TESTED]).to(self.config.device)
             y = self.data.test_y[start : start + TESTED].to(self.config.device)
+            count = self.goal.count(y)
             with torch.no_grad():
                 output = forward(self._tested, x, y)
-                return self.goal.score(output, y), self.goal.total(output, y), self.goal.count(y)
+                loss = float(self.goal.loss(output, y)) * count if count else 0.0
+                return self.goal.score(output, y), loss, count
 
         with one_thread():
-            results = self._parallel.map(chunk, range(0, len(self.data.test_y), TESTED))
-        n = sum(count for _, _, count in results)
-        return sum(score for score, _, _ in results) / n, sum(loss for _, loss, _ in results) / n
+            chunks = self._parallel.map(chunk, range(0, len(self.data.test_y), TESTED))
+        scores, losses, counts = map(sum, zip(*chunks, strict=True))
+        return scores / counts, losses / counts
 
     def _asked(self, round: int) -> list[int]:
         """The clients that take part in a round."""
         everybody = list(range(len(self.names)))
-        asked = max(1, int(np.ceil(self.config.participation * len(everybody) - 1e-9)))
-        if asked == len(everybody):
+        if self._present == len(everybody):
             return everybody
-        return sorted(sorted(everybody, key=lambda i: self._chance(round, i, "asked"))[:asked])
+        return sorted(sorted(everybody, key=lambda i: self._chance(round, i, "asked"))[: self._present])
 
     def _chance(self, round: int, client: int, what: str) -> float:
         """A random number from 0 to 1 that is a function of the arguments and the seed."""
-        if not (self.config.participation < 1 or self.config.failures or self.config.late):
-            return 1.0
         purpose = ("asked", "fails", "late").index(what)
         return scramble(scramble(scramble(self.config.seed, round), client), purpose) / 2.0**64
 
-    def _work(self, round: int, jobs: list[tuple[int, Order]]) -> tuple[list[Upload], list[Computed], list[float]]:
-        """Every client's upload, what it was computed from, and how long that took.
+    def _work(self, round: int, orders: Mapping[int, Order]) -> list[_Turn]:
+        """Every client's download, training and upload.
 
         Each step is done for all clients of a group before the next: its code then stays in the processor's cache.
         """
-        for i, _ in jobs:
+        downloads = {i: self.server.download(self.names[i]) for i in orders}
+        visited = {i: Replica(self._shapes).receive(each) for i, each in downloads.items() if each.version < 0}
+        for i in orders:
             self._uplink(self.names[i])
         rate, server_rate = self._rates(round)
 
-        def work(some: list[tuple[int, Order]]) -> list[tuple[Upload, Computed, float]]:
+        def work(group: list[int]) -> list[_Turn]:
             began = time.perf_counter()
-            models = [self._rounded.get(i, self.vector) for i, _ in some]
-            starts = [
-                self._uplink(self.names[i]).start(model, server_rate)
-                for (i, _), model in zip(some, models, strict=True)
+            starts = [self.uplinks[self.names[i]].start(visited.get(i, self.vector), server_rate) for i in group]
+            ahead = starts if self.server.plan.step_ahead or visited else None
+            computed = self.gradients(round, group, rate, ahead)
+            uploads = [self._upload(i, orders[i], each.change) for i, each in zip(group, computed, strict=True)]
+            took = (time.perf_counter() - began) / len(group)
+            down = [len(downloads[i].frame) + self._buffer_bytes for i in group]
+            up = [len(upload.frame) + (self._buffer_bytes if upload.frame else 0) for upload in uploads]
+            return [
+                _Turn(i, upload, each.loss, each.buffers, received, sent, took)
+                for i, upload, each, received, sent in zip(group, uploads, computed, down, up, strict=True)
             ]
-            ahead = starts if self.server.plan.step_ahead or self._rounded else None
-            computed = self.gradients(round, [i for i, _ in some], rate, ahead)
-            uploads = [self._upload(i, order, each.change) for (i, order), each in zip(some, computed, strict=True)]
-            took = (time.perf_counter() - began) / len(some)
-            rest = [each._replace(change=[]) for each in computed]  # free the gradients' memory
-            return [(upload, each, took) for upload, each in zip(uploads, rest, strict=True)]
 
-        results = self._parallel.in_waves(work, jobs, self.gradients.together)
-        took = self._timed(round, [took for _, _, took in results])
-        return [upload for upload, _, _ in results], [each for _, each, _ in results], took
+        turns = self._parallel.in_waves(work, list(orders), self.gradients.together)
+        if round > 0:  # the first round compiles and warms up
+            self._parallel.decide([turn.seconds for turn in turns])
+        return turns
 
     def _uplink(self, name: str) -> Uplink:
-        """A client's uplink, created when it first takes part."""
         if name not in self.uplinks:
             self.uplinks[name] = Uplink(self.server.plan.for_clients(), self._shapes, self.config.device)
         return self.uplinks[name]
 
-    def _upload(self, i: int, order: Order, gradient: list[torch.Tensor]) -> Upload:
+    def _upload(self, i: int, order: Order, gradient: list[Tensor]) -> Upload:
         try:
-            return self._uplink(self.names[i]).upload(gradient, order)
+            return self.uplinks[self.names[i]].upload(gradient, order)
         except NonFiniteGradient as error:
             raise NonFiniteGradient(f"client {self.names[i]}, round {order.round}: {error}") from None
 
-    def _timed(self, round: int, took: list[float]) -> list[float]:
-        """The compute time on the simulated clock. The time measured here decides whether threads are worthwhile."""
-        if round > 0:  # the first round compiles and warms up
-            self._parallel.decide(took)
-        seconds = self.config.compute_seconds
-        return took if seconds == "measured" else [float(seconds)] * len(took)
+    def _duration(self, turn: _Turn) -> float:
+        """The seconds of a client's download, computing and upload on the simulated clock."""
+        fixed = self.config.compute_seconds
+        computed = turn.seconds if isinstance(fixed, str) else float(fixed)
+        trained = self.network.seconds(turn.place, "down", turn.down, self.seconds) + computed
+        return trained + self.network.seconds(turn.place, "up", turn.up, self.seconds + trained)
 
-    def _slowest(self, who: list[int], down: list[int], took: list[float], up: list[int]) -> float:
-        """A synchronous round lasts as long as its slowest client: download, compute, upload."""
-        slowest = 0.0
-        for i, received, computed, sent in zip(who, down, took, up, strict=True):
-            here = self.network.seconds(i, "down", received, self.seconds) + computed
-            slowest = max(slowest, here + self.network.seconds(i, "up", sent, self.seconds + here))
-        return slowest
-
-    def _loss(self, answering: list[int], losses: list[float]) -> float | None:
-        sizes = self.partition.sizes[answering]
-        return float(np.dot(sizes / sizes.sum(), losses)) if answering else None
+    def _follow_server(self) -> None:
+        self.optimizer.vector.data.copy_(self.server.target)
+        self.vector.copy_(self.server.model)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -349,8 +307,7 @@ class Federation:
         self.bytes_up, self.bytes_down = whole(state["bytes_up"]), whole(state["bytes_down"])
         self.server.load_state_dict(state["server"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.optimizer.vector.data.copy_(self.server.target)
-        self.vector.copy_(self.server.model)
+        self._follow_server()
         if state["buffers"].keys() != self.buffers.keys():
             raise ValueError(f"the model's buffers are {', '.join(self.buffers)}")
         for name, buffer in self.buffers.items():

@@ -14,7 +14,7 @@ from dagc.data.dataset import IGNORED
 from dagc.data.fields import Fields, Inputs
 from dagc.errors import InvalidInput, shown
 
-__all__ = ["Goal", "Loss", "Metric", "classification_loss", "forward", "goal_of", "has_scores", "scores_of"]
+__all__ = ["Goal", "Loss", "Metric", "classification_loss", "computed_loss", "forward", "goal_of", "scores_of"]
 
 TARGETS = ("labels", "targets")
 """A parameter of a model's `forward` with such a name gets what is to be predicted."""
@@ -25,22 +25,15 @@ Metric = Callable[[Any, Tensor], Any]
 """`(what the model returns, y) -> the mean score of a batch`, where more is better."""
 
 
-class _Signature(NamedTuple):
-    """What a kind of model can be called with: names, any name, and the parameter for what is to be predicted."""
-
-    names: frozenset[str]
-    anything: bool
-    target: str | None
-
-
 @lru_cache(maxsize=256)
-def _signature(function: Callable[..., Any]) -> _Signature:
+def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], bool, str | None]:
+    """What a model can be called with: names, whether any name, and the parameter for what is to be predicted."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return _Signature(frozenset(), False, None)
+        return frozenset(), False, None
     anything = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    return _Signature(frozenset(parameters), anything, next((name for name in TARGETS if name in parameters), None))
+    return frozenset(parameters), anything, next((name for name in TARGETS if name in parameters), None)
 
 
 def forward(model: nn.Module, x: Inputs, y: Tensor) -> Any:
@@ -48,27 +41,18 @@ def forward(model: nn.Module, x: Inputs, y: Tensor) -> Any:
 
     Named tensors are passed by name, or as one mapping to a model that has no such names. A model with a parameter
     `labels` or `targets` gets those, since some return all scores only then.
-
-    Example:
-        >>> forward(nn.Linear(2, 3), torch.ones(5, 2), torch.zeros(5)).shape
-        torch.Size([5, 3])
     """
-    signature = _signature(type(model).forward)
-    target = {} if signature.target is None else {signature.target: y}
+    names, anything, target = _parameters(type(model).forward)
+    targets = {} if target is None else {target: y}
     if not isinstance(x, Fields):
-        return model(x, **target)
-    if signature.anything or signature.names >= set(x.tensors):
-        return model(**target | x.tensors)
-    return model(x.tensors, **target)
+        return model(x, **targets)
+    if anything or names >= set(x.tensors):
+        return model(**targets | x.tensors)
+    return model(x.tensors, **targets)
 
 
 def scores_of(output: Any) -> Tensor:
-    """The scores (logits) or numbers in what a model returns: a tensor, or something that has `logits`, or comes first.
-
-    Example:
-        >>> scores_of({"loss": torch.tensor(0.5), "logits": torch.ones(5, 3)}).shape
-        torch.Size([5, 3])
-    """
+    """The scores or numbers in what a model returns: a tensor, or something that has `logits`, or comes first."""
     scores = _part(output, "logits")
     if isinstance(scores, Tensor):
         return scores
@@ -78,9 +62,10 @@ def scores_of(output: Any) -> Tensor:
     )
 
 
-def has_scores(output: Any) -> bool:
-    """Whether a model returns scores, and not only the loss that it computed itself."""
-    return isinstance(output, Tensor) or _loss_without_scores(output) is None
+def computed_loss(output: Any) -> Tensor | None:
+    """The loss that a model computed itself, if it returns no scores."""
+    loss = None if _part(output, "logits") is not None else _part(output, "loss")
+    return loss if isinstance(loss, Tensor) else None
 
 
 def _part(output: Any, name: str) -> Any:
@@ -94,96 +79,54 @@ def _part(output: Any, name: str) -> Any:
     return output[0] if isinstance(output, tuple) and output and name == "logits" else None
 
 
-def _loss_without_scores(output: Any) -> Tensor | None:
-    """The loss that a model computed itself, if it returns no scores."""
-    if isinstance(output, Tensor) or _part(output, "logits") is not None:
-        return None
-    loss = _part(output, "loss")
-    return loss if isinstance(loss, Tensor) else None
+def _loss(of_scores: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+    """A loss of scores, or the one that a model without scores returns."""
+
+    def loss(output: Any, y: Tensor) -> Tensor:
+        computed = computed_loss(output)
+        return of_scores(scores_of(output), y) if computed is None else computed
+
+    return loss
 
 
-def classification_loss(output: Any, y: Tensor) -> Tensor:
-    """Cross entropy, or the loss that a model without scores returns."""
-    loss = _loss_without_scores(output)
-    return cross_entropy(scores_of(output), y) if loss is None else loss
+classification_loss = _loss(cross_entropy)
 
 
 class Goal(NamedTuple):
-    """What is minimised, and what is measured on the test set.
-
-    Attributes:
-        loss: The mean loss of a batch.
-        total: The sum of the losses of a batch, for the test set.
-        score: The sum of the scores of a batch.
-        count: How many examples (or tokens) of a batch these sums cover.
-        metric: The name of the score.
-    """
+    """The mean loss and the sum of the scores of a batch, how many examples these cover, and its name."""
 
     loss: Loss
-    total: Callable[[Any, Tensor], float]
     score: Callable[[Any, Tensor], float]
     count: Callable[[Tensor], int]
     metric: str
 
 
 def goal_of(data: Dataset, loss: Loss | None = None, metric: Metric | None = None) -> Goal:
-    """The goal that suits the data, with your own loss or metric if given.
+    """The goal that suits the data, with your own loss or metric if given."""
+    goal = {"regression": _regression, "next-token": _next_token}.get(data.objective, _classification)(data)
+    usual, measure = goal.score, metric
 
-    Example:
-        >>> from dagc.data import load
-        >>> goal_of(load("digits")).metric
-        'accuracy'
-    """
-    usual = {"classification": _classification, "regression": _regression, "next-token": _next_token}
-    goal = usual[data.objective](data)
-    if loss is not None:
-        own_loss = loss
-        goal = goal._replace(loss=loss, total=lambda output, y: _number("loss", own_loss(output, y)) * goal.count(y))
-    if metric is not None:
-        measure, name = metric, getattr(metric, "__name__", type(metric).__name__)
-        name = "score" if name == "<lambda>" else name.replace("_", " ")
-        goal = goal._replace(score=lambda output, y: _number("metric", measure(output, y)) * goal.count(y), metric=name)
-    return goal
-
-
-def _number(name: str, value: Any) -> float:
-    """What a function of the user's returned, if it is a number."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInput(f"the {name} returns {shown(value)}: return one number for a batch, its mean") from error
-
-
-def _goal(loss: Callable[[Tensor, Tensor], Tensor], mean: Loss, score: Metric, count: Any, metric: str) -> Goal:
-    """A goal whose total is the sum of a loss over scores, or what a model without scores returns."""
-
-    def total(output: Any, y: Tensor) -> float:
-        computed = _loss_without_scores(output)
-        return float(loss(scores_of(output), y)) if computed is None else float(computed) * count(y)
-
-    def scored(output: Any, y: Tensor) -> Any:
-        if _loss_without_scores(output) is not None:
+    def score(output: Any, y: Tensor) -> float:
+        if measure is None:
+            if computed_loss(output) is None:
+                return usual(scores_of(output), y)
             raise InvalidInput(
-                f"the model returns a loss and no scores, by which to measure the {metric}: pass a metric, for example "
-                "metric=lambda output, y: -output.loss"
+                f"the model returns a loss and no scores, by which to measure the {goal.metric}: pass a metric, for "
+                "example metric=lambda output, y: -output.loss"
             )
-        return score(scores_of(output), y)
+        value = measure(output, y)
+        try:
+            return float(value) * goal.count(y)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidInput(f"the metric returns {shown(value)}: return one number for a batch, its mean") from error
 
-    def mean_loss(output: Any, y: Tensor) -> Tensor:
-        computed = _loss_without_scores(output)
-        return mean(scores_of(output), y) if computed is None else computed
-
-    return Goal(classification_loss if mean is cross_entropy else mean_loss, total, scored, count, metric)
+    name = goal.metric if metric is None else getattr(metric, "__name__", type(metric).__name__).replace("_", " ")
+    name = "score" if name == "<lambda>" else name
+    return Goal(goal.loss if loss is None else loss, score, goal.count, name)
 
 
 def _classification(data: Dataset) -> Goal:
-    return _goal(
-        lambda scores, y: cross_entropy(scores, y, reduction="sum"),
-        cross_entropy,
-        lambda scores, y: int((scores.argmax(1) == y).sum()),
-        len,
-        "accuracy",
-    )
+    return Goal(classification_loss, lambda scores, y: int((scores.argmax(1) == y).sum()), len, "accuracy")
 
 
 def _regression(data: Dataset) -> Goal:
@@ -198,23 +141,17 @@ def _regression(data: Dataset) -> Goal:
             )
         return output.reshape(y.shape)
 
-    return _goal(
-        lambda output, y: mse_loss(fitting(output, y), y) * len(y),
-        lambda output, y: mse_loss(fitting(output, y), y),
-        lambda output, y: len(y) - float((fitting(output, y) - y).double().square().sum()) / variance,
-        len,
-        "R²",
-    )
+    def score(output: Tensor, y: Tensor) -> float:
+        return len(y) - float((fitting(output, y) - y).double().square().sum()) / variance
+
+    return Goal(_loss(lambda output, y: mse_loss(fitting(output, y), y)), score, len, "R²")
 
 
 def _next_token(data: Dataset) -> Goal:
-    def loss(scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        return cross_entropy(scores.flatten(0, -2), y.flatten(), ignore_index=IGNORED, reduction=reduction)
+    def loss(scores: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(scores.flatten(0, -2), y.flatten(), ignore_index=IGNORED)
 
-    return _goal(
-        lambda scores, y: loss(scores, y, "sum"),
-        loss,
-        lambda scores, y: int(((scores.argmax(-1) == y) & (y != IGNORED)).sum()),
-        lambda y: int(torch.count_nonzero(y != IGNORED)),
-        "accuracy",
-    )
+    def score(scores: Tensor, y: Tensor) -> int:
+        return int(((scores.argmax(-1) == y) & (y != IGNORED)).sum())
+
+    return Goal(_loss(loss), score, lambda y: int(torch.count_nonzero(y != IGNORED)), "accuracy")

@@ -1,40 +1,48 @@
-"""The server's optimizer: the model as one vector, and a step on it by any optimizer of torch."""
+"""The server's optimizer: the model as one vector, a step on it by any optimizer of torch, and schedules."""
 
 from collections.abc import Mapping
+from math import cos, pi
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["ServerOptimizer", "as_one_vector"]
+__all__ = ["SCHEDULES", "ServerOptimizer", "as_one_vector", "client_optimizer", "rate_at"]
+
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+def rate_at(schedule: str, first: float, round: int, rounds: int) -> float:
+    """The rate in a round, counted from 0. The first has the full rate; linear and cosine end just above 0."""
+    done = round / rounds
+    if schedule == "linear":
+        return first * (1 - done)
+    return first * (1 + cos(pi * done)) / 2 if schedule == "cosine" else first
 
 
 def as_one_vector(model: nn.Module) -> torch.Tensor:
     """Move all trainable parameters of a model into one vector, and make them views of it. Returns the vector."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).to(torch.float32)
-    start = 0
-    for parameter in parameters:
-        parameter.data = vector[start : start + parameter.numel()].view(parameter.shape)
-        start += parameter.numel()
+    for parameter, part in zip(parameters, torch.split(vector, [each.numel() for each in parameters]), strict=True):
+        parameter.data = part.view(parameter.shape)
     return vector
 
 
+def client_optimizer(
+    name: str, parameters: list[nn.Parameter], rate: float, weight_decay: float
+) -> torch.optim.Optimizer | None:
+    """For a client's own steps in one round; None for SGD, whose steps are written out where they are taken."""
+    if name == "SGD":
+        return None
+    options = {"weight_decay": weight_decay} if weight_decay else {}
+    made: torch.optim.Optimizer = getattr(torch.optim, name)(parameters, lr=rate, **options)
+    return made
+
+
 class ServerOptimizer:
-    """Moves the server's model by the clients' weighted sum.
-
-    Args:
-        vector: The model; changed in place.
-        name: A class of `torch.optim`.
-        options: The options of that class, except the rate.
-
-    Example:
-        >>> vector = torch.tensor([1.0, 2.0])
-        >>> ServerOptimizer(vector, "SGD").step(torch.tensor([1.0, 0.0]), rate=0.5)
-        >>> vector
-        tensor([0.5000, 2.0000])
-    """
+    """Moves a vector in place by the clients' weighted sum, with a class of `torch.optim` and its options."""
 
     def __init__(self, vector: torch.Tensor, name: str, **options: Any) -> None:
         self.vector = nn.Parameter(vector, requires_grad=False)
@@ -46,9 +54,8 @@ class ServerOptimizer:
     @property
     def has_momentum(self) -> bool:
         """Whether a step goes on from those before."""
-        return self._optimizer is not None and any(
-            self._optimizer.param_groups[0].get(name) for name in ("momentum", "betas")
-        )
+        group = {} if self._optimizer is None else self._optimizer.param_groups[0]
+        return any(group.get(name) for name in ("momentum", "betas"))
 
     def step(self, gradient: torch.Tensor, rate: float) -> None:
         """Take one step of this size."""
@@ -67,7 +74,11 @@ class ServerOptimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`; ValueError if it is that of another optimizer or model."""
-        expected = self._names()
+        expected = set()
+        if self._optimizer is not None:  # what it remembers after a step is known from one on a vector of one entry
+            trial = ServerOptimizer(torch.zeros(1), type(self._optimizer).__name__, **self._options)
+            trial.step(torch.ones(1), 1.0)
+            expected = set(trial.state_dict())
         if state and set(state) != expected:
             raise ValueError(f"the optimizer's state has {', '.join(map(str, state))}, not {', '.join(expected)}")
         for name, value in state.items():
@@ -76,11 +87,3 @@ class ServerOptimizer:
         if self._optimizer is not None:
             memory = {name: torch.from_numpy(value.copy()) for name, value in state.items()}
             self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": {0: memory} if memory else {}})
-
-    def _names(self) -> set[str]:
-        """What this optimizer remembers after a step; found by one on a vector of one entry."""
-        if self._optimizer is None:
-            return set()
-        trial = ServerOptimizer(torch.zeros(1), type(self._optimizer).__name__, **self._options)
-        trial.step(torch.ones(1), 1.0)
-        return set(trial.state_dict())

@@ -19,15 +19,7 @@ SLOW = 0.002
 
 
 class Parallel:
-    """Does the work of many clients, on threads if that is worthwhile.
-
-    Args:
-        threads: How many; None to decide by the time that work takes.
-
-    Example:
-        >>> Parallel(2).map(abs, [-1, 2, -3])
-        [1, 2, 3]
-    """
+    """Does the work of many clients on threads; None to decide how many by the time that work takes."""
 
     def __init__(self, threads: int | None) -> None:
         self.threads = threads
@@ -46,17 +38,11 @@ class Parallel:
             self._pool = ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
         return list(self._pool.map(function, jobs))
 
-    def in_waves(self, function: Callable[[Any], list[T]], jobs: list[Any], together: int) -> list[T]:
-        """Apply a function of some clients' jobs to all jobs, returning memory to the system at times.
-
-        Args:
-            function: Takes a list of jobs, and returns a result for each.
-            jobs: A job for each client.
-            together: The most jobs that the function takes at once.
-        """
+    def in_waves(self, function: Callable[[list[Any]], list[T]], jobs: list[Any], together: int) -> list[T]:
+        """Apply a function of up to `together` jobs to all of them, returning memory to the system at times."""
         results: list[T] = []
-        while len(results) < len(jobs):
-            wave = jobs[len(results) : len(results) + WAVE]
+        for start in range(0, len(jobs), WAVE):
+            wave = jobs[start : start + WAVE]
             for group in self.map(function, [wave[i : i + together] for i in range(0, len(wave), together)]):
                 results += group
             if len(jobs) > WAVE:
@@ -76,9 +62,6 @@ def one_thread() -> Iterator[None]:
 
 
 def return_memory() -> None:
-    """Return free memory to the system: small uploads that stay fragment the space that large gradients leave.
-
-    With 200 clients of a CNN this saves 500 MB. It concerns glibc's allocator only.
-    """
+    """Return free memory to the system: with glibc's allocator, this saves 500 MB with 200 clients of a CNN."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

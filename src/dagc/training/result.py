@@ -1,4 +1,4 @@
-"""What a training gives back: the model, the rounds, and what they cost."""
+"""What a training gives back: its rounds, the model, and what they cost."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,19 +9,47 @@ from torch import nn
 
 from dagc.errors import MissingExtra
 from dagc.folder import summary
-from dagc.training.round import Round
 
-__all__ = ["Result"]
+__all__ = ["Result", "Round"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did.
+
+    Attributes:
+        round: How many rounds are done, this one included.
+        loss: The training loss of the clients that answered, weighted by their data; None if none did.
+        present: How many clients answered.
+        entries: How many entries were uploaded.
+        up: Bytes uploaded in this round, including late uploads.
+        down: Bytes downloaded in this round.
+        bytes_up: Bytes uploaded so far.
+        bytes_down: Bytes downloaded so far.
+        seconds: The time on the network's simulated clock.
+        score: On the test set, if this round was evaluated: accuracy, R² for numbers, or the metric given.
+        test_loss: On the test set, if this round was evaluated.
+    """
+
+    round: int
+    loss: float | None
+    present: int
+    entries: int
+    up: int
+    down: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    score: float | None = None
+    test_loss: float | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished training.
+    """A finished training: the clients' model, in training mode, every round in order, and what the score is.
 
-    Attributes:
-        model: The clients' model, in training mode.
-        rounds: Every round, in order.
-        metric: What the score is: accuracy, R², or the name of a metric of yours.
+    Its `score`, `bytes_up`, `bytes_down` and `seconds` are those at the end, as reports have them; the score is NaN if
+    no round was evaluated.
     """
 
     model: nn.Module
@@ -30,22 +58,18 @@ class Result:
 
     @property
     def score(self) -> float:
-        """The final score, as reports have it; NaN if no round was evaluated."""
         return float(self.summary.get("final_score", float("nan")))
 
     @property
     def bytes_up(self) -> int:
-        """Bytes that the clients uploaded."""
         return self.rounds[-1].bytes_up
 
     @property
     def bytes_down(self) -> int:
-        """Bytes that the clients downloaded."""
         return self.rounds[-1].bytes_down
 
     @property
     def seconds(self) -> float:
-        """The time on the network's simulated clock."""
         return self.rounds[-1].seconds
 
     @property
@@ -71,6 +95,5 @@ class Result:
         return str(report.history_html(self._rows(), metric=self.metric))
 
     def __repr__(self) -> str:
-        """One line with the score and the bytes."""
         up, down = self.bytes_up, self.bytes_down
         return f"<{len(self.rounds)} rounds: {self.metric} {self.score:.4f}, {up:,} bytes up and {down:,} down>"

@@ -4,55 +4,41 @@ Integers only, so every machine computes the same. Each function writes or reads
 description. `docs/reference/wire-updates.md` has every step.
 """
 
-from typing import Any
-
 import numpy as np
 
-from dagc._numba import compiled, inlined
-from dagc.wire._range_coder import READ, WRITE, build, code, finish
+from dagc._numba import inlined, kernel
+from dagc.wire._kernels import READ, WRITE, code, plain_number, raw
 
-__all__ = ["MOST_FACTOR", "MOST_LEVEL", "ODDS", "READ", "SURE", "WRITE", "entries", "finish", "matrix", "number", "raw"]
+__all__ = ["MOST_FACTOR", "MOST_LEVEL", "ODDS", "SURE", "entries", "histogram", "matrix", "number"]
 
-EVEN = 32768
-NUMBER = 0
-"""Where the contexts of small numbers start: four kinds, 16 each."""
+NUMBER = 0  # where the contexts of small numbers start: four kinds, 16 each
 RANK, STEP, COUNT, OTHER = NUMBER, NUMBER + 16, NUMBER + 32, NUMBER + 48
 """How many terms, how scales differ, how many entries, anything else."""
 SIGN = NUMBER + 64
 FACTOR_SIGN = SIGN + 9
-FACTOR = FACTOR_SIGN + 3
-"""Eighteen spreads, three kinds of neighbors before, three beside, twelve magnitudes."""
+FACTOR = FACTOR_SIGN + 3  # eighteen spreads, three kinds of neighbors before, three beside, twelve magnitudes
 MAGNITUDES = 12
 SPREADS = 18
-PLAIN = 10
-"""From this spread on, every second one has one more low bit that is sent as it is."""
-GAP_UP = FACTOR + SPREADS * 9 * MAGNITUDES
-"""Four densities, eight octaves above the mean gap; then as many below it."""
+PLAIN = 10  # from this spread on, every second one has one more low bit that is sent as it is
+GAP_UP = FACTOR + SPREADS * 9 * MAGNITUDES  # four densities, eight octaves above the mean gap; then as many below it
 GAP_DOWN = GAP_UP + 32
 GAP_TOP = GAP_DOWN + 32
-LEVEL = GAP_TOP + 16
-"""Four magnitudes before, 14 magnitudes."""
+LEVEL = GAP_TOP + 16  # four magnitudes before, 14 magnitudes
 LEVELS = 14
-ODDS = LEVEL + 4 * LEVELS
-"""The number of contexts."""
+ODDS = LEVEL + 4 * LEVELS  # the number of contexts
 QUARTERS = np.array([0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4])
 """Four times log₂ of a mantissa of 16 to 31 over 16, rounded."""
 USUAL = np.array([0, 1, 1, 1, 2, 2, 3, 5, 6, 9, 13, 18, 26, 36, 51, 72, 102, 145])
 """Four times the expected magnitude of factors, by spread: their standard deviation is 2^((spread − 6) / 2)."""
-SMALLEST_SCALE, LARGEST_SCALE = -126, 100
-"""Exponents of scales."""
-SLOWEST = 60
-"""How many decisions a context remembers."""
+SMALLEST_SCALE, LARGEST_SCALE = -126, 100  # exponents of scales
+SLOWEST = 60  # how many decisions a context remembers
 PACE = np.array([131072 // (2 * seen + 3) for seen in range(SLOWEST + 1)], dtype=np.int64)
 """How far a probability moves, in 65,536ths of the difference: 2 / (2 · decisions seen + 3)."""
 MOST_LEVEL, MOST_FACTOR = 32767, 127
-SURE = 2048
-"""No decision is surer than this, in 65,536ths: so that a byte stands for at most 175 decisions."""
-
-part: Any = inlined if compiled() else lambda function: function
+SURE = 2048  # no decision is surer than this, in 65,536ths: so that a byte stands for at most 175 decisions
 
 
-@part
+@inlined
 def decide(mode, data, coder, odds, context, bit):
     """Code one decision with an adaptive context: its probability, and how many decisions it has seen."""
     chance, seen = odds[2 * context], odds[2 * context + 1]
@@ -63,7 +49,7 @@ def decide(mode, data, coder, odds, context, bit):
     return bit, coder
 
 
-@build
+@kernel
 def width_of(number):
     """How many bits a number has."""
     width = 0
@@ -72,7 +58,7 @@ def width_of(number):
     return width
 
 
-@build
+@kernel
 def number(mode, data, coder, odds, base, value):
     """Code a number of at least 0: how many bits it has plus one, with contexts; then its bits below the first."""
     shifted = value + 1
@@ -85,42 +71,12 @@ def number(mode, data, coder, odds, base, value):
     return (1 << count) + low - 1, coder
 
 
-@build
-def raw(mode, data, coder, bits, value):
-    """Code a number of `bits` bits as it is."""
-    read = 0
-    for place in range(bits - 1, -1, -1):
-        bit, coder = code(mode, data, coder, value >> place & 1, EVEN)
-        read = 2 * read + bit
-    return read, coder
-
-
-@build
-def tail(mode, data, coder, value):
-    """Code a number of at least 0 that is seldom large: how many bits it has beyond two, then its bits."""
-    shifted = value + 4
-    width = width_of(shifted) - 3 if mode == WRITE else 0
-    count, bit = 0, 1
-    while bit and count < 30:
-        bit, coder = code(mode, data, coder, 1 if count < width else 0, EVEN)
-        count += bit
-    low, coder = raw(mode, data, coder, count + 2, shifted & ((1 << (count + 2)) - 1))
-    return (1 << (count + 2)) + low - 4, coder
-
-
-@build
+@kernel
 def matrix(mode, data, coder, odds, step, scales, left, right):
     """Code the terms of a matrix: whether the bytes are valid, and the coder afterwards.
 
-    Args:
-        mode: WRITE or READ.
-        data: The bytes.
-        coder: The state of the range coder.
-        odds: The contexts.
-        step: The step of the frame, as a scale.
-        scales: The scale of each term; filled in when reading.
-        left: One row of small integers for each term; filled in when reading.
-        right: The same for the other side.
+    The scales are an array, and `left` and `right` have a row of small integers for each; they are filled in when
+    reading. `step` is that of the frame, as a scale.
     """
     last = step
     for term in range(len(scales)):
@@ -137,7 +93,7 @@ def matrix(mode, data, coder, odds, step, scales, left, right):
     return True, coder
 
 
-@build
+@kernel
 def spread_of(step, scale, length):
     """The spread of a column of factors: twice log₂ of their expected standard deviation, plus 6, from 0 to 17.
 
@@ -148,7 +104,7 @@ def spread_of(step, scale, length):
     return min(max(halves, 0), SPREADS - 1)
 
 
-@build
+@kernel
 def factor(mode, data, coder, odds, whole, term, spread):
     """Code row `term` of `whole`, of this spread: whether the bytes are valid, and the coder afterwards."""
     usual = USUAL[spread]
@@ -172,7 +128,7 @@ def factor(mode, data, coder, odds, whole, term, spread):
             bit, coder = decide(mode, data, coder, odds, base + count, 1 if count < size else 0)
             count += bit
         if count == MAGNITUDES:
-            more, coder = tail(mode, data, coder, size - MAGNITUDES)
+            more, coder = plain_number(mode, data, coder, size - MAGNITUDES, 2)
             count += more
         if low:
             plain, coder = raw(mode, data, coder, low, abs(value) & ((1 << low) - 1))
@@ -192,7 +148,7 @@ def factor(mode, data, coder, odds, whole, term, spread):
     return largest > 0, coder
 
 
-@build
+@kernel
 def gap_code(mode, data, coder, odds, gap, room, usual, density):
     """Code the distance to the entry before: it, its octave, and the coder afterwards."""
     octave = width_of(gap) - 1
@@ -220,7 +176,7 @@ def gap_code(mode, data, coder, odds, gap, room, usual, density):
     return read, width, coder
 
 
-@build
+@kernel
 def level_code(mode, data, coder, odds, size, before):
     """Code the magnitude of a level, given that of the one before: it, and the coder afterwards."""
     base = LEVEL + LEVELS * (min(before, 4) - 1)
@@ -229,25 +185,17 @@ def level_code(mode, data, coder, odds, size, before):
         bit, coder = decide(mode, data, coder, odds, base + magnitude - 1, 1 if magnitude < size else 0)
         magnitude += bit
     if magnitude > LEVELS:
-        more, coder = tail(mode, data, coder, size - LEVELS - 1)
+        more, coder = plain_number(mode, data, coder, size - LEVELS - 1, 2)
         magnitude += more
     return magnitude, coder
 
 
-@build
+@kernel
 def entries(mode, data, coder, odds, starts, lengths, size, indices, levels):
     """Code the indices and levels of entries: whether the bytes are valid, and the coder afterwards.
 
-    Args:
-        mode: WRITE or READ.
-        data: The bytes.
-        coder: The state of the range coder.
-        odds: The contexts.
-        starts: Where each tensor starts; the size of the vector follows.
-        lengths: The length of a row of each tensor.
-        size: The size of the vector.
-        indices: The indices, ascending; filled in when reading.
-        levels: The level of each entry, not 0; filled in when reading.
+    Indices ascend, and no level is 0; they are filled in when reading. `starts` says where each tensor starts, with the
+    size of the vector at its end; `lengths` are those of the tensors' rows.
     """
     count = len(indices)
     position, tensor, row = -1, 0, -1
@@ -277,3 +225,12 @@ def entries(mode, data, coder, odds, starts, lengths, size, indices, levels):
         earlier, sign = sign, 1 + negative
         levels[j] = -magnitude if negative else magnitude
     return True, coder
+
+
+@kernel
+def histogram(values, bits, stride, count, energy):
+    """Count every `stride`-th entry, and add up its square, by half octaves of the magnitude."""
+    for i in range(0, len(bits), stride):
+        place = (bits[i] & np.uint32(0x7FFFFFFF)) >> np.uint32(22)
+        count[place] += 1
+        energy[place] += np.float64(values[i]) * np.float64(values[i])

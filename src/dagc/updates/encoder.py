@@ -6,8 +6,9 @@
 4. Send the largest entries of what is left, as many as fit.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,32 +17,41 @@ from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
-from dagc.updates import frame as frames
 from dagc.updates._kernels import MOST_LEVEL
-from dagc.updates.frame import MIXED, MOST_TERMS, Entries, code_entries, code_head, code_terms, size_of
+from dagc.updates.frame import (
+    MIXED,
+    MOST_TERMS,
+    NONE,
+    OFFSETS_FROM,
+    Entries,
+    code_entries,
+    code_head,
+    code_terms,
+    most_body,
+    seal,
+    size_of,
+    values_of,
+)
 from dagc.updates.low_rank import leading, one_thread, quantized
 from dagc.updates.rates import STEP_PER_PRICE, Choice, Rates
-from dagc.updates.stream import Scale, Stream
+from dagc.updates.stream import Stream, nearest, value_of
 from dagc.updates.update import Terms, Update
-from dagc.updates.vectors import BINS, checked, count_magnitudes, energy_of, largest_entries, normalized
+from dagc.updates.vectors import checked, count_magnitudes, energy_of, largest_entries, normalized
 from dagc.wire.shapes import Shapes, extents
 
 __all__ = ["encode_update"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Spectrum = tuple[torch.Tensor, torch.Tensor]
 LOWEST, HIGHEST = -64, 90
 """A vector whose largest entry is below 2^-64 is not worth a frame; of a larger one than 2^90, only a part is sent."""
 RANGE, SMALLEST = 8192.0, -90
 """Entries smaller than the largest by this factor, or than 2^-90, stay: one step must fit all that are sent."""
-DEAD = 0.64
-"""Levels are rounded up from this fraction on."""
-REPEATED = 1 << 22
-"""In larger models, factors that leave bytes free are not rounded again."""
-MOST_ATTEMPTS = 8
-"""How often factors are rounded until their bytes are right."""
-FULL = 0.93
-"""Terms and expected entries that fill this part of the bytes are enough: more entries fill the rest."""
+DEAD = 0.64  # levels are rounded up from this fraction on
+REPEATED = 1 << 22  # in larger models, factors that leave bytes free are not rounded again
+MOST_ATTEMPTS = 8  # how often factors are rounded until their bytes are right
+FULL = 0.93  # terms and expected entries that fill this part of the bytes are enough: more entries fill the rest
 FEWEST_BITS, USUAL_BITS, USUAL_TERMS = 1.2, 2.2, 4
 """What an integer of a factor takes: the bound of how many terms to look for; above four, the usual number."""
 
@@ -52,24 +62,16 @@ def encode_update(
     max_bytes: int | None = None,
     *,
     share: float | None = None,
+    least_bytes: int = 0,
     round: int = 0,
     most_terms: int = MOST_TERMS,
 ) -> tuple[bytes, Update]:
     """Encode as much of the vector's energy as possible within a number of bytes, or a share of it in few bytes.
 
-    Args:
-        vector: The values of all tensors, one after the other.
-        shapes: The shapes of these tensors.
-        max_bytes: The longest frame. If it is too short for anything, the frame is empty.
-        share: The share of the energy that the frame must carry, above 0 and up to 1, unless `max_bytes` forbids it.
-        round: Both sides must know it: the checksum covers it.
-        most_terms: The most terms of one matrix; 0 for entries alone.
-
-    Returns:
-        The frame, and the update that it decodes to.
-
-    Raises:
-        NonFiniteGradient: If the vector has NaN or infinite entries.
+    The vector holds the values of all tensors; `NonFiniteGradient` if one is NaN or infinite. If `max_bytes` is too
+    short for anything, the frame is empty, whatever share it must carry. With both, `least_bytes` are used even if they
+    carry more than the share. A matrix has at most so many terms. Returns
+    the frame, and the update that it decodes to.
 
     Example:
         >>> vector = torch.outer(torch.arange(1.0, 9), torch.arange(1.0, 5)).reshape(-1)
@@ -86,73 +88,77 @@ def encode_update(
     size = size_of(shapes)
     values, shift = normalized(checked(vector, size))
     longest = 8 * size + 64
-    room = frames.most_body(longest if max_bytes is None else min(max_bytes, longest))
+    room = most_body(longest if max_bytes is None else min(max_bytes, longest))
     with one_thread():
-        return _Job(values, shift, shapes, room, share, most_terms).run(round)
+        least = most_body(min(least_bytes, longest)) if least_bytes and share is not None else 0
+        body, update = _Job(values, min(shift, HIGHEST), shapes, room, share, least, most_terms).run()
+    return (seal(body, shapes, round) if body else b""), update
 
 
+@dataclass
 class _Job:
-    """One vector on its way into a frame."""
+    """One vector on its way into a frame: all that is computed is over 2^shift."""
 
-    def __init__(
-        self,
-        values: Floats,
-        shift: int,
-        shapes: Shapes,
-        room: int,
-        share: float | None,
-        most_terms: int,
-    ) -> None:
-        self.most_terms = most_terms
-        self.values, self.shapes, self.room, self.share = values, shapes, room, share
-        self.shift = min(shift, HIGHEST)
-        self.parts = extents(shapes)
+    values: Floats
+    shift: int
+    shapes: Shapes
+    room: int
+    share: float | None
+    least: int
+    most_terms: int
 
-    def run(self, round: int) -> tuple[bytes, Update]:
-        """The frame and the update."""
+    def run(self) -> tuple[bytes | None, Update]:
+        """The frame's body and the update; None if nothing is worth a frame."""
         size = len(self.values)
-        nothing = b"", Update.empty(size)
         if self.room < 6 or self.shift < LOWEST or not self.values.any():
-            return nothing
-        count, energy = np.empty((len(self.parts), BINS)), np.empty((len(self.parts), BINS))
-        for index, (start, rows, columns) in enumerate(self.parts):
-            count[index], energy[index] = count_magnitudes(self.values[start : start + rows * columns])
+            return None, Update.empty(size)
+        self.parts = extents(self.shapes)
+        pieces = torch.split(torch.from_numpy(self.values), [rows * columns for _, rows, columns in self.parts])
+        self.matrices = [piece.view(each[1:]) for piece, each in zip(pieces, self.parts, strict=True)]
+        count, energy = map(np.stack, zip(*(count_magnitudes(piece.numpy()) for piece in pieces), strict=True))
         self.total = float(energy.sum())  # an estimate
         self.energy = energy_of(self.values) if self.share is not None else 0.0
-        spectra = [self.spectrum(*part, each) for part, each in zip(self.parts, energy.sum(axis=1), strict=True)]
-        squares = [np.square(sigmas.numpy()) for _, sigmas in spectra]
-        rates = Rates(self.parts, count, energy, squares)
+        most, self.room = self.room, min(self.least or self.room, self.room)
+        spectra, rates = self.possible(count, energy)
+        if self.least and self.share is not None:
+            if rates.choice(8 * max(self.room - 8, 1), None).energy < self.share * self.total:
+                self.room = most
+                spectra, rates = self.possible(count, energy)
+            else:
+                self.share = None
         stream, terms, step = self.begin(spectra, rates)
         rest = self.values
         if terms:
             rest = self.values.copy()
             Update(size, Sparse(size, [], []), tuple(terms)).subtract_from(torch.from_numpy(rest))
-        body, sparse = self.fill(stream, rest, terms, step)
+        body, sparse = self.fill(stream, rest, step, bool(terms))
         if body is None:
-            return nothing
-        update = Update(size, sparse, tuple(self.shifted(part) for part in terms))
-        return frames.seal(body, self.shapes, round), update
+            return None, Update.empty(size)
+        return body, Update(size, sparse, tuple(self.shifted(each) for each in terms))
 
-    def spectrum(self, start: int, rows: int, columns: int, energy: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def possible(self, count: NDArray[Any], energy: NDArray[Any]) -> tuple[list[Spectrum], Rates]:
+        """What could be sent as terms, and what terms and entries take and carry."""
+        spectra = list(map(self.spectrum, self.matrices, energy.sum(axis=1)))
+        return spectra, Rates(self.parts, count, energy, [np.square(sigmas.numpy()) for _, sigmas in spectra])
+
+    def spectrum(self, matrix: torch.Tensor, energy: float) -> Spectrum:
         """The leading right singular vectors of a matrix that could be worth sending, and their singular values."""
+        rows, columns = matrix.shape
         afford = self.room * 8 / (rows + columns)
         usual = afford / USUAL_BITS * min(1.0, 4 * energy / self.total)
         rank = min(int(min(afford / FEWEST_BITS, max(USUAL_TERMS, usual))), rows, columns, self.most_terms)
         if rank < 1 or min(rows, columns) < 2 or energy == 0:
             return torch.zeros(columns, 0), torch.zeros(0, dtype=torch.float64)
-        matrix = torch.from_numpy(self.values[start : start + rows * columns]).view(rows, columns)
         return leading(matrix, rank)
 
-    def begin(
-        self, spectra: Sequence[tuple[torch.Tensor, torch.Tensor]], rates: Rates
-    ) -> tuple[Stream, list[Terms], Scale]:
+    def begin(self, spectra: Sequence[Spectrum], rates: Rates) -> tuple[Stream, list[Terms], int]:
         """The stream with the terms that pay. What they really take corrects the expectation."""
         bits = 8 * max(self.room - 8, 1)
         near: float | None = None
-        best: tuple[Stream, list[Terms], Scale] | None = None
+        best: tuple[Stream, list[Terms], int] | None = None
         terms: list[Terms] = []
         choice: Choice | None = None
-        step, fits, most = Scale(0), True, 0.0
+        step, fits, most = 0, True, 0.0
         for _ in range(MOST_ATTEMPTS):
             last, choice = choice, rates.choice(bits, self.share, near)
             near = choice.price if choice.bits > 0.9 * bits else None
@@ -161,7 +167,8 @@ class _Job:
             if last is not None and not fits and (choice.terms <= last.terms).all():
                 terms = self.fewer(terms, choice)
             else:
-                terms, step = self.terms(spectra, choice)
+                step = int(nearest(np.sqrt(choice.price * STEP_PER_PRICE)))
+                terms = self.terms(spectra, choice, step)
             if not terms:
                 break
             stream = self.start(terms, step)
@@ -178,48 +185,45 @@ class _Job:
                 break
         return best or (self.start([], step), [], step)
 
-    def terms(self, spectra: Sequence[tuple[torch.Tensor, torch.Tensor]], choice: Choice) -> tuple[list[Terms], Scale]:
+    def terms(self, spectra: Sequence[Spectrum], choice: Choice, step: int) -> list[Terms]:
         """The factors of the chosen terms as integers."""
-        step = Scale.near(float(np.sqrt(choice.price * STEP_PER_PRICE)))
-        done = []
-        for (start, rows, columns), (right, sigmas), count in zip(self.parts, spectra, choice.terms, strict=True):
-            if not count:
-                continue
-            matrix = torch.from_numpy(self.values[start : start + rows * columns]).view(rows, columns)
-            terms = quantized(matrix, start, right[:, :count], sigmas[:count], step)
-            if terms is not None:
-                done.append(terms)
-        return done, step
+        each = zip(self.matrices, self.parts, spectra, choice.terms, strict=True)
+        done = (
+            quantized(matrix, start, right[:, :count], sigmas[:count], step)
+            for matrix, (start, _, _), (right, sigmas), count in each
+            if count
+        )
+        return [terms for terms in done if terms is not None]
 
     def fewer(self, terms: Sequence[Terms], choice: Choice) -> list[Terms]:
         """The first of these terms, as many as are chosen: at nearly the same price, they are not rounded again."""
         counts = {start: int(count) for (start, _, _), count in zip(self.parts, choice.terms, strict=True)}
-        return [part.first(counts[part.start]) for part in terms if counts[part.start]]
+        return [each.first(counts[each.start]) for each in terms if counts[each.start]]
 
-    def start(self, terms: Sequence[Terms], step: Scale) -> Stream:
+    def start(self, terms: Sequence[Terms], step: int) -> Stream:
         """A stream with the head and the terms."""
         stream = Stream(np.zeros(self.room - 1, dtype=np.uint8), writing=True)
-        step = Scale(step + 16 * self.shift)
+        step += 16 * self.shift
         code_head(stream, step, bool(terms))
         if terms:
-            code_terms(stream, step, self.shapes, [self.shifted(part) for part in terms])
+            code_terms(stream, step, self.shapes, [self.shifted(each) for each in terms])
         return stream
 
     def shifted(self, terms: Terms) -> Terms:
         """The terms of the vector as it was before it was normalized."""
         return replace(terms, exponent=terms.exponent + self.shift)
 
-    def fill(self, stream: Stream, left: Floats, terms: list[Terms], step: Scale) -> tuple[bytes | None, Sparse]:
+    def fill(self, stream: Stream, rest: Floats, step: int, has_terms: bool) -> tuple[bytes | None, Sparse]:
         """Add as many of the largest entries as fit, or as the share needs: the frame's body, None if it is empty."""
-        spare, has_terms = 8 * (self.room - stream.used), bool(terms)
-        order, guess = self.candidates(left, spare)
-        body, sparse, least = self.attempt(stream, left, order[:0], step, has_terms)
+        spare = 8 * (self.room - stream.used)
+        order, guess = self.candidates(rest, spare)
+        body, sparse, least = self.attempt(stream, rest, order[:0], step, has_terms)
         low, high, most = 0, len(order) + 1, 0
         guess = min(len(order), max(1, guess))
         for _ in range(12):
             if high - low <= max(1, low // 200):
                 break
-            done, entries, used = self.attempt(stream, left, order[:guess], step, has_terms)
+            done, entries, used = self.attempt(stream, rest, order[:guess], step, has_terms)
             if done is not None:
                 low, least, body, sparse = guess, used, done, entries
                 if (self.room - 1 - used) * 300 <= self.room:
@@ -234,64 +238,63 @@ class _Job:
             guess = min(max(int(aim), low + margin, low + 1), high - margin, high - 1)
         return body, sparse
 
-    def candidates(self, left: Floats, spare: int) -> tuple[Ints, int]:
+    def candidates(self, rest: Floats, spare: int) -> tuple[Ints, int]:
         """The indices of all entries that may be sent, the largest first; and how many of them may fit."""
-        size, missing = len(left), 0.0
+        size, missing = len(rest), 0.0
         usual = spare / (np.log2(size / max(spare / 10, 1)) + 4.5) if spare < 5 * size else size
         if self.share is not None:
-            missing = energy_of(left) - (1 - self.share) * self.energy
-            count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(left))
+            missing = energy_of(rest) - (1 - self.share) * self.energy
+            count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(rest))
             usual = min(usual, count[np.searchsorted(energy[:-1], missing / 0.9)])
-        order = largest_entries(left, min(int(3.2 * usual) + 32, size))
+        order = largest_entries(rest, min(int(3.2 * usual) + 32, size))
         if len(order):
-            sizes = np.abs(left[order])
+            sizes = np.abs(rest[order])
             floor = max(sizes[0] / RANGE, np.ldexp(1.0, SMALLEST - self.shift))
             order = order[: int(np.searchsorted(-sizes, -floor, side="right"))]
         if self.share is not None:
-            order = order[: self.enough(left[order], missing)]
+            order = order[: self.enough(rest[order], missing)]
         return order, int(usual)
 
     def enough(self, largest: Floats, missing: float) -> int:
         """How many of these entries carry the missing energy."""
-        low, high = 0, len(largest)
-        while low < high:
-            middle = (low + high) // 2
-            carried = 0.0
-            if middle:
-                step, levels, moved = leveled(largest[:middle], len(self.values))
-                errors = largest[:middle] - frames.values_of(step, levels, moved)
-                carried = float(np.square(largest[:middle]).sum() - np.square(errors).sum())
-            low, high = (low, middle) if carried >= missing else (middle + 1, high)
-        return low
+
+        def carried(count: int) -> float:
+            if not count:
+                return 0.0
+            errors = largest[:count] - values_of(*leveled(largest[:count], len(self.values)))
+            return float(np.square(largest[:count]).sum() - np.square(errors).sum())
+
+        return bisect_left(range(len(largest)), missing, key=carried)
 
     def attempt(
-        self, stream: Stream, left: Floats, chosen: Ints, step: Scale, has_terms: bool
+        self, stream: Stream, rest: Floats, chosen: Ints, step: int, has_terms: bool
     ) -> tuple[bytes | None, Sparse, int]:
         """The frame's body with these entries, None if it is too long; and how many bytes it takes."""
         indices = np.sort(chosen)
-        finer, levels, moved = leveled(left[indices], len(left)) if len(indices) else (step, indices, [0, 0, 0])
+        finer, levels, moved = leveled(rest[indices], len(rest)) if len(indices) else (step, indices, NONE)
         stream = stream.copy() if has_terms else self.start([], finer)
-        step, shift = step if has_terms else finer, 16 * self.shift
+        shift = 16 * self.shift
         entries = Entries(indices, levels, finer + shift, moved)
-        sparse = code_entries(stream, Scale(step + shift), self.shapes, entries)
+        sparse = code_entries(stream, (step if has_terms else finer) + shift, self.shapes, entries)
         done = stream.finish()
-        used = stream.total
-        return (None if done is None else bytes((MIXED,)) + done), sparse, used
+        return (None if done is None else bytes((MIXED,)) + done), sparse, stream.total
 
 
-def leveled(values: Floats, size: int) -> tuple[Scale, Ints, list[int]]:
+def leveled(values: Floats, size: int) -> tuple[int, Ints, Sequence[int]]:
     """The step, the levels, and what moves them: for these entries of a vector of this size."""
     sizes = np.abs(values.astype(np.float64))
     bits = np.log2(size / len(values)) + 4
-    step = Scale.near(float(sizes.min()) * np.sqrt(STEP_PER_PRICE / bits))
-    few = len(values) < frames.OFFSETS_FROM
+    step = int(nearest(sizes.min() * np.sqrt(STEP_PER_PRICE / bits)))
+    few = len(values) < OFFSETS_FROM
     for _ in range(3 if few else 1):
-        whole = np.clip(np.floor(sizes / step.value + (1 - DEAD)), 1, MOST_LEVEL).astype(np.int64)
+        whole = np.clip(np.floor(sizes / value_of(step) + (1 - DEAD)), 1, MOST_LEVEL).astype(np.int64)
         if few:  # without offsets, the step itself is what fits best
-            step = Scale.near(float((sizes * whole).sum() / (whole * whole).sum()))
-    moved = [0, 0, 0]
-    for level in (1, 2, 3) if not few else ():
-        here = whole == level if level < 3 else whole >= 3
-        error = float((sizes[here] / step.value - whole[here]).mean()) if here.any() else 0.0
-        moved[level - 1] = int(np.clip(np.rint(16 * error), -8, 7))
-    return step, np.where(values < 0, -whole, whole), moved
+            step = int(nearest((sizes * whole).sum() / (whole * whole).sum()))
+    levels = np.where(values < 0, -whole, whole)
+    if few:
+        return step, levels, NONE
+    moved = []
+    for here in (whole == 1, whole == 2, whole >= 3):
+        error = float((sizes[here] / value_of(step) - whole[here]).mean()) if here.any() else 0.0
+        moved.append(int(np.clip(np.rint(16 * error), -8, 7)))
+    return step, levels, moved

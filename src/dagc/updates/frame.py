@@ -4,9 +4,7 @@ The size of the vector, the shapes of the tensors and the round are known to bot
 """
 
 import zlib
-from binascii import crc_hqx
 from collections.abc import Sequence
-from functools import lru_cache
 from math import ldexp
 from typing import Any, NamedTuple
 
@@ -17,9 +15,9 @@ from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import MAX_SIZE, Sparse
 from dagc.updates import dense
 from dagc.updates._kernels import COUNT, OTHER, RANK
-from dagc.updates.stream import Scale, Stream, nearest
-from dagc.updates.update import MOST_SUM, Dense, Terms, Update
-from dagc.wire.frame import varint, view_of
+from dagc.updates.stream import Stream, nearest
+from dagc.updates.update import MOST_SUM, Terms, Update
+from dagc.wire.frame import LONG, SHORT, SHORT_BELOW, body_of, crc, varint
 from dagc.wire.shapes import Shapes, extents
 
 __all__ = ["DENSE", "MIXED", "MOST_TERMS", "Entries", "decode_update", "encode_dense", "is_update", "seal"]
@@ -27,20 +25,13 @@ __all__ = ["DENSE", "MIXED", "MOST_TERMS", "Entries", "decode_update", "encode_d
 Ints = NDArray[np.int64]
 MIXED, DENSE = 0xB0, 0xC0
 """The first byte of a frame: terms and entries, or small integers for all entries (plus their bits)."""
-VERSION = 1
-"""It is not sent but is part of the checksum."""
-SHORT_BELOW = 1024
-"""Frames of this length and more have a checksum of 32 bits, others of 16."""
-MOST_TERMS = 64
-"""Of one matrix."""
+VERSION = 1  # it is not sent but is part of the checksum
+MOST_TERMS = 64  # of one matrix
 DECISIONS = 180
 """A byte stands for fewer decisions than this. An integer of a factor takes at least one, an entry three."""
-LARGEST = 2.0**100
-"""No decoded number is larger."""
-OFFSETS = 3
-"""Levels 1, 2 and all higher ones are moved by so many 16ths of a step, −8 to 7."""
-OFFSETS_FROM = 16
-"""Frames with fewer entries have no such offsets."""
+LARGEST = 2.0**100  # no decoded number is larger
+NONE = (0, 0, 0)  # levels 1, 2 and all higher ones are moved by so many 16ths of a step, −8 to 7: here by none
+OFFSETS_FROM = 16  # frames with fewer entries have no such offsets
 
 
 class Entries(NamedTuple):
@@ -58,8 +49,13 @@ def is_update(frame: bytes | bytearray | memoryview) -> bool:
 
 
 def seal(body: bytes, shapes: Shapes, round: int) -> bytes:
-    """The body with its checksum. No frame has 1024 or 1025 bytes."""
-    return body + _checksum(body, shapes, round, len(body) + 2 < SHORT_BELOW)
+    """The body with its checksum."""
+    return body + _checksum(body, shapes, round)
+
+
+def _checksum(body: bytes | memoryview, shapes: Shapes, round: int) -> bytes:
+    sides = b"".join(varint(side) for part in extents(shapes) for side in part[1:])
+    return crc(body, (VERSION, round, size_of(shapes), zlib.crc32(sides)))
 
 
 def most_body(max_bytes: int) -> int:
@@ -69,71 +65,38 @@ def most_body(max_bytes: int) -> int:
         >>> [most_body(total) for total in (10, 1023, 1024, 1026, 2000)]
         [8, 1021, 1021, 1022, 1996]
     """
-    return max_bytes - 2 if max_bytes < SHORT_BELOW else max(max_bytes - 4, SHORT_BELOW - 3)
-
-
-def _checksum(body: bytes | memoryview, shapes: Shapes, round: int, short: bool) -> bytes:
-    known = b"".join(map(varint, (VERSION, round, *_layout(_key(shapes)))))
-    if short:
-        return crc_hqx(body, crc_hqx(known, 0xFFFF)).to_bytes(2, "little")
-    return zlib.crc32(body, zlib.crc32(known)).to_bytes(4, "little")
-
-
-def _key(shapes: Shapes) -> tuple[tuple[int, ...], ...]:
-    return tuple((shape,) if isinstance(shape, int) else tuple(shape) for shape in shapes)
-
-
-@lru_cache(maxsize=16)
-def _layout(shapes: tuple[tuple[int, ...], ...]) -> tuple[int, int]:
-    """The size of the vector, and a CRC-32 of rows and columns of its tensors."""
-    parts = extents(shapes)
-    size = sum(rows * columns for _, rows, columns in parts)
-    if not 1 <= size <= MAX_SIZE:
-        raise InvalidInput(f"the shapes have {size} entries; a model has from 1 to 2^48")
-    return size, zlib.crc32(b"".join(varint(side) for part in parts for side in part[1:]))
+    return max_bytes - SHORT if max_bytes < SHORT_BELOW else max(max_bytes - LONG, SHORT_BELOW - 1 - SHORT)
 
 
 def size_of(shapes: Shapes) -> int:
     """The entries of all tensors."""
-    return _layout(_key(shapes))[0]
+    size = sum(rows * columns for _, rows, columns in extents(shapes))
+    if not 1 <= size <= MAX_SIZE:
+        raise InvalidInput(f"the shapes have {size} entries; a model has from 1 to 2^48")
+    return size
 
 
-def layout(shapes: Shapes) -> tuple[Ints, Ints]:
-    """Where each tensor starts, followed by the size; and the length of its rows."""
-    parts = extents(shapes)
-    starts = [start for start, _, _ in parts]
-    return np.array([*starts, size_of(shapes)]), np.array([columns for _, _, columns in parts])
-
-
-def matrices(shapes: Shapes) -> list[tuple[int, int, int]]:
-    """The tensors that may have terms: start, rows and columns of those with at least two rows and two columns."""
-    return [part for part in extents(shapes) if min(part[1:]) > 1]
-
-
-def code_terms(stream: Stream, step: Scale, shapes: Shapes, all_terms: Sequence[Terms] = ()) -> list[Terms]:
-    """Write the terms of all matrices, or read them."""
+def code_terms(stream: Stream, step: int, shapes: Shapes, all_terms: Sequence[Terms] = ()) -> list[Terms]:
+    """Write the terms of all matrices, or read them. Tensors with one row or one column have none."""
     by_start = {terms.start: terms for terms in all_terms}
     done = []
-    for start, rows, columns in matrices(shapes):
+    for start, rows, columns in extents(shapes):
+        if min(rows, columns) == 1:
+            continue
         terms = by_start.get(start)
         count = stream.number(RANK, len(terms.scales) if terms else 0)
         most = DECISIONS * (len(stream.data) + 8) // (rows + columns)
         if count > min(rows, columns, MOST_TERMS, most if stream.reading else MOST_TERMS):
             raise MalformedPayload(f"a matrix of {rows} × {columns} has {count} terms: that is too many")
-        if count:
-            done.append(_code_matrix(stream, step, (start, rows, columns), count, terms))
+        if terms:
+            scales = nearest(np.ldexp(terms.scales * 1.0, terms.exponent))
+            stream.matrix(step, scales, terms.left, terms.right)
+        elif count:
+            left, right = (np.zeros((count, length), dtype=np.int8) for length in (rows, columns))
+            scales = np.zeros(count, dtype=np.int64)
+            stream.matrix(step, scales, left, right)
+            done.append(assemble(start, left, right, scales))
     return done
-
-
-def _code_matrix(stream: Stream, step: Scale, place: tuple[int, int, int], count: int, terms: Terms | None) -> Terms:
-    start, rows, columns = place
-    if terms is None:
-        left, right = (np.zeros((count, length), dtype=np.int8) for length in (rows, columns))
-        scales = np.zeros(count, dtype=np.int64)
-    else:
-        left, right, scales = terms.left, terms.right, nearest(np.ldexp(terms.scales * 1.0, terms.exponent))
-    stream.matrix(int(step), scales, left, right)
-    return assemble(start, left, right, scales) if terms is None else terms
 
 
 def assemble(start: int, left: NDArray[np.int8], right: NDArray[np.int8], scales: Ints) -> Terms:
@@ -154,7 +117,7 @@ def common(scales: Ints, exponent: int) -> Ints:
     return (scales % 16 + 16) << (scales // 16 - exponent)
 
 
-def code_entries(stream: Stream, step: Scale, shapes: Shapes, entries: Entries | None = None) -> Sparse:
+def code_entries(stream: Stream, step: int, shapes: Shapes, entries: Entries | None = None) -> Sparse:
     """Write entries, or read them if none are given."""
     size = size_of(shapes)
     count = stream.number(COUNT, len(entries.indices) if entries else 0)
@@ -162,14 +125,14 @@ def code_entries(stream: Stream, step: Scale, shapes: Shapes, entries: Entries |
         raise MalformedPayload(f"the frame claims {count} entries of a vector of {size}")
     if not count:
         return Sparse(size, [], [])
-    entry_step = step + stream.signed(OTHER, entries.step - step if entries else 0)
-    offsets = [0] * OFFSETS
+    entries = entries or Entries(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64), step, NONE)
+    entry_step = step + stream.signed(OTHER, entries.step - step)
+    offsets: Sequence[int] = NONE
     if count >= OFFSETS_FROM:
-        offsets = [stream.raw(4, 8 + (entries.offsets[i] if entries else 0)) - 8 for i in range(OFFSETS)]
-    indices = entries.indices if entries else np.zeros(count, dtype=np.int64)
-    levels = entries.levels if entries else np.zeros(count, dtype=np.int64)
-    stream.entries(layout(shapes), size, indices, levels)
-    return Sparse.trusted(size, indices, values_of(entry_step, levels, offsets))
+        offsets = [stream.raw(4, 8 + offset) - 8 for offset in entries.offsets]
+    starts, _, lengths = np.array([*extents(shapes), (size, 0, 0)]).T.copy()
+    stream.entries(starts, lengths, size, entries.indices, entries.levels)
+    return Sparse.trusted(size, entries.indices, values_of(entry_step, entries.levels, offsets))
 
 
 def values_of(step: int, levels: Ints, offsets: Sequence[int]) -> NDArray[np.float32]:
@@ -177,7 +140,7 @@ def values_of(step: int, levels: Ints, offsets: Sequence[int]) -> NDArray[np.flo
     sizes = np.abs(levels)
     if not -100 <= step // 16 <= 90 or ldexp(float(sizes.max()), step // 16 + 5) > LARGEST:
         raise MalformedPayload(f"entries with a step of 2^{step // 16} are out of range")
-    whole = 16 * sizes + np.array((0, *offsets))[np.minimum(sizes, OFFSETS)]
+    whole = 16 * sizes + np.array((0, *offsets))[np.minimum(sizes, len(NONE))]
     return np.asarray(np.ldexp((np.sign(levels) * whole * (step % 16 + 16)).astype(np.float32), step // 16 - 4))
 
 
@@ -186,28 +149,23 @@ def decode_update(
 ) -> Update:
     """Decode a frame. Whatever the bytes are, the only error they can raise is `MalformedPayload`.
 
-    Args:
-        frame: The bytes received.
-        shapes: The shapes of the model's tensors.
-        max_bytes: If given, longer frames are errors.
-        round: The round that the frame must belong to.
+    Frames that are longer than `max_bytes`, or belong to another round, are errors.
     """
-    view = view_of(frame)
     size = size_of(shapes)
-    if max_bytes is not None and len(view) > max_bytes:
-        raise MalformedPayload(f"the frame has {len(view)} bytes, more than {max_bytes}")
-    if not len(view):
+    if max_bytes is not None and len(frame) > max_bytes:
+        raise MalformedPayload(f"the frame has {len(frame)} bytes, more than {max_bytes}")
+    if not len(frame):
         return Update.empty(size)
-    end = len(view) - (2 if len(view) < SHORT_BELOW else 4)
-    if end < 1 or not is_update(view) or SHORT_BELOW <= len(view) < SHORT_BELOW + 2:
-        raise MalformedPayload(f"these {len(view)} bytes are not the frame of an update")
-    if _checksum(view[:end], shapes, round, len(view) < SHORT_BELOW) != view[end:]:
+    body, check = body_of(frame)
+    if not is_update(body):
+        raise MalformedPayload(f"these {len(frame)} bytes are not the frame of an update")
+    if _checksum(body, shapes, round) != check:
         raise MalformedPayload("the checksum does not match: damaged in transit, or from another round or model")
-    if view[0] & 0xF0 == DENSE:
-        return Update(size, Sparse(size, [], []), levels=dense.read(view[1:end], view[0] & 15, extents(shapes)))
-    if view[0] != MIXED:
-        raise MalformedPayload(f"the frame has the unknown kind {view[0]:#x}")
-    stream = Stream(np.frombuffer(view[1:end], dtype=np.uint8).copy(), writing=False)
+    if body[0] & 0xF0 == DENSE:
+        return Update(size, Sparse(size, [], []), whole=dense.read(body[1:], body[0] & 15, extents(shapes)))
+    if body[0] != MIXED:
+        raise MalformedPayload(f"the frame has the unknown kind {body[0]:#x}")
+    stream = Stream(np.frombuffer(body[1:], dtype=np.uint8).copy(), writing=False)
     step, has_terms = code_head(stream)
     terms = code_terms(stream, step, shapes) if has_terms else []
     sparse = code_entries(stream, step, shapes)
@@ -215,10 +173,9 @@ def decode_update(
     return Update(size, sparse, tuple(terms))
 
 
-def code_head(stream: Stream, step: int = 0, has_terms: bool = False) -> tuple[Scale, bool]:
+def code_head(stream: Stream, step: int = 0, has_terms: bool = False) -> tuple[int, bool]:
     """The step of factors and entries, and whether any matrix has terms."""
-    step = Scale(stream.raw(12, step + 2048) - 2048)
-    return step, bool(stream.raw(1, int(has_terms)))
+    return stream.raw(12, step + 2048) - 2048, bool(stream.raw(1, int(has_terms)))
 
 
 def encode_dense(vector: Any, shapes: Shapes, bits: int, *, round: int = 0) -> tuple[bytes, Update]:
@@ -232,6 +189,5 @@ def encode_dense(vector: Any, shapes: Shapes, bits: int, *, round: int = 0) -> t
     if not 2 <= bits <= 8:
         raise InvalidInput(f"a dense update has from 2 to 8 bits per entry, not {bits}")
     size = size_of(shapes)
-    levels: Dense = dense.quantize(vector, extents(shapes), bits)
-    body = bytes((DENSE + bits,)) + dense.write(levels, bits)
-    return seal(body, shapes, round), Update(size, Sparse(size, [], []), levels=levels)
+    body, whole = dense.write(vector, extents(shapes), bits)
+    return seal(bytes((DENSE + bits,)) + body, shapes, round), Update(size, Sparse(size, [], []), whole=whole)

@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 from dagc.updates._kernels import MOST_FACTOR
 from dagc.updates.frame import assemble, common
 from dagc.updates.rates import DEAD
-from dagc.updates.stream import Scale, nearest
+from dagc.updates.stream import nearest, value_of
 from dagc.updates.update import MOST_SUM, Terms
 
 __all__ = ["leading", "one_thread", "quantized"]
 
-SMALL = 48
-"""A matrix with fewer rows, or columns, is decomposed as a whole."""
-FAINT = 1e-5
-"""Singular values below this part of the largest are rounding errors."""
+SMALL = 48  # a matrix with fewer rows, or columns, is decomposed as a whole
+FAINT = 1e-5  # singular values below this part of the largest are rounding errors
 
 _lock = threading.Lock()
 _users = 0
@@ -54,8 +52,8 @@ def leading(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor
         basis = torch.linalg.qr(matrix, mode="r").R.T
     else:
         generator = torch.Generator().manual_seed(columns)
-        left = orthonormal(matrix @ torch.randn(columns, rank, generator=generator))
-        left = orthonormal(matrix @ (matrix.T @ left))
+        left = torch.linalg.qr(matrix @ torch.randn(columns, rank, generator=generator)).Q
+        left = torch.linalg.qr(matrix @ (matrix.T @ left)).Q
         basis = matrix.T @ left
     squares, rotation = torch.linalg.eigh((basis.T @ basis).double())
     values = squares.clamp_min(0).sqrt().flip(0)[:rank]
@@ -64,33 +62,28 @@ def leading(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor
     return right, values[keep]
 
 
-def orthonormal(columns: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis of what the columns span."""
-    basis: torch.Tensor = torch.linalg.qr(columns).Q
-    return basis
-
-
 def rounded(values: torch.Tensor) -> torch.Tensor:
     """To integers, with a dead zone."""
     return values.abs().add_(1 - DEAD).floor_().clamp_max_(MOST_FACTOR).copysign_(values)
 
 
-def quantized(matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: torch.Tensor, step: Scale) -> Terms | None:
+def quantized(matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: torch.Tensor, step: int) -> Terms | None:
     """Integer factors of the terms with these right vectors.
 
     The right vectors are rounded first. The left ones are the least squares solution with them, rounded; then the
     scales are, too. None if nothing is left after rounding.
     """
-    scales = nearest((step.value * step.value / sigmas).numpy())
+    unit = float(value_of(step))
+    scales = nearest((unit * unit / sigmas).numpy())
     scales = np.minimum(scales, scales.min() + 16 * 9)  # scales that differ more would leave no room for the sum
     finest = MOST_FACTOR / right.abs().amax(dim=0)
-    right_whole = rounded(right * torch.minimum((sigmas / step.value).float(), finest))
+    right_whole = rounded(right * torch.minimum((sigmas / unit).float(), finest))
     image = matrix @ right_whole
     gram = right_whole.T @ right_whole
     left = solved(gram, image.T).T
     coarsest = left.abs().amax(dim=0).clamp_min(1e-30).numpy() / MOST_FACTOR
     scales = np.maximum(scales, nearest(coarsest) + 1)
-    left_whole = rounded(left / torch.from_numpy(values_of(scales)))
+    left_whole = rounded(left / torch.from_numpy(value_of(scales)))
     keep = (gram.diagonal() != 0) & (left_whole != 0).any(dim=0)
     if not bool(keep.any()):
         return None
@@ -98,7 +91,7 @@ def quantized(matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: tor
         left_whole, right_whole, image = left_whole[:, keep], right_whole[:, keep], image[:, keep]
         gram, scales = gram[keep][:, keep], scales[keep.numpy()]
     best = solved(gram * (left_whole.T @ left_whole), (left_whole * image).sum(dim=0)).numpy()
-    ratio = best / values_of(scales)
+    ratio = best / value_of(scales)
     scales = np.where((ratio > 0.5) & (ratio < 2), nearest(np.abs(best) + 1e-30), scales)
     return _fitting(start, left_whole, right_whole, scales)
 
@@ -109,11 +102,6 @@ def solved(gram: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
     gram.diagonal().mul_(1 + 1e-6).add_(1e-30)
     solution: torch.Tensor = torch.linalg.solve(gram, image.double())
     return solution
-
-
-def values_of(scales: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The numbers that scales stand for."""
-    return np.asarray(np.ldexp(scales % 16 + 16.0, scales // 16))
 
 
 def _fitting(start: int, left: torch.Tensor, right: torch.Tensor, scales: NDArray[np.int64]) -> Terms:

@@ -7,26 +7,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DEAD", "STEP_PER_PRICE", "Choice", "Rates", "factor_rates"]
+__all__ = ["DEAD", "STEP_PER_PRICE", "Choice", "Rates", "gaussian"]
 
 Reals = NDArray[np.float64]
-DEAD = 0.58
-"""Factors are rounded up from this fraction on."""
+DEAD = 0.58  # factors are rounded up from this fraction on
 STEP_PER_PRICE = 6 / np.log(2)
 """step² per λ (energy per bit): where a finer uniform quantizer gains as much as its bits are worth."""
-COST = 0.95
-"""What factors take of the bits that Gaussian ones would, as a first guess."""
-DISCOUNT = 0.8
-"""What entries must bring of what terms bring: most of them can be sent after the terms, too."""
-FINEST = 18
-"""All bits together are not bought for less than the energy over 2^18."""
-OCTAVES = 48
-"""Half octaves below the largest magnitude that are looked at."""
+COST = 0.95  # what factors take of the bits that Gaussian ones would, as a first guess
+DISCOUNT = 0.8  # what entries must bring of what terms bring: most of them can be sent after the terms, too
+FINEST = 18  # all bits together are not bought for less than the energy over 2^18
+OCTAVES = 48  # half octaves below the largest magnitude that are looked at
 
 
 @cache
-def _gaussian() -> tuple[Reals, Reals, Reals]:
-    """By log₂ of standard deviation over step: bits per integer, and the share of the energy that is kept."""
+def gaussian() -> tuple[Reals, Reals, Reals]:
+    """By log₂ of standard deviation over step: bits per integer of Gaussian factors, and the share of energy kept."""
     x = (np.arange(4001) - 2000) / 250
     weight = np.exp(-x * x / 2)
     weight /= weight.sum()
@@ -35,7 +30,6 @@ def _gaussian() -> tuple[Reals, Reals, Reals]:
     for log in logs:
         scaled = np.abs(x) * 2.0**log
         levels = np.floor(scaled + 1 - DEAD)
-        levels[scaled < DEAD] = 0
         mass = np.bincount(levels.astype(int), weight)
         mass = mass[mass > 0]
         nonzero = weight[levels > 0].sum()
@@ -43,13 +37,6 @@ def _gaussian() -> tuple[Reals, Reals, Reals]:
         product, square = (weight * scaled * levels).sum(), (weight * levels * levels).sum()
         kept.append(product**2 / square / (weight * scaled * scaled).sum() if square else 0.0)
     return logs, np.array(bits), np.array(kept)
-
-
-def factor_rates(ratios: Reals) -> tuple[Reals, Reals]:
-    """Bits per integer and the share of energy kept, for Gaussian factors of this standard deviation over the step."""
-    logs, bits, kept = _gaussian()
-    at = np.log2(np.maximum(ratios, 1e-9))
-    return np.interp(at, logs, bits), np.interp(at, logs, kept)
 
 
 class Choice(NamedTuple):
@@ -63,21 +50,10 @@ class Choice(NamedTuple):
 
 
 class Rates:
-    """What every tensor offers.
-
-    Args:
-        extents: Start, rows and columns of each tensor.
-        count: For each tensor, how many entries there are in each half octave.
-        energy: For each tensor, their energy.
-        spectra: For each tensor, the squares of the singular values found; none for vectors.
-    """
+    """What every tensor offers: squares of singular values; entries by half octave, and their energy."""
 
     def __init__(
-        self,
-        extents: Sequence[tuple[int, int, int]],
-        count: Reals,
-        energy: Reals,
-        spectra: Sequence[Reals],
+        self, extents: Sequence[tuple[int, int, int]], count: Reals, energy: Reals, spectra: Sequence[Reals]
     ) -> None:
         self.total = float(energy.sum())
         self.cost = COST
@@ -107,33 +83,26 @@ class Rates:
         best = net.argmax(axis=1)
         tensors = np.arange(len(best))
         worth = np.maximum(net[tensors, best], 0)
-        some = worth > 0
-        left, right = self._sides.T
         step = np.log2(square) / 2
-        logs, gaussian_bits, gaussian_kept = _gaussian()
-        cost, kept = np.full(len(left), 9.0), self._squares
-        for side in (left, right):
+        logs, gaussian_bits, gaussian_kept = gaussian()
+        cost, kept = np.full(len(self._squares), 9.0), self._squares
+        for side in self._sides.T:
             at = self._logs - step - np.log2(side) / 2
             cost = cost + self.cost * side * np.interp(at, logs, gaussian_bits)
             kept = kept * np.interp(at, logs, gaussian_kept)
         pays = kept > price * cost
-        sums = (np.bincount(self._tensor, pays * each, minlength=len(best)) for each in (kept, cost))
-        terms_energy, terms_bits = sums
+        terms_energy, terms_bits = (
+            np.bincount(self._tensor, pays * each, minlength=len(best)) for each in (kept, cost)
+        )
         better = terms_energy - price * terms_bits > DISCOUNT * worth
         terms = np.where(better, np.bincount(self._tensor, pays, minlength=len(best)), 0).astype(np.int64)
-        entry_bits = float(bits[tensors, best][some & ~better].sum())
-        entry_energy = float(energy[tensors, best][some & ~better].sum())
-        all_bits = entry_bits + float(terms_bits[better].sum())
-        return Choice(price, terms, all_bits, entry_energy + float(terms_energy[better].sum()), entry_bits)
+        sparse = (worth > 0) & ~better
+        entry_bits, entry_energy = (float(each[tensors, best][sparse].sum()) for each in (bits, energy))
+        all_bits, all_energy = entry_bits + terms_bits[better].sum(), entry_energy + terms_energy[better].sum()
+        return Choice(price, terms, float(all_bits), float(all_energy), entry_bits)
 
     def choice(self, bits: float, share: float | None, near: float | None = None) -> Choice:
-        """What pays at the highest price at which it takes all bits, or carries the share of the energy.
-
-        Args:
-            bits: The most bits.
-            share: The share of the energy, if less is enough.
-            near: A price that is near.
-        """
+        """What pays at the highest price, maybe near this one, at which it takes all bits, or carries the share."""
         floor = np.log2(self.total) - FINEST - np.log2(bits)
         middle = floor + 20 if near is None else np.log2(near)
         width = 20.0 if near is None else 1.0

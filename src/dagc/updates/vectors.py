@@ -8,17 +8,15 @@ from numpy.typing import NDArray
 
 from dagc._numba import compiled
 from dagc.errors import InvalidInput, NonFiniteGradient
+from dagc.updates import _kernels
 
 __all__ = ["BINS", "checked", "count_magnitudes", "energy_of", "largest_entries", "normalized"]
 
 Floats = NDArray[np.float32]
 Reals = NDArray[np.float64]
-BINS = 512
-"""Half octaves of magnitudes: exponent and first bit of the mantissa."""
-COUNTED = 1 << 18
-"""Of longer tensors, about as many entries are counted, evenly spread."""
-PIECE = 1 << 16
-"""Entries that are compared at once: they fit into a cache."""
+BINS = 512  # half octaves of magnitudes: exponent and first bit of the mantissa
+COUNTED = 1 << 18  # of longer tensors, about as many entries are counted, evenly spread
+PIECE = 1 << 16  # entries that are compared at once: they fit into a cache
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
@@ -47,9 +45,7 @@ def count_magnitudes(values: Floats) -> tuple[Reals, Reals]:
     stride += stride > 1 and stride % 2 == 0  # rows often have even lengths
     count, energy = np.zeros(BINS), np.zeros(BINS)
     if compiled():
-        from dagc.updates import _vector_kernels
-
-        _vector_kernels.histogram(values, values.view(np.uint32), stride, count, energy)
+        _kernels.histogram(values, values.view(np.uint32), stride, count, energy)
     else:
         some = values[::stride]
         places = (some.view(np.uint32) & MAGNITUDE) >> np.uint32(22)
@@ -60,10 +56,8 @@ def count_magnitudes(values: Floats) -> tuple[Reals, Reals]:
 
 def energy_of(values: Floats) -> float:
     """The sum of all squares."""
-    return sum(
-        float(np.square(values[start : start + PIECE], dtype=np.float64).sum())
-        for start in range(0, len(values), PIECE)
-    )
+    pieces = (values[start : start + PIECE] for start in range(0, len(values), PIECE))
+    return sum(float(np.square(piece, dtype=np.float64).sum()) for piece in pieces)
 
 
 def largest_entries(values: Floats, most: int) -> NDArray[np.int64]:
@@ -82,12 +76,7 @@ def largest_entries(values: Floats, most: int) -> NDArray[np.int64]:
     ]
     indices = np.concatenate(parts)
     sizes = bits[indices] & MAGNITUDE
-    if len(indices) > most:
-        floor = np.partition(sizes, len(sizes) - most)[len(sizes) - most]
-        above = int((sizes > floor).sum())
-        ties = np.flatnonzero(sizes == floor)[: most - above]
-        keep = sizes > floor
-        keep[ties] = True
-        indices, sizes = indices[keep], sizes[keep]
-    order: NDArray[np.int64] = indices[np.argsort(MAGNITUDE - sizes, kind="stable")]
+    keys = (MAGNITUDE - sizes).astype(np.uint64) << np.uint64(32) | np.arange(len(sizes), dtype=np.uint64)
+    keys.sort()  # much faster than a stable argsort, with the same result
+    order: NDArray[np.int64] = indices[(keys[:most] & np.uint64(0xFFFFFFFF)).astype(np.int64)]
     return order

@@ -1,7 +1,6 @@
 """The coder's inner loops: the walk over all coordinates that estimates how likely each is. `dagc.wire.coder` explains.
 
-Integers only, so every machine computes the same. Compiled if numba is installed; without it the same functions run as
-plain Python, many times slower.
+Integers only, so every machine computes the same. Compiled, or run as they are by plain Python (`dagc._numba`).
 """
 
 from math import isqrt
@@ -9,59 +8,44 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dagc.wire._range_coder import READ, WRITE, build, code, finish
+from dagc._numba import kernel
+from dagc.wire._kernels import READ, WRITE, begin, code, finish, plain_number
 
-__all__ = ["LEARN", "READ", "STARTS", "WRITE", "Frame", "Past", "Tables", "walk"]
+__all__ = ["LEARN", "READ", "STARTS", "WRITE", "Frame", "Past", "Tables", "begin", "walk"]
 
-LEARN = 2
-"""Neither read nor write, but count a frame."""
+LEARN = 2  # neither read nor write, but count a frame
 STARTS = PHASE, NEAR, COLUMN, GAP, GAP_TWO, ROW = 0, 18, 27, 36, 44, 52
 """Where the contexts of each table begin; the last has one for each row."""
-FAR = 65
-"""Longer distances count as this one."""
-STEP = 94548
-"""The largest move of a weight: 1 / ln 2 octaves."""
-LIMIT = 12 << 16
-"""No weight is farther from 0."""
-EVEN = 32768
+FAR = 65  # longer distances count as this one
+STEP = 94548  # the largest move of a weight: 1 / ln 2 octaves
+LIMIT = 12 << 16  # no weight is farther from 0
 WIDEST = 3072
 
 
 def _root(fraction: int) -> int:
     """2^(30 + fraction / 256), rounded down, by taking the square root eight times."""
-    number = 1 << (256 * 30 + fraction)
+    power = 1 << (256 * 30 + fraction)
     for _ in range(8):
-        number = isqrt(number)
-    return number
+        power = isqrt(power)
+    return power
 
 
 ROOTS = np.array([_root(fraction) for fraction in range(256)], dtype=np.int64)
-PHASES = np.array(
-    [7 + sum(eighths >= limit for limit in (4, 6, 7, 8, 9, 10, 12, 16, 24)) for eighths in range(48)], dtype=np.int64
-)
-"""By eighths of an interval."""
+PHASES = 7 + np.searchsorted((4, 6, 7, 8, 9, 10, 12, 16, 24), np.arange(48), side="right")  # by eighths of an interval
 OCTAVES = np.array([min((distance - 1).bit_length(), 7) for distance in range(FAR + 1)], dtype=np.int64)
-"""By distance."""
+"""By distance: log₂, rounded up."""
+FLOORS = np.array([max(age.bit_length() - 1, 0) for age in range(129)], dtype=np.int64)  # by age: log₂, rounded down
 
 
 class Past(NamedTuple):
-    """What happened before this frame.
+    """What happened before this frame."""
 
-    Attributes:
-        rows: Start, length and first column of each row of each tensor, in turn.
-        last: The frame in which each coordinate was last sent; 0 if never. Empty if there are no clocks.
-        interval: Twice the number of frames between the last two times it was sent, plus 1 if its value was negative.
-        columns: How long ago each column was last in a frame, in octaves.
-        now: The number of this frame.
-        size: How many coordinates there are.
-    """
-
-    rows: Any
-    last: Any
-    interval: Any
-    columns: Any
-    now: int
-    size: int
+    rows: Any  # start, length and first column of each row of each tensor, in turn
+    last: Any  # the frame in which each coordinate was last sent; 0 if never; empty if there are no clocks
+    interval: Any  # twice the frames between the last two times it was sent, plus 1 if its value was negative
+    columns: Any  # how long ago each column was last in a frame, in octaves
+    now: int  # the number of this frame
+    size: int  # how many coordinates there are
 
 
 class Tables(NamedTuple):
@@ -75,99 +59,56 @@ class Tables(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The entries, filled in when reading; one place more than there can be.
-
-    Attributes:
-        indices: Where they are.
-        negative: Whether each is negative.
-        signs: Whether signs and the mean magnitude are coded.
-        most: The most entries there can be, which is also the usual number; -1 if the reader does not know it.
-    """
+    """The entries, filled in when reading: one place more than there can be."""
 
     indices: Any
     negative: Any
-    signs: bool
-    most: int
+    signs: bool  # whether they and the mean magnitude are coded
+    most: int  # entries there can be, which is also the usual number; -1 if the reader does not know it
 
 
-@build
-def _number(mode, data, coder, number, low_bits):
-    """Write or read a number of at least 0: how many bits it has beyond `low_bits`, then its bits."""
-    width = 0
-    if mode == WRITE:
-        while (number >> low_bits) + 1 >> (width + 1):
-            width += 1
-    bit, count = 1, 0
-    while bit and count < 32:
-        bit, coder = code(mode, data, coder, 1 if count < width else 0, EVEN)
-        count += bit
-    shifted = number + (1 << low_bits)
-    read = 1
-    for place in range(count + low_bits - 1, -1, -1):
-        bit, coder = code(mode, data, coder, shifted >> place & 1, EVEN)
-        read = 2 * read + bit
-    return read - (1 << low_bits), coder
-
-
-@build
+@kernel
 def _head(mode, data, coder, frame, count, mean, mean_before):
     """Code the number of entries, and the mean magnitude; the number is -1 if the bytes are invalid."""
     if frame.most < 0:
-        count, coder = _number(mode, data, coder, count, 5)
+        count, coder = plain_number(mode, data, coder, count, 5)
     else:
         full, coder = code(mode, data, coder, 1 if count == frame.most else 0, 65280)
-        if full:
-            count = frame.most
-        else:
-            less, coder = _number(mode, data, coder, frame.most - 1 - count, 0)
-            count = frame.most - 1 - less
+        less = -1
+        if not full:
+            less, coder = plain_number(mode, data, coder, frame.most - 1 - count, 0)
+        count = frame.most - 1 - less
     if count < 0 or count >= len(frame.indices):
         return -1, mean, coder
     if frame.signs and count:
         moved = mean - mean_before
-        folded, coder = _number(mode, data, coder, 2 * moved if moved >= 0 else -2 * moved - 1, 4)
+        folded, coder = plain_number(mode, data, coder, 2 * moved if moved >= 0 else -2 * moved - 1, 4)
         mean = mean_before + (-(folded >> 1) - 1 if folded & 1 else folded >> 1)
         if mean < 0 or mean >= 0x7F80:
             return -1, mean, coder
     return count, mean, coder
 
 
-@build
-def _octave(age):
-    """⌊log₂ age⌋, at most 7."""
-    octave = 0
-    while age > 1 and octave < 7:
-        age >>= 1
-        octave += 1
-    return octave
-
-
-@build
-def _recency(now, last):
-    """How long ago the last time was, in octaves; 8 if never."""
-    return _octave(now - last) if last else 8
-
-
-@build
+@kernel
 def _phase(now, last, interval):
     """Where a coordinate is in its cycle, 0 to 17: never sent, sent once and how long ago, or age / interval."""
     if not last:
         return 0
     age = now - last
     if not interval:
-        return 1 + min(_octave(age), 5)
+        return 1 + min(FLOORS[min(age, 128)], 5)
     eighths = 8 * age // interval
     return PHASES[eighths] if eighths < len(PHASES) else 17
 
 
-@build
+@kernel
 def _exponential(log):
     """2^(16 + log / 256), rounded down, for logarithms that are not too large or small."""
     log = min(max(log, -WIDEST), WIDEST)
     return ROOTS[log & 255] >> (14 - (log >> 8))
 
 
-@build
+@kernel
 def _weigh(weights, past, logs, contexts):
     """Fill in each coordinate's weight, in 256ths of an octave, and its contexts. Returns the sum of 2^weight.
 
@@ -184,7 +125,8 @@ def _weigh(weights, past, logs, contexts):
                 phase = _phase(now, int(last[i]), int(past.interval[i]) >> 1)
                 before = last[i - 1] if c > 0 else 0
                 after = last[i + 1] if c + 1 < length else 0
-                near = _recency(now, int(max(before, after)))
+                recent = int(max(before, after))
+                near = FLOORS[min(now - recent, 128)] if recent else 8
                 weight += weights[PHASE + phase] + weights[NEAR + near]
                 contexts[i] = 16 * phase + near
             logs[i] = weight >> 8
@@ -192,7 +134,7 @@ def _weigh(weights, past, logs, contexts):
     return total
 
 
-@build
+@kernel
 def _sign(mode, data, coder, tables, r, before, sign):
     """Code the sign of an entry in row `r`; `before` is 0 if it was never sent, else 1 + whether it was negative."""
     lean = tables.leans[r]
@@ -207,7 +149,7 @@ def _sign(mode, data, coder, tables, r, before, sign):
     return sign, coder
 
 
-@build
+@kernel
 def _learn(tables, hits, exposure):
     """Move each weight by the surplus of entries over the expected number: the more was seen before, the less."""
     for j in range(len(exposure)):
@@ -219,23 +161,12 @@ def _learn(tables, hits, exposure):
             tables.weights[j] = min(max(tables.weights[j] + min(max(move, -STEP), STEP), -LIMIT), LIMIT)
 
 
-@build
+@kernel
 def walk(mode, data, coder, tables, past, frame, count, mean, mean_before):
-    """Code a frame's entries, or only learn from them. Either way, the tables are updated.
+    """Code a frame's entries and update the tables, or only learn from the entries.
 
-    Args:
-        mode: LEARN, WRITE or READ.
-        data: The bytes.
-        coder: The state of the range coder.
-        tables: As `Tables`.
-        past: As `Past`.
-        frame: As `Frame`.
-        count: The number of entries; anything when reading.
-        mean: The mean magnitude as the bits of bf16; anything when reading.
-        mean_before: That of the frame before.
-
-    Returns:
-        The number of entries, -1 if the bytes are invalid or too few; the mean; and the number of bytes.
+    The number of entries and their mean magnitude, in bf16, may be anything when reading. Returns both, and the number
+    of bytes; the number of entries is -1 if the bytes are invalid or too few.
     """
     if mode != LEARN:
         count, mean, coder = _head(mode, data, coder, frame, count, mean, mean_before)

@@ -1,125 +1,178 @@
-"""Compiled loops for Rice codes and int8 values: the same bytes as the array code in `rice` and `values`."""
+"""The loops that write and read single bits: a binary range coder, and the Rice codes of `dagc.wire.indices`.
+
+Integers only, so every machine computes the same. The range coder's state is four numbers. What was coded so far may
+continue with any number from the first to the second; the third is how many bytes are done. A reader has the next four
+bytes in the fourth; zeros follow the end of the data.
+"""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dagc._numba import inlined, kernel
 
-__all__ = ["int8_write", "quotients", "rice_read", "rice_write"]
+__all__ = ["READ", "WRITE", "begin", "code", "finish", "plain_number", "raw"]
 
-U = np.uint64
-ZERO, ONE, SEVEN, EIGHT = U(0), U(1), U(7), U(8)
-ZEROS = np.array([next(bit for bit in range(9) if bit == 8 or byte >> bit & 1) for byte in range(256)], dtype=np.uint64)
+READ, WRITE = 0, 1  # what to do with each decision
+EVEN = 32768  # the chance of a decision that may go either way
+TOP, BYTE, WORD = 0xFF000000, 0xFF, 0xFFFFFFFF
+ZEROS = np.array([next(bit for bit in range(9) if bit == 8 or byte >> bit & 1) for byte in range(256)])
 """How many zero bits are below the lowest set bit of a byte."""
+
+
+def begin(data: NDArray[np.uint8]) -> tuple[int, int, int, int]:
+    """The state before the first decision, to write these bytes or to read them."""
+    return 0, WORD, 0, int.from_bytes(data[:4].tobytes().ljust(4, b"\0"), "big")
+
+
+@kernel
+def code(mode, data, coder, bit, chance):
+    """Write or read one decision: it and the coder afterwards. `chance` is that of a one in 65,536ths."""
+    low, high, done, following = coder
+    span = high - low
+    middle = low + (span >> 16) * chance + (((span & 0xFFFF) * chance) >> 16)
+    if mode == READ:
+        bit = 1 if following <= middle else 0
+    if bit:
+        high = middle
+    else:
+        low = middle + 1
+    while (low ^ high) & TOP == 0:
+        if mode == WRITE:
+            if done < len(data):
+                data[done] = high >> 24
+        else:
+            following = (following << 8 & WORD) | (int(data[done + 4]) if done + 4 < len(data) else 0)
+        done += 1
+        low = low << 8 & WORD
+        high = (high << 8 & WORD) | BYTE
+    return bit, (low, high, done, following)
+
+
+@kernel
+def raw(mode, data, coder, bits, value):
+    """Code a number of `bits` bits as it is."""
+    read = 0
+    for place in range(bits - 1, -1, -1):
+        bit, coder = code(mode, data, coder, value >> place & 1, EVEN)
+        read = 2 * read + bit
+    return read, coder
+
+
+@kernel
+def plain_number(mode, data, coder, value, low_bits):
+    """Code a number of at least 0: how many bits it has beyond `low_bits`, then its bits."""
+    width = 0
+    if mode == WRITE:
+        while (value >> low_bits) + 1 >> (width + 1):
+            width += 1
+    count, bit = 0, 1
+    while bit and count < 32:
+        bit, coder = code(mode, data, coder, 1 if count < width else 0, EVEN)
+        count += bit
+    count += low_bits
+    low, coder = raw(mode, data, coder, count, (value + (1 << low_bits)) & ((1 << count) - 1))
+    return (1 << count) + low - (1 << low_bits), coder
+
+
+@kernel
+def finish(mode, data, coder):
+    """Write or read the fewest bytes after which anything may follow.
+
+    Returns how many bytes there are then, which may be more than `data` has room for; -1 if they are not what was read.
+    """
+    low, high, done, _ = coder
+    for count in range(5):
+        rest = (1 << 8 * (4 - count)) - 1
+        first = (low + rest) & ~rest
+        if first + rest <= high:
+            for place in range(count):
+                byte = first >> (24 - 8 * place) & BYTE
+                if done < len(data):
+                    if mode == WRITE:
+                        data[done] = byte
+                    elif data[done] != byte:
+                        return -1
+                done += 1
+            return done
+    return -1
 
 
 @kernel
 def quotients(indices, block, parameters):
     """The sum of all gaps' quotients."""
-    total = np.uint64(0)
+    total = 0
     for j in range(len(parameters)):
         start, stop = j * block, min(len(indices), (j + 1) * block)
-        width = np.uint64(parameters[j])
-        before = indices[start - 1] if start else -1
-        total += np.uint64(indices[start] - before - 1) >> width
+        total += (indices[start] - (indices[start - 1] if j else -1) - 1) >> parameters[j]
         ahead, behind = indices[start + 1 : stop], indices[start : stop - 1]
         for i in range(len(ahead)):
-            total += np.uint64(ahead[i] - behind[i] - 1) >> width
-    return np.int64(total)
+            total += (ahead[i] - behind[i] - 1) >> parameters[j]
+    return total
 
 
 @inlined
 def _append(out, at, word, bits, number, width):
     """Append the lowest `width` bits of a number. Whole bytes are written; up to seven bits stay in the word."""
-    word |= (number & ((ONE << width) - ONE)) << bits
+    word |= (number & ((1 << width) - 1)) << bits
     bits += width
-    while bits >= EIGHT:
-        out[at] = np.uint8(word & U(255))
-        at += ONE
-        word >>= EIGHT
-        bits -= EIGHT
+    while bits >= 8:
+        out[at] = word & BYTE
+        at += 1
+        word >>= 8
+        bits -= 8
     return at, word, bits
 
 
 @kernel
 def rice_write(indices, block, parameters, sent, head, out):
     """Write parameters, low bits and quotients to `out`, which is zero. The first two take `head` bits."""
-    at, word, bits, mark = ZERO, ZERO, ZERO, U(head)
+    at, word, bits, mark, before = 0, 0, 0, head, -1
     if sent:
         for width in parameters:
-            at, word, bits = _append(out, at, word, bits, U(width), U(sent))
-    before = np.int64(-1)
+            at, word, bits = _append(out, at, word, bits, width, sent)
     for j in range(len(parameters)):
-        width = U(parameters[j])
-        for i in range(U(j * block), U(min(len(indices), (j + 1) * block))):
-            index = indices[i]
-            gap = U(index - before - 1)
-            before = index
+        width = parameters[j]
+        for i in range(j * block, min(len(indices), (j + 1) * block)):
+            gap = indices[i] - before - 1
+            before += gap + 1
             at, word, bits = _append(out, at, word, bits, gap, width)
             mark += gap >> width
-            out[mark >> U(3)] |= np.uint8(ONE << (mark & SEVEN))
-            mark += ONE
+            out[mark >> 3] |= 1 << (mark & 7)
+            mark += 1
     if bits:
-        out[at] |= np.uint8(word)
+        out[at] |= word
 
 
 @kernel
 def rice_read(data, block, parameters, low, unary, size, out):
     """Fill in the indices. False if anything is wrong. Low bits begin at bit `low`, quotients at bit `unary`."""
-    place, end = U(low) >> U(3), U(len(data))
-    bits = EIGHT - (U(low) & SEVEN)
-    word = U(data[place]) >> (U(low) & SEVEN) if place < end else ZERO
-    at = U(unary) >> U(3)
-    byte = data[at] >> np.uint8(unary & 7) << np.uint8(unary & 7) if at < end else np.uint8(0)
-    last, before = np.int64(unary) - 1, np.int64(-1)
+    place, end = low >> 3, len(data)
+    bits = 8 - (low & 7)
+    word = np.int64(data[place]) >> (low & 7) if place < end else 0
+    at = unary >> 3
+    byte = np.int64(data[at]) >> (unary & 7) << (unary & 7) if at < end else 0
+    last, before = unary - 1, -1
     for j in range(len(parameters)):
-        width = U(parameters[j])
-        for i in range(U(j * block), U(min(len(out), (j + 1) * block))):
+        width = parameters[j]
+        for i in range(j * block, min(len(out), (j + 1) * block)):
             while byte == 0:
-                at += ONE
+                at += 1
                 if at >= end:
                     return False
-                byte = data[at]
-            mark = np.int64(EIGHT * at + ZEROS[byte])
+                byte = np.int64(data[at])
+            mark = 8 * at + ZEROS[byte]
             quotient, last = mark - last - 1, mark
-            byte &= byte - np.uint8(1)
+            byte &= byte - 1
             while bits < width:
-                place += ONE
-                word |= U(data[place]) << bits
-                bits += EIGHT
-            gap = np.int64(word & ((ONE << width) - ONE))
+                place += 1
+                word |= np.int64(data[place]) << bits
+                bits += 8
+            if quotient > size >> width:
+                return False
+            before += (quotient << width) + (word & ((1 << width) - 1)) + 1
             word >>= width
             bits -= width
-            if quotient > size >> np.int64(width):
-                return False
-            before += (quotient << np.int64(width)) + gap + 1
             if before >= size:
                 return False
             out[i] = before
-    return byte == 0 and at + ONE >= end and 8 * len(data) - last - 1 < 8
-
-
-@kernel
-def int8_write(values, block, scales, steps):
-    """Fill in the scale of each block, and each value in scales.
-
-    Invariant: a scale has 16 significant bits and 127 times it does not overflow, so what is read back is exact. A
-    scale that would be denormal is 0.
-    """
-    limit = np.float64(np.finfo(np.float32).max)
-    normal = np.finfo(np.float32).tiny
-    for j in range(len(scales)):
-        start, stop = j * block, min(len(values), (j + 1) * block)
-        mine, to = values[start:stop], steps[start:stop]
-        largest = np.float32(0)
-        for i in range(len(mine)):
-            largest = max(largest, abs(mine[i]))
-        bits = np.float32(largest / np.float32(127)).view(np.uint32)
-        up = np.uint32((bits + np.uint32(0xFF)) & np.uint32(0xFFFFFF00)).view(np.float32)
-        down = np.uint32(bits & np.uint32(0xFFFFFF00)).view(np.float32)
-        if up < normal:
-            up = np.float32(0)
-        scale = down if np.float64(up) * 127 > limit else up
-        scales[j] = scale
-        for i in range(len(mine)):
-            step = np.rint(mine[i] / scale) if scale > 0 else np.float32(0)
-            to[i] = np.int8(min(max(step, np.float32(-127)), np.float32(127)))
+    return byte == 0 and at + 1 >= end and 8 * end - last - 1 < 8

@@ -1,13 +1,9 @@
 """A coder with memory: both sides remember what a client sent before, so its next frame takes fewer bytes.
 
-Error feedback makes sending nearly periodic: an entry that was sent starts again from zero, and takes about as long as
-last time until it is large enough to be sent again. Neighbours are sent together, some rows of a layer more often
-than others, and the entries of a row mostly have the same sign. A `Memory` holds all of this as integers, and estimates
-how likely each coordinate is to be in the next frame. A binary range coder then writes, coordinate by coordinate,
-whether it is: 0.01 bits for what was expected, many for a surprise.
-
-The probability of a coordinate is its share of what is left to send: (entries left) · 2^w / (sum of 2^w over the
-coordinates left). Its weight w is a sum of one number from each of six tables:
+Error feedback makes sending nearly periodic: an entry that was sent takes about as long as last time until it is large
+enough to be sent again. Neighbours are sent together, and the entries of a row mostly have the same sign. A `Memory`
+estimates from this how likely each coordinate is to be in the next frame: its share of what is left to send is
+2^w / (sum of 2^w over the coordinates left), where w is a sum of one number from each of six tables:
 
     phase     where it is in its cycle: age / interval; never sent and sent once are phases of their own
     near      how long ago the more recent of its two neighbours in the row was sent
@@ -16,18 +12,14 @@ coordinates left). Its weight w is a sum of one number from each of six tables:
     gap       how far back the last entry of this frame is
     gap two   how far back the one before that is
 
-After a frame, each number moves by log₂ of (entries there / entries expected there): the more was seen, the less it
-moves. Phase and near take 4 bytes per coordinate; a memory without clocks does without them.
-
-The memory changes only with frames that were accepted (`learn`); reading and writing do not change it. So either both
-sides have counted a frame or neither has. `fingerprint` identifies everything counted so far, and is part of a frame's
-checksum. `docs/reference/wire-entries.md` has every step, `docs/studies/coder.md` what each table is worth.
+The memory changes only with frames that were accepted (`learn`), so either both sides have counted a frame or neither
+has. `docs/reference/wire-entries.md` has every step, `docs/studies/coder.md` what each table is worth.
 """
 
 import zlib
 from collections.abc import Mapping
 from copy import copy
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -37,18 +29,15 @@ from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
 from dagc.wire.shapes import Shapes, extents
 
-__all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory", "memory_bytes"]
+__all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory"]
 
 MOST_SIZE = 1 << 26
 """The largest model. With this many entries, and any number sent, every number in the computation fits 64 bits."""
 MOST_ENTRIES = 1 << 18
 
-OCTAVE = 1 << 16
-"""One, as a weight."""
-SEEN = 4 << 16
-"""Every context starts as if four entries had been seen."""
-FULL = 0xFFFF
-"""The last value of the clock. When it is reached, half of it is subtracted from all times."""
+OCTAVE = 1 << 16  # one, as a weight
+SEEN = 4 << 16  # every context starts as if four entries had been seen
+FULL = 0xFFFF  # the last value of the clock. When it is reached, half of it is subtracted from all times
 SIGNS = 3 * 17
 TABLES = {
     "phase": (8, -39, -39, -29, -17, -9, 14, -66, -18, 5, 19, 28, 34, 36, 35, 33, 26, 13),
@@ -61,8 +50,11 @@ TABLES = {
 AGREE = ((50, 25, 75), (71, 27, 71), (98, 80, 99))
 """How likely a sign is to agree with its row's lean, in percent. One row each for a lean of 0 (taken as positive), of
 1 to 7, and of 8; one column each for coordinates never sent, last sent with the other sign, or with the same."""
-TRIALS = 2
-"""How many observed signs each of these percentages counts for."""
+TRIALS = 2  # how many observed signs each of these percentages counts for
+
+
+NUMBERS = {"frames": 1 << 63, "fingerprint": 1 << 32, "mean": 0x7F80, "now": FULL + 1}
+"""What a memory's state holds besides arrays, and below what."""
 
 
 class Memory:
@@ -96,57 +88,46 @@ class Memory:
     """
 
     def __init__(self, shapes: Shapes, clocks: bool = True, signs: bool = True) -> None:
-        self._rows, self._columns_count = _rows(tuple(extents(shapes)))
+        self._rows, self._width = _rows(tuple(extents(shapes)))
         self.size = int(self._rows[-3] + self._rows[-2])
         if self.size > MOST_SIZE:
             raise InvalidInput(f"the coder is for models of at most {MOST_SIZE:,} entries, not {self.size:,}")
         self.clocks, self.signs = clocks, signs
-        self._places = _places(len(self._rows) // 3)
         self.layout = zlib.crc32(bytes((clocks, signs)), zlib.crc32(self._rows.astype("<u4").data))
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
-        self.frames, self.fingerprint = 0, 0
-        self._mean, self._now = 0, 1
-        self._tables = _first_tables(len(self._rows) // 3)
-        self._columns = np.zeros(self._columns_count, dtype=np.uint16)
-        clocked = self.size if self.clocks else 0
-        self._last = np.zeros(clocked, dtype=np.uint16)
-        self._interval = np.zeros(clocked, dtype=np.uint16)
+        self.frames, self.fingerprint, self.mean, self.now = 0, 0, 0, 1
+        self.tables = _first_tables(len(self._rows) // 3)
+        self.columns = np.zeros(self._width, dtype=np.uint16)
+        self.last, self.interval = (np.zeros(self.size if self.clocks else 0, dtype=np.uint16) for _ in range(2))
         self._lesson: _Lesson | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes in use, as `memory_bytes` counts them."""
-        return self._tables.nbytes + sum(array.nbytes for array in self._arrays().values())
+        """Bytes in use. The tables count twice: a frame that was read but not yet counted has a copy."""
+        return int(self.tables.nbytes + sum(getattr(self, name).nbytes for name in self._arrays))
 
     def write(self, sparse: Sparse, most: int | None = None, limit: int | None = None) -> bytes | None:
         """Encode these entries as a section; None if there are too many, or if it would exceed `limit` bytes.
 
-        Args:
-            sparse: The entries; if signs are coded, all must have the same magnitude, representable in bf16.
-            most: The most entries there can be, if the reader knows that, too.
-            limit: The most bytes; no limit if not given.
+        If signs are coded, all entries must have the same magnitude, representable in bf16. `most` is how many entries
+        there can be, if the reader knows that, too.
         """
         if len(sparse) > (MOST_ENTRIES if most is None else min(most, MOST_ENTRIES)):
             return None
+        from dagc.wire import _coder  # compiles, so only on use
+
         data = np.zeros(64 + 4 * len(sparse) + self.size // 4 if limit is None else limit, dtype=np.uint8)
-        length, _ = self._walk(_coder().WRITE, data, self._entries(sparse), most)
+        length, _ = self._walk(_coder.WRITE, data, self._entries(sparse), most)
         return None if length < 0 else data[:length].tobytes()
 
     def read(self, section: memoryview | bytes, most: int | None = None, first: bool = False) -> tuple[Sparse, int]:
         """Decode a section: its entries, with values of 1 if no signs are coded, and its length in bytes.
 
-        The section may be followed by anything.
-
-        Args:
-            section: The bytes.
-            most: As given to `write`.
-            first: Whether the writer's memory was empty. Then `learn` resets this one before it counts the frame.
-
-        Raises:
-            MalformedPayload: If the bytes are not exactly what `write` produces.
+        Anything may follow it. `MalformedPayload` if it is not exactly what `write` produces. If the writer's memory
+        was empty (`first`), `learn` resets this one before it counts the frame.
         """
         if first and self.frames:
             empty = copy(self)
@@ -154,34 +135,37 @@ class Memory:
             read = empty.read(section, most)
             self._lesson = empty._lesson
             return read
+        from dagc.wire import _coder
+
         room = min(self.size if most is None else most, self.size, MOST_ENTRIES)
         entries = _Entries(np.zeros(room, dtype=np.int64), np.zeros(room, dtype=np.uint8), 0)
-        length, entries = self._walk(_coder().READ, np.frombuffer(section, dtype=np.uint8).copy(), entries, most)
+        length, entries = self._walk(_coder.READ, np.frombuffer(section, dtype=np.uint8).copy(), entries, most)
         if length < 0 or (self.signs and not entries.mean and entries.negative.any()):
             raise MalformedPayload("the coded section is invalid: damaged, or written with another memory")
-        return _sparse(self.size, entries, self.signs), length
+        magnitude = np.array([entries.mean << 16 if self.signs else 0x3F800000], dtype=np.uint32).view(np.float32)
+        values = np.where(entries.negative > 0, -magnitude, magnitude)
+        return Sparse.trusted(self.size, entries.indices, values), length
 
     def learn(self, sparse: Sparse) -> None:
         """Count a frame with these entries. The other side must count it, too."""
         entries, lesson = self._entries(sparse), self._lesson
         if lesson is not None and not lesson.before and lesson.after == entries.fingerprint(0):
             self.reset()
-        elif lesson is None or (lesson.before, lesson.after) != (
-            self.fingerprint,
-            entries.fingerprint(self.fingerprint),
-        ):
-            self._walk(_coder().LEARN, np.zeros(0, dtype=np.uint8), entries, None)
+        elif lesson is None or lesson[:2] != (self.fingerprint, entries.fingerprint(self.fingerprint)):
+            from dagc.wire import _coder
+
+            self._walk(_coder.LEARN, np.zeros(0, dtype=np.uint8), entries, None)
             lesson = self._lesson
         assert lesson is not None
-        self._tables, self.fingerprint, self._lesson = lesson.tables, lesson.after, None
-        self._mean = entries.mean
+        self.tables, self.fingerprint, self._lesson = lesson.tables, lesson.after, None
+        self.mean = entries.mean
         self.frames += 1
         self._stamp(entries)
-        if self._now == FULL:
-            for times in (self._columns, self._last):
+        if self.now == FULL:
+            for times in (self.columns, self.last):
                 times[:] = np.where(times > 0, np.maximum(times, 32769) - 32768, 0)
-            self._now -= 32768
-        self._now += 1
+            self.now -= 32768
+        self.now += 1
 
     def _entries(self, sparse: Sparse) -> "_Entries":
         if not self.signs or not len(sparse):
@@ -191,92 +175,83 @@ class Memory:
 
     def _stamp(self, entries: "_Entries") -> None:
         """Record when each coordinate and each column was sent."""
-        indices, now = entries.indices, self._now
+        indices, now = entries.indices, self.now
         row = np.searchsorted(self._rows[0::3], indices, side="right") - 1
-        self._columns[self._rows[2::3][row] + indices - self._rows[0::3][row]] = now
+        self.columns[self._rows[2::3][row] + indices - self._rows[0::3][row]] = now
         if self.clocks:
-            last = self._last[indices].astype(np.int64)
+            last = self.last[indices].astype(np.int64)
             since = np.where(last > 0, np.minimum(now - last, 32767), 0)
-            self._interval[indices] = 2 * since + entries.negative
-            self._last[indices] = now
+            self.interval[indices] = 2 * since + entries.negative
+            self.last[indices] = now
 
     def _walk(
         self, mode: int, data: NDArray[np.uint8], entries: "_Entries", most: int | None
     ) -> tuple[int, "_Entries"]:
         """Write, read or only learn. Returns the section's length, or -1, and the entries."""
-        coder = _coder()
-        following = int.from_bytes(data[:4].tobytes().ljust(4, b"\0"), "big")
-        learned = self._tables.copy()
-        tables = coder.Tables(*np.split(learned, self._places))
-        columns = np.full(len(self._columns), 8)
-        sent = self._columns > 0
-        columns[sent] = _octave(self._now - self._columns[sent].astype(np.int64))
-        past = coder.Past(self._rows, self._last, self._interval, columns, self._now, self.size)
+        from dagc.wire import _coder
+
+        learned = self.tables.copy()
+        ages = self.now - self.columns.astype(np.int64)
+        octaves = np.searchsorted(np.int64(1) << np.arange(1, 8), ages, side="right")
+        columns = np.where(self.columns > 0, octaves, 8)
+        past = _coder.Past(self._rows, self.last, self.interval, columns, self.now, self.size)
         indices, negative = np.append(entries.indices, -1), np.append(entries.negative, np.uint8(0))
-        frame = coder.Frame(indices, negative, self.signs, -1 if most is None else most)
-        start, known = (0, 0xFFFFFFFF, 0, following), (len(entries.indices), entries.mean, self._mean)
-        count, mean, length = coder.walk(mode, data, start, tables, past, frame, *known)
+        frame = _coder.Frame(indices, negative, self.signs, -1 if most is None else most)
+        tables = _coder.Tables(*self._parts(learned))
+        known = len(entries.indices), entries.mean, self.mean
+        count, mean, length = _coder.walk(mode, data, _coder.begin(data), tables, past, frame, *known)
         if count < 0:
             return -1, entries
         done = _Entries(indices[:count], negative[:count], int(mean))
         self._lesson = _Lesson(self.fingerprint, done.fingerprint(self.fingerprint), learned)
         return int(length), done
 
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        arrays: dict[str, NDArray[Any]] = {"tables": self._tables, "columns": self._columns}
-        return {**arrays, "last": self._last, "interval": self._interval} if self.clocks else arrays
+    def _parts(self, tables: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Weights, what was seen of each, the chances of signs, trials, leans."""
+        rows = len(self._rows) // 3
+        contexts = (len(tables) - 2 * SIGNS - rows) // 2
+        return np.split(tables, np.cumsum([contexts, contexts, SIGNS, SIGNS]))
+
+    @property
+    def _arrays(self) -> tuple[str, ...]:
+        return ("tables", "columns", "last", "interval") if self.clocks else ("tables", "columns")
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state; arrays are not copied."""
-        numbers = {"frames": self.frames, "fingerprint": self.fingerprint, "mean": self._mean, "now": self._now}
-        return {"clocks": self.clocks, "signs": self.signs, **numbers, **self._arrays()}
+        return {name: getattr(self, name) for name in ("clocks", "signs", *NUMBERS, *self._arrays)}
 
     @classmethod
     def restored(cls, shapes: Shapes, state: Mapping[str, Any]) -> Self:
         """A memory with the state returned by `state_dict`. State that does not fit is refused."""
         try:
             memory = cls(shapes, bool(state["clocks"]), bool(state["signs"]))
-            numbers = [int(state[name]) for name in ("frames", "fingerprint", "mean", "now")]
-            for name, expected in memory._arrays().items():
-                array = state[name]
-                if array.shape != expected.shape or array.dtype != expected.dtype:
-                    raise InvalidInput(
-                        f"{name} must be {expected.dtype} {expected.shape}, not {array.dtype} {array.shape}"
-                    )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            values: dict[str, Any] = {name: int(state[name]) for name in NUMBERS}
+            values |= {name: np.array(state[name]) for name in memory._arrays}
+        except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"the coder's memory does not fit this model: {error!r}") from error
-        for number, most in zip(numbers, (1 << 63, 1 << 32, 0x7F80, FULL + 1), strict=True):
-            if not 0 <= number < most:
-                raise InvalidInput(f"the coder's memory is damaged: {numbers!r:.200}")
-        memory.frames, memory.fingerprint, memory._mean, memory._now = numbers
-        memory._tables, memory._columns = state["tables"].copy(), state["columns"].copy()
-        if memory.clocks:
-            memory._last, memory._interval = state["last"].copy(), state["interval"].copy()
+        for name in memory._arrays:
+            array, expected = values[name], getattr(memory, name)
+            if (array.shape, array.dtype) != (expected.shape, expected.dtype):
+                raise InvalidInput(
+                    f"the coder's memory does not fit this model: {name} must be {expected.dtype} {expected.shape}, "
+                    f"not {array.dtype} {array.shape}"
+                )
+        for name, value in values.items():
+            setattr(memory, name, value)
         if not memory._in_range():
             raise InvalidInput("the coder's memory is damaged: a number in its state is out of range")
         return memory
 
     def _in_range(self) -> bool:
         """Whether the state can have come from frames, as far as the kernels rely on that."""
-        parts = np.split(self._tables, self._places)
         limits = ((-12 * OCTAVE, 12 * OCTAVE), (1, 1 << 50), (1, 65535), (0, 255), (-8, 8))
+        parts = zip(self._parts(self.tables), limits, strict=True)
         return (
-            all(np.all((low <= part) & (part <= high)) for part, (low, high) in zip(parts, limits, strict=True))
+            all(0 <= getattr(self, name) < most for name, most in NUMBERS.items())
+            and all(np.all((low <= part) & (part <= high)) for part, (low, high) in parts)
             and bool(self.frames) == bool(self.fingerprint)
-            and max(self._columns.max(), self._last.max(initial=0)) < self._now
+            and max(self.columns.max(), self.last.max(initial=0)) < self.now
         )
-
-
-def memory_bytes(shapes: Shapes, clocks: bool = True) -> int:
-    """The bytes that a `Memory` takes. Its tables count twice: a frame that was read but not yet counted has a copy.
-
-    Example:
-        >>> memory_bytes([(8, 98)]) == Memory([(8, 98)]).nbytes
-        True
-    """
-    rows, columns = _rows(tuple(extents(shapes)))
-    tables = _places(len(rows) // 3)[-1] + len(rows) // 3
-    return 2 * 8 * tables + 2 * columns + (4 * int(rows[-3] + rows[-2]) if clocks else 0)
 
 
 class _Entries(NamedTuple):
@@ -298,12 +273,6 @@ class _Lesson(NamedTuple):
     tables: NDArray[np.int64]
 
 
-def _sparse(size: int, entries: _Entries, signs: bool) -> Sparse:
-    magnitude = np.array([entries.mean << 16 if signs else 0x3F800000], dtype=np.uint32).view(np.float32)[0]
-    values = np.where(entries.negative > 0, -magnitude, magnitude).astype(np.float32)
-    return Sparse.trusted(size, entries.indices, values)
-
-
 @lru_cache(maxsize=16)
 def _rows(parts: tuple[tuple[int, int, int], ...]) -> tuple[NDArray[np.int64], int]:
     """Start, length and first column of each row, in turn; and the total number of columns of all tensors."""
@@ -318,20 +287,6 @@ def _rows(parts: tuple[tuple[int, int, int], ...]) -> tuple[NDArray[np.int64], i
     return np.array(table, dtype=np.int64), first
 
 
-def _places(rows: int) -> list[int]:
-    """Where each part of the tables but the first begins: weights, what was seen of each, signs, trials, leans."""
-    contexts = sum(map(len, TABLES.values())) + rows
-    return [contexts, 2 * contexts, 2 * contexts + SIGNS, 2 * contexts + 2 * SIGNS]
-
-
-@cache
-def _coder() -> Any:
-    """Imported on first use, since it compiles."""
-    from dagc.wire import _coder
-
-    return _coder
-
-
 @lru_cache(maxsize=16)
 def _first_tables(rows: int) -> NDArray[np.int64]:
     weights = [weight * OCTAVE // 16 for table in TABLES.values() for weight in table] + [0] * rows
@@ -344,8 +299,3 @@ def _first_chance(lean: int, last: int) -> int:
     same = 2 if lean < 0 else 1
     percent = AGREE[min(abs(lean), 1) + (abs(lean) == 8)][0 if not last else 2 if last == same else 1]
     return (percent if lean < 0 else 100 - percent) * 65536 // 100
-
-
-def _octave(ages: NDArray[np.int64]) -> NDArray[np.int64]:
-    """⌊log₂ age⌋, at most 7."""
-    return np.searchsorted(np.int64(1) << np.arange(1, 8), ages, side="right")

@@ -10,39 +10,25 @@ sent before (`dagc.wire.coder`), everything but exact values can be coded with t
 
 import zlib
 from binascii import crc_hqx
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import MAX_SIZE, Sparse
-from dagc.wire import rice
+from dagc.wire import indices
 from dagc.wire.coder import Memory
-from dagc.wire.indices import SEED, largest_section, read_indices, write_indices
 from dagc.wire.values import VALUE_CODECS, ValueCodec, codec_of, quantise, value_codec
 
-__all__ = [
-    "checksum",
-    "decode",
-    "encode",
-    "encode_coded",
-    "has_signs",
-    "is_coded",
-    "payload_size",
-    "read_varint",
-    "varint",
-    "view_of",
-]
+__all__ = ["checksum", "crc", "decode", "encode", "encode_coded", "has_signs", "is_coded", "payload_size", "varint"]
 
-VERSION = 1
-"""It is not sent but is part of the checksum, so it costs no bytes."""
+VERSION = 1  # it is not sent but is part of the checksum, so it costs no bytes
 SHORT_BELOW = 1024
-"""Frames of this length and more have a checksum of 32 bits, others of 16."""
+"""Frames of this length and more have a checksum of 32 bits, others of 16. No frame has 1024 or 1025 bytes."""
 SHORT, LONG = 2, 4
-CODED, CODED_FIRST = 8, 9
-"""Used instead of an index rule: coded with a memory; coded with an empty memory."""
-_OURS = set(VALUE_CODECS.values())
-"""What codecs from elsewhere have read is checked again."""
+CODED, CODED_FIRST = 8, 9  # used instead of an index rule: coded with a memory; coded with an empty memory
+_OURS = set(VALUE_CODECS.values())  # what codecs from elsewhere have read is checked again
 
 
 def encode(
@@ -72,9 +58,8 @@ def encode(
             f"the memory is for {memory.size} entries {'with' if memory.signs else 'without'} signs, "
             f"not for {sparse.size} entries sent as {values}"
         )
-    kind, section = write_indices(sparse, codec.index_bytes)
-    head = bytes((kind << 4 | codec.id,)) + varint(len(sparse))
-    body = b"".join((head, section, codec.write(sparse.values)))
+    rule, section = indices.write_indices(sparse, codec.index_bytes)
+    body = bytes((rule << 4 | codec.id,)) + varint(len(sparse)) + section + codec.write(sparse.values)
     frame = body + checksum(body, sparse.size, round)
     coded = None if memory is None else encode_coded(sparse, codec, round, memory, most, len(frame) - 1)
     return coded or frame
@@ -91,8 +76,8 @@ def encode_coded(
     section = memory.write(sparse, most, room) if room > 0 else None
     if section is None:
         return None
-    kind = CODED if memory.frames else CODED_FIRST
-    body = b"".join((bytes((kind << 4 | codec.id,)), section, rest))
+    rule = CODED if memory.frames else CODED_FIRST
+    body = bytes((rule << 4 | codec.id,)) + section + rest
     frame = body + checksum(body, sparse.size, round, memory, most)
     return frame if len(frame) <= limit else None
 
@@ -128,72 +113,70 @@ def decode(
         memory: What both sides remember of earlier frames; it is not changed.
         most: If given, the most entries that the frame may have.
     """
-    view = view_of(payload)
-    if len(view) < 1 + SHORT:
-        raise MalformedPayload(f"{len(view)} bytes are too few for a frame")
-    codec = codec_of(view[0] & 15)
+    body, check = body_of(payload)
+    codec, coded = codec_of(body[0] & 15), is_coded(body)
     if values is not None and codec is not value_codec(values):
         raise MalformedPayload(f"the frame has value codec {codec.id}, not {values}")
-    end = len(view) - (SHORT if len(view) < SHORT_BELOW else LONG)
-    if is_coded(view):
-        sparse = _decode_coded(view, end, size, codec, round, memory, most)
+    if coded and memory is None:
+        raise MalformedPayload("the frame is coded with a memory of earlier frames, but memory= is not given")
+    if coded and memory and (memory.size, memory.signs) != (size, has_signs(body)):
+        raise MalformedPayload(f"value codec {codec.id} of a vector of {size} does not fit the reader's memory")
+    if checksum(body, size, round, memory if coded else None, most) != check:
+        raise MalformedPayload(
+            "the checksum does not match: damaged in transit, or from another round, model or version of dagc, "
+            "or coded with another memory of earlier frames"
+        )
+    if coded and memory:
+        sparse = _read_coded(body, codec, memory, most)
     else:
-        sparse = _decode_alone(view, end, size, codec, round, most)
+        sparse = _read_alone(body, codec, size, size if most is None else min(size, most))
     if not np.isfinite(sparse.values).all():
         raise MalformedPayload("a value is NaN or infinite")
-    return sparse if codec in _OURS else _checked(sparse, codec)
-
-
-def _decode_alone(view: memoryview, end: int, size: int, codec: ValueCodec, round: int, most: int | None) -> Sparse:
-    count, start = read_varint(view, 1, end)
-    limit = size if most is None else min(size, most)
-    if count > limit:
-        raise MalformedPayload(f"the frame claims {count} entries, of at most {limit} in a vector of {size}")
-    middle = end - codec.size(count)
-    if middle < start:
-        raise MalformedPayload(f"the frame is truncated: {len(view)} of at least {len(view) + start - middle} bytes")
-    if checksum(view[:end], size, round) != view[end:]:
-        raise MalformedPayload(
-            "the checksum does not match: damaged in transit, or from another round, model or version of dagc"
-        )
-    kind, section = view[0] >> 4, view[start:middle]
-    indices = read_indices(kind, section, size, count, codec.index_bytes)
-    seed = int.from_bytes(section, "little") if kind == SEED else None
-    return Sparse.trusted(size, indices, codec.read(view[middle:end], count), seed)
-
-
-def _decode_coded(
-    view: memoryview, end: int, size: int, codec: ValueCodec, round: int, memory: Memory | None, most: int | None
-) -> Sparse:
-    if memory is None:
-        raise MalformedPayload("the frame is coded with a memory of earlier frames, but memory= is not given")
-    if size != memory.size:
-        raise MalformedPayload(f"the frame is for a vector of {memory.size} entries, expected {size}")
-    if memory.signs != has_signs(view):
-        raise MalformedPayload(f"the frame has value codec {view[0] & 15}, which does not fit the reader's memory")
-    if checksum(view[:end], size, round, memory, most) != view[end:]:
-        raise MalformedPayload(
-            "the checksum does not match: damaged in transit, or coded with another memory of earlier frames"
-        )
-    sparse, length = memory.read(view[1:end], most, view[0] >> 4 == CODED_FIRST)
-    section = view[1 + length : end]
-    if len(section) != (0 if memory.signs else codec.size(len(sparse))):
-        raise MalformedPayload(f"{len(section)} bytes follow the coded entries, not those of {len(sparse)} values")
-    return sparse if memory.signs else Sparse.trusted(size, sparse.indices, codec.read(section, len(sparse)))
-
-
-def _checked(sparse: Sparse, codec: ValueCodec) -> Sparse:
-    """What a codec from elsewhere has read, checked."""
+    if codec in _OURS:
+        return sparse
     try:
         return Sparse(sparse.size, sparse.indices, sparse.values)
     except InvalidInput as error:
         raise MalformedPayload(f"the value codec {codec.id} returned bad entries: {error}") from error
 
 
+def _read_alone(body: memoryview, codec: ValueCodec, size: int, limit: int) -> Sparse:
+    count, start = read_varint(body, 1)
+    if count > limit:
+        raise MalformedPayload(f"the frame claims {count} entries, of at most {limit} in a vector of {size}")
+    middle = len(body) - codec.size(count)
+    if middle < start:
+        raise MalformedPayload(f"the frame is truncated: {len(body)} of at least {len(body) + start - middle} bytes")
+    rule, section = body[0] >> 4, body[start:middle]
+    places = indices.read_indices(rule, section, size, count, codec.index_bytes)
+    seed = int.from_bytes(section, "little") if rule == indices.SEED else None
+    return Sparse.trusted(size, places, codec.read(body[middle:], count), seed)
+
+
+def _read_coded(body: memoryview, codec: ValueCodec, memory: Memory, most: int | None) -> Sparse:
+    sparse, length = memory.read(body[1:], most, body[0] >> 4 == CODED_FIRST)
+    section = body[1 + length :]
+    if len(section) != (0 if memory.signs else codec.size(len(sparse))):
+        raise MalformedPayload(f"{len(section)} bytes follow the coded entries, not those of {len(sparse)} values")
+    return sparse if memory.signs else Sparse.trusted(sparse.size, sparse.indices, codec.read(section, len(sparse)))
+
+
+def body_of(payload: bytes | bytearray | memoryview) -> tuple[memoryview, memoryview]:
+    """A frame's body, which is not empty, and its checksum, which is not verified."""
+    try:
+        view = memoryview(payload).cast("B")
+    except TypeError as error:
+        raise InvalidInput(f"a payload must be bytes, not {type(payload).__name__}") from error
+    if len(view) < 1 + SHORT:
+        raise MalformedPayload(f"{len(view)} bytes are too few for a frame")
+    end = len(view) - (SHORT if len(view) < SHORT_BELOW else LONG)
+    return view[:end], view[end:]
+
+
 def checksum(
     body: bytes | memoryview, size: int, round: int = 0, memory: Memory | None = None, most: int | None = None
 ) -> bytes:
-    """The checksum of a frame: short or long, by the length of the frame with it. No frame has 1024 or 1025 bytes.
+    """The checksum of a frame.
 
     It covers what both sides know, too, so that a frame of another version, round, model or memory does not match.
     """
@@ -201,6 +184,11 @@ def checksum(
     if memory is not None:
         expected = 0 if most is None else 1 + most
         known += [memory.layout, expected, 0 if body[0] >> 4 == CODED_FIRST else memory.fingerprint]
+    return crc(body, known)
+
+
+def crc(body: bytes | memoryview, known: Iterable[int]) -> bytes:
+    """A checksum of a body and of numbers that both sides know: short or long, by the length of the frame with it."""
     start = b"".join(map(varint, known))
     if len(body) + SHORT < SHORT_BELOW:
         return crc_hqx(body, crc_hqx(start, 0xFFFF)).to_bytes(SHORT, "little")
@@ -228,20 +216,14 @@ def payload_size(size: int, entries: ArrayLike, values: str = "fp32") -> NDArray
         raise InvalidInput(f"cannot send {entries!r:.100} entries of a vector of {size}")
     codec = value_codec(values)
     # One more entry can take fewer bytes only here: the Rice parameter falls, or a full frame needs no indices.
-    before = np.append(rice.last_counts(size), size - 1)
+    before = np.append(indices.last_counts(size), size - 1)
     every, where = np.unique(np.concatenate((counts.ravel(), before[before < largest])), return_inverse=True)
-    value_bytes = np.array([codec.size(k) for k in every.tolist()], dtype=np.int64)
-    total = 1 + _varint_bytes(every) + largest_section(size, every, codec.index_bytes) + value_bytes + SHORT
+    count_bytes = 1 + np.searchsorted(np.int64(1) << np.arange(7, 56, 7), every, side="right")
+    index_bytes = codec.index_bytes * every if codec.index_bytes else indices.largest(size, every)
+    value_bytes = np.array([codec.size(count) for count in every.tolist()], dtype=np.int64)
+    total = 1 + count_bytes + np.where(every == size, 0, index_bytes) + value_bytes + SHORT
     total = np.where(total < SHORT_BELOW, total, total + LONG - SHORT)
     return np.maximum.accumulate(total)[where[: counts.size]].reshape(counts.shape)
-
-
-def view_of(payload: bytes | bytearray | memoryview) -> memoryview:
-    """The bytes, whatever holds them."""
-    try:
-        return memoryview(payload).cast("B")
-    except TypeError as error:
-        raise InvalidInput(f"a payload must be bytes, not {type(payload).__name__}") from error
 
 
 def varint(number: int) -> bytes:
@@ -254,16 +236,11 @@ def varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _varint_bytes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many bytes each number takes as a varint."""
-    return 1 + np.searchsorted(np.int64(1) << np.arange(7, 56, 7), numbers, side="right")
-
-
-def read_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
-    """The number at this place, and the place behind it; everything must be before `end`."""
+def read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    """The number at this place, and the place behind it."""
     number = shift = 0
     while True:
-        if at >= end:
+        if at >= len(view):
             raise MalformedPayload(f"the frame is truncated: a number does not end within {len(view)} bytes")
         byte = view[at]
         at += 1

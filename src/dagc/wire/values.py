@@ -9,16 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dagc._numba import compiled
 from dagc.errors import InvalidInput, MalformedPayload, unknown
 
 __all__ = ["VALUE_CODECS", "ValueCodec", "codec_of", "quantise", "value_codec"]
 
 Floats = NDArray[np.float32]
 
-BLOCK = 256
-"""How many int8 values share a scale."""
-NORMAL = np.finfo(np.float32).smallest_normal
+BLOCK = 256  # how many int8 values share a scale
+NORMAL, LARGEST = np.finfo(np.float32).smallest_normal, np.float64(np.finfo(np.float32).max) / 127
+"""Scales are 0 or from one to the other, so that decoded values are finite."""
 
 
 class ValueCodec(NamedTuple):
@@ -44,50 +43,41 @@ def _read_fp32(section: memoryview, count: int) -> Floats:
     return np.frombuffer(section, dtype="<f4").astype(np.float32)
 
 
+def _in_blocks(values: NDArray[np.generic]) -> Floats:
+    """One row for each block, filled up with zeros."""
+    blocks = np.zeros((-(-len(values) // BLOCK), BLOCK), dtype=np.float32)
+    blocks.reshape(-1)[: len(values)] = values
+    return blocks
+
+
 def _write_int8(values: Floats) -> bytes:
     """A scale for each block, so that its largest value is 127 times the scale; then the values in scales.
 
     The scale is rounded up to 16 significant bits, so that 127 scales, and every decoded value, is exact in float32.
     Denormal numbers do not have that many bits: a scale that would be denormal is 0.
     """
-    if not len(values):
-        return b""
-    if compiled():
-        from dagc.wire import _kernels
-
-        scales, steps = np.empty(-(-len(values) // BLOCK), dtype="<f4"), np.empty(len(values), dtype=np.int8)
-        _kernels.int8_write(np.ascontiguousarray(values), BLOCK, scales, steps)
-        return scales.tobytes() + steps.tobytes()
-    largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BLOCK))
-    bits = (largest / np.float32(127)).view(np.uint32)
+    blocks = _in_blocks(values)
+    bits = (np.maximum(blocks.max(axis=1), -blocks.min(axis=1)) / np.float32(127)).view(np.uint32)
     mask = np.uint32(0xFFFFFF00)
     up, down = ((bits + np.uint32(0xFF)) & mask).view(np.float32), (bits & mask).view(np.float32)
-    scales = np.where(_overflows(up), down, np.where(up < NORMAL, np.float32(0), up))
-    spread = np.repeat(np.where(scales > 0, scales, 1), BLOCK)[: len(values)]
-    rounded = np.where(np.repeat(scales, BLOCK)[: len(values)] > 0, np.rint(values / spread), 0)
-    return scales.astype("<f4").tobytes() + np.clip(rounded, -127, 127).astype(np.int8).tobytes()
-
-
-def _overflows(scales: Floats) -> NDArray[np.bool_]:
-    return np.asarray(scales.astype(np.float64) * 127 > np.finfo(np.float32).max)
+    scales = np.where(up > LARGEST, down, np.where(up < NORMAL, np.float32(0), up))
+    blocks /= np.where(scales > 0, scales, np.float32(np.inf))[:, None]
+    np.clip(np.rint(blocks, out=blocks), -127, 127, out=blocks)
+    return scales.astype("<f4").tobytes() + blocks.astype(np.int8).reshape(-1)[: len(values)].tobytes()
 
 
 def _read_int8(section: memoryview, count: int) -> Floats:
-    blocks = -(-count // BLOCK)
-    scales = np.frombuffer(section[: 4 * blocks], dtype="<f4").astype(np.float32)
-    steps = np.frombuffer(section[4 * blocks :], dtype=np.int8)
+    middle = 4 * -(-count // BLOCK)
+    scales = np.frombuffer(section[:middle], dtype="<f4").astype(np.float32)
+    steps = np.frombuffer(section[middle:], dtype=np.int8)
     bits = scales.view(np.uint32)
-    if np.any(bits & 0xFF) or np.any(bits >= 0x7F800000) or np.any(_overflows(scales) | (bits > 0) & (scales < NORMAL)):
+    if not np.all((bits == 0) | (scales >= NORMAL) & (scales <= LARGEST) & (bits & 0xFF == 0)):
         raise MalformedPayload(
             "a scale of the int8 values is not finite, is negative or denormal, or has too many digits"
         )
     if np.any(steps == -128):
         raise MalformedPayload("an int8 value is -128, which is never written")
-    values = steps.astype(np.float32)
-    whole = count // BLOCK * BLOCK
-    values[:whole].reshape(-1, BLOCK)[:] *= scales[: count // BLOCK, None]
-    values[whole:] *= scales[-1:]
-    return values
+    return np.asarray((_in_blocks(steps) * scales[:, None]).reshape(-1)[:count])
 
 
 def _write_sign(values: Floats) -> bytes:
@@ -101,8 +91,6 @@ def _write_sign(values: Floats) -> bytes:
 
 
 def _read_sign(section: memoryview, count: int) -> Floats:
-    if not count:
-        return np.zeros(0, dtype=np.float32)
     bits = int.from_bytes(section[:2], "little")
     negative = np.unpackbits(np.frombuffer(section[2:], dtype=np.uint8), bitorder="little")
     if bits >> 15 or negative[count:].any() or (bits == 0 and negative.any()):
@@ -120,11 +108,7 @@ VALUE_CODECS: dict[str, ValueCodec] = {
 
 
 def value_codec(name: str) -> ValueCodec:
-    """The codec of that name. Its number must be its own.
-
-    Raises:
-        InvalidInput: If there is none; the message lists all names.
-    """
+    """The codec of that name; its number must be its own."""
     if name not in VALUE_CODECS:
         raise unknown("value codec", name, VALUE_CODECS)
     codec = VALUE_CODECS[name]

@@ -40,9 +40,11 @@ def load_test() -> tuple[Tensor, Tensor]:
     return x[:TEST], y[:TEST]
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor, steps: int, batch_size: int, rate: float, seed: int) -> float:
-    """Some steps of SGD; returns the mean loss."""
-    optimiser = torch.optim.SGD(model.parameters(), lr=rate)
+def train(
+    model: nn.Module, x: Tensor, y: Tensor, steps: int, batch_size: int, rate: float, seed: int, kind: str = "SGD"
+) -> float:
+    """Some steps of this class of torch.optim; returns the mean loss."""
+    optimiser = getattr(torch.optim, kind)(model.parameters(), lr=rate)
     generator = torch.Generator().manual_seed(seed)
     total = 0.0
     for _ in range(steps):

@@ -18,6 +18,6 @@ def train_here(message: Message, context: Context) -> Message:
     number = int(message.content["config"]["server-round"])
     seed = 1_000_000 * int(config["seed"]) + 1000 * number + int(node["partition-id"])
     steps, batch_size, rate = int(config["local-steps"]), int(config["batch-size"]), float(config["learning-rate"])
-    loss = train(model, x, y, steps, batch_size, rate, seed)
+    loss = train(model, x, y, steps, batch_size, rate, seed, str(config["optimizer"]))
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(y)})
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
