@@ -235,6 +235,8 @@ class Stateful:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`. State that does not fit is refused, and then nothing changes."""
         with all_or_nothing(self, self.FITS):
+            if not isinstance(state, Mapping):
+                raise ValueError(f"{shown(state, 50)} must be a mapping")
             for name, check in self.checks().items():
                 setattr(self, name, check(state[name.lstrip("_")]))
             self.loaded()

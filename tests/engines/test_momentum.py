@@ -34,7 +34,7 @@ def moved_at_random(server):
 
 @pytest.mark.parametrize("momentum", [False, True])
 def test_broadcasts_carry_enough_for_momentum(momentum):
-    shares = moved_at_random(ModelServer(Plan(), torch.zeros(200_000), momentum=momentum))
+    shares = moved_at_random(ModelServer(Plan(), torch.zeros(500_000), momentum=momentum))
     assert (min(shares) >= 0.95 * SHARE) == momentum  # the encoder meets a share nearly
 
 

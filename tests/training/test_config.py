@@ -30,10 +30,13 @@ from tests.training.runs import config
         ({"optimizer": "fedadam"}, "optimizer is 'fedadam': it is called Adam"),
         ({"client_optimizer": "adamw", "local_steps": 2}, "client_optimizer is 'adamw': it is called AdamW"),
         ({"client_optimizer": "Adam"}, "client_optimizer is 'Adam': with one local step clients send gradients"),
-        ({"client_optimizer": "Adam", "client_momentum": 0.5, "local_steps": 2}, "client_momentum is for SGD, not for"),
+        (
+            {"client_optimizer": "Adam", "client_momentum": 0.5, "local_steps": 2},
+            "client_momentum is 0.5, which is for SGD, not for Adam",
+        ),
         (
             {"client_optimizer": "Rprop", "client_weight_decay": 0.5, "local_steps": 2},
-            "client_weight_decay: torch.optim",
+            "client_optimizer is Rprop, with client_weight_decay 0.5",
         ),
         ({"optimizer": "Optimizer"}, "optimizer is 'Optimizer'"),
         (

@@ -13,7 +13,7 @@ from dagc._memory import pool
 from dagc.compressors import COMPRESSORS, Compressor, Gradient, per_tensor
 from dagc.compressors import compressor as declared
 from dagc.draws import scramble
-from dagc.errors import unknown
+from dagc.errors import shown, unknown
 from dagc.feedback import ErrorFeedback
 from dagc.policies import ClientPlan
 from dagc.protocol.growth import EVERY, Growth, norms_of
@@ -146,6 +146,8 @@ class Uplink(Stateful):
         return {**super().checks(), "pending": optional(self._loaded_pending), "memory": memory}
 
     def _loaded_pending(self, state: Mapping[str, Any]) -> Sparse | Update:
+        if not isinstance(state, Mapping):
+            raise ValueError(f"the pending upload {shown(state, 50)} must be a mapping")
         if "frame" in state:
             self._frame = raw(state["frame"])
             return decode_update(self._frame, self.shapes, round=whole(state["stamp"]))

@@ -19,7 +19,7 @@ def nearest(numbers: Any) -> Any:
     """The closest scales: positive floats with five significant bits, as 16 · exponent + (mantissa − 16).
 
     Example:
-        >>> value_of(nearest(0.1)), value_of(nearest(np.array([0.125, 3.3])))
+        >>> float(value_of(nearest(0.1))), value_of(nearest(np.array([0.125, 3.3])))
         (0.1015625, array([0.125, 3.25 ]))
     """
     mantissas, exponents = np.frexp(numbers)
