@@ -88,8 +88,8 @@ def _step(model: nn.Module, gradients: Sequence[torch.Tensor]) -> None:
     model(gradients).backward()
 
 
-def times(record: bool) -> None:
-    """The table of times."""
+def times(record: bool, sizes: list[int]) -> None:
+    """The table of times; large vectors have these sizes in millions."""
     rows = []
     trainings = {
         "CNN, 236 k": real_updates.small(real_updates.TASKS["CNN"], None),
@@ -98,12 +98,13 @@ def times(record: bool) -> None:
     for name, training in trainings.items():
         local = partial(training.change, 0, 0, training.start)
         steps, vector = seconds(local, 3), local()
+        print(f"{name}: 10 local steps take {steps:.3f} s", flush=True)
         rows += [timed(f"{name}, {most} ×", vector, training.shapes, most, steps, "10 local steps") for most in BUDGETS]
     os.environ.setdefault(
         "GLOO_SOCKET_IFNAME", "lo"
     )  # without it gloo looks the host's name up, and may wait for minutes
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    for size in (11, 100):
+    for size in sizes:
         vector, squares = large(size * 1024)
         target = torch.zeros_like(vector)
         add = seconds(partial(target.add_, vector), 5)
@@ -135,10 +136,11 @@ def timed(
 if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("what", nargs="?", default="time", choices=("time",))
+    parser.add_argument("--sizes", default="11,100", help="millions of entries")
     options = parser.parse_args()
     torch.set_num_threads(1)
     load_parts()
     try:
-        times(options.record)
+        times(options.record, [int(size) for size in options.sizes.split(",")])
     except MissingData as error:
         sys.exit(f"{error}\n(data folder: {data_folder()})")
