@@ -128,13 +128,13 @@ TITLES = {
 }
 """What documents call the tasks."""
 BRIEF = {
-    "mlp": "MLP, Fashion-MNIST",
-    "cnn": "CNN, CIFAR-10",
-    "lstm": "LSTM, Shakespeare by role",
-    "hospitals": "logistic regression, six hospitals' sizes",
-    "adult": "logistic regression, census by country",
-    "fifty": "50 clients, ten in a round",
-    "five hundred": "500 clients, ten in a round",
+    "mlp": "MLP on Fashion-MNIST, 10 clients",
+    "cnn": "CNN on CIFAR-10, 10 clients",
+    "lstm": "LSTM on Shakespeare, 10 roles",
+    "hospitals": "logistic regression on Fashion-MNIST, 6 clients sized like hospitals",
+    "adult": "logistic regression on a census, a client per country",
+    "fifty": "logistic regression on Fashion-MNIST, 10 of 50 clients in a round",
+    "five hundred": "the same, 10 of 500 clients",
 }
 """The tasks of the README, and what it calls them."""
 
