@@ -23,6 +23,7 @@ from unittest.mock import patch
 from dagc.data import load
 from dagc.models import build, parameter_count
 from dagc.protocol import broadcasts, uplink
+from dagc.text import count
 from dagc.training import Config, iterate
 from dagc.updates import encode_update
 from research import parts
@@ -41,6 +42,27 @@ FORMS: dict[str, dict[str, Any]] = {
     "chosen": {"method": "dagc"},
 }
 """The largest entries with one magnitude or int8 values, entries with levels, and what `dagc` sends."""
+STEPS: dict[str, dict[str, Any]] = {
+    "Top-k, int32 and fp32": {**ENTRIES, "method": "top-k", "values": "int32+fp32"},
+    "compact frames with int8 values": {**ENTRIES, "method": "top-k", "values": "int8"},
+    "int8": FORMS["int8"],
+    "levels": FORMS["levels"],
+    "chosen": FORMS["chosen"],
+}
+STEP_TITLES = (
+    "Top-k both ways, int32 and fp32",
+    "+ compact frames, int8 values",
+    "+ bytes divided by data",
+    "+ levels, entropy coded",
+    "+ low-rank terms",
+)
+"""From Top-k as others send it to what `dagc` sends, a step at a time."""
+EXPONENTS: dict[str, dict[str, Any]] = {
+    f"exponent {name}": {"method": "dagc", "exponent": value}
+    for name, value in (("0", 0.0), ("1/3", 1 / 3), ("1", 1.0))
+}
+"""Other divisions of the bytes among clients: in proportion to p^exponent. `chosen` has 2/3."""
+EVERY = {**FORMS, **STEPS, **EXPONENTS}
 LEVELS = "levels"
 TASKS: dict[str, dict[str, Any]] = {name: PARITY[name] for name in ("mlp", "cnn", "lstm")}
 BUDGETS = (16, 64)
@@ -64,7 +86,7 @@ def levels_alone() -> Iterator[None]:
 def configured(key: Key, data: str | None, rounds: int | None = None) -> Config:
     """The configuration of a training; the budget depends on the size of its model."""
     task, form, budget, momentum, seed = key
-    fields = {**TASKS[task], **FORMS[form], "seed": seed, "data_dir": data, "threads": 1}
+    fields = {**TASKS[task], **EVERY[form], "seed": seed, "data_dir": data, "threads": 1}
     if rounds is not None:
         fields |= {"rounds": rounds, "evaluate_every": 1}
     if momentum:
@@ -116,7 +138,42 @@ def end_table(rows: Rows) -> tuple[list[str], list[list[str]], str]:
     return heads, body, f"{source}; bytes in multiples of ½√d per client and round, each way."
 
 
-EQUAL: dict[str, Callable[[Rows], tuple[list[str], list[list[str]], str]]] = {"end": end_table}
+def step_table(rows: Rows) -> tuple[list[str], list[list[str]], str]:
+    """What each step from Top-k to `dagc` is worth at the end, at 40 times ½√d bytes, with plain averaging."""
+    titles = dict(zip(STEPS, STEP_TITLES, strict=True))
+    return _by_task(rows, titles, 40.0, 0.0)
+
+
+def exponent_table(rows: Rows) -> tuple[list[str], list[list[str]], str]:
+    """Where training ends with other divisions of the same bytes among clients, at 16 times ½√d bytes."""
+    titles = {"exponent 0": "0", "exponent 1/3": "1/3", "chosen": "2/3", "exponent 1": "1"}
+    return _by_task(rows, titles, 16.0, MOMENTUM)
+
+
+def _by_task(
+    rows: Rows, titles: Mapping[str, str], budget: float, momentum: float
+) -> tuple[list[str], list[list[str]], str]:
+    """A row for each form: the end of each task, and the difference to the row before."""
+    body, before = [], dict[str, dict[int, float]]()
+    tasks = [task for task in TASKS if any(_ends(rows, task, form, budget, momentum) for form in titles)]
+    for form, title in titles.items():
+        ends = {task: _ends(rows, task, form, budget, momentum) for task in tasks}
+        cells = [[_mean(list(ends[task].values())), _gap(ends[task], before.get(task, {}))] for task in tasks]
+        body.append([title, *(cell for pair in cells for cell in pair)])
+        before = ends
+    seeds = sorted({row["seed"] for row in rows if (row["budget"], row["momentum"]) == (budget, momentum)})
+    heads = ["", *(head for task in tasks for head in (f"{TITLES[task]}, %", "to the row above"))]
+    server = f"momentum {momentum:g}" if momentum else "plain averaging"
+    record = f"Record: `results/equal-bytes.jsonl`; {count(len(seeds), 'seed', words=True)}, {server}"
+    how = f"Mean of the last three evaluations; {budget:g} × ½√d bytes per client and round, each way."
+    return heads, body, f"{record}. {how}"
+
+
+EQUAL: dict[str, Callable[[Rows], tuple[list[str], list[list[str]], str]]] = {
+    "end": end_table,
+    "steps": step_table,
+    "exponents": exponent_table,
+}
 """What documents may show: `<!-- begin: table equal NAME -->`."""
 
 
@@ -148,7 +205,7 @@ def main() -> None:
     parser.add_argument("--data", help="the data folder")
     parser.add_argument("--records", type=Path, default=RESULTS)
     parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--methods", default=",".join(FORMS), help="forms")
+    parser.add_argument("--methods", default=";".join(FORMS), help=f"forms, of {'; '.join(EVERY)}")
     parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="multiples of ½√d bytes")
     parser.add_argument("--momentum", type=float, default=MOMENTUM, help="the server's; 0 for plain averaging")
     parser.add_argument("--seeds", default="0,1,2")
@@ -166,7 +223,7 @@ def main() -> None:
         for seed in options.seeds.split(",")
         for task in options.tasks.split(",")
         for budget in options.budgets.split(",")
-        for form in options.methods.split(",")
+        for form in options.methods.split(";")
     ]
     for key in missing(options.records, keys) if options.rounds is None else keys:
         record = run(key, options.data, options.rounds)

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dagc.text import count, in_bytes
 from dagc.training import Config, iterate
 from research import parts
 from research.measured import in_markdown
+from research.origin import source_commit
 
 __all__ = ["METHODS", "TABLES", "TASKS", "records"]
 
@@ -28,8 +30,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedAvg + Nesterov": {"method": "none", **NESTEROV},
     "dagc + Nesterov": {"method": "dagc", **NESTEROV},
     "thrifty": {"method": "thrifty"},
+    "FedAvg, first model in 8 bits": {"method": "none", "first_bits": 8},
 }
-"""What is compared: each with and without the server's momentum, and the fewest bytes."""
+"""Each with and without the server's momentum, the fewest bytes, and how far equal curves lie apart."""
 TASKS: dict[str, dict[str, Any]] = {
     "digits": {"task": "mlp@digits", "rounds": 60, "local_steps": 10, "learning_rate": 0.1, "evaluate_every": 2},
     "mlp": {"task": "mlp@fashion-mnist", "rounds": 30, "local_steps": 20, "learning_rate": 0.1, "evaluate_every": 1},
@@ -125,13 +128,13 @@ TITLES = {
 }
 """What documents call the tasks."""
 BRIEF = {
-    "mlp": "MLP, Fashion-MNIST",
-    "cnn": "CNN, CIFAR-10",
-    "lstm": "LSTM, Shakespeare by role",
-    "hospitals": "logistic regression, six hospitals' sizes",
-    "adult": "logistic regression, census by country",
-    "fifty": "50 clients, ten in a round",
-    "five hundred": "500 clients, ten in a round",
+    "mlp": "MLP on Fashion-MNIST, 10 clients",
+    "cnn": "CNN on CIFAR-10, 10 clients",
+    "lstm": "LSTM on Shakespeare, 10 roles",
+    "hospitals": "logistic regression on Fashion-MNIST, 6 clients sized like hospitals",
+    "adult": "logistic regression on a census, a client per country",
+    "fifty": "logistic regression on Fashion-MNIST, 10 of 50 clients in a round",
+    "five hundred": "the same, 10 of 500 clients",
 }
 """The tasks of the README, and what it calls them."""
 
@@ -140,6 +143,7 @@ def curve(task: str, method: str, seed: int, data: str | None) -> dict[str, Any]
     """Train once: the score at every evaluation, and total bytes at the end, the first model included."""
     config = Config(**{**TASKS[task], **METHODS[method], "seed": seed, "data_dir": data, "threads": 1})
     scores: list[list[float]] = []
+    start = time.process_time()
     for round in iterate(config):
         if round.score is not None:
             scores.append([round.round, float(f"{round.score:.5f}")])
@@ -150,6 +154,8 @@ def curve(task: str, method: str, seed: int, data: str | None) -> dict[str, Any]
         "scores": scores,
         "bytes_up": round.bytes_up,
         "bytes_down": round.bytes_down,
+        "cpu_seconds": int(time.process_time() - start),
+        "commit": source_commit(Path(__file__).parent),
     }
 
 
