@@ -155,7 +155,7 @@ def _by_task(
 ) -> tuple[list[str], list[list[str]], str]:
     """A row for each form: the end of each task, and the difference to the row before."""
     body, before = [], dict[str, dict[int, float]]()
-    tasks = [task for task in TASKS if any(_ends(rows, task, form, budget, momentum) for form in titles)]
+    tasks = [task for task in TASKS if all(_ends(rows, task, form, budget, momentum) for form in titles)]
     for form, title in titles.items():
         ends = {task: _ends(rows, task, form, budget, momentum) for task in tasks}
         cells = [[_mean(list(ends[task].values())), _gap(ends[task], before.get(task, {}))] for task in tasks]
