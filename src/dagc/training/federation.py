@@ -120,7 +120,8 @@ class Federation:
         except Exception as error:  # whatever somebody's own model or loss may raise
             where = f"client {self.names[smallest]!r} with {len(y)} examples of shape {tuple(x.shape[1:])}"
             why = str(error) or type(error).__name__
-            raise InvalidInput(f"the model cannot train on a batch of {where}: {why}") from error
+            notes = "".join(f"; note: {note}" for note in self.data.notes)
+            raise InvalidInput(f"the model cannot train on a batch of {where}: {why}{notes}") from error
 
     @property
     def round(self) -> int:
