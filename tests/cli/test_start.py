@@ -43,6 +43,9 @@ def test_every_command_is_listed_with_its_first_line():
             "error: No such option '--loca-steps'. Did you mean '--local-steps'?\n",
         ),
         (["compare", "--xyzzy=3"], 2, "", "error: No such option '--xyzzy'. Its command lists all with --help.\n"),
+        (["run", "mlp", "digits"], 2, "", "error: The task is one word: write mlp@digits.\n"),
+        (["compress"], 2, "", "error: No such command 'compress'. Did you mean 'compare'?\n"),
+        (["train", "mlp@digits"], 2, "", "error: No such command 'train'. Did you mean 'run'?\n"),
         (["-v", "xyzzy"], 2, "", "error: No such command 'xyzzy'. Choose one of run, "),
     ],
 )

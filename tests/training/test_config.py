@@ -28,6 +28,9 @@ from tests.training.runs import config
         ({"threshold_units": "inches"}, "threshold_units is 'inches'"),
         ({"optimizer": "Magic"}, "optimizer is 'Magic': choose a class of torch.optim"),
         ({"optimizer": "fedadam"}, "optimizer is 'fedadam': it is called Adam"),
+        ({"optimizer": "FedAvgM"}, "optimizer is 'FedAvgM': write SGD, with momentum=0.9"),
+        ({"optimizer": "fed-avgm"}, "write SGD, with momentum=0.9"),
+        ({"optimizer": "fedavg"}, "optimizer is 'fedavg': it is called SGD"),
         ({"client_optimizer": "adamw", "local_steps": 2}, "client_optimizer is 'adamw': it is called AdamW"),
         ({"client_optimizer": "Adam"}, "client_optimizer is 'Adam': with one local step clients send gradients"),
         (

@@ -55,7 +55,10 @@ def _optimizer(name: str) -> str:
     if not usable or name in UNUSABLE:
         words = "choose a class of torch.optim that only needs a gradient, e.g. SGD or Adam"
         kinds = [each for each in dir(torch.optim) if each[0].isupper() and each not in UNUSABLE]
-        lower = name.lower().removeprefix("fed")  # FedAdam is the server's Adam
+        lower = re.sub("[-_ ]", "", name.lower())
+        if lower in ("fedavgm", "sgdm", "momentum"):
+            raise InvalidInput("write SGD, with momentum=0.9 (on the command line: --momentum 0.9)")
+        lower = "sgd" if lower == "fedavg" else lower.removeprefix("fed")  # FedAdam is the server's Adam
         known = next((each for each in kinds if each.lower() == lower), None)
         raise InvalidInput(f"it is called {known}" if known else words)
     return name
