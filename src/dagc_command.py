@@ -49,9 +49,9 @@ FLAGS = (
     "--label-alpha", "--late", "--learning-rate", "--local-steps", "--lr", "--method", "--methods", "--momentum",
     "--most-examples", "--network", "--norm-bound", "--objective", "--optimizer", "--optimizer-options",
     "--options", "--output", "--overhead", "--parameters", "--participation", "--partition", "--per-tensor",
-    "--rate", "--ratio", "--rounds", "--schedule", "--seed", "--seeds", "--server-rate", "--server-schedule",
-    "--sizes", "--skew-ratio", "--step-ahead", "--target", "--targets", "--tensorboard", "--threads", "--threshold",
-    "--threshold-units", "--title", "--uplink", "--values", "--version", "--verbose",
+    "--rate", "--ratio", "--rounds", "--schedule", "--schedule-options", "--seed", "--seeds", "--server-rate",
+    "--server-schedule", "--sizes", "--skew-ratio", "--step-ahead", "--target", "--targets", "--tensorboard",
+    "--threads", "--threshold", "--threshold-units", "--title", "--uplink", "--values", "--version", "--verbose",
 )
 # fmt: on
 """The options of all commands."""
