@@ -49,9 +49,9 @@ FLAGS = (
     "--label-alpha", "--late", "--learning-rate", "--local-steps", "--lr", "--method", "--methods", "--momentum",
     "--most-examples", "--network", "--norm-bound", "--objective", "--optimizer", "--optimizer-options", "--options",
     "--output", "--overhead", "--parameters", "--participation", "--partition", "--per-tensor", "--rate", "--ratio",
-    "--rounds", "--schedule", "--seed", "--seeds", "--server-rate", "--server-schedule", "--sizes", "--skew-ratio",
-    "--step-ahead", "--target", "--targets", "--tensorboard", "--threads", "--threshold", "--threshold-units",
-    "--title", "--uplink", "--values", "--verbose", "--version",
+    "--rounds", "--schedule", "--schedule-options", "--seed", "--seeds", "--server-rate", "--server-schedule",
+    "--sizes", "--skew-ratio", "--step-ahead", "--target", "--targets", "--tensorboard", "--threads", "--threshold",
+    "--threshold-units", "--title", "--uplink", "--values", "--verbose", "--version",
 )
 # fmt: on
 """The options of all commands; `make results` writes them again."""
@@ -93,7 +93,7 @@ def answered(words: Sequence[str]) -> int | None:
         print(_help())
         return 0
     if command < len(words) and words[command] not in COMMANDS:
-        near = get_close_matches(words[command], COMMANDS, n=1)
+        near = ["run"] if words[command] == "train" else get_close_matches(words[command], COMMANDS, n=1)
         guess = f" Did you mean {near[0]!r}?" if near else f" Choose one of {', '.join(COMMANDS)}."
         print(f"error: No such command {words[command]!r}.{guess}", file=sys.stderr)
         return 2
@@ -105,6 +105,11 @@ def answered(words: Sequence[str]) -> int | None:
             near = get_close_matches(name, FLAGS, n=1)
             guess = f" Did you mean {near[0]!r}?" if near else " Its command lists all with --help."
             print(f"error: No such option {name!r}.{guess}", file=sys.stderr)
+            return 2
+    if words[command : command + 1] in (["run"], ["compare"]) and len(words) > command + 2:
+        model, data = words[command + 1 : command + 3]
+        if "@" not in model and not model.startswith("-") and not data.startswith("-"):
+            print(f"error: The task is one word: write {model}@{data}.", file=sys.stderr)
             return 2
     if words[command : command + 1] == ["plan"] and any("@" in word for word in words[command + 1 : command + 2]):
         print("error: plan takes no task, only the model's size, e.g. --parameters 1.5M.", file=sys.stderr)

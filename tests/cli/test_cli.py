@@ -241,3 +241,15 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(command, tmp_path):
         assert code == 2
         assert err.startswith("error: ")
         assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("rounds", "head"), [("3", "final accuracy "), ("20", "final accuracy, mean of last 5")])
+def test_the_final_score_is_one_short_row(command, tmp_path, monkeypatch, rounds, head):
+    monkeypatch.setenv("COLUMNS", "120")
+    words = ("run", "logistic@digits", "--rounds", rounds, "--evaluate-every", "1", "--output", str(tmp_path / "run"))
+    code, out, _ = command(*words)
+    (row,) = [line for line in out.splitlines() if "final accuracy" in line]
+    assert code == 0
+    assert head in row
+    assert "otherwise" not in out
+    assert row.rstrip(" │|").endswith("%")

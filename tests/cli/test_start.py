@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 import typer
@@ -43,6 +44,9 @@ def test_every_command_is_listed_with_its_first_line():
             "error: No such option '--loca-steps'. Did you mean '--local-steps'?\n",
         ),
         (["compare", "--xyzzy=3"], 2, "", "error: No such option '--xyzzy'. Its command lists all with --help.\n"),
+        (["run", "mlp", "digits"], 2, "", "error: The task is one word: write mlp@digits.\n"),
+        (["compress"], 2, "", "error: No such command 'compress'. Did you mean 'compare'?\n"),
+        (["train", "mlp@digits"], 2, "", "error: No such command 'train'. Did you mean 'run'?\n"),
         (["-v", "xyzzy"], 2, "", "error: No such command 'xyzzy'. Choose one of run, "),
     ],
 )
@@ -83,3 +87,20 @@ def test_underscores_in_options_are_hyphens_and_values_stay():
 def test_everything_else_is_left_to_the_commands():
     for words in (["run", "--version"], ["plan", "--json"], ["--unknown"], ["-v", "run"]):
         assert dagc_command.answered(words) is None
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["rnu"], ["run", "mlp@digits", "--ruonds", "3"]])
+def test_an_answer_takes_no_longer_than_importing_numpy(words):
+    resource = pytest.importorskip("resource")
+
+    def seconds(program):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    program = (
+        f"import sys; sys.path.insert(0, {SOURCE!r}); sys.argv[1:] = {words!r}; import dagc_command as d; d.main()"
+    )
+    answer, numpy = (median(seconds(each) for _ in range(3)) for each in (program, "import numpy"))
+    assert answer < numpy

@@ -304,3 +304,19 @@ def test_what_is_chosen_is_not_shrunk() -> None:
     plenty = iterate(Config(**settings), data=(torch.randn(900, 3), torch.arange(900) % 2))
     assert plenty.federation.notes == ("a fifth of each label is the test set",)
     plenty.close()
+
+
+def test_text_columns_that_may_name_the_clients_are_noted_unless_the_clients_are_known():
+    words = "one per value: 'job' (2 values), 'hospital' (2 values); if one names the clients, give client= or --client"
+    assert any(words in note for note in load(Frame(COLUMNS), label="income").notes)
+    assert not any("client=" in note for note in load(Frame(COLUMNS), **NAMED).notes)
+    unique = Frame(
+        {
+            "age": COLUMNS["age"],
+            "label": COLUMNS["income"],
+            "name": np.array([f"person {row}" for row in range(ROWS)], dtype=object),
+        }
+    )
+    assert not any("client=" in note for note in load(unique).notes)
+    with pytest.raises(InvalidInput, match=r"cannot train on a batch of .*; note: text columns .* give client="):
+        iterate(model=torch.nn.Linear(3, 2), data=Frame(COLUMNS), label="income", ratio=0.5, clients=2)

@@ -33,7 +33,7 @@ SETTINGS = {
 
 METHODS = {
     "accordion": {},
-    "random-k": {},
+    "random-k": {"schedule": "StepLR", "schedule_options": {"step_size": 5, "gamma": 0.7}},
     "dagc-r": {"overhead": 0.5, "frames": "compact"},
     "power": {
         "epochs": 0.5,

@@ -365,3 +365,8 @@ def test_a_train_loss_of_another_model_than_the_servers_is_named(caplog, setting
     with caplog.at_level(logging.INFO):
         start(DataAware(fed_avg(), **settings), LocalGrid(client_app(), NODES), 1)
     assert ("train_loss is of the models that nodes train from, ahead of the server's" in caplog.text) == ahead
+
+
+def test_a_mod_with_parentheses_is_answered_with_what_to_write():
+    with pytest.raises(InvalidInput, match=r"write ClientApp\(mods=\[compress\]\), without parentheses"):
+        ClientApp(mods=[compress()])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dagc.errors import InvalidInput
-from dagc.training import EarlyStopping, train
+from dagc.training import EarlyStopping, iterate, train
 
 CONFIG = {"task": "logistic@digits", "method": "dagc-r", "ratio": 0.02, "rounds": 3, "evaluate_every": 1}
 
@@ -33,6 +33,23 @@ def test_a_training_ends_early():
 def test_a_single_callback_or_a_truth_of_numpys_ends_it_and_a_number_does_not(callbacks):
     assert len(train(**CONFIG, callbacks=callbacks).rounds) == 1
     assert len(train(**CONFIG, callbacks=lambda *_: 1).rounds) == 3
+
+
+@pytest.mark.parametrize(
+    ("callback", "says"),
+    [
+        (
+            lambda round: None,
+            r"<lambda> cannot be called with a federation and a round \(too many .*: write callbacks=",
+        ),
+        (lambda federation, round, epoch: None, "missing a required argument: 'epoch'"),
+        (EarlyStopping, r"EarlyStopping is a class: write callbacks=\[EarlyStopping\(…\)\]"),
+        (3, "the callback int cannot be called"),
+    ],
+)
+def test_a_callback_that_cannot_be_called_is_refused_before_any_work(callback, says):
+    with pytest.raises(InvalidInput, match=says):
+        iterate(**CONFIG, callbacks=[callback])
 
 
 def test_a_bar_is_shown_on_a_terminal_only(monkeypatch, capsys):

@@ -28,6 +28,9 @@ from tests.training.runs import config
         ({"threshold_units": "inches"}, "threshold_units is 'inches'"),
         ({"optimizer": "Magic"}, "optimizer is 'Magic': choose a class of torch.optim"),
         ({"optimizer": "fedadam"}, "optimizer is 'fedadam': it is called Adam"),
+        ({"optimizer": "FedAvgM"}, "optimizer is 'FedAvgM': write SGD, with momentum=0.9"),
+        ({"optimizer": "fed-avgm"}, "write SGD, with momentum=0.9"),
+        ({"optimizer": "fedavg"}, "optimizer is 'fedavg': it is called SGD"),
         ({"client_optimizer": "adamw", "local_steps": 2}, "client_optimizer is 'adamw': it is called AdamW"),
         ({"client_optimizer": "Adam"}, "client_optimizer is 'Adam': with one local step clients send gradients"),
         (
@@ -80,6 +83,18 @@ def test_bad_configurations_are_refused_naming_field_value_and_what_is_allowed(f
         ({"client_momentum": 1.0, "local_steps": 2}, "client_momentum is 1: it must be .* below 1"),
         ({"server_rate": 0.0, "local_steps": 2}, "server_rate is 0: it must be a number above 0"),
         ({"schedule": "step"}, "schedule is 'step': it must be constant, linear or cosine"),
+        ({"schedule": "steplr"}, "schedule is 'steplr': did you mean 'StepLR'"),
+        ({"schedule": "ReduceLROnPlateau"}, "or a class of torch.optim.lr_scheduler that needs only numbers"),
+        ({"schedule": "StepLR"}, "schedule is 'StepLR' with schedule_options {}: .*'step_size'"),
+        ({"schedule": "StepLR", "schedule_options": {"step_size": 0}}, "StepLR: integer modulo by zero"),
+        ({"schedule": "StepLR", "schedule_options": {"step_size": 1, "gamma": -1}}, "the rate of round 2 is -0.1"),
+        ({"schedule": "ExponentialLR", "schedule_options": {"gamma": 1e300}}, "the rate of round 3 is inf"),
+        ({"schedule": "LinearLR", "rounds": 10**9}, "1,000,000,000 rounds are more than 1,000,000"),
+        ({"schedule_options": {"step_size": 1}}, "these are for a class of torch.optim.lr_scheduler, not for constant"),
+        (
+            {"server_schedule": "OneCycleLR", "local_steps": 2, "schedule_options": {"max_lr": 1, "total_steps": 5}},
+            "server_schedule is 'OneCycleLR' with schedule_options .*: Tried to step 6 times",
+        ),
         (
             {"method": "dagc-a", "ratio": None, "threshold": 0.1, "schedule": "linear"},
             "threshold_units is 'update' and the gradient is compressed, but the learning rate .* 'linear'",

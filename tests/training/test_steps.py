@@ -121,6 +121,27 @@ def test_with_one_local_step_the_schedule_is_the_servers(schedule):
     assert rates[2] == pytest.approx(0.075 if schedule == "linear" else 0.0854, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("StepLR", {"step_size": 2, "gamma": 0.5}),
+        ("CosineAnnealingLR", {"T_max": 3}),
+        ("MultiStepLR", {"milestones": [1, 4]}),
+    ],
+)
+def test_schedules_of_torch_take_a_step_per_round(schedule, options):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler, expected = getattr(torch.optim.lr_scheduler, schedule)(optimizer, **options), []
+    for _ in range(6):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    both = {"server_schedule": schedule, "server_rate": 0.1, "local_steps": 2}
+    federation = Federation(config("top-k", schedule=schedule, schedule_options=options, rounds=6, **both))
+    rates = [federation._rates(round) for round in range(6)]
+    assert rates == [(rate, rate) for rate in expected]
+
+
 def test_thresholds_in_units_of_the_update_or_of_the_gradient():
     in_update = final(config("hard-threshold", threshold=0.02, learning_rate=0.1))[1]
     in_gradient = final(config("hard-threshold", threshold=0.2, threshold_units="gradient", learning_rate=0.1))[1]

@@ -16,7 +16,7 @@ from dagc.cli.options import AsJson, ConfigFile, passed, settings_of, with_flags
 from dagc.cli.terminal import is_narrow, progress_of, say
 from dagc.comparison import stopping
 from dagc.errors import InvalidInput
-from dagc.folder import BEST, FINAL, FINAL_RULE, SCORE, read_settings
+from dagc.folder import BEST, ENOUGH, FINAL, LAST, SCORE, read_settings
 from dagc.text import Spread, in_bytes, percent
 from dagc.training import Config, Round, TensorBoard, ToTarget, iterate, read_metrics, summary
 
@@ -101,13 +101,15 @@ def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool, targe
     if as_json:
         print(json.dumps(totals))
     else:
-        _print(totals, metric, config.network, target)
+        scores = sum(SCORE in row for row in rows)
+        final = f"final {metric}, mean of last {LAST}" if scores >= ENOUGH else f"final {metric}"
+        _print(totals, metric, config.network, target, final)
 
 
-def _print(result: dict[str, Any], metric: str, network: str, target: float | None) -> None:
+def _print(result: dict[str, Any], metric: str, network: str, target: float | None, final: str) -> None:
     table = Table(show_header=False)
     table.add_row("task, method", f"{result['task']}, {result['method']}")
-    table.add_row(f"final {metric}", f"{percent(Spread(result[FINAL]))} ({FINAL_RULE})")
+    table.add_row(final, percent(Spread(result[FINAL])))
     table.add_row(f"best {metric}", percent(Spread(result[BEST])))
     table.add_row("uploaded", in_bytes(result["bytes_up"]))
     table.add_row("downloaded", in_bytes(result["bytes_down"]))

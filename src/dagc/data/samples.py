@@ -21,6 +21,7 @@ LABELS = ("label", "labels")
 """The column to predict, unless another is named."""
 _MISSING = ("", "?")
 _MOST_VALUES = 1000  # of a text column; more are probably names or identifiers
+_MOST_CLIENTS = 100  # different values of a text column that may be the names of clients
 
 
 @dataclass(frozen=True)
@@ -139,13 +140,22 @@ def _numbered(column: Column, order: Sequence[Any] = ()) -> tuple[NDArray[np.int
     return np.array([place[value] for value in values], dtype=np.int64), tuple(map(str, place))
 
 
-def _encoded(table: Samples, objective: str) -> Samples:
-    """Numbers stay numbers, with missing ones set to the mean; text becomes a column of 0 and 1 per value."""
+def _encoded(table: Samples, objective: str, alone: bool) -> Samples:
+    """Numbers stay numbers, with missing ones set to the mean; text becomes a column of 0 and 1 per value.
+
+    If the rows have no owner, they are `alone`, and text columns that may name one are noted.
+    """
     codes: dict[str, tuple[Column, int]] = {}
     notes = table.notes
     for name, column in table.x.items():
         codes[name], note = _feature(table, name, column)
         notes += note
+    texts = [name for name, (_, kinds) in codes.items() if 1 < kinds <= min(_MOST_CLIENTS, len(table.y) // 2)]
+    if texts and alone:
+        widths = ", ".join(f"{name!r} ({codes[name][1]} values)" for name in texts[:5]) + ", …" * (len(texts) > 5)
+        notes += (
+            f"text columns are inputs, one per value: {widths}; if one names the clients, give client= or --client",
+        )
     width = sum(kinds or 1 for _, kinds in codes.values())
     if table.file is not None:
         try:
@@ -206,7 +216,8 @@ def assemble(name: str, train: Samples, test: Samples | None = None, objective: 
         words = f"the {whose[0]} set has columns and the {whose[1]} set has none"
         raise InvalidInput(f"{name}: {words}: give both in one form")
     if train.table:  # text has the same columns of 0 and 1 in both
-        both = _encoded(train if test is None else joined([train, test], ["train", "test"]), objective)
+        both = train if test is None else joined([train, test], ["train", "test"])
+        both = _encoded(both, objective, alone=train.owner is None)
         matrix, y = both.x[""], both.y
         test = None if test is None else replace(test, x={"": matrix[count:]}, y=y[count:])
         train = replace(train, x={"": matrix[:count]}, y=y[:count], notes=both.notes)

@@ -1,6 +1,7 @@
 """The client's side: a mod between Flower and the app. The app trains on full models and need not know about it."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -22,6 +23,19 @@ BITS = 2  # a whole model takes at least so many bits per entry, however it is r
 COMPUTED = "dagc-computed."  # in the context's state: what the app answered when the node was asked for its examples
 
 
+def _uncalled(mod: Mod) -> Mod:
+    """The mod itself; called without anything, as in `mods=[compress()]`, it says what to write."""
+
+    @wraps(mod)
+    def checked(*arguments: Any, **named: Any) -> Message:
+        if not arguments and not named:
+            raise InvalidInput("compress is the mod itself: write ClientApp(mods=[compress]), without parentheses")
+        return mod(*arguments, **named)
+
+    return checked
+
+
+@_uncalled
 def compress(message: Message, context: Context, call_next: App) -> Message:
     """A client mod: the app receives and returns full models, while only a few entries of them are sent.
 

@@ -98,8 +98,27 @@ def iterate(
         raise InvalidInput("the model is given without its keyword: write model=…, data=…")
     if config is not None and settings:
         raise InvalidInput(f"config is given, and so is {next(iter(settings))}: put it into the Config")
+    callbacks = [callbacks] if callable(callbacks) else list(callbacks)
+    for callback in callbacks:
+        _check_callback(callback)
     config, custom = customize(config or Config(**settings), model, data, test, partition, loss, metric)
-    return Training(Federation(config, custom), output, [callbacks] if callable(callbacks) else callbacks)
+    return Training(Federation(config, custom), output, callbacks)
+
+
+def _check_callback(callback: Any) -> None:
+    """Refuse what cannot be called with the federation and the round."""
+    name = getattr(callback, "__name__", type(callback).__name__)
+    if isinstance(callback, type):
+        raise InvalidInput(f"the callback {name} is a class: write callbacks=[{name}(…)], with parentheses")
+    try:
+        signature(callback).bind(None, None)
+    except TypeError as error:
+        raise InvalidInput(
+            f"the callback {name} cannot be called with a federation and a round ({error}): write "
+            "callbacks=[lambda federation, round: …]"
+        ) from None
+    except ValueError:
+        pass  # written in C: its parameters are not known
 
 
 def _called_like(other: Callable[P, Any]) -> Callable[[Callable[..., Result]], Callable[P, Result]]:

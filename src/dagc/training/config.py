@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ from dagc.models import MODELS
 from dagc.network import make_network
 from dagc.policies import Plan
 from dagc.settings import group
-from dagc.training.optimizer import SCHEDULES, ServerOptimizer, client_optimizer
+from dagc.training.optimizer import SCHEDULES, ServerOptimizer, client_optimizer, rate_at
 
 __all__ = ["IRRELEVANT", "OWN", "OWN_STEPS", "SOLUTION", "Config", "is_own"]
 
@@ -26,8 +27,8 @@ OWN = "own"
 """The model, data or partition passed to `dagc.train` in Python, in a task or as a partition."""
 IRRELEVANT = ("threads", "data_dir", "checkpoint_every")
 """Settings that cannot change a result."""
-UNUSABLE = ("Optimizer", "LBFGS", "SparseAdam")
-"""Classes of `torch.optim` that need more than a gradient."""
+UNUSABLE = ("Optimizer", "LBFGS", "SparseAdam", "LRScheduler", "ReduceLROnPlateau", "ChainedScheduler", "SequentialLR")
+"""Classes of `torch.optim` that need more than a gradient, and of its schedulers that need more than numbers."""
 SPLIT = ("clients", "skew_ratio", "label_alpha")
 """Settings of the default split of the data, which `partition` replaces."""
 OWN_STEPS = ("client_optimizer", "client_momentum", "client_weight_decay", "server_rate", "server_schedule")
@@ -55,7 +56,10 @@ def _optimizer(name: str) -> str:
     if not usable or name in UNUSABLE:
         words = "choose a class of torch.optim that only needs a gradient, e.g. SGD or Adam"
         kinds = [each for each in dir(torch.optim) if each[0].isupper() and each not in UNUSABLE]
-        lower = name.lower().removeprefix("fed")  # FedAdam is the server's Adam
+        lower = re.sub("[-_ ]", "", name.lower())
+        if lower in ("fedavgm", "sgdm", "momentum"):
+            raise InvalidInput("write SGD, with momentum=0.9 (on the command line: --momentum 0.9)")
+        lower = "sgd" if lower == "fedavg" else lower.removeprefix("fed")  # FedAdam is the server's Adam
         known = next((each for each in kinds if each.lower() == lower), None)
         raise InvalidInput(f"it is called {known}" if known else words)
     return name
@@ -79,8 +83,21 @@ def _step_size(default: float | None, help: str, alias: str = "") -> Any:
     return _training(default, help, above=0, most=1e30, alias=alias)
 
 
-def _schedule(help: str) -> Any:
-    return _training("constant", help, "text", words=SCHEDULES)
+def _scheduler(name: str) -> str:
+    kinds = {each: kind for each, kind in vars(torch.optim.lr_scheduler).items() if isinstance(kind, type)}
+    schedulers = [each for each, kind in kinds.items() if issubclass(kind, torch.optim.lr_scheduler.LRScheduler)]
+    names = [*SCHEDULES, *(each for each in schedulers if each not in UNUSABLE)]
+    if name in names:
+        return name
+    near = [each for each in names if each.lower() == name.lower()] or get_close_matches(name, names, n=1, cutoff=0.7)
+    guess = f"did you mean {near[0]!r}? It" if near else "it"
+    words = "constant, linear or cosine, or a class of torch.optim.lr_scheduler that needs only numbers, e.g. StepLR"
+    raise InvalidInput(f"{guess} must be {words}")
+
+
+def _schedule(whose: str) -> Any:
+    help = f"of the {whose}: constant, linear or cosine (to 0), or any class of torch.optim.lr_scheduler, e.g. StepLR"
+    return _training("constant", help, "text", parse=_scheduler)
 
 
 @dataclass(frozen=True, init=False)
@@ -123,7 +140,7 @@ class Config(Plan):
     augment: bool = _data(False, "crop and flip images", "switch")
     rounds: int = _training(1000, "number of rounds", "integer", least=1)
     learning_rate: float = _step_size(0.1, "step size; that of the clients' own steps if they take several", alias="lr")
-    schedule: str = _schedule("of the learning rate: constant, linear or cosine (to 0)")
+    schedule: str = _schedule("learning rate")
     batch_size: int = _training(32, "examples per client and step", "integer", least=1)
     local_steps: int = _training(1, "steps per round; above 1 the model difference is sent", "integer", least=1)
     epochs: float | None = _training(
@@ -150,7 +167,10 @@ class Config(Plan):
         least=0,
         below=1,
     )
-    server_schedule: str = _schedule("of the server rate: constant, linear or cosine (to 0)")
+    server_schedule: str = _schedule("server rate")
+    schedule_options: Mapping[str, Any] = _training(
+        {}, "options of torch's class in schedule or server schedule", "options", example='{"step_size": 10}'
+    )
     optimizer_options: Mapping[str, Any] = _training(
         {}, "options of the optimizer", "options", example='{"momentum": 0.9}'
     )
@@ -247,7 +267,26 @@ class Config(Plan):
                 f"learning rate between them changes with the schedule {self.schedule!r}: give the {self._compressed}'s"
             )
         self.plan()
+        self._check_schedules()
         self._check_optimizer()
+
+    def _check_schedules(self) -> None:
+        kinds = {name: getattr(self, name) for name in ("schedule", "server_schedule")}
+        stepped = {name: kind for name, kind in kinds.items() if kind not in SCHEDULES}
+        if self.schedule_options and not stepped:
+            raise InvalidInput(
+                f"schedule_options is {shown(dict(self.schedule_options))}: these are for a class of "
+                f"torch.optim.lr_scheduler, not for {self.schedule}: leave them out, or write e.g. schedule StepLR"
+            )
+        for name, kind in stepped.items():
+            first = self.learning_rate if name == "schedule" else self.server_rate or 1.0
+            try:
+                rate_at(kind, first, 0, self.rounds, self.schedule_options)
+            except Exception as error:  # whatever a class of torch's may raise
+                raise InvalidInput(
+                    f"{name} is {kind!r} with schedule_options {shown(dict(self.schedule_options))}: "
+                    f"torch.optim.lr_scheduler.{kind}: {str(error).partition(chr(10))[0]:.300}"
+                ) from None
 
     def _check_optimizer(self) -> None:
         if self.momentum and (self.optimizer != "SGD" or "momentum" in self.optimizer_options):

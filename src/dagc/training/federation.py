@@ -120,7 +120,8 @@ class Federation:
         except Exception as error:  # whatever somebody's own model or loss may raise
             where = f"client {self.names[smallest]!r} with {len(y)} examples of shape {tuple(x.shape[1:])}"
             why = str(error) or type(error).__name__
-            raise InvalidInput(f"the model cannot train on a batch of {where}: {why}") from error
+            notes = "".join(f"; note: {note}" for note in self.data.notes)
+            raise InvalidInput(f"the model cannot train on a batch of {where}: {why}{notes}") from error
 
     @property
     def round(self) -> int:
@@ -197,12 +198,12 @@ class Federation:
     def _rates(self, round: int) -> tuple[float, float]:
         """The clients' rate and the server's. With one local step, only the server steps, with the learning rate."""
         config = self.config
-        clients = rate_at(config.schedule, config.learning_rate, round, config.rounds)
+        clients = rate_at(config.schedule, config.learning_rate, round, config.rounds, config.schedule_options)
         if not config.several_steps:
             return clients, clients
         usual = MOMENTUM_RATE if config.momentum else 1.0  # a difference includes the learning rate
         first = usual if config.server_rate is None else config.server_rate
-        return clients, rate_at(config.server_schedule, first, round, config.rounds)
+        return clients, rate_at(config.server_schedule, first, round, config.rounds, config.schedule_options)
 
     def evaluate(self) -> tuple[float, float]:
         """The score (accuracy, unless there is another metric) and the mean loss on the whole test set."""

@@ -1,6 +1,10 @@
 """The server's optimizer: the model as one vector, a step on it by any optimizer of torch, and schedules."""
 
+import json
+import math
+import warnings
 from collections.abc import Mapping
+from functools import lru_cache
 from math import cos, pi
 from typing import Any
 
@@ -11,14 +15,38 @@ from torch import nn
 __all__ = ["SCHEDULES", "ServerOptimizer", "as_one_vector", "client_optimizer", "rate_at"]
 
 SCHEDULES = ("constant", "linear", "cosine")
+MOST_ROUNDS = 1_000_000  # of a schedule of torch's, which is stepped through before the first
 
 
-def rate_at(schedule: str, first: float, round: int, rounds: int) -> float:
-    """The rate in a round, counted from 0. The first has the full rate; linear and cosine end just above 0."""
+def rate_at(schedule: str, first: float, round: int, rounds: int, options: Mapping[str, Any]) -> float:
+    """The rate in a round, counted from 0. The first has the full rate; linear and cosine end just above 0.
+
+    Any other schedule is a class of `torch.optim.lr_scheduler`, with these options.
+    """
+    if schedule not in SCHEDULES:
+        return _stepped(schedule, first, rounds, json.dumps(options, sort_keys=True))[round]
     done = round / rounds
     if schedule == "linear":
         return first * (1 - done)
     return first * (1 + cos(pi * done)) / 2 if schedule == "cosine" else first
+
+
+@lru_cache(maxsize=64)
+def _stepped(schedule: str, first: float, rounds: int, options: str) -> tuple[float, ...]:
+    """The rates of all rounds, each the same after a resume; ValueError if one is below 0 or not finite."""
+    if rounds > MOST_ROUNDS:
+        raise ValueError(f"{rounds:,} rounds are more than {MOST_ROUNDS:,}")
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=first)
+    scheduler = getattr(torch.optim.lr_scheduler, schedule)(optimizer, **json.loads(options))
+    rates: list[float] = []
+    with warnings.catch_warnings(action="ignore"):  # that the optimizer never steps
+        for round in range(rounds):
+            if round:
+                scheduler.step()
+            rates.append(float(optimizer.param_groups[0]["lr"]))
+            if not -1e-9 * first <= rates[-1] < math.inf:  # a cosine may end a rounding error below 0
+                raise ValueError(f"the rate of round {round + 1} is {rates[-1]:g}")
+    return tuple(max(0.0, rate) for rate in rates)
 
 
 def as_one_vector(model: nn.Module) -> torch.Tensor:
