@@ -143,7 +143,8 @@ def test_the_sentence_says_bytes_both_ways_rounds_and_accuracy_for_both():
     assert words == (
         "To reach 90 % accuracy, two clients exchanged 300 B with plain instead of 6.00 kB uncompressed, "
         "in 1 round instead of 2: 20.0 times fewer bytes with the first model counted. "
-        "Final accuracy: 90.0 % compared with 95.0 %. The best other method, priced, needed 420 B, in 2 rounds, and ended at 90.0 %."
+        "Final accuracy: 90.0 % compared with 95.0 %. "
+        "The best other method, priced, needed 420 B, in 2 rounds, and ended at 90.0 %."
     )
     first = sentence([Panel("p", (worst, Series("none", (made([0.9], method="none"),))), (0.9,))])
     assert "exchanged 300 B uncompressed instead of 1.50 kB with worst" in first

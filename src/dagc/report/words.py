@@ -21,9 +21,13 @@ def notes(panels: Sequence[Panel]) -> list[str]:
                 seed = f", seed {run.settings['seed']}" if "seed" in run.settings else ""
                 done, planned = run.result["rounds"], run.settings["rounds"]
                 remarks.append(f"{series.label}{seed}: stopped after round {done:,} of {planned:,}")
-    models = [(series.label, _first_model(series)) for series in everything]
-    alike = len({remark for _, remark in models}) == 1
-    remarks += [remark if alike else f"{label}: {remark}" for label, remark in models]
+    models: dict[str, list[str]] = {}
+    for series in everything:
+        models.setdefault(_first_model(series), []).append(series.label)
+    remarks += [
+        remark if len(models) == 1 else f"{' and '.join(dict.fromkeys(labels))}: {remark}"
+        for remark, labels in models.items()
+    ]
     remarks += [note for panel in panels for note in panel.notes]
     return list(dict.fromkeys(remarks))
 
