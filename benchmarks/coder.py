@@ -78,7 +78,7 @@ SEED = 20
 """Of those trainings; figures have others."""
 CONTEXTS = {
     "phase": "where an entry is in its cycle",
-    "near": "how long ago a neighbour was sent",
+    "near": "how long ago a neighbor was sent",
     "column": "how long ago its column was sent",
     "gap": "how far back the last entry of the frame is",
     "gap two": "how far back the entry before that is",

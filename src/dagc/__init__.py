@@ -1,4 +1,4 @@
-"""Data-aware gradient compression: each client sends as much as its data is worth, and nothing is lost.
+"""Data-aware gradient compression: each client sends as much as its data is worth, and keeps the rest.
 
 The path of a gradient: `allocate` decides who may send how much, `ErrorFeedback` adds what was not sent before and
 selects entries, `encode` and `decode` are the wire, `aggregate` is the server's sum.

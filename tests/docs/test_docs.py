@@ -158,6 +158,20 @@ def test_every_block_of_code_runs(page, tmp_path, monkeypatch, capsys, group):
     MADE.get(name, lambda said: None)(capsys.readouterr().out)
 
 
+def test_what_the_coder_saves_is_what_its_record_has():
+    """Two pages say it in a sentence; rows of other values than signs are named for these."""
+    rows = json.loads((examples.PROJECT / "results" / "benchmarks" / "coder-payload.json").read_text())["rows"]
+    saved = [(row[0], -float(row[3].split()[0].replace("−", "-"))) for row in rows if "values" not in row[0]]
+    large = [part for name, part in saved if not name.startswith("Logistic")]
+    least, most = min(part for _, part in saved), max(part for _, part in saved)
+    study, settings = (
+        (examples.PROJECT / "docs" / page).read_text() for page in ("studies/coder.md", "reference/settings.md")
+    )
+    assert f"{least:.0f} to {most:.0f} % fewer bytes" in study
+    assert f"{least:.0f} to {most:.0f} % fewer bytes" in settings
+    assert f"{min(large):.0f} to {max(large):.0f} % fewer on larger models" in study
+
+
 def test_the_notebook_runs(capsys):
     notebook = json.loads((examples.PROJECT / "docs" / "tutorial" / "federation.ipynb").read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]

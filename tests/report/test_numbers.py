@@ -142,11 +142,25 @@ def test_the_sentence_says_bytes_both_ways_rounds_and_accuracy_for_both():
     words = sentence([Panel("p", (worst, priced, thrifty, plain, dense), (0.9,))])
     assert words == (
         "To reach 90 % accuracy, two clients exchanged 300 B with plain instead of 6.00 kB uncompressed, "
-        "in 1 round instead of 2. Final accuracy: 90.0 % compared with 95.0 %. "
+        "in 1 round instead of 2: 20.0 times fewer bytes with the first model counted. "
+        "Final accuracy: 90.0 % compared with 95.0 %. "
         "The best other method, priced, needed 420 B, in 2 rounds, and ended at 90.0 %."
     )
     first = sentence([Panel("p", (worst, Series("none", (made([0.9], method="none"),))), (0.9,))])
     assert "exchanged 300 B uncompressed instead of 1.50 kB with worst" in first
+
+
+def test_the_sentence_says_how_many_times_fewer_bytes_and_whether_the_first_model_is_counted():
+    dense, ours = Series("none", (made([0.9], method="none", step=1000),)), Series("ours", (made([0.9]),))
+    without = [
+        Series(each.label, (made([0.9], method=each.method, step=step, first_model="drawn"),))
+        for each, step in ((dense, 1000), (ours, 100))
+    ]
+    assert " each: 10.0 times fewer bytes with the first model counted." in sentence([Panel("p", (ours, dense))])
+    assert " each: 10.0 times fewer bytes without a first model." in sentence([Panel("p", tuple(without))])
+    assert " each: 10.0 times fewer bytes." in sentence([Panel("p", (ours, without[0]))])  # the note says which
+    level = Series("level", (made([0.9], method="stc"),))
+    assert "times fewer" not in sentence([Panel("p", (ours, level))])
 
 
 def test_the_sentence_says_what_is_within_the_spread():

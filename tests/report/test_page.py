@@ -182,6 +182,7 @@ def test_a_narrow_range_has_ticks(page, width):
 def test_who_may_send_has_a_legend_and_no_marker_hides_another(page):
     assert [key.text for key in find(page, "#shares-legend > span")] == ["ours", "theirs <b>"]
     assert len(find(page, "#shares-legend line")) == 2
+    assert "ratio of the model's entries sent" in text(page, "#shares svg")
     rings = find(page, "#shares circle")
     assert {ring.get_attribute("fill") for ring in rings} == {"transparent"}
     assert {ring.get_attribute("r") for ring in rings[:10]}.isdisjoint(ring.get_attribute("r") for ring in rings[10:])

@@ -59,7 +59,7 @@ def test_a_run_of_flower_is_shown_with_what_is_known_about_it():
     data = data_of(text)["panels"][0]
     assert data["names"] == ["harbour", "<buoy>"]
     assert data["seed"] is None
-    assert data["series"][0]["shares"] == {"kind": "ratio", "values": []}
+    assert data["series"][0]["shares"] == {"kind": "ratio", "of": "entries", "values": []}
 
 
 def test_the_page_is_whole_and_cannot_be_broken_by_names(runs):
@@ -92,6 +92,15 @@ def test_whether_the_first_model_is_counted_is_always_noted(runs):
     ]
     some = Series("some", (made([0.5], participation=0.5),))
     assert [note.partition(" the first")[0] for note in notes([Panel("p", (drawn, some))])] == ["drawn:", "some:"]
+    more = Series("more", drawn.runs)
+    assert notes([Panel("p", (drawn, some, more))])[0].startswith("drawn and more: the first model is not counted")
+
+
+def test_a_ratio_of_bytes_is_shown_as_one():
+    panel = Panel("p", (Series("ours", (made([0.5], method="dagc"),)), Series("theirs", (made([0.5]),))))
+    ours, theirs = (each["shares"] for each in data_of(page([panel], "t", "c"))["panels"][0]["series"])
+    assert ours == {"kind": "ratio", "of": "bytes", "values": [9 / 4000, 1 / 4000]}
+    assert theirs == {"kind": "ratio", "of": "entries", "values": [9 / 1000, 1 / 1000]}
 
 
 @pytest.mark.parametrize("fields", [{"first_model": "drawn"}, {"participation": 0.5}, {"failures": 0.9}])

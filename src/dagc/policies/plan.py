@@ -117,7 +117,10 @@ class Plan(ClientPlan):
 
     method: str = _method("dagc", "how each client's compression is chosen", "text", registry=lambda: METHODS)
     ratio: float | None = _budget(
-        None, "budget: the mean ratio of entries sent; for dagc, of the bytes of an uncompressed model", above=0, most=1
+        None,
+        "budget: for dagc, a fraction of the bytes of a whole model; for other methods, the mean ratio of entries sent",
+        above=0,
+        most=1,
     )
     threshold: float | None = _budget(
         None,
@@ -146,7 +149,7 @@ class Plan(ClientPlan):
     )
     overhead: float | None = _budget(
         None,
-        "clients wait until overhead is at most this fraction of a frame; with 0, nobody waits",
+        "clients wait and accumulate until overhead is at most this fraction of a frame; with 0, nobody waits",
         least=0,
         most=1,
         note="a number from 0 (nobody waits) to 1",

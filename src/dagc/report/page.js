@@ -175,11 +175,16 @@ const drawLegend = () => {
   }
 };
 
+const mixed = (lines) => { // whose ratio is of what, where it differs
+  const who = (of) => lines.filter((line) => line.of === of).map((line) => line.label).join(", ");
+  return who("bytes") && who("entries") ? `The ratio is of bytes for ${who("bytes")}, of entries for ${who("entries")}. ` : "";
+};
 const drawShares = () => {
   const { series, weights, names, seed } = panel();
   const kind = series.some(({ shares }) => shares.kind === "ratio") ? "ratio" : "threshold";
   const lines = series.filter(({ shares }) => shares.kind === kind).map(({ label, shares }) => ({
     label,
+    of: shares.of,
     points: shares.values.map((value, client) => [weights[client], value, names[client]])
       .filter(([weight, value]) => weight > 0 && value > 0).sort((a, b) => a[0] - b[0]),
   })).filter((line) => line.points.length);
@@ -187,7 +192,7 @@ const drawShares = () => {
   const everything = series.every(({ shares }) => shares.kind === "everything");
   $("shares-legend").replaceChildren();
   $("shares-hint").textContent = lines.length
-    ? `Each ring is a client in the first round${seed === null ? "" : ` (seed ${seed})`}; both axes are logarithmic. Clients that may send nothing are not shown.`
+    ? `Each ring is a client in the first round${seed === null ? "" : ` (seed ${seed})`}; both axes are logarithmic. ${mixed(lines)}Clients that may send nothing are not shown.`
     : everything ? "Every client sends everything." : "Not known.";
   svg.style.display = lines.length ? "" : "none";
   if (!lines.length) return;
@@ -196,15 +201,17 @@ const drawShares = () => {
   const [[left, right], [bottom, top]] = [range(0), range(1)];
   const x = scale(left, right, box.left + 8, box.right, true), y = scale(bottom, top, box.bottom - 8, box.top + 8, true);
   const part = (value) => `${digits(100 * value, 2)} %`;
+  const parts = [...new Set(lines.map((line) => line.of))];
+  const ratio = parts.length > 1 ? "ratio of the model's bytes or entries sent" : `ratio of the model's ${parts[0]} sent`;
   const amount = kind === "ratio" ? part : (value) => digits(value, 2);
   const xs = ticks(left, right, Math.floor(width / 90), true).map((at) => [at, part(at)]);
-  grid(svg, box, x, y, xs, ticks(bottom, top, 5, true).map((at) => [at, amount(at)]), ["share of the data", kind === "ratio" ? "ratio of entries sent" : "threshold"]);
-  lines.forEach(({ label, points: own }, place) => {
+  grid(svg, box, x, y, xs, ticks(bottom, top, 5, true).map((at) => [at, amount(at)]), ["share of the data", kind === "ratio" ? ratio : "threshold"]);
+  lines.forEach(({ label, of, points: own }, place) => {
     key(html($("shares-legend"), "span"), label);
     polyline(svg, own.map(([weight, value]) => [x(weight), y(value)]), label, { "stroke-width": 1.5 });
     for (const [weight, value, name] of own) { // rings of different sizes do not hide each other
       const ring = make(svg, "circle", { cx: x(weight), cy: y(value), r: 3 + 2 * place, fill: "transparent", stroke: color(label), "stroke-width": 1.8 });
-      make(ring, "title", {}, `${label}: client ${name}, ${part(weight)} of the data, ${kind} ${kind === "ratio" ? part(value) : digits(value)}`);
+      make(ring, "title", {}, `${label}: client ${name}, ${part(weight)} of the data, ${kind === "ratio" ? `${part(value)} of the ${of}` : `threshold ${digits(value)}`}`);
     }
   });
 };

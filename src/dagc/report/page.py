@@ -11,6 +11,7 @@ from typing import Any
 
 import dagc
 from dagc.folder import FINAL_RULE, to_toml
+from dagc.policies import POLICIES
 from dagc.report.numbers import Reached, curve, final, part_sent, reached, targets
 from dagc.report.panels import Panel, Series, metric_of
 from dagc.report.words import notes, sentence
@@ -151,12 +152,14 @@ def _data(panel: Panel) -> dict[str, Any]:
 
 
 def _shares(series: Series) -> dict[str, Any]:
-    """Each client's first ratio or threshold."""
+    """Each client's first ratio, of the bytes of a whole model or of its entries, or its threshold."""
     run = series.runs[0]
     if series.method == "none":
         return {"kind": "everything", "values": []}
     kind = "ratio" if run.settings.get("threshold") is None else "threshold"
-    unit = run.clients["parameters"] if kind == "ratio" else 1
+    of = "bytes" if series.method in POLICIES and POLICIES[series.method].encodes else "entries"
+    unit = run.clients["parameters"] * (4 if of == "bytes" else 1) if kind == "ratio" else 1
     first = run.clients.get("first_parameters") or ()
     known = [isinstance(value, int | float) and math.isfinite(value) for value in first]
-    return {"kind": kind, "values": [value / unit if ok else None for value, ok in zip(first, known, strict=True)]}
+    values = [value / unit if ok else None for value, ok in zip(first, known, strict=True)]
+    return {"kind": kind, "of": of, "values": values}

@@ -1,12 +1,12 @@
 """The report in words: the result in a few sentences, and what to know before relying on it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dagc.policies import Plan
 from dagc.report.numbers import BYTES, difference, final, reached, targets
 from dagc.report.panels import Panel, Series
-from dagc.text import count, in_bytes, percent
+from dagc.text import brief, count, in_bytes, percent
 
 __all__ = ["notes", "sentence"]
 
@@ -21,9 +21,13 @@ def notes(panels: Sequence[Panel]) -> list[str]:
                 seed = f", seed {run.settings['seed']}" if "seed" in run.settings else ""
                 done, planned = run.result["rounds"], run.settings["rounds"]
                 remarks.append(f"{series.label}{seed}: stopped after round {done:,} of {planned:,}")
-    models = [(series.label, _first_model(series)) for series in everything]
-    alike = len({remark for _, remark in models}) == 1
-    remarks += [remark if alike else f"{label}: {remark}" for label, remark in models]
+    models: dict[str, list[str]] = {}
+    for series in everything:
+        models.setdefault(_first_model(series), []).append(series.label)
+    remarks += [
+        remark if len(models) == 1 else f"{' and '.join(dict.fromkeys(labels))}: {remark}"
+        for remark, labels in models.items()
+    ]
     remarks += [note for panel in panels for note in panel.notes]
     return list(dict.fromkeys(remarks))
 
@@ -89,7 +93,7 @@ def _by_bytes(panel: Panel) -> str:
     words = (
         f"To reach {goal} {panel.metric}, {clients} exchanged {in_bytes(totals[best])} {_with(best, rival)} instead of "
         f"{in_bytes(totals[rival])} {_with(rival, best)}{_unclear(rival, best, target)}, "
-        f"in {count(rounds[best], 'round')} {more}. "
+        f"in {count(rounds[best], 'round')} {more}{_fewer(totals, best, rival, target)}. "
         f"Final {panel.metric}: {percent(final(best), 1)} compared with {percent(final(rival), 1)}."
     )
     for other in [each for each in others if each is not rival][:1]:
@@ -101,6 +105,15 @@ def _by_bytes(panel: Panel) -> str:
 
 def _with(series: Series, other: Series) -> str:
     return "uncompressed" if series.method == "none" != other.method else f"with {series.label}"
+
+
+def _fewer(totals: Mapping[Series, float], best: Series, rival: Series, target: float) -> str:
+    """How many times fewer bytes that is, and whether they include the first model; nothing if it is not clear."""
+    if not totals[best] or totals[rival] < 1.05 * totals[best] or _unclear(rival, best, target):
+        return ""
+    drawn = {each.runs[0].settings.get("first_model") == "drawn" for each in (best, rival)}
+    counted = {(False,): " with the first model counted", (True,): " without a first model"}.get(tuple(drawn), "")
+    return f": {brief(totals[rival] / totals[best])} times fewer bytes{counted}"
 
 
 def _unclear(series: Series, best: Series, target: float) -> str:
