@@ -11,7 +11,7 @@ from typing import Any
 
 import dagc
 from dagc.folder import FINAL_RULE, to_toml
-from dagc.policies import POLICIES
+from dagc.policies import METHODS
 from dagc.report.numbers import Reached, curve, final, part_sent, reached, targets
 from dagc.report.panels import Panel, Series, metric_of
 from dagc.report.words import notes, sentence
@@ -157,7 +157,7 @@ def _shares(series: Series) -> dict[str, Any]:
     if series.method == "none":
         return {"kind": "everything", "values": []}
     kind = "ratio" if run.settings.get("threshold") is None else "threshold"
-    of = "bytes" if series.method in POLICIES and POLICIES[series.method].encodes else "entries"
+    of = "bytes" if series.method in METHODS and METHODS[series.method].encodes else "entries"
     unit = run.clients["parameters"] * (4 if of == "bytes" else 1) if kind == "ratio" else 1
     first = run.clients.get("first_parameters") or ()
     known = [isinstance(value, int | float) and math.isfinite(value) for value in first]
