@@ -112,7 +112,7 @@ def _fewer(totals: Mapping[Series, float], best: Series, rival: Series, target: 
     if not totals[best] or totals[rival] < 1.05 * totals[best] or _unclear(rival, best, target):
         return ""
     drawn = {each.runs[0].settings.get("first_model") == "drawn" for each in (best, rival)}
-    counted = {(False,): " with the first model counted", (True,): " without a first model"}.get(tuple(drawn), "")
+    counted = "" if len(drawn) > 1 else " without a first model" if drawn.pop() else " with the first model counted"
     return f": {brief(totals[rival] / totals[best])} times fewer bytes{counted}"
 
 
