@@ -55,8 +55,9 @@ STEP_TITLES = (
     "+ bytes divided by data",
     "+ levels, entropy coded",
     "+ low-rank terms",
+    "+ server momentum",
 )
-"""From Top-k as others send it to what `dagc` sends, a step at a time."""
+"""From Top-k as others send it to what `dagc` sends, a step at a time, and then momentum, which the server adds."""
 EXPONENTS: dict[str, dict[str, Any]] = {
     f"exponent {name}": {"method": "dagc", "exponent": value}
     for name, value in (("0", 0.0), ("1/3", 1 / 3), ("1", 1.0))
@@ -139,25 +140,29 @@ def end_table(rows: Rows) -> tuple[list[str], list[list[str]], str]:
 
 
 def step_table(rows: Rows) -> tuple[list[str], list[list[str]], str]:
-    """What each step from Top-k to `dagc` is worth at the end, at 40 times ½√d bytes, with plain averaging."""
-    titles = dict(zip(STEPS, STEP_TITLES, strict=True))
-    return _by_task(rows, titles, 40.0, 0.0)
+    """What each step from Top-k to `dagc` is worth at the end, at 40 times ½√d bytes, with plain averaging at first."""
+    steps = [*((form, 0.0) for form in STEPS), ("chosen", MOMENTUM)]
+    return _by_task(rows, dict(zip(steps, STEP_TITLES, strict=True)), 40.0)
 
 
 def exponent_table(rows: Rows) -> tuple[list[str], list[list[str]], str]:
     """Where training ends with other divisions of the same bytes among clients, at 16 times ½√d bytes."""
     titles = {"exponent 0": "0", "exponent 1/3": "1/3", "chosen": "2/3", "exponent 1": "1"}
-    return _by_task(rows, titles, 16.0, MOMENTUM)
+    return _by_task(rows, {(form, MOMENTUM): title for form, title in titles.items()}, 16.0)
 
 
 def _by_task(
-    rows: Rows, titles: Mapping[str, str], budget: float, momentum: float
+    rows: Rows, titles: Mapping[tuple[str, float], str], budget: float
 ) -> tuple[list[str], list[list[str]], str]:
-    """A row for each form: the end of each task, and the difference to the row before."""
+    """A row for each form and momentum: the end of each task, and the difference to the row before."""
     body, before = [], dict[str, dict[int, float]]()
-    tasks = [task for task in TASKS if all(_ends(rows, task, form, budget, momentum) for form in titles)]
-    for form, title in titles.items():
-        ends = {task: _ends(rows, task, form, budget, momentum) for task in tasks}
+    momentum = next(iter(titles))[1]
+    needed = [form for form, each in titles if each == momentum]
+    tasks = [task for task in TASKS if all(_ends(rows, task, form, budget, momentum) for form in needed)]
+    for (form, also), title in titles.items():
+        ends = {task: _ends(rows, task, form, budget, also) for task in tasks}
+        if not any(ends.values()):
+            continue
         cells = [[_mean(list(ends[task].values())), _gap(ends[task], before.get(task, {}))] for task in tasks]
         body.append([title, *(cell for pair in cells for cell in pair)])
         before = ends
