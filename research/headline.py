@@ -146,7 +146,7 @@ def tune(task: str, method: str, data: str | None, path: Path) -> Point:
     return max(found, key=lambda each: found[each])
 
 
-def test(task: str, method: str, seed: int, data: str | None, path: Path) -> None:
+def tested(task: str, method: str, seed: int, data: str | None, path: Path) -> None:
     """One training with the rates found, unless it is known."""
     point = tune(task, method, data, path)
     key = (task, method, seed)
@@ -195,7 +195,7 @@ def main() -> None:
     for task in given.tasks.split(","):
         for seed in range(given.seeds):
             for method in given.methods.split(";"):
-                test(task, method, seed, given.data, given.records)
+                tested(task, method, seed, given.data, given.records)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,16 @@ A document has a table between two markers, the first of which says what is in i
     <!-- begin: table energy NAME -->
     <!-- begin: table equal NAME -->
     <!-- begin: table outside NAME -->
+    <!-- begin: table headline NAME -->
+    <!-- begin: table coverage NAME -->
     <!-- begin: table kept COMMIT -->
     <!-- end: table -->
 
 KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `python -m research reproduce`; NAME is a table that a
 benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of
-`research.parity.TABLES`, `research.energy.ENERGIES`, `research.equal_bytes.EQUAL` or `research.outside.TABLES`. Nothing
-in such a table is typed by hand, and a test fails if it is not what the records say.
+`research.parity.TABLES`, `research.energy.ENERGIES`, `research.equal_bytes.EQUAL`, `research.outside.TABLES`,
+`research.headline_tables.TABLES` or `research.coverage.COVERAGE`. Nothing in such a table is typed by hand, and a test
+fails if it is not what the records say.
 A kept table was made by an earlier version, whose formats are gone: that commit can make it again, this one cannot.
 """
 
@@ -28,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from dagc.errors import DagcError, InvalidInput, unknown
-from research import energy, equal_bytes, outside, parity
+from research import energy, equal_bytes, headline_tables, outside, parity
 from research.cells import choose
+from research.coverage import COVERAGE
 from research.energy_figure import write_energy
 from research.judged import on_shared_seeds
 from research.kinds import KINDS, steps
@@ -43,13 +47,14 @@ from research.waterfall import write_waterfall
 __all__ = ["KINDS", "Shown", "rewritten", "shown", "table"]
 
 MARKED = re.compile(r"(<!-- begin: table ([^\n]*?) -->\n)(.*?)(<!-- end: table -->)", re.DOTALL)
-MEASURED, COMPARED, KEPT = "measured", "others", "kept"
-"""Kinds of tables that no experiment makes: a benchmark's, one of other people's code, an old one."""
+MEASURED, COMPARED, COVERED, KEPT = "measured", "others", "coverage", "kept"
+"""Kinds of tables that no experiment makes: a benchmark's, one of other people's code, what was run, an old one."""
 ROWS: dict[str, tuple[str, Mapping[str, Callable[[Any], tuple[list[str], list[list[str]], str]]]]] = {
     "parity": ("parity.jsonl", parity.TABLES),
     "energy": ("energy.jsonl", energy.ENERGIES),
     "equal": ("equal-bytes.jsonl", equal_bytes.EQUAL),
     "outside": ("outside.jsonl", outside.TABLES),
+    "headline": ("headline.jsonl", headline_tables.TABLES),
 }
 """Kinds of tables that are made of rows: their record, and the tables by name."""
 
@@ -61,7 +66,7 @@ def table(words: str, store: Store) -> str:
         InvalidInput: There is no such table, or no record for it.
     """
     kind, experiment, *rest = words.split() if len(words.split()) > 1 else [words, ""]
-    named: dict[str, Callable[[str, Store], str]] = {MEASURED: _measured, COMPARED: _others}
+    named: dict[str, Callable[[str, Store], str]] = {MEASURED: _measured, COMPARED: _others, COVERED: _covered}
     named |= {name: partial(_of_rows, name) for name in ROWS}
     if kind in named:
         if not experiment or rest:
@@ -95,6 +100,13 @@ def _measured(name: str, store: Store) -> str:
 def _others(name: str, store: Store) -> str:
     """A table of other people's code beside ours."""
     return _in_full(*compared(name, store.folder))
+
+
+def _covered(name: str, store: Store) -> str:
+    """How many of the paper's cells have records."""
+    if name not in COVERAGE:
+        raise unknown("table of coverage", name, COVERAGE)
+    return _in_full(*COVERAGE[name](store))
 
 
 def _of_rows(kind: str, name: str, store: Store) -> str:
