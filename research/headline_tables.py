@@ -16,6 +16,9 @@ Table = tuple[list[str], list[list[str]], str]
 WINDOW = 3
 """How many evaluations an accuracy is the mean of."""
 BASELINE, OURS = "FedAvg", "dagc"
+MOMENTUM = "dagc + Nesterov"
+LEVEL = 0.005
+"""By how much an accuracy may be lower and still count as the same: half a point."""
 UNCOMPRESSED = ("FedAvg", "server Nesterov", "FedAdam", "local AdamW")
 SHORT = {"digits": "digits", "hospitals": "hospitals", "mlp": "MLP", "cnn": "CNN", "lstm": "LSTM"}
 """What heads of columns call the tasks."""
@@ -104,13 +107,17 @@ def brief_table(every: Rows) -> Table:
     rows = []
     for task, runs in tasks_of(every).items():
         best = best_uncompressed(runs)
-        ours = [name for name in runs.curves if name.startswith(OURS) and not name.startswith("dagc-")]
-        others = [name for name in runs.curves if name not in (*ours, "thrifty", best)]
         end_of_best = f"{best}: {_points(list(runs.ends(best).values()))}"
         took = runs.cost(best, best)
         base = _points(list(runs.ends(BASELINE).values()))
         rows.append(
-            [TITLES[task], base, end_of_best, _bytes(took), *(_fewest(runs, some, best) for some in (ours, others))]
+            [
+                TITLES[task],
+                base,
+                end_of_best,
+                _bytes(took),
+                *(_fewest(runs, some, best) for some in (_ours(runs), _others(runs))),
+            ]
         )
     return heads, rows, _source(every)
 
@@ -136,9 +143,8 @@ def quality_table(every: Rows) -> Table:
     for method in methods:
         cells = []
         for runs in tasks.values():
-            ends, base = runs.ends(method), runs.ends(BASELINE)
-            gaps = [ends[seed] - base[seed] for seed in ends if seed in base]
-            cells += [_points(list(ends.values())), "" if method == BASELINE else _points(gaps, "+")]
+            gaps = [] if method == BASELINE else _differences(runs, method, BASELINE)
+            cells += [_points(list(runs.ends(method).values())), _points(gaps, "+")]
         rows.append([method, *cells])
     return heads, rows, _source(every)
 
@@ -169,8 +175,25 @@ def rates_table(every: Rows) -> Table:
     return ["method", *(SHORT[task] for task in tasks)], rows, "Record: `results/headline.jsonl`; seed 1000."
 
 
+def verdict_table(every: Rows) -> Table:
+    """For each claim and task: whether it holds, and the figures that say so."""
+    tasks = tasks_of(every)
+    claims: dict[str, Callable[[Runs], str]] = {
+        "`dagc` ends where FedAvg ends": lambda runs: _level(runs, OURS, BASELINE),
+        "`dagc` + Nesterov ends where server Nesterov ends": lambda runs: _level(runs, MOMENTUM, "server Nesterov"),
+        "`dagc` + FedAdam ends where FedAdam ends": lambda runs: _level(runs, "dagc + FedAdam", "FedAdam"),
+        "a `dagc` ends where the best uncompressed method ends": _level_with_best,
+        "nobody else gets there with fewer bytes": _cheapest,
+        "nobody else is more accurate at the bytes of `dagc`": _most_accurate,
+    }
+    rows = [[claim, *(judge(runs) for runs in tasks.values())] for claim, judge in claims.items()]
+    how = f"*Where another ends* is at most {100 * LEVEL:g} points below it, in the mean over seeds"
+    return ["claim", *(SHORT[task] for task in tasks)], rows, f"{_source(every)} {how}."
+
+
 TABLES: dict[str, Callable[[Rows], Table]] = {
     "brief": brief_table,
+    "verdicts": verdict_table,
     "best": lambda every: cost_table(every, best_uncompressed),
     "fedavg": lambda every: cost_table(every, lambda runs: BASELINE),
     "rounds": quality_table,
@@ -180,6 +203,75 @@ TABLES: dict[str, Callable[[Rows], Table]] = {
 """What documents may show: `<!-- begin: table headline NAME -->`."""
 
 
+def _level(runs: Runs, method: str, other: str) -> str:
+    """Whether a method ends as high as another one, seed by seed."""
+    gaps = _differences(runs, method, other)
+    if not gaps:
+        return ""
+    return f"{'holds' if statistics.mean(gaps) >= -LEVEL else '**no**'}: {_points(gaps, '+')}"
+
+
+def _level_with_best(runs: Runs) -> str:
+    """Whether the `dagc` that validation says is best ends as high as the best uncompressed method."""
+    ours = _ours(runs)
+    if not ours:
+        return ""
+    method = max(ours, key=runs.validated)
+    return f"{_level(runs, method, best_uncompressed(runs))}, {method}"
+
+
+def _cheapest(runs: Runs) -> str:
+    """Whether one of ours has the fewest bytes to the accuracy that the best uncompressed method ends at."""
+    best = best_uncompressed(runs)
+    (own, mine), (other, rival) = (_least(runs, some, best) for some in (_ours(runs), _others(runs)))
+    if not mine:
+        return "**no**: none of ours gets there" if _ours(runs) else ""
+    if not rival:
+        return f"holds: {mine} {in_bytes(own)}, nobody else gets there"
+    return f"{'holds' if own < other else '**no**'}: {mine} {in_bytes(own)}, {rival} {in_bytes(other)}"
+
+
+def _most_accurate(runs: Runs) -> str:
+    """Whether one of ours is the most accurate when as many bytes are used up as `dagc` takes."""
+    if OURS not in runs.curves:
+        return ""
+    found = {}
+    for method, curves in runs.curves.items():
+        budgets = {seed: curve[-1][2] for seed, curve in runs.curves[OURS].items() if seed in curves}
+        scores = [within(curves[seed], budget) for seed, budget in budgets.items()]
+        known = [score for score in scores if score is not None]
+        if known and len(known) == len(scores):
+            found[method] = statistics.mean(known)
+    sides = [{name: found[name] for name in some if name in found} for some in (_ours(runs), _others(runs))]
+    if not all(sides):
+        return "" if not sides[0] else "holds: nobody else has an evaluation within them"
+    ours, theirs = (max(side, key=found.__getitem__) for side in sides)
+    verdict = "holds" if found[ours] >= found[theirs] else "**no**"
+    return f"{verdict}: {ours} {_points([found[ours]])}, {theirs} {_points([found[theirs]])}"
+
+
+def _ours(runs: Runs) -> list[str]:
+    return [name for name in runs.curves if name == OURS or name.startswith(f"{OURS} +")]
+
+
+def _others(runs: Runs) -> list[str]:
+    """Everybody else's methods, without the one that sets the target."""
+    return [name for name in runs.curves if name not in (*_ours(runs), "thrifty", best_uncompressed(runs))]
+
+
+def _differences(runs: Runs, method: str, other: str) -> list[float]:
+    ends, base = runs.ends(method), runs.ends(other)
+    return [ends[seed] - base[seed] for seed in ends if seed in base]
+
+
+def _least(runs: Runs, methods: Sequence[str], target: str) -> tuple[float, str]:
+    """The fewest bytes to a target among methods that most seeds of get there, and whose they are."""
+    costs = {method: runs.cost(method, target) for method in methods}
+    there = {name: [each.bytes for each in some if each] for name, some in costs.items()}
+    fit = [(statistics.mean(some), name) for name, some in there.items() if 2 * len(some) > len(costs[name])]
+    return min(fit, default=(0.0, ""))
+
+
 def _cost(runs: Runs, method: str, target: str) -> str:
     """Bytes and rounds to the accuracy that another method ends at, or by how much this one ends below."""
     took = runs.cost(method, target)
@@ -187,23 +279,19 @@ def _cost(runs: Runs, method: str, target: str) -> str:
     if not took:
         return ""
     if 2 * len(there) <= len(took):
-        ends, targets = runs.ends(method), runs.ends(target)
-        return f"ends at {_points([ends[seed] - targets[seed] for seed in ends if seed in targets], '+', spread=False)}"
+        return f"ends at {_points(_differences(runs, method, target), '+', spread=False)}"
     rounds = round(statistics.mean(each.round for each in there))
     some = "" if len(there) == len(took) else f", {len(there)} of {len(took)} seeds"
     return f"{_bytes(took)} in {rounds:,}{some}"
 
 
 def _fewest(runs: Runs, methods: Sequence[str], target: str) -> str:
-    """The method of these with the fewest bytes to a target, if most seeds reach it."""
-    costs = {method: runs.cost(method, target) for method in methods}
-    there = {name: [each.bytes for each in some if each] for name, some in costs.items()}
-    fit = {name: statistics.mean(some) for name, some in there.items() if 2 * len(some) > len(costs[name])}
-    if not fit:
-        nearest = max(methods, key=lambda name: statistics.mean(runs.ends(name).values()), default=None)
-        return "" if nearest is None else f"none; nearest is {nearest}, {_cost(runs, nearest, target)}"
-    name = min(fit, key=lambda each: fit[each])
-    return f"{name}: {_cost(runs, name, target)}"
+    """The method of these with the fewest bytes to a target, if most seeds reach it; else the one that is nearest."""
+    _, name = _least(runs, methods, target)
+    if name:
+        return f"{name}: {_cost(runs, name, target)}"
+    nearest = max(methods, key=lambda each: statistics.mean(runs.ends(each).values()), default=None)
+    return "" if nearest is None else f"none; {nearest} {_cost(runs, nearest, target)}"
 
 
 def _bytes(took: Sequence[Reached | None]) -> str:

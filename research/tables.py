@@ -114,7 +114,10 @@ def _of_rows(kind: str, name: str, store: Store) -> str:
     file, made = ROWS[kind]
     if name not in made:
         raise unknown(f"table of {kind}", name, made)
-    return _in_full(*made[name](parity.records(store.folder / file)))
+    heads, rows, source = made[name](parity.records(store.folder / file))
+    if not rows or not any(rows[0][1:]):
+        raise InvalidInput(f"there is no record for table {kind} {name} in {store.folder / file}")
+    return _in_full(heads, rows, source)
 
 
 def _in_full(heads: list[str], rows: list[list[str]], source: str) -> str:

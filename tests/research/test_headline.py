@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
+from dagc import InvalidInput
 from dagc.data import CATALOGUE, load
 from dagc.training import Config, Training, iterate
-from research import headline, headline_tables, recipes
+from research import Store, headline, headline_tables, recipes, tables
 from research.headline_tables import TABLES, end, reached, within
 
 SMALL = {"task": "logistic@digits", "rounds": 4, "local_steps": 3, "learning_rate": 0.1, "evaluate_every": 1}
@@ -167,6 +168,30 @@ def test_quality_is_at_equal_rounds_and_at_equal_bytes():
         ["STC, 1 %", "50.0 ± 0.0"],
     ]
     assert TABLES["rates"](ROWS)[1][0] == ["FedAvg", "0.1, 1; 3"]
+
+
+def test_a_verdict_says_what_holds_and_what_does_not():
+    verdicts = dict(TABLES["verdicts"](ROWS)[1])
+    assert verdicts["`dagc` ends where FedAvg ends"] == "holds: +10.0 ± 0.0"
+    assert verdicts["`dagc` + Nesterov ends where server Nesterov ends"] == ""
+    assert verdicts["a `dagc` ends where the best uncompressed method ends"] == "holds: +0.0 ± 0.0, dagc"
+    assert verdicts["nobody else gets there with fewer bytes"] == "holds: dagc 70 B, nobody else gets there"
+    assert verdicts["nobody else is more accurate at the bytes of `dagc`"] == "holds: dagc 90.0, STC, 1 % 50.0"
+    better = [run("STC, 1 %", seed, [0.94] * 7, 5) for seed in (0, 1)]
+    lost = dict(TABLES["verdicts"]([*ROWS, *better, *(run("dagc", seed, [0.5] * 7, 10) for seed in (0, 1))])[1])
+    assert lost["`dagc` ends where FedAvg ends"] == "**no**: −30.0 ± 0.0"
+    assert lost["nobody else gets there with fewer bytes"] == "**no**: none of ours gets there"
+    assert lost["nobody else is more accurate at the bytes of `dagc`"] == "**no**: dagc 50.0, STC, 1 % 94.0"
+    cheaper = dict(TABLES["verdicts"]([*ROWS, *better])[1])
+    assert cheaper["nobody else gets there with fewer bytes"] == "**no**: dagc 70 B, STC, 1 % 15 B"
+
+
+def test_a_document_cannot_have_a_headline_without_a_record(tmp_path):
+    with pytest.raises(InvalidInput, match="there is no record for table headline brief"):
+        tables.table("headline brief", Store(tmp_path))
+    (tmp_path / "headline.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert "FedAdam: 90.0 ± 0.0" in tables.table("headline brief", Store(tmp_path))
+    assert "| all | 66 | 0 | 0 |" in tables.table("coverage paper", Store(tmp_path))
 
 
 @pytest.mark.parametrize("count", range(len(ROWS)))
