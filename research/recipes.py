@@ -183,7 +183,8 @@ class RecipeFederation(Federation):
     def __init__(self, config: Config, recipe: Recipe) -> None:
         super().__init__(config)
         self.recipe = recipe
-        self._done, self._waiting = 0, FP32 * self.size * len(self.names)  # the first model
+        first = len(self.server.introduction().frame)
+        self._done, self._waiting = 0, first * len(self.names)  # what clients download when the next round begins
 
     @property
     def round(self) -> int:
@@ -203,7 +204,7 @@ class RecipeFederation(Federation):
         self.optimizer.step(done.mean, server_rate)
         self.vector.copy_(self.optimizer.vector.detach())
         self._done += 1
-        down, self._waiting = self._waiting + done.back, done.down  # who downloads does so when the next round begins
+        down, self._waiting = self._waiting + done.back, done.down
         self.bytes_up, self.bytes_down = self.bytes_up + done.up, self.bytes_down + down
         counted = (done.up, down, self.bytes_up, self.bytes_down, self.seconds)
         return Round(self._done, None, len(clients), 0, *counted)
