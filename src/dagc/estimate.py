@@ -12,8 +12,6 @@ from dagc.errors import InvalidInput
 from dagc.policies import Plan
 from dagc.protocol import ModelServer, Order
 
-__all__ = ["Estimate", "estimate"]
-
 ROUNDS, VISITS = 30, 3
 """How many rounds are played, or visits of each client if that takes longer; further rounds are like these."""
 LARGEST = 1 << 19

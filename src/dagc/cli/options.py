@@ -17,10 +17,18 @@ from dagc.folder import read_settings
 from dagc.policies import BUDGETS, METHODS
 from dagc.training import Config
 
-__all__ = ["GROUPS", "AsJson", "ConfigFile", "amount", "client_sizes", "passed", "settings_of", "targets", "with_flags"]
+
+def _score(target: float | None) -> float | None:
+    if target is not None and not target <= 1:
+        raise InvalidInput(f"target is {target}: give a score of at most 1, e.g. 0.8 for 80 %")
+    return target
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings; flags override it.")]
+Target = Annotated[
+    float | None, typer.Option(callback=_score, help="A score, e.g. 0.75: report what it took to reach it.")
+]
 GROUPS = ("Budget", "Method", "Data", "Training", "Network", "Bounds", "Run")
 """The order in which `--help` shows the groups of settings."""
 PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}

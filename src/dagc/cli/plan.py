@@ -17,8 +17,6 @@ from dagc.report.panels import in_words
 from dagc.text import in_bytes, in_seconds
 from dagc.training import Config
 
-__all__ = ["plan"]
-
 NEEDED = (*(name for name in Plan.schema() if name not in ("method", "seed")), "rounds", "participation")
 """The settings that determine what is sent."""
 LARGEST, RATIO = 1 << 30, 0.001

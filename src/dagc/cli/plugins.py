@@ -12,8 +12,6 @@ from dagc import testing
 from dagc.cli.options import AsJson
 from dagc.plugins import GROUP, REGISTRIES, load_plugins
 
-__all__ = ["plugins"]
-
 CHECKS: dict[str, Callable[[Any, str], None]] = {
     "method": testing.check_policy,
     "allocator": testing.check_allocator,

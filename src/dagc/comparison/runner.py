@@ -16,8 +16,6 @@ from dagc.folder import finished
 from dagc.plugins import load_plugins
 from dagc.training import Config, iterate
 
-__all__ = ["Progress", "Train", "run_all", "stopping", "train_in"]
-
 DIVERGED = (Diverged, MalformedPayload, NonFiniteGradient)
 """Errors of a training in one process that only NaN or too large values can cause."""
 Progress = Callable[[int, int], object]

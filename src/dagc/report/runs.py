@@ -10,8 +10,6 @@ from typing import Any
 from dagc.errors import InvalidInput
 from dagc.folder import SCORE, read_clients, read_metrics, read_settings, summary
 
-__all__ = ["Run", "find_runs", "read_run", "read_runs"]
-
 REQUIRED = {"task": str, "method": str, "rounds": int}
 """The settings that every engine records."""
 

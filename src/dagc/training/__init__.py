@@ -20,7 +20,7 @@ from dagc.data import Partition
 from dagc.errors import InvalidInput
 from dagc.files import write_atomically
 from dagc.folder import Folder, read_metrics, summary
-from dagc.training.callbacks import EarlyStopping, TensorBoard, ToTarget
+from dagc.training.callbacks import EarlyStopping, TensorBoard
 from dagc.training.config import OWN, SOLUTION, Config
 from dagc.training.custom import customize
 from dagc.training.federation import Federation
@@ -39,7 +39,6 @@ __all__ = [
     "Round",
     "RunFolder",
     "TensorBoard",
-    "ToTarget",
     "Training",
     "iterate",
     "read_metrics",
@@ -163,9 +162,9 @@ def train(*args: Any, **settings: Any) -> Result:
 def _shown(training: "Training") -> Iterable[Round]:
     """The rounds of a training, with a bar while they are done, on a terminal or in a notebook."""
     console = Console(stderr=True)
+    total, done = training.federation.config.rounds, training.federation.round
     if not (console.is_terminal or console.is_jupyter):
         return training
-    total, done = training.federation.config.rounds, training.federation.round
     return track(training, "training", total, done, console=console, transient=True)
 
 
@@ -227,10 +226,8 @@ class RunFolder(Folder):
         self._written = set(settings)
         held = Config(**settings)
         if held.key() != config.key():
-            ours, theirs = config.as_dict(), held.as_dict()
-            other = [
-                f"{name} is {theirs[name]!r} there, {ours[name]!r} here" for name in ours if ours[name] != theirs[name]
-            ]
+            both = ((name, theirs, getattr(config, name)) for name, theirs in held.as_dict().items())
+            other = [f"{name} is {theirs!r} there, {ours!r} here" for name, theirs, ours in both if theirs != ours]
             raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another --output")
 
     def _recognise(self) -> None:
@@ -269,14 +266,9 @@ def _rounds(
     checkpoint_interval = config.checkpoint_every or max(1, config.rounds // 10)
     with nullcontext() if output is None else RunFolder(output, federation) as folder:
         saved, last = federation.round, config.rounds
-        shape = (len(federation.names), federation.size)
         log.info(
             "%s, %s: %d clients, %d parameters, from round %d to %d",
-            config.task,
-            config.method,
-            *shape,
-            saved + 1,
-            last,
+            *(config.task, config.method, len(federation.names), federation.size, saved + 1, last),
         )
         stopped = folder is not None and folder.finished  # a callback may have ended it early
         while federation.round < last and not stopped:
@@ -292,7 +284,6 @@ def _rounds(
             if folder is not None and (stopped or result.round % checkpoint_interval == 0 or result.round == last):
                 folder.save()
                 saved = result.round
-                log.debug("round %d: checkpoint in %s", saved, folder.path)
             try:
                 yield result
             except GeneratorExit:  # the caller stopped between two rounds: this is a good state

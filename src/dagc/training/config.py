@@ -21,8 +21,6 @@ from dagc.policies import Plan
 from dagc.settings import group
 from dagc.training.optimizer import SCHEDULES, ServerOptimizer, client_optimizer, rate_at
 
-__all__ = ["IRRELEVANT", "OWN", "OWN_STEPS", "SOLUTION", "Config", "is_own"]
-
 OWN = "own"
 """The model, data or partition passed to `dagc.train` in Python, in a task or as a partition."""
 IRRELEVANT = ("threads", "data_dir", "checkpoint_every")

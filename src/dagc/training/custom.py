@@ -23,8 +23,6 @@ from dagc.text import count
 from dagc.training.config import OWN, SPLIT, Config, is_own
 from dagc.training.objective import Loss, Metric
 
-__all__ = ["Custom", "check_rounds", "customize", "fit_to_data"]
-
 PER_CLIENT = 10
 """With few samples, there is a client for this many."""
 SKEWS = (50, 20, 10, 5, 2, 1)

@@ -26,8 +26,6 @@ from dagc.training.optimizer import as_one_vector, rate_at
 from dagc.training.parallel import Parallel, one_thread, return_memory
 from dagc.training.result import Round
 
-__all__ = ["Federation"]
-
 log = getLogger("dagc.training")
 MOMENTUM_RATE = 0.5
 """The server's rate with momentum, if none is given: the best of what was tried with a momentum of 0.9."""

@@ -20,8 +20,6 @@ from dagc.training.config import Config
 from dagc.training.objective import Loss, classification_loss, computed_loss, forward, scores_of
 from dagc.training.optimizer import client_optimizer
 
-__all__ = ["Computed", "Gradients", "Traits", "separate", "sharing", "try_out"]
-
 TOGETHER = 1 << 18
 """Clients are grouped while their gradients together have no more entries than this."""
 MOST = 16

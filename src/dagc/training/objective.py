@@ -14,8 +14,6 @@ from dagc.data.dataset import IGNORED
 from dagc.data.fields import Fields, Inputs
 from dagc.errors import InvalidInput, shown
 
-__all__ = ["Goal", "Loss", "Metric", "classification_loss", "computed_loss", "forward", "goal_of", "scores_of"]
-
 TARGETS = ("labels", "targets")
 """A parameter of a model's `forward` with such a name gets what is to be predicted."""
 

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Parallel", "one_thread", "return_memory"]
-
 T = TypeVar("T")
 WAVE = 16
 """With more clients than this, free memory is returned to the system after this many."""
