@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dagc.data import Partition
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, shown
 from dagc.files import write_atomically
 from dagc.folder import Folder, read_metrics, summary
+from dagc.policies import Plan
 from dagc.training.callbacks import EarlyStopping, TensorBoard
 from dagc.training.config import OWN, SOLUTION, Config
 from dagc.training.custom import customize
@@ -58,6 +59,7 @@ def iterate(
     output: str | Path | None = None,
     callbacks: Callback | Iterable[Callback] = (),
     *,
+    plan: Plan | None = None,
     model: nn.Module | str | None = None,
     data: Any = None,
     test: Any = None,
@@ -76,6 +78,7 @@ def iterate(
         output: The run's folder; nothing is stored if not given.
         callbacks: Called after every round with the federation and the round, e.g. `TensorBoard`. The training stops
             early if one returns True.
+        plan: The settings of a plan, as other engines take them.
         model: Any `nn.Module`: a copy of it is trained, starting from its weights. Or a name such as `mlp`.
         data: `(x, y)` as tensors or arrays, a torch data set, sequences of tokens, or a mapping from clients' names to
             any of those; see `dagc.data.load`.
@@ -95,6 +98,8 @@ def iterate(
     """
     if isinstance(config, nn.Module):
         raise InvalidInput("the model is given without its keyword: write model=…, data=…")
+    if plan is not None:
+        settings = _with_plan(plan, settings)
     if config is not None and settings:
         raise InvalidInput(f"config is given, and so is {next(iter(settings))}: put it into the Config")
     callbacks = [callbacks] if callable(callbacks) else list(callbacks)
@@ -102,6 +107,19 @@ def iterate(
         _check_callback(callback)
     config, custom = customize(config or Config(**settings), model, data, test, partition, loss, metric)
     return Training(Federation(config, custom), output, callbacks)
+
+
+def _with_plan(plan: Plan, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings, and those of a plan, whose threshold is in the units of what clients compress."""
+    if not isinstance(plan, Plan) or isinstance(plan, Config):
+        raise InvalidInput(f"plan is {shown(plan)}: give a dagc.Plan, or a Config as config=")
+    both = [name for name in settings if name in Plan.schema()]
+    if both:
+        raise InvalidInput(f"give a plan or settings, not both: {', '.join(both)} could be in the plan")
+    if plan.threshold is not None:
+        several = Config(**settings).several_steps
+        settings = {"threshold_units": "update" if several else "gradient", **settings}
+    return {**settings, **plan.explicit()}
 
 
 def _check_callback(callback: Any) -> None:

@@ -87,7 +87,7 @@ def customize(
 ) -> tuple[Config, Custom]:
     """What was given, checked, and the configuration with `own` for the parts that it replaces."""
     if not isinstance(config, Config):
-        raise InvalidInput(f"config is {shown(config)}: write dagc.Config(…)")
+        raise InvalidInput(f"config is {shown(config)}: write dagc.Config(…), or plan=")
     if isinstance(model, str):
         if data is None or "task" in config.explicit():
             raise InvalidInput(f"model is {model!r}: name one of ours with data= and no task, or give an nn.Module")
