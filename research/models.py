@@ -104,13 +104,9 @@ def _initialise_resnet(model: nn.Module, seed: int) -> None:
 
 
 MODELS: dict[str, Model] = {
-    "lstm": Model(_lstm, "LSTM@SCs: Fig. 2b, Tables III and V", initialise),
-    "vgg11s": Model(_vgg11s, "VGG11s@Flickr: Figs. 3 and 4; the reduced VGG11 of Sattler et al.", initialise),
-    "vgg11": Model(
-        _vgg11, "VGG11@CIFAR-100: Fig. 5; the hidden linear layers are 512 wide, as suits 32 × 32 images", initialise
-    ),
-    "resnet18": Model(
-        _resnet18, "ResNet18@CIFAR-10: Fig. 5; first convolution 3 × 3, as suits 32 × 32 images", _initialise_resnet
-    ),
+    "lstm": Model(_lstm, initialise),  # LSTM@SCs: Fig. 2b, Tables III and V
+    "vgg11s": Model(_vgg11s, initialise),  # VGG11s@Flickr: Figs. 3 and 4; the reduced VGG11 of Sattler et al.
+    "vgg11": Model(_vgg11, initialise),  # VGG11@CIFAR-100: Fig. 5; linear layers of 512, as suits 32 × 32 images
+    "resnet18": Model(_resnet18, _initialise_resnet),  # ResNet18@CIFAR-10: Fig. 5; first convolution 3 × 3
 }
 """By name, for `dagc.models.MODELS`."""

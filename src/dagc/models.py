@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dagc.data.dataset import Dataset
-from dagc.data.fields import Fields
+from dagc.data.dataset import Dataset, Fields
 from dagc.errors import InvalidInput, unknown
 
 __all__ = ["MODELS", "AsImage", "AsImageChannelsLast", "Model", "build", "image_shape", "initialise", "parameter_count"]
@@ -21,12 +20,11 @@ class Model:
     """A kind of model. Add yours to `MODELS`, and every task knows it.
 
     `make` makes it for a shape of samples and a number of outputs (classes, numbers or tokens), and `initialise` sets
-    every parameter from a seed; without that, `make` is called with torch's generator set to the seed. `source` says
-    where it comes from, and `tokens` whether samples are sequences of tokens.
+    every parameter from a seed; without that, `make` is called with torch's generator set to the seed. `tokens` says
+    whether samples are sequences of tokens.
     """
 
     make: Callable[[Shape, int], nn.Module]
-    source: str
     initialise: Callable[[nn.Module, int], None] | None = None
     tokens: bool = False
 
@@ -177,19 +175,10 @@ def _initialise_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
 
 MODELS: dict[str, Model] = {
     "logistic": Model(
-        lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes)),
-        "Logistic@FMNIST: Fig. 2a, Tables III and V",
-        initialise,
+        lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes)), initialise
     ),
-    "mlp": Model(_mlp, "not in the paper: one hidden layer of 256, about 20,000 parameters on digits", initialise),
-    "cnn": Model(
-        _cnn, "CNN@CIFAR-10: Tables III to VI; the four layers of McMahan et al. 2017, half as wide", initialise
-    ),
-    "token-lstm": Model(
-        lambda shape, tokens: _TokenLstm(tokens),
-        "not in the paper: an embedding of 32, an LSTM of 128, every next token",
-        initialise,
-        tokens=True,
-    ),
+    "mlp": Model(_mlp, initialise),  # not in the paper
+    "cnn": Model(_cnn, initialise),  # the four layers of McMahan et al. 2017, half as wide
+    "token-lstm": Model(lambda shape, tokens: _TokenLstm(tokens), initialise, tokens=True),  # not in the paper
 }
 """Every model by name."""

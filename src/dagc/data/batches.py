@@ -8,8 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagc.data.dataset import Dataset
-from dagc.data.fields import Inputs
+from dagc.data.dataset import Dataset, Inputs
 from dagc.data.partition import Partition
 from dagc.draws import scramble, splitmix64
 from dagc.errors import InvalidInput

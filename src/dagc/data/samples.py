@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagc.data.dataset import Dataset, hold_out, statistics
-from dagc.data.fields import Fields, Inputs
+from dagc.data.dataset import Dataset, Fields, Inputs, hold_out, statistics
 from dagc.data.limits import refuse_bomb
 from dagc.errors import DagcError, DataError, InvalidInput, shown
 from dagc.text import printable

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dagc.data import CATALOGUE, Dataset, Partition, load, make_partition
-from dagc.data.fields import tensors_of
+from dagc.data.dataset import tensors_of
 from dagc.errors import BudgetWarning, InvalidInput, shown
 from dagc.models import build
 from dagc.policies import Plan, make_rate

@@ -79,8 +79,7 @@ class Federation:
         self._tested = sharing(self.model).eval()
         self._shapes = [tuple(each.shape) for each in self.model.parameters() if each.requires_grad]
         self.optimizer = config.server_optimizer(self.vector.cpu().clone())
-        momentum = self.optimizer.has_momentum
-        self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes, momentum)
+        self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes, self.optimizer.has_momentum)
         self._follow_server()  # the first model may have been rounded
         self.first_orders()
         self._present = max(1, ceil(config.participation * len(self.names) - 1e-9))

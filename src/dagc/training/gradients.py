@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
 from dagc.data import Batches
-from dagc.data.fields import Inputs
+from dagc.data.dataset import Inputs
 from dagc.draws import scramble
 from dagc.errors import InvalidInput
 from dagc.training.config import Config

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from dagc.data import Dataset
-from dagc.data.dataset import IGNORED
-from dagc.data.fields import Fields, Inputs
+from dagc.data.dataset import IGNORED, Fields, Inputs
 from dagc.errors import InvalidInput, shown
 
 TARGETS = ("labels", "targets")
