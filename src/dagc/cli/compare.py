@@ -18,8 +18,7 @@ from dagc.files import failure, write_atomically
 from dagc.report import comparison, panels_of, read_run, read_runs, write_report
 from dagc.training import Config, Federation
 
-COMPARISON = "compare.json"
-"""The file in a comparison's folder that says which one it is."""
+COMPARISON = "compare.json"  # the file in a comparison's folder that says which one it is
 
 
 @with_flags("method", "seed", lists=SWEPT)

@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from textwrap import fill
@@ -31,8 +30,7 @@ Target = Annotated[
 ]
 GROUPS = ("Budget", "Method", "Data", "Training", "Network", "Bounds", "Run")
 """The order in which `--help` shows the groups of settings."""
-PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
-AMOUNT = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:e\d+)?)\s*([kKMG]?)(bit/s|b/s|bps|B/s|)\s*")
+PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 
 
 def with_flags(*left_out: str, lists: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -111,21 +109,13 @@ def targets(text: str | None) -> tuple[float, ...]:
     return tuple(map(_number, parts))
 
 
-def amount(text: str, option: str, rate: bool = False) -> float:
-    """A number with k, M or G, such as 11.2M; or a link rate, 8.4Mb/s or 1MB/s, in bits per second."""
-    match = AMOUNT.fullmatch(text)
-    number = math.inf if match is None else float(match[1]) * PREFIXES[match[2]]
-    unit = match[3] if match else ""
-    if number == math.inf or (unit and not rate):
-        usual = "rate with its unit, e.g. 8.4Mb/s, 200kb/s or 1MB/s" if rate else "number with k, M or G, e.g. 11.2M"
-        raise InvalidInput(f"{option} is {text!r:.100}: write a {usual}")
-    if rate and not unit:
-        bare = text.strip()
-        full = bare if bare[-1] in PREFIXES else f"{bare}M"
-        raise InvalidInput(f"{option} is {text!r:.100}: {bare} of what? Write {full}b/s for bits, {full}B/s for bytes")
-    if rate and not number:
-        raise InvalidInput(f"{option} is {text}: it must be above 0")
-    return number * (8 if unit == "B/s" else 1)
+def amount(text: str) -> float:
+    """A number, perhaps with k, M or G, such as 11.2M."""
+    digits = text.strip()
+    number = _number(digits.rstrip("kKMG")) * PREFIXES.get(digits[-1:], 1.0)
+    if not math.isfinite(number):
+        raise InvalidInput(f"--parameters is {text!r:.100}: write a number with k, M or G, e.g. 11.2M")
+    return number
 
 
 def _number(text: str) -> float:

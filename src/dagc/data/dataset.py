@@ -13,8 +13,7 @@ from dagc.errors import InvalidInput
 
 Objective = Literal["classification", "regression", "next-token"]
 """What is learned: a label, numbers, or the next token at every place of a sequence."""
-IGNORED = -100
-"""A next token that does not count, such as padding; torch's losses ignore it."""
+IGNORED = -100  # a next token that does not count, such as padding; torch's losses ignore it
 
 
 class Fields:
@@ -58,8 +57,7 @@ class Fields:
         return Fields({name: tensor.to(device) for name, tensor in self.tensors.items()})
 
 
-Inputs = Tensor | Fields
-"""What a model takes for a batch."""
+Inputs = Tensor | Fields  # what a model takes for a batch
 
 
 def tensors_of(x: Inputs) -> dict[str, Tensor]:

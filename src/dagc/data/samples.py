@@ -16,8 +16,7 @@ from dagc.errors import DagcError, DataError, InvalidInput, shown
 from dagc.text import printable
 
 Column = NDArray[Any]
-LABELS = ("label", "labels")
-"""The column to predict, unless another is named."""
+LABELS = ("label", "labels")  # the column to predict, unless another is named
 _MISSING = ("", "?")
 _MOST_VALUES = 1000  # of a text column; more are probably names or identifiers
 _MOST_CLIENTS = 100  # different values of a text column that may be the names of clients

@@ -7,8 +7,7 @@ from typing import Any
 from dagc.folder import FINAL, FINAL_RULE, SCORE, summary
 from dagc.text import Spread, capital, in_bytes, in_seconds, percent, to_html
 
-SHOWN = 10
-"""The table has about as many of the evaluations; the curve has all."""
+SHOWN = 10  # the table has about as many of the evaluations; the curve has all
 WIDTH, HEIGHT, EDGE = 420, 160, 6
 
 

@@ -23,8 +23,7 @@ from dagc.training.optimizer import SCHEDULES, ServerOptimizer, client_optimizer
 
 OWN = "own"
 """The model, data or partition passed to `dagc.train` in Python, in a task or as a partition."""
-IRRELEVANT = ("threads", "data_dir", "checkpoint_every")
-"""Settings that cannot change a result."""
+IRRELEVANT = ("threads", "data_dir", "checkpoint_every")  # settings that cannot change a result
 UNUSABLE = ("Optimizer", "LBFGS", "SparseAdam", "LRScheduler", "ReduceLROnPlateau", "ChainedScheduler", "SequentialLR")
 """Classes of `torch.optim` that need more than a gradient, and of its schedulers that need more than numbers."""
 SPLIT = ("clients", "skew_ratio", "label_alpha")

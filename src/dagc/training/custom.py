@@ -23,10 +23,8 @@ from dagc.text import count
 from dagc.training.config import OWN, SPLIT, Config, is_own
 from dagc.training.objective import Loss, Metric
 
-PER_CLIENT = 10
-"""With few samples, there is a client for this many."""
-SKEWS = (50, 20, 10, 5, 2, 1)
-"""Skew ratios to try, in this order, if there are few samples."""
+PER_CLIENT = 10  # with few samples, there is a client for this many
+SKEWS = (50, 20, 10, 5, 2, 1)  # skew ratios to try, in this order, if there are few samples
 LEAST_PART = 0.02
 """Plans whose rounds hold no more than this part of the entries get a warning. The leanest that learned in
 `docs/studies/thrifty.md` hold several times as many."""

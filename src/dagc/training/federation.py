@@ -29,10 +29,8 @@ from dagc.training.result import Round
 log = getLogger("dagc.training")
 MOMENTUM_RATE = 0.5
 """The server's rate with momentum, if none is given: the best of what was tried with a momentum of 0.9."""
-RANDOM_BITS = 4
-"""Bits per entry of a random first model: training from it ends where it ends from the exact one."""
-TESTED = 50
-"""Test samples per batch."""
+RANDOM_BITS = 4  # bits per entry of a random first model: training from it ends where it ends from the exact one
+TESTED = 50  # test samples per batch
 
 
 class _Turn(NamedTuple):

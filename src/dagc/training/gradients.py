@@ -20,12 +20,9 @@ from dagc.training.config import Config
 from dagc.training.objective import Loss, classification_loss, computed_loss, forward, scores_of
 from dagc.training.optimizer import client_optimizer
 
-TOGETHER = 1 << 18
-"""Clients are grouped while their gradients together have no more entries than this."""
-MOST = 16
-"""The most clients in a group."""
-DROPOUT = 3
-"""The purposes of random numbers: the seed of a client and round has several."""
+TOGETHER = 1 << 18  # clients are grouped while their gradients together have no more entries than this
+MOST = 16  # the most clients in a group
+DROPOUT = 3  # the purposes of random numbers: the seed of a client and round has several
 
 
 class Traits(NamedTuple):

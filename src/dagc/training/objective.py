@@ -13,11 +13,9 @@ from dagc.data import Dataset
 from dagc.data.dataset import IGNORED, Fields, Inputs
 from dagc.errors import InvalidInput, shown
 
-TARGETS = ("labels", "targets")
-"""A parameter of a model's `forward` with such a name gets what is to be predicted."""
+TARGETS = ("labels", "targets")  # a parameter of a model's `forward` with such a name gets what is to be predicted
 
-Loss = Callable[[Any, Tensor], Tensor]
-"""`(what the model returns, y) -> the mean loss of a batch`, one number."""
+Loss = Callable[[Any, Tensor], Tensor]  # `(what the model returns, y) -> the mean loss of a batch`, one number
 Metric = Callable[[Any, Tensor], Any]
 """`(what the model returns, y) -> the mean score of a batch`, where more is better."""
 
