@@ -56,9 +56,9 @@ def estimate(config: Config, size: int, examples: Mapping[str, float]) -> Estima
         start = clock + waited
         uploads, downloads, known = _play(server, [names[place] for place in places], number, start)
         ends = [start]
-        for place, sent, got in zip(places, uploads, downloads, strict=True):
-            trained = start + network.seconds(place, "down", scale * got, start) + config.compute_seconds
-            ends.append(trained + network.seconds(place, "up", scale * sent, trained))
+        for place, upload, download in zip(places, uploads, downloads, strict=True):
+            trained = start + network.seconds(place, "down", scale * download, start) + config.compute_seconds
+            ends.append(trained + network.seconds(place, "up", scale * upload, trained))
         played.append((scale * sum(uploads), scale * sum(downloads), known, max(ends) - clock))
         clock = max(ends)
     later = played[len(played) // 2 :]  # the first rounds are unlike those that follow

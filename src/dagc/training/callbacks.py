@@ -62,7 +62,7 @@ class TensorBoard:
             self._writer = self._make(str(self.folder), purge_step=result.round if result.round > 1 else None)
         elapsed, total = time.perf_counter() - self._began, result.bytes_up + result.bytes_down
         numbers = {**vars(result), "bytes_total": total, "elapsed": elapsed}
-        if None not in (self.target, result.score) and result.score >= self.target:
+        if self.target is not None and result.score is not None and result.score >= self.target:
             self.target = None  # this is the first time
             amounts = {"rounds": result.round, "bytes": total, "seconds": result.seconds}
             numbers |= {f"{name}_to_target": amount for name, amount in amounts.items()}
