@@ -153,18 +153,16 @@ def _shrunk(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
     return config, ()  # too few for what was asked: the error says so
 
 
-def check_rounds(plan: Plan, size: int, examples: Mapping[str, float], rounds: int, present: int) -> None:
+def check_rounds(server: Server, rounds: int, present: int) -> None:
     """Refuse a budget under which nobody ever sends; warn about one that changes next to nothing."""
+    plan, size, names = server.plan, server.size, list(server.members)[:present]
     if plan.per_hour or plan.threshold is not None or not plan.method_spec.budgets:
         return
     name = (plan.budgets_set or ["bytes"])[-1]
     value = getattr(plan, name)
     words = {"ratio": f"ratio {value}", "bytes": f"{value} byte{'' if value == 1 else 's'}"}.get(name, value)
     budget = f"{count(rounds, 'round')} of {words} per client"
-    server = Server(plan, size, rounds)
-    for client, amount in examples.items():
-        server.join(client, amount)
-    while all(order.silent for order in server.orders(list(examples)[:present]).values()):
+    while all(order.silent for order in server.orders(names).values()):
         server.close([])
         if server.round == rounds:
             raise InvalidInput(f"nobody sends anything in {budget}: raise {name} or rounds")

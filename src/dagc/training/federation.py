@@ -81,8 +81,7 @@ class Federation:
         self._follow_server()  # the first model may have been rounded
         self.first_orders()
         self._present = max(1, ceil(config.participation * len(self.names) - 1e-9))
-        examples = dict(zip(self.names, map(float, self.partition.sizes), strict=True))
-        check_rounds(self.server.plan, self.size, examples, config.rounds, self._present)
+        check_rounds(self._joined(), config.rounds, self._present)
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
         traits = self._traits(batches)
@@ -130,10 +129,14 @@ class Federation:
 
     def first_orders(self) -> list[Any]:
         """The parameter that each client would get if all took part in the first round."""
+        return [order.amount for order in self._joined().orders(self.names).values()]
+
+    def _joined(self) -> Server:
+        """Another server, which all clients have joined."""
         server = Server(self.server.plan, self.size, self.config.rounds)
         for name, examples in zip(self.names, self.partition.sizes, strict=True):
             server.join(name, int(examples))
-        return [order.amount for order in server.orders(self.names).values()]
+        return server
 
     def step(self, asked: Sequence[int] | None = None) -> Round:
         """One round, in which those at these places of the partition take part; by default, some drawn at random."""
