@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dagc.data.dataset import Dataset, Fields
 from dagc.errors import InvalidInput, unknown
 
-__all__ = ["MODELS", "AsImage", "AsImageChannelsLast", "Model", "build", "image_shape", "initialise", "parameter_count"]
+__all__ = ["MODELS", "AsImage", "AsImageChannelsLast", "Model", "build", "image_shape", "initialize", "parameter_count"]
 
 Shape = tuple[int, ...]
 
@@ -19,13 +19,13 @@ Shape = tuple[int, ...]
 class Model:
     """A kind of model. Add yours to `MODELS`, and every task knows it.
 
-    `make` makes it for a shape of samples and a number of outputs (classes, numbers or tokens), and `initialise` sets
+    `make` makes it for a shape of samples and a number of outputs (classes, numbers or tokens), and `initialize` sets
     every parameter from a seed; without that, `make` is called with torch's generator set to the seed. `tokens` says
     whether samples are sequences of tokens.
     """
 
     make: Callable[[Shape, int], nn.Module]
-    initialise: Callable[[nn.Module, int], None] | None = None
+    initialize: Callable[[nn.Module, int], None] | None = None
     tokens: bool = False
 
 
@@ -53,14 +53,14 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
         raise InvalidInput(f"samples of shape {shape} are empty; give for example (3, 32, 32)")
     if data is not None:
         _check_data(name, data)
-    if kind.initialise is None:
+    if kind.initialize is None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return kind.make(shape, outputs)
     with torch.device("meta"):  # no memory and no random numbers yet
         model = kind.make(shape, outputs)
     model.to_empty(device="cpu")
-    kind.initialise(model, seed)
+    kind.initialize(model, seed)
     return model
 
 
@@ -138,7 +138,7 @@ class _TokenLstm(nn.Module):
         return scores
 
 
-def initialise(model: nn.Module, seed: int) -> None:
+def initialize(model: nn.Module, seed: int) -> None:
     """Set every parameter from `seed`.
 
     Layers before a ReLU keep the scale of the signal (He), and the last one starts small.
@@ -154,12 +154,12 @@ def initialise(model: nn.Module, seed: int) -> None:
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
     for lstm in (layer for layer in model.modules() if isinstance(layer, nn.LSTM)):
-        _initialise_lstm(lstm, random)
+        _initialize_lstm(lstm, random)
     for embedding in (layer for layer in model.modules() if isinstance(layer, nn.Embedding)):
         nn.init.normal_(embedding.weight, generator=random)
 
 
-def _initialise_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
+def _initialize_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
     """Orthogonal state matrices and open forget gates: with torch's default values, plain SGD hardly learns."""
     for name, parameter in lstm.named_parameters():
         if name.startswith("weight_hh"):
@@ -175,10 +175,10 @@ def _initialise_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
 
 MODELS: dict[str, Model] = {
     "logistic": Model(
-        lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes)), initialise
+        lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes)), initialize
     ),
-    "mlp": Model(_mlp, initialise),  # not in the paper
-    "cnn": Model(_cnn, initialise),  # the four layers of McMahan et al. 2017, half as wide
-    "token-lstm": Model(lambda shape, tokens: _TokenLstm(tokens), initialise, tokens=True),  # not in the paper
+    "mlp": Model(_mlp, initialize),  # not in the paper
+    "cnn": Model(_cnn, initialize),  # the four layers of McMahan et al. 2017, half as wide
+    "token-lstm": Model(lambda shape, tokens: _TokenLstm(tokens), initialize, tokens=True),  # not in the paper
 }
 """Every model by name."""

@@ -88,14 +88,14 @@ def losses(name: str, data_name: str, rate: float, batch: int, steps: int = 200)
         pytest.skip(f"real data is not here: {error}")
     model = build(name, data, seed=0)
     batches = Batches(data, iid(data.train_y.numpy(), clients=1), batch)
-    optimiser = torch.optim.SGD(model.parameters(), lr=rate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     losses = []
     for round in range(steps):
         x, y = batches.batch(0, round)
         loss = nn.functional.cross_entropy(model(x), y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(float(loss.detach()))
     return losses
 

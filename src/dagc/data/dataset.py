@@ -1,4 +1,4 @@
-"""A data set in memory: plain tensors, or several named ones, normalised batch by batch."""
+"""A data set in memory: plain tensors, or several named ones, normalized batch by batch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def tensors_of(x: Inputs) -> dict[str, Tensor]:
 class Dataset:
     """Training and test samples with their labels, or whatever else is to be predicted.
 
-    Images are kept as bytes, as on disk: a quarter of the memory of float32, which `normalise` makes of each batch.
+    Images are kept as bytes, as on disk: a quarter of the memory of float32, which `normalize` makes of each batch.
 
     Attributes:
         train_x: Training samples, uint8 or float32, or int64 for tokens; or several named tensors.
@@ -78,8 +78,8 @@ class Dataset:
         classes: The names of the labels or tokens; none for numbers.
         client: The owner of each training sample (int64), if the data has natural clients.
         clients: The names of the owners.
-        mean: Subtracted by `normalise`, in the units of `train_x`.
-        std: Divided by in `normalise`.
+        mean: Subtracted by `normalize`, in the units of `train_x`.
+        std: Divided by in `normalize`.
         augment: Whether training batches are randomly cropped and flipped.
         notes: What a reader should know: samples skipped, classes with fewer samples than asked for.
 
@@ -169,7 +169,7 @@ class Dataset:
         """The names of `labels`; none if samples have no label."""
         return self.classes if self.objective == "classification" else ()
 
-    def normalise(self, x: Inputs) -> Inputs:
+    def normalize(self, x: Inputs) -> Inputs:
         """Samples as the model takes them: float32, centered and scaled; tokens and named tensors are not changed."""
         if isinstance(x, Fields) or x.dtype == torch.int64:
             return x
@@ -178,15 +178,15 @@ class Dataset:
         return (x.to(torch.float32, copy=True)).sub_(self.mean).div_(self.std)
 
     def test_batches(self, size: int = 1000) -> Iterator[tuple[Inputs, Tensor]]:
-        """The whole test set in order, normalised, `size` samples at a time."""
+        """The whole test set in order, normalized, `size` samples at a time."""
         if size < 1:
             raise InvalidInput(f"size is {size}; a test batch holds at least one sample")
         for start in range(0, len(self.test_y), size):
-            yield self.normalise(self.test_x[start : start + size]), self.test_y[start : start + size]
+            yield self.normalize(self.test_x[start : start + size]), self.test_y[start : start + size]
 
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation to normalise `x` with: per feature, per channel of an image, or one for all.
+    """Mean and standard deviation to normalize `x` with: per feature, per channel of an image, or one for all.
 
     A constant feature gets the deviation 1, so that it becomes zero and not NaN.
     """

@@ -240,7 +240,7 @@ class RunFolder(Folder):
             settings = {name: value for name, value in config.as_dict().items() if value is not None}
             self.describe(settings, self._clients())
         else:
-            self._recognise()
+            self._recognize()
         self._written = set(settings)
         held = Config(**settings)
         if held.key() != config.key():
@@ -248,7 +248,7 @@ class RunFolder(Folder):
             other = [f"{name} is {theirs!r} there, {ours!r} here" for name, theirs, ours in both if theirs != ours]
             raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another --output")
 
-    def _recognise(self) -> None:
+    def _recognize(self) -> None:
         """Refuse the folder of a run that was given another model or other data."""
         try:
             known = json.loads((self.path / "clients.json").read_bytes()).get("given")

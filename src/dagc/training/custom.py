@@ -42,7 +42,7 @@ class Custom:
 
     @property
     def fingerprint(self) -> int | None:
-        """A checksum of this model and data, by which a run's folder recognises them; None if neither is given."""
+        """A checksum of this model and data, by which a run's folder recognizes them; None if neither is given."""
         if self.model is None and self.data is None:
             return None
         tensors = [] if self.model is None else list(self.model.state_dict().values())

@@ -52,7 +52,7 @@ class Federation:
         model: The clients' model: they train on it, and it is evaluated. Its parameters are views of `vector`.
         optimizer: The server's own model, and the optimizer that moves it.
         names: The clients' names, in the order of the partition.
-        goal: What is minimised and measured.
+        goal: What is minimized and measured.
         buffers: The model's buffers that change in training, such as batch norm's, by name.
         notes: What a user should know about the data and its split.
         server: The server's half of the protocol.
@@ -105,7 +105,7 @@ class Federation:
     def _traits(self, batches: data.Batches) -> Traits:
         """The model's side effects. A model passed in Python is tried with the smallest client's batch."""
         passed = (self.custom.model, self.custom.data, self.custom.loss)
-        if all(each is None for each in passed) and models.MODELS[self.config.model].initialise is not None:
+        if all(each is None for each in passed) and models.MODELS[self.config.model].initialize is not None:
             return Traits()
         smallest = int(self.partition.sizes.argmin())
         x, y = batches.batch(smallest, 0)
@@ -207,7 +207,7 @@ class Federation:
         """The score (accuracy, unless there is another metric) and the mean loss on the whole test set."""
 
         def chunk(start: int) -> tuple[float, float, int]:
-            x = self.data.normalise(self.data.test_x[start : start + TESTED]).to(self.config.device)
+            x = self.data.normalize(self.data.test_x[start : start + TESTED]).to(self.config.device)
             y = self.data.test_y[start : start + TESTED].to(self.config.device)
             count = self.goal.count(y)
             with torch.no_grad():

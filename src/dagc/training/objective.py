@@ -1,4 +1,4 @@
-"""What training minimises, and how it is scored: classification, regression, next token, or your own loss."""
+"""What training minimizes, and how it is scored: classification, regression, next token, or your own loss."""
 
 import inspect
 from collections.abc import Callable, Mapping
