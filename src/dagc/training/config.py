@@ -133,7 +133,7 @@ class Config(Plan):
     )
     label: str | None = _data(None, "column of your data to predict; label if not given", "text")
     client: str | None = _data(None, "column of your data with the owner of each row; client if not given", "text")
-    data_dir: str | None = _data(None, "data folder; DAGC_DATA or the user's cache if not given", "text")
+    data_dir: str | None = _run(None, "data folder; DAGC_DATA or the user's cache if not given", "text")
     augment: bool = _data(False, "crop and flip images", "switch")
     rounds: int = _training(1000, "number of rounds", "integer", least=1)
     learning_rate: float = _step_size(0.1, "step size; that of the clients' own steps if they take several", alias="lr")
