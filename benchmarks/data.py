@@ -75,13 +75,13 @@ def _batch(data: Dataset) -> Callable[[int], object]:
 def _step(data: Dataset, name: str) -> Callable[[int], object]:
     """Forward, backward and update on a batch of 32 that is ready."""
     model = build(name, data)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
-    x, y = data.normalise(data.train_x[:32]), data.train_y[:32]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = data.normalize(data.train_x[:32]), data.train_y[:32]
 
     def step(_: int) -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 

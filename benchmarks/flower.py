@@ -61,11 +61,11 @@ def client_app(steps: int, mods: list[Any]) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         own = model()
         own.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimiser = torch.optim.SGD(own.parameters(), lr=0.01)
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.01)
         for samples, labels in zip(x, y, strict=True):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             cross_entropy(own(samples), labels).backward()
-            optimiser.step()
+            optimizer.step()
         metrics = MetricRecord({"num-examples": 100 * (1 + int(context.node_config["partition-id"]))})
         return Message(RecordDict({"arrays": ArrayRecord(own.state_dict()), "metrics": metrics}), reply_to=message)
 

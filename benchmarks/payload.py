@@ -46,9 +46,9 @@ def changes(name: str, rounds: int) -> list[torch.Tensor]:
     for round in range(rounds):
         before = parameters_to_vector(task.module.parameters()).detach().clone()
         for step in range(STEPS):
-            task.optimiser.zero_grad()
+            task.optimizer.zero_grad()
             task.loss(task.module, round * STEPS + step).backward()
-            task.optimiser.step()
+            task.optimizer.step()
         found.append(before - parameters_to_vector(task.module.parameters()).detach())
     return found
 

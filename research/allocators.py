@@ -26,7 +26,7 @@ def _one_against_the_rest(shares: Array, total: float, rest: float) -> Array:
 
 
 RULES = {
-    "phi-optimal": (phi_optimal, "the minimiser of the paper's factor Φ"),
+    "phi-optimal": (phi_optimal, "the minimizer of the paper's factor Φ"),
     "scheme-i": (scheme_i, "almost everything to the largest client"),
     "scheme-ii": (scheme_ii, "almost everything to the small clients"),
 }

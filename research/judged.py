@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dagc.report import Series
-from dagc.report.numbers import Spread, difference, reached
-from dagc.text import in_bytes
+from dagc.report.numbers import difference, reached
+from dagc.text import Spread, in_bytes
 
 __all__ = ["against_the_best", "judged", "on_shared_seeds"]
 

@@ -7,17 +7,9 @@ from typing import Any
 
 from dagc.errors import InvalidInput
 from dagc.report import Series
-from dagc.report.numbers import (
-    BYTES,
-    Reached,
-    Spread,
-    difference,
-    final,
-    part_sent,
-    reached,
-)
+from dagc.report.numbers import BYTES, Reached, difference, final, part_sent, reached
 from dagc.report.panels import in_words
-from dagc.text import brief, in_bytes, percent
+from dagc.text import Spread, brief, in_bytes, percent
 from research.judged import against_the_best, judged, on_shared_seeds
 from research.records import Tuned
 from research.shown import Shown

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from dagc.errors import InvalidInput
-from dagc.models import AsImage, AsImageChannelsLast, Model, Shape, image_shape, initialise
+from dagc.models import AsImage, AsImageChannelsLast, Model, Shape, image_shape, initialize
 
 __all__ = ["MODELS"]
 
@@ -88,15 +88,15 @@ def _resnet18(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(*layers, _Mean(), nn.Linear(512, classes))
 
 
-def _initialise_resnet(model: nn.Module, seed: int) -> None:
+def _initialize_resnet(model: nn.Module, seed: int) -> None:
     """Set every parameter from `seed`.
 
     The branches are scaled down by the square root of their number, so that together they add no more than one layer
-    would: without normalisation, the signal neither grows nor fades with depth. This was chosen over branches that
+    would: without normalization, the signal neither grows nor fades with depth. This was chosen over branches that
     start at zero and over a learned scale per branch, by the loss after 100 steps on CIFAR-10 at a rate of 0.01, one
     seed each.
     """
-    initialise(model, seed)
+    initialize(model, seed)
     branches = [block for block in model.modules() if isinstance(block, _Residual)]
     with torch.no_grad():
         for block in branches:
@@ -104,13 +104,9 @@ def _initialise_resnet(model: nn.Module, seed: int) -> None:
 
 
 MODELS: dict[str, Model] = {
-    "lstm": Model(_lstm, "LSTM@SCs: Fig. 2b, Tables III and V", initialise),
-    "vgg11s": Model(_vgg11s, "VGG11s@Flickr: Figs. 3 and 4; the reduced VGG11 of Sattler et al.", initialise),
-    "vgg11": Model(
-        _vgg11, "VGG11@CIFAR-100: Fig. 5; the hidden linear layers are 512 wide, as suits 32 × 32 images", initialise
-    ),
-    "resnet18": Model(
-        _resnet18, "ResNet18@CIFAR-10: Fig. 5; first convolution 3 × 3, as suits 32 × 32 images", _initialise_resnet
-    ),
+    "lstm": Model(_lstm, initialize),  # LSTM@SCs: Fig. 2b, Tables III and V
+    "vgg11s": Model(_vgg11s, initialize),  # VGG11s@Flickr: Figs. 3 and 4; the reduced VGG11 of Sattler et al.
+    "vgg11": Model(_vgg11, initialize),  # VGG11@CIFAR-100: Fig. 5; linear layers of 512, as suits 32 × 32 images
+    "resnet18": Model(_resnet18, _initialize_resnet),  # ResNet18@CIFAR-10: Fig. 5; first convolution 3 × 3
 }
 """By name, for `dagc.models.MODELS`."""

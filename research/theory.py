@@ -113,7 +113,7 @@ def candidate_factors(weights: ArrayLike, total: float) -> FloatArray:
 
 
 def phi_optimal(weights: ArrayLike, total: float) -> FloatArray:
-    """The ratios of this sum that minimise Φ, which Algorithm 2 does not.
+    """The ratios of this sum that minimize Φ, which Algorithm 2 does not.
 
     For a given floor m the best ratios are max(m, c·p^(2/3)): water-filling. With P = Σ p^(2/3) over the clients above
     the floor and W = Σ p over the s clients on it, Φ = W/m + P^1.5/√(m·(total − s·m)): convex in m.

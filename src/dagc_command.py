@@ -44,14 +44,14 @@ ELSEWHERE = {
 FLAGS = (
     "--augment", "--batch-size", "--bytes", "--caps", "--check", "--checkpoint-every", "--client",
     "--client-momentum", "--client-optimizer", "--client-weight-decay", "--clients", "--clip", "--compute-seconds",
-    "--config", "--data-dir", "--device", "--down", "--downlink", "--epochs", "--evaluate-every", "--exponent",
-    "--failures", "--first-bits", "--first-model", "--frames", "--help", "--jobs", "--json", "--label",
-    "--label-alpha", "--late", "--learning-rate", "--local-steps", "--lr", "--method", "--methods", "--momentum",
-    "--most-examples", "--network", "--norm-bound", "--objective", "--optimizer", "--optimizer-options", "--options",
-    "--output", "--overhead", "--parameters", "--participation", "--partition", "--per-tensor", "--rate", "--ratio",
-    "--rounds", "--schedule", "--schedule-options", "--seed", "--seeds", "--server-rate", "--server-schedule",
-    "--sizes", "--skew-ratio", "--step-ahead", "--target", "--targets", "--tensorboard", "--threads", "--threshold",
-    "--threshold-units", "--title", "--uplink", "--values", "--verbose", "--version",
+    "--config", "--data-dir", "--device", "--down", "--epochs", "--evaluate-every", "--exponent", "--failures",
+    "--first-bits", "--first-model", "--frames", "--help", "--jobs", "--json", "--label", "--label-alpha", "--late",
+    "--learning-rate", "--local-steps", "--lr", "--method", "--methods", "--momentum", "--most-examples", "--network",
+    "--norm-bound", "--objective", "--optimizer", "--optimizer-options", "--options", "--output", "--overhead",
+    "--parameters", "--participation", "--partition", "--per-tensor", "--rate", "--ratio", "--rounds", "--schedule",
+    "--schedule-options", "--seed", "--seeds", "--server-rate", "--server-schedule", "--sizes", "--skew-ratio",
+    "--step-ahead", "--target", "--targets", "--tensorboard", "--threads", "--threshold", "--threshold-units",
+    "--title", "--values", "--verbose", "--version",
 )
 # fmt: on
 """The options of all commands; `make results` writes them again."""

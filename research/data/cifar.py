@@ -81,8 +81,8 @@ def _entry(name: str, size: str, md5: str, folder: str, files: tuple[list[str], 
     def read(place: Path, root: Path) -> Dataset:
         return _read(name, [place / part for part in train], place / test, place / names, classes, label_bytes)
 
-    about, licence = "60,000 photos, 32×32×3", "cite Krizhevsky 2009"
-    return Entry(name, about, size, licence, (Source(url, f"md5:{md5}", folder, folder),), locate, read)
+    about, license = "60,000 photos, 32×32×3", "cite Krizhevsky 2009"
+    return Entry(name, about, size, license, (Source(url, f"md5:{md5}", folder, folder),), locate, read)
 
 
 _PARTS_10 = ([f"data_batch_{part}.bin" for part in range(1, 6)], "test_batch.bin", "batches.meta.txt")

@@ -23,14 +23,14 @@ DataDir = Annotated[
 
 @app.command("list")
 def list_(data_dir: DataDir = None) -> None:
-    """List the data sets: which are here, the size of their download and their licence."""
+    """List the data sets: which are here, the size of their download and their license."""
     root = data_folder(data_dir)
     table = Table(title=f"Data folder: {root}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    for column in ("name", "here", "size", "licence", "what"):
+    for column in ("name", "here", "size", "license", "what"):
         table.add_column(column, no_wrap=column in ("name", "here", "size"))
     for entry in ENTRIES.values():
         here = "yes" if entry.locate(root) else "no"
-        table.add_row(entry.name, here, entry.size, entry.licence, entry.about)
+        table.add_row(entry.name, here, entry.size, entry.license, entry.about)
     Console(highlight=False).print(table)
 
 

@@ -20,7 +20,7 @@ class Entry:
         name: Its name in tasks.
         about: One line about it.
         size: The size of the download.
-        licence: Its licence.
+        license: Its license.
         sources: The official files.
         locate: Finds it below a data folder; None if it is not there.
         read: Loads it from there; the second argument is the data folder.
@@ -29,7 +29,7 @@ class Entry:
     name: str
     about: str
     size: str
-    licence: str
+    license: str
     sources: tuple[Source, ...]
     locate: Callable[[Path], Path | None]
     read: Callable[[Path, Path], Dataset]

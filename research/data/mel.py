@@ -38,7 +38,7 @@ def read_wav(path: Path) -> tuple[NDArray[np.float32], int]:
 
 
 def log_mel(samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
-    """The first second as (32 frames, 32 bands) of log energy; shorter clips are centred in silence.
+    """The first second as (32 frames, 32 bands) of log energy; shorter clips are centered in silence.
 
     A frame is a Hann window of 1/16 s every 1/32 s; the bands are triangles, evenly spaced on the mel scale.
 

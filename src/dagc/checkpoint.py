@@ -5,9 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dagc.errors import CheckpointError
+from dagc.errors import CheckpointError, Damaged
 from dagc.files import failure, remove_partial
-from dagc.state import Damaged, load_state, save_state
+from dagc.state import load_state, save_state
 
 VERSION = 1
 KEPT = 2  # if the newest checkpoint is damaged, there is one before it

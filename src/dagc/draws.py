@@ -10,8 +10,7 @@ from dagc.errors import InvalidInput
 Word = TypeVar("Word", int, NDArray[np.uint64])
 
 _MASK = (1 << 64) - 1
-_STEP = 0x9E3779B97F4A7C15
-"""The counter's increment from one number to the next."""
+_STEP = 0x9E3779B97F4A7C15  # the counter's increment from one number to the next
 
 
 def scramble(seed: int, number: int) -> int:

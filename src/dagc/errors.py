@@ -9,12 +9,14 @@ __all__ = [  # all that `dagc` itself offers, too
     "BudgetWarning",
     "CheckpointError",
     "DagcError",
+    "Damaged",
     "DataError",
     "Diverged",
     "InvalidInput",
     "MalformedPayload",
     "MissingData",
     "MissingExtra",
+    "NewerVersion",
     "NonFiniteGradient",
     "OutOfSync",
     "OutsideBound",
@@ -68,6 +70,14 @@ class BudgetWarning(UserWarning):
 
 class CheckpointError(DagcError):
     """A run cannot be saved or resumed. The message says what is left and what to do."""
+
+
+class Damaged(CheckpointError):
+    """A file that could be read, but does not hold what was written to it."""
+
+
+class NewerVersion(CheckpointError):
+    """A file that is intact, but was written by a newer version of dagc."""
 
 
 class OutOfSync(DagcError):

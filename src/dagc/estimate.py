@@ -9,17 +9,16 @@ import torch
 
 from dagc.draws import draw, scramble
 from dagc.errors import InvalidInput
+from dagc.network import make_network
 from dagc.policies import Plan
 from dagc.protocol import ModelServer, Order
-
-__all__ = ["Estimate", "estimate"]
+from dagc.training import Config
 
 ROUNDS, VISITS = 30, 3
 """How many rounds are played, or visits of each client if that takes longer; further rounds are like these."""
 LARGEST = 1 << 19
 """Larger models are played as one of this size with a budget in proportion, since frames then only grow with it."""
-HEADER = 8
-"""The bytes of an uncompressed frame besides its values."""
+HEADER = 8  # the bytes of an uncompressed frame besides its values
 
 
 class Estimate(NamedTuple):
@@ -32,24 +31,15 @@ class Estimate(NamedTuple):
     seconds: float
 
 
-def estimate(
-    plan: Plan,
-    size: int,
-    examples: Mapping[str, float],
-    rounds: int,
-    participation: float = 1.0,
-    up: float = 8.4e6,
-    down: float = 8.4e6,
-    compute_seconds: float = 0.0,
-) -> Estimate:
-    """Estimate what some rounds take at most, each of which waits for its slowest client.
+def estimate(config: Config, size: int, examples: Mapping[str, float]) -> Estimate:
+    """Estimate what the rounds of a training take at most, each of which waits for its slowest client.
 
-    The server's optimizer is plain SGD; momentum or Adam change every entry: lossless downloads would be larger.
-
-    The links of each client carry `up` and `down` bits per second. A method with thresholds is refused: how much its
-    clients send depends on their gradients.
+    The server's optimizer is plain SGD; momentum or Adam change every entry: lossless downloads would be larger. A
+    method with thresholds is refused: how much its clients send depends on their gradients.
     """
-    full = plan.for_size(size)
+    if isinstance(config.compute_seconds, str):
+        raise InvalidInput(f"compute_seconds is {config.compute_seconds!r}: before training, give seconds")
+    full, rounds, network = config.plan().for_size(size), config.rounds, make_network(config.network)
     scale = max(1.0, size / LARGEST) if full.rate is None else 1.0
     budgets = {name: getattr(full, name) for name in ("bytes", "down") if isinstance(getattr(full, name), int | float)}
     small = full.replaced(**{name: value / scale for name, value in budgets.items()})
@@ -57,22 +47,27 @@ def estimate(
     first = len(server.introduction(-1).frame) * scale if full.first_model == "sent" else 0.0
     for name, count in examples.items():
         server.join(name, count)
-    names, present = list(examples), max(1, math.ceil(participation * len(examples) - 1e-9))
+    names, present = list(examples), max(1, math.ceil(config.participation * len(examples) - 1e-9))
     played: list[tuple[float, float, int, float]] = []
     clock = 0.0
     for number in range(min(rounds, max(ROUNDS, math.ceil(VISITS * len(names) / present)))):
-        clients = [names[place] for place in draw(scramble(full.seed, number), len(names), present)]
+        places = draw(scramble(full.seed, number), len(names), present).tolist()
         waited = 0.0 if server.budget.account is None else server.budget.account.wait(present, clock)
-        uploads, downloads, known = _play(server, clients, number, clock + waited)
-        slowest = scale * max(8 * sent / up + 8 * got / down for sent, got in zip(uploads, downloads, strict=True))
-        played.append((scale * sum(uploads), scale * sum(downloads), known, waited + compute_seconds + slowest))
-        clock += played[-1][-1]
+        start = clock + waited
+        uploads, downloads, known = _play(server, [names[place] for place in places], number, start)
+        ends = [start]
+        for place, upload, download in zip(places, uploads, downloads, strict=True):
+            trained = start + network.seconds(place, "down", scale * download, start) + config.compute_seconds
+            ends.append(trained + network.seconds(place, "up", scale * upload, trained))
+        played.append((scale * sum(uploads), scale * sum(downloads), known, max(ends) - clock))
+        clock = max(ends)
     later = played[len(played) // 2 :]  # the first rounds are unlike those that follow
     _, received, visits, took = (sum(amounts) for amounts in zip(*later, strict=True))
     new = len(names) * (1 - (1 - present / len(names)) ** rounds) if first else 0.0
     repeated = (present * rounds - new) * received / max(1, visits)
     sent = rounds * sum(each[0] for each in played) / len(played)
-    return Estimate(full, sent, first * new + repeated, first * new, took * rounds / len(later) + 8 * first / down)
+    seconds = took * rounds / len(later) + (network.seconds(0, "down", first, 0.0) if first else 0.0)
+    return Estimate(full, sent, first * new + repeated, first * new, seconds)
 
 
 def _play(server: ModelServer, clients: list[str], number: int, clock: float) -> tuple[list[int], list[int], int]:

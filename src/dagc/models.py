@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dagc.data.dataset import Dataset
-from dagc.data.fields import Fields
+from dagc.data.dataset import Dataset, Fields
 from dagc.errors import InvalidInput, unknown
 
-__all__ = ["MODELS", "AsImage", "AsImageChannelsLast", "Model", "build", "image_shape", "initialise", "parameter_count"]
+__all__ = ["MODELS", "AsImage", "AsImageChannelsLast", "Model", "build", "image_shape", "initialize", "parameter_count"]
 
 Shape = tuple[int, ...]
 
@@ -20,14 +19,13 @@ Shape = tuple[int, ...]
 class Model:
     """A kind of model. Add yours to `MODELS`, and every task knows it.
 
-    `make` makes it for a shape of samples and a number of outputs (classes, numbers or tokens), and `initialise` sets
-    every parameter from a seed; without that, `make` is called with torch's generator set to the seed. `source` says
-    where it comes from, and `tokens` whether samples are sequences of tokens.
+    `make` makes it for a shape of samples and a number of outputs (classes, numbers or tokens), and `initialize` sets
+    every parameter from a seed; without that, `make` is called with torch's generator set to the seed. `tokens` says
+    whether samples are sequences of tokens.
     """
 
     make: Callable[[Shape, int], nn.Module]
-    source: str
-    initialise: Callable[[nn.Module, int], None] | None = None
+    initialize: Callable[[nn.Module, int], None] | None = None
     tokens: bool = False
 
 
@@ -55,14 +53,14 @@ def build(name: str, like: Dataset | Shape, classes: int | None = None, seed: in
         raise InvalidInput(f"samples of shape {shape} are empty; give for example (3, 32, 32)")
     if data is not None:
         _check_data(name, data)
-    if kind.initialise is None:
+    if kind.initialize is None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return kind.make(shape, outputs)
     with torch.device("meta"):  # no memory and no random numbers yet
         model = kind.make(shape, outputs)
     model.to_empty(device="cpu")
-    kind.initialise(model, seed)
+    kind.initialize(model, seed)
     return model
 
 
@@ -140,7 +138,7 @@ class _TokenLstm(nn.Module):
         return scores
 
 
-def initialise(model: nn.Module, seed: int) -> None:
+def initialize(model: nn.Module, seed: int) -> None:
     """Set every parameter from `seed`.
 
     Layers before a ReLU keep the scale of the signal (He), and the last one starts small.
@@ -156,12 +154,12 @@ def initialise(model: nn.Module, seed: int) -> None:
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
     for lstm in (layer for layer in model.modules() if isinstance(layer, nn.LSTM)):
-        _initialise_lstm(lstm, random)
+        _initialize_lstm(lstm, random)
     for embedding in (layer for layer in model.modules() if isinstance(layer, nn.Embedding)):
         nn.init.normal_(embedding.weight, generator=random)
 
 
-def _initialise_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
+def _initialize_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
     """Orthogonal state matrices and open forget gates: with torch's default values, plain SGD hardly learns."""
     for name, parameter in lstm.named_parameters():
         if name.startswith("weight_hh"):
@@ -177,19 +175,10 @@ def _initialise_lstm(lstm: nn.LSTM, random: torch.Generator) -> None:
 
 MODELS: dict[str, Model] = {
     "logistic": Model(
-        lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes)),
-        "Logistic@FMNIST: Fig. 2a, Tables III and V",
-        initialise,
+        lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes)), initialize
     ),
-    "mlp": Model(_mlp, "not in the paper: one hidden layer of 256, about 20,000 parameters on digits", initialise),
-    "cnn": Model(
-        _cnn, "CNN@CIFAR-10: Tables III to VI; the four layers of McMahan et al. 2017, half as wide", initialise
-    ),
-    "token-lstm": Model(
-        lambda shape, tokens: _TokenLstm(tokens),
-        "not in the paper: an embedding of 32, an LSTM of 128, every next token",
-        initialise,
-        tokens=True,
-    ),
+    "mlp": Model(_mlp, initialize),  # not in the paper
+    "cnn": Model(_cnn, initialize),  # the four layers of McMahan et al. 2017, half as wide
+    "token-lstm": Model(lambda shape, tokens: _TokenLstm(tokens), initialize, tokens=True),  # not in the paper
 }
 """Every model by name."""

@@ -34,7 +34,7 @@ class Network(NamedTuple):
     slot: float
     latency: float
 
-    def seconds(self, client: int, direction: Direction, bytes: int, start: float) -> float:
+    def seconds(self, client: int, direction: Direction, bytes: float, start: float) -> float:
         """How long a transfer that starts at `start` takes.
 
         Example:

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from dagc.errors import InvalidInput, shown, unknown
 
-__all__ = ["read_spec"]
-
 Result = TypeVar("Result")
 SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 

@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from dagc.errors import CheckpointError, InvalidInput, shown
+from dagc.errors import CheckpointError, InvalidInput, NewerVersion, shown
+from dagc.errors import Damaged as Damaged
 from dagc.files import failure, write_atomically
 
 Check = Callable[[Any], Any]
@@ -37,14 +38,6 @@ LARGEST_HEADER = 100_000_000  # the largest header that safetensors itself accep
 TYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip
-
-
-class Damaged(CheckpointError):
-    """A file that could be read, but does not hold what was written to it."""
-
-
-class NewerVersion(CheckpointError):
-    """A file that is intact, but was written by a newer version of dagc."""
 
 
 def checksum(array: NDArray[Any]) -> int:

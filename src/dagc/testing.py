@@ -8,9 +8,9 @@ Each check raises `AssertionError` with what went wrong under the name that you 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -94,21 +94,12 @@ def check_allocator(allocator: Allocator, name: str = "the allocator") -> None:
     """
     if not isinstance(allocator, Allocator):
         raise InvalidInput(f"give an Allocator, e.g. Allocator(ratios=my_rule), not {type(allocator).__name__}")
-    with _registered(ALLOCATORS, allocator):
+    with patch.dict(ALLOCATORS, {"under test": allocator}):
         for profile, weights in profiles().items():
             for ratio in (0.001, 0.1, 0.9, 1.0) if allocator.ratios is not None else ():
                 _check_ratios(weights, ratio, f"{name} on {profile!r} at {ratio}")
             if allocator.thresholds is not None:
                 _check_thresholds(weights, f"{name} on {profile!r}")
-
-
-@contextmanager
-def _registered(registry: dict[str, Any], part: Any) -> Iterator[None]:
-    registry["under test"] = part
-    try:
-        yield
-    finally:
-        del registry["under test"]
 
 
 def _check_ratios(weights: Floats, ratio: float, where: str) -> None:
@@ -194,7 +185,7 @@ def check_policy(method: Method, name: str = "the policy", options: Mapping[str,
 
     `options` are values to try for the options that it takes.
     """
-    with _registered(METHODS, method):
+    with patch.dict(METHODS, {"under test": method}):
         for plan in plans_of("under test", options):
             _check_decisions(plan, f"{name} with {plan.changed()}")
 

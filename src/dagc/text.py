@@ -5,20 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = [
-    "BYTE_UNITS",
-    "TIME_UNITS",
-    "Spread",
-    "brief",
-    "capital",
-    "count",
-    "in_bytes",
-    "in_seconds",
-    "percent",
-    "printable",
-    "to_html",
-]
-
 Units = Sequence[tuple[float, str]]
 BYTE_UNITS: Units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 TIME_UNITS: Units = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))

@@ -1,13 +1,12 @@
-"""plan: what is estimated holds in real trainings, and units are asked for."""
+"""plan: what is estimated holds in real trainings."""
 
 import json
 
 import pytest
 from typer.testing import CliRunner
 
-from dagc import InvalidInput, Plan
+from dagc import InvalidInput
 from dagc.cli import app
-from dagc.cli.options import amount
 from dagc.estimate import estimate
 from dagc.policies.plan import level_bytes, usual_bytes
 from dagc.training import Config, Federation
@@ -40,6 +39,7 @@ def planned(*arguments):
         {"method": "dagc", "participation": 0.4, "first_model": "drawn"},
         {"method": "top-k", "rate": "900 B/training"},
         {"method": "thrifty", "bytes": 64, "rate": "60 kB/hour", "compute_seconds": 2.0},
+        {"method": "stc", "ratio": 0.02, "network": "constant:up=0.1,down=2,latency=0.05"},
     ],
     ids=str,
 )
@@ -47,8 +47,9 @@ def test_a_training_sends_what_was_estimated(settings):
     rounds = 40
     federation = Federation(Config(task="logistic@digits", rounds=rounds, skew_ratio=20, clients=10, **settings))
     examples = dict(zip(federation.names, map(float, federation.partition.sizes), strict=True))
-    share, seconds = settings.get("participation", 1.0), settings.get("compute_seconds", 0.0)
-    found = estimate(federation.server.plan, federation.size, examples, rounds, share, compute_seconds=seconds)
+    share = settings.get("participation", 1.0)
+    planned = federation.config.replaced(first_bits=federation.server.plan.first_bits)
+    found = estimate(planned, federation.size, examples)
     for _ in range(rounds):
         federation.step()
     near = 5e-3 if settings["method"] == "none" and share == 1 else 0.35
@@ -62,8 +63,8 @@ def test_a_training_sends_what_was_estimated(settings):
 @pytest.mark.parametrize("settings", [{"method": "dagc", "bytes": 64}, {"method": "dagc-r", "ratio": 0.01}], ids=str)
 def test_rounds_after_those_played_are_like_them(settings):
     examples = {str(i): 1.0 + i for i in range(20)}
-    plan = Plan(**settings, first_model="drawn")
-    short, long = (estimate(plan, 7850, examples, rounds, 0.25) for rounds in (100, 2000))
+    config = Config(**settings, first_model="drawn", participation=0.25)
+    short, long = (estimate(config.replaced(rounds=rounds), 7850, examples) for rounds in (100, 2000))
     assert long.bytes_up == pytest.approx(20 * short.bytes_up)
     assert long.seconds == pytest.approx(20 * short.seconds)
     assert long.bytes_down == pytest.approx(20 * short.bytes_down)
@@ -71,25 +72,26 @@ def test_rounds_after_those_played_are_like_them(settings):
 
 @pytest.mark.parametrize("size", [3, 20, 10_000])
 def test_a_budget_in_bytes_is_kept(size):
-    found = estimate(Plan(method="dagc", bytes=12, first_model="drawn"), size, {"a": 9.0, "b": 1.0}, 50)
+    found = estimate(Config(method="dagc", bytes=12, first_model="drawn", rounds=50), size, {"a": 9.0, "b": 1.0})
     assert 0 < found.bytes_up <= 1.05 * 50 * 2 * 12  # the second half of the rounds may spend what the first has left
     assert found.bytes_down <= 1.05 * 50 * 2 * 12
 
 
 def test_more_uploads_than_are_carried_are_counted():
     examples = {str(i): 1.0 for i in range(12)}
-    found = estimate(Plan(method="none", first_model="drawn"), 1000, examples, 4)
+    found = estimate(Config(method="none", first_model="drawn", rounds=4), 1000, examples)
     assert found.bytes_up == pytest.approx(4 * 12 * 4007, rel=1e-3)
 
 
 def test_the_slowest_client_and_the_links_make_the_time():
-    plan = Plan(method="none", first_model="drawn")
-    found = estimate(plan, 1000, {"a": 1.0, "b": 1.0}, 4, up=8e3, down=8e4, compute_seconds=5.0)
+    links = {"network": "constant:up=0.008,down=0.08", "compute_seconds": 5.0}
+    config = Config(method="none", first_model="drawn", rounds=4, **links)
+    found = estimate(config, 1000, {"a": 1.0, "b": 1.0})
     assert found.seconds == pytest.approx(4 * (5 + 4007 / 1e3 + 4007 / 1e4), rel=1e-3)
 
 
 def test_the_table():
-    arguments = ("--sizes", "5000,200,10", "--parameters", "112k", "--uplink", "2Mb/s")
+    arguments = ("--sizes", "5000,200,10", "--parameters", "112k", "--network", "constant:up=2,down=2")
     found = planned(*arguments)
     assert [way["method"] for way in found] == ["dagc", "thrifty", "stc", "none"]
     dagc, dense = found[0], found[-1]
@@ -128,10 +130,8 @@ def test_caps_and_switches():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--uplink", "8.4"], r"--uplink is '8.4': 8.4 of what\? Write 8.4Mb/s for bits, 8.4MB/s for bytes"),
-        (["--downlink", "200k"], r"200k of what\? Write 200kb/s for bits"),
-        (["--uplink", "fast"], "'fast': write a rate with its unit"),
-        (["--uplink", "0Mb/s"], "--uplink is 0Mb/s: it must be above 0"),
+        (["--network", "fast"], "there is no network 'fast'"),
+        (["--network", "constant:up=0"], "up must be above 0"),
         (["--parameters", "many"], "'many': write a number"),
         (["--parameters", "8Mb/s"], "'8Mb/s': write a number"),
         (["--parameters", "0"], "it must be at least 1"),
@@ -152,10 +152,3 @@ def test_bad_input_is_refused(arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput, match=says):
         run("--parameters", 1000, *arguments)
-
-
-@pytest.mark.parametrize(
-    ("text", "bits"), [("8.4Mb/s", 8.4e6), ("200 kbit/s", 2e5), ("1.5MB/s", 12e6), ("2Gbps", 2e9), ("300b/s", 300)]
-)
-def test_rates_have_units(text, bits):
-    assert amount(text, "--uplink", rate=True) == pytest.approx(bits)

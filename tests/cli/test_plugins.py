@@ -25,7 +25,7 @@ def register():
     ALLOCATORS["root"] = Allocator(ratios=root)
     METHODS["root"] = relative("root", "by the root of the data")
     MODELS["normed"] = Model(lambda shape, classes: nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes)), "mine")
+        nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes)))
 """
 GREEDY = """
 import numpy as np

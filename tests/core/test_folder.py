@@ -9,9 +9,9 @@ import pytest
 
 from dagc import checkpoint
 from dagc.checkpoint import checkpoints
-from dagc.errors import CheckpointError, InvalidInput
+from dagc.errors import CheckpointError, InvalidInput, NewerVersion
 from dagc.folder import Folder, finished, read_metrics, read_settings, summary, to_toml
-from dagc.state import NewerVersion, save_state
+from dagc.state import save_state
 
 
 class Counter:

@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as some
 from safetensors.numpy import save
 
 from dagc import state
-from dagc.errors import CheckpointError, InvalidInput
-from dagc.state import Damaged, NewerVersion, checksum, load_state, save_state
+from dagc.errors import CheckpointError, Damaged, InvalidInput, NewerVersion
+from dagc.state import checksum, load_state, save_state
 
 
 def written(path, content=None, version=1):

@@ -67,13 +67,13 @@ def test_small_clients_give_all_they_have() -> None:
     assert len(batches.batch(2, 1000)[1]) == 8
 
 
-def test_labels_and_normalisation_belong_to_the_samples() -> None:
+def test_labels_and_normalization_belong_to_the_samples() -> None:
     digits = load("digits")
     batches = Batches(digits, iid(digits.train_y.numpy(), clients=3), 32)
     chosen = torch.from_numpy(batches.indices(2, 9))
     x, y = batches.batch(2, 9)
     assert torch.equal(y, digits.train_y[chosen])
-    assert torch.equal(x, digits.normalise(digits.train_x[chosen]))
+    assert torch.equal(x, digits.normalize(digits.train_x[chosen]))
     before = digits.train_x.clone()
     x.zero_()
     assert torch.equal(digits.train_x, before)

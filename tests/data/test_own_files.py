@@ -25,7 +25,7 @@ def test_npz_with_clients(tmp_path: Path) -> None:
     split = make_partition("by-client", data)
     assert split.names == ("ann", "bob", "cleo")
     assert split.sizes.tolist() == [20, 8, 4]
-    np.testing.assert_allclose(data.normalise(data.train_x).mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(data.normalize(data.train_x).mean(0), 0, atol=1e-5)
     for index in range(len(data)):  # labels and clients stay with their samples
         row = int(np.flatnonzero((data.train_x[index].numpy() == X).all(1))[0])
         assert data.train_y[index] == Y[row]
@@ -100,14 +100,14 @@ def test_arrays_of_clients_are_checked_file_by_file(tmp_path: Path) -> None:
 
 def test_csv_with_numbers_text_and_gaps(tmp_path: Path) -> None:
     lines = [f"{n % 3}, {'red' if n % 2 else 'blue'}, {n if n != 4 else '?'}, hospital {n % 2}" for n in range(20)]
-    (tmp_path / "t.csv").write_text("label, colour, age, client\n" + "\n".join(lines) + "\n\n")
+    (tmp_path / "t.csv").write_text("label, color, age, client\n" + "\n".join(lines) + "\n\n")
     data = load(tmp_path / "t.csv")
     assert data.shape == (3,)  # blue, red, age
     assert data.classes == ("0", "1", "2")
     assert data.clients == ("hospital 0", "hospital 1")
     assert len(data.notes) == 1
     assert "1 missing values of 'age'" in data.notes[0]
-    renamed = load(tmp_path / "t.csv", label="colour", client="label")
+    renamed = load(tmp_path / "t.csv", label="color", client="label")
     assert renamed.classes == ("blue", "red")
     assert renamed.clients == ("0", "1", "2")
 

@@ -180,7 +180,7 @@ def test_pictures_of_hugging_face_have_channels_first_and_named_labels() -> None
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 6, 3), dtype=np.uint8)
     data = load(HuggingFace({"image": images, "label": np.arange(20) % 2}, {"label": Feature}))
     assert (data.shape, data.classes) == ((3, 8, 6), ("negative", "positive"))
-    assert abs(float(data.normalise(data.train_x).mean())) < 1e-4
+    assert abs(float(data.normalize(data.train_x).mean())) < 1e-4
     ragged = np.empty(4, dtype=object)
     ragged[:] = [np.zeros((size, 2, 3), np.uint8) for size in (1, 2, 3, 4)]
     with pytest.raises(InvalidInput, match="'image' has values of different shapes: pad or resize them"):

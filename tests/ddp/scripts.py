@@ -56,12 +56,12 @@ def as_rank(config):
 
 def trained(model, config, batch, count):
     """Train with plain SGD; yields after every step."""
-    optimiser = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     for step in range(count):
         x, y = batch(step)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
-        optimiser.step()
+        optimizer.step()
         yield step
 
 
@@ -94,11 +94,11 @@ def train(steps, register=None, each=None, **options):
     """Weights and residual after SGD."""
     model = wrapped(**options)
     hook = hooked(model, **(register or {}))
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         backward(model, step)
-        optimiser.step()
+        optimizer.step()
         if each:
             each(step, hook)
     return weights(model), hook.uplink.feedback.residual
@@ -114,14 +114,14 @@ def around(model, ratio=0.05, **options):
     return LocalSteps(model, **{**usual, **options})
 
 
-def one_step(model, optimiser, step):
+def one_step(model, optimizer, step):
     """A step towards a target that all ranks share, on this rank's own inputs; returns the loss."""
     generator = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
     x = torch.randn(8, 20, generator=generator).to(next(model.parameters()).dtype)
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     loss = (model(x).float() - x[:, :5].float()).square().mean()
     loss.backward()
-    optimiser.step()
+    optimizer.step()
     return loss.item()
 
 

@@ -32,12 +32,12 @@ from tests.ddp.scripts import (
 # The same training as in the local engine
 
 
-def as_engine(config, optimiser):
+def as_engine(config, optimizer):
     """A DDP script for a configuration of the local engine, where rank i is client i."""
     module, examples, batch = as_rank(config)
     model = DDP(module, bucket_cap_mb=0.01)
     hook = dagc.ddp.register(model, examples=examples, plan=config.plan())
-    steps = getattr(torch.optim, config.optimizer)(model.parameters(), lr=config.learning_rate, **optimiser)
+    steps = getattr(torch.optim, config.optimizer)(model.parameters(), lr=config.learning_rate, **optimizer)
     for step in range(config.rounds):
         x, y = batch(step)
         steps.zero_grad()
@@ -47,7 +47,7 @@ def as_engine(config, optimiser):
 
 
 @pytest.mark.parametrize(
-    ("world", "method", "budget", "values", "optimiser"),
+    ("world", "method", "budget", "values", "optimizer"),
     [
         (2, "dagc-r", {"ratio": 0.01}, "fp32", {}),
         (4, "dagc-r", {"ratio": 0.001}, "fp32", {}),
@@ -61,13 +61,13 @@ def as_engine(config, optimiser):
     ],
 )
 def test_replicas_and_the_local_engine_are_bit_identical_after_50_steps(
-    two, four, world, method, budget, values, optimiser
+    two, four, world, method, budget, values, optimizer
 ):
     config = Config(
         task="mlp@digits", method=method, **budget, values=values, clients=world, skew_ratio=10, rounds=50,
-        learning_rate=0.1, optimizer_options=optimiser, threads=1,
+        learning_rate=0.1, optimizer_options=optimizer, threads=1,
     )  # fmt: skip
-    answers = good({2: two, 4: four}[world].run(as_engine, config, optimiser))
+    answers = good({2: two, 4: four}[world].run(as_engine, config, optimizer))
     engine = Federation(config)
     for _ in range(config.rounds):
         engine.step()
@@ -159,7 +159,7 @@ class Branches(nn.Module):
 
 
 def branching(settings):
-    """What the optimiser got in all, and what is kept and was offered."""
+    """What the optimizer got in all, and what is kept and was offered."""
     model = wrapped(Branches(), find_unused_parameters=True)
     alone = Branches()
     alone.load_state_dict(model.module.state_dict())
@@ -223,18 +223,18 @@ def scaled(inf_at, scale):
     model = wrapped()
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3) if scale else None
     hook = hooked(model, values="int8", scaler=scaler)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     skipped = []
     for step in range(8):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = model(inputs(step)).square().mean()
         if scaler is None:
             if step != inf_at:
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
             continue
         scaler.scale(loss * (torch.inf if step == inf_at and dist.get_rank() == 1 else 1)).backward()
-        scaler.step(optimiser)
+        scaler.step(optimizer)
         scaler.update()
         skipped.append(hook.last.skipped)
     return weights(model), hook.uplink.feedback.residual, scaler and scaler.get_scale(), skipped
@@ -256,12 +256,12 @@ def test_all_scalers_skip_a_step_together_and_the_scale_leaves_no_trace(two):
 def uneven(steps):
     model = wrapped()
     hook = hooked(model, method="top-k")
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with model.join():
         for step in range(steps[dist.get_rank()]):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             backward(model, step)
-            optimiser.step()
+            optimizer.step()
     return weights(model), hook.steps
 
 

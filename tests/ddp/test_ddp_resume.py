@@ -40,21 +40,21 @@ def with_checkpoint(folder, last, save=None, die=None, start=False):
     path = f"{folder}/{rank}.pt"
     model = wrapped()
     hook = hooked(model, **SAVING)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if start:
         state = torch.load(path, weights_only=True)
         model.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
+        optimizer.load_state_dict(state["optimizer"])
         hook.load_state_dict(state["dagc"])
     for step in range(hook.steps, last):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         if step == die and rank == 1:
             hook.uplink.feedback.step = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
         backward(model, step)
-        optimiser.step()
+        optimizer.step()
         if hook.steps == save:
             torch.save(
-                {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "dagc": hook.state_dict()}, path
+                {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "dagc": hook.state_dict()}, path
             )
     return weights(model), hook.uplink.feedback.residual
 

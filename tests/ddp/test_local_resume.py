@@ -33,23 +33,23 @@ def saving(folder, settings, rounds, die=None):
     """A training that saves after every exchange; rank 1 dies in the exchange `die`."""
     rank = dist.get_rank()
     model = small()
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
     files = [torch.load(path, weights_only=True) for path in sorted(Path(folder).glob("*.pt"))]
     local = around(model, resume=[state["dagc"] for state in files], **settings)
     for state in files:
         at = {name: state["dagc"][name] for name in ("round", "rank", "world_size")}
         if at == {"round": local.round, "rank": rank, "world_size": dist.get_world_size()}:
-            optimiser.load_state_dict(state["optimiser"])
+            optimizer.load_state_dict(state["optimizer"])
     begun = local.uplink.feedback.residual.clone(), local.shared.clone()
     step, losses = 3 * local.round, []
     while local.round < rounds:
         if die is not None and step == 3 * die and rank == 1:
             local.uplink.upload = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-        losses.append(one_step(model, optimiser, step))
+        losses.append(one_step(model, optimizer, step))
         step += 1
         if local.step() is not None:
             path = Path(folder) / f"{local.round:03d}-{rank}-of-{dist.get_world_size()}.pt"
-            torch.save({"optimiser": optimiser.state_dict(), "dagc": local.state_dict()}, path)
+            torch.save({"optimizer": optimizer.state_dict(), "dagc": local.state_dict()}, path)
     end = weights(model), local.uplink.feedback.residual, local.shared.clone()
     return {"begun": begun, "end": end, "losses": losses, "missing": local.missing, "downloaded": local.downloaded}
 

@@ -158,7 +158,7 @@ def outer(rate, momentum):
 
 
 @pytest.mark.parametrize(("rate", "momentum"), [(0.7, 0.0), (0.7, 0.9)])
-def test_the_outer_optimiser_is_plain_or_nesterov(two, rate, momentum):
+def test_the_outer_optimizer_is_plain_or_nesterov(two, rate, momentum):
     answers = good(two.run(outer, rate, momentum))
     shares = np.array(EXAMPLES[:2]) / sum(EXAMPLES[:2])
     vector, velocity = answers[0][0][0], 0.0

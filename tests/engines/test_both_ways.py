@@ -1,4 +1,4 @@
-"""The downlink with a budget: the same bits on both sides, whoever was away, and as small under any optimiser."""
+"""The downlink with a budget: the same bits on both sides, whoever was away, and as small under any optimizer."""
 
 import numpy as np
 import pytest
@@ -238,7 +238,7 @@ def test_what_down_can_be(down, words):
 
 
 @pytest.mark.parametrize("optimizer", [("SGD", {}), ("SGD", {"momentum": 0.9}), ("Adam", {})])
-def test_the_downlink_stays_as_small_under_any_optimiser(optimizer):
+def test_the_downlink_stays_as_small_under_any_optimizer(optimizer):
     """Adam and momentum change every entry of the server's model."""
     name, options = optimizer
     config = {

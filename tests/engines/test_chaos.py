@@ -6,11 +6,10 @@ import sys
 import pytest
 
 from dagc import checkpoint
-from dagc.errors import CheckpointError
+from dagc.errors import CheckpointError, Damaged, NewerVersion
 from dagc.feedback import ErrorFeedback
 from dagc.policies.rate import Account
 from dagc.protocol import Server, Uplink
-from dagc.state import Damaged, NewerVersion
 from dagc.updates import Update
 from tests.chaos import ENGINES, Broken, Faults, break_engine
 

@@ -46,7 +46,7 @@ METHODS = {
         "server_schedule": "linear",
     },
 }
-"""With memory in the policy, in the draws, in who has waited for how long, and in both optimisers."""
+"""With memory in the policy, in the draws, in who has waited for how long, and in both optimizers."""
 
 
 def settings(method="accordion", **fields):

@@ -312,15 +312,15 @@ def test_the_deciding_column_is_on_a_phones_screen_and_all_of_them_on_paper(brow
 
 
 def test_dark_mode_is_dark_and_readable(page):
-    def colours():
+    def colors():
         script = "const s = getComputedStyle(document.body); return JSON.stringify([s.backgroundColor, s.color])"
         pairs = json.loads(page.execute_script(script))
-        return [sum(int(part) for part in colour[4:-1].split(",")) for colour in pairs]
+        return [sum(int(part) for part in color[4:-1].split(",")) for color in pairs]
 
-    light_back, light_ink = colours()
+    light_back, light_ink = colors()
     page.execute_cdp_cmd(
         "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     )
-    dark_back, dark_ink = colours()
+    dark_back, dark_ink = colors()
     assert light_back - light_ink > 400
     assert dark_ink - dark_back > 400

@@ -158,7 +158,7 @@ def test_missing_data_is_named_with_the_way_to_get_it(tmp_path, monkeypatch):
         with_data(EXPERIMENTS["fig2"][1:], True, str(tmp_path))
 
 
-def test_a_stand_in_is_labelled(tmp_path, monkeypatch):
+def test_a_stand_in_is_labeled(tmp_path, monkeypatch):
     monkeypatch.setattr(stand_in, "at_hand", lambda name, root: name == "cifar-10")
     original = EXPERIMENTS["fig4"]
     replaced = with_data(original, True, str(tmp_path))

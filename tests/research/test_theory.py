@@ -380,7 +380,7 @@ def test_the_largest_of_three_can_get_the_least() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(PROFILES, st.integers(0, 2**32))
-def test_the_power_two_thirds_minimises_the_residual_factor(weights: Array, seed: int) -> None:
+def test_the_power_two_thirds_minimizes_the_residual_factor(weights: Array, seed: int) -> None:
     total = 0.001 * len(weights)
     best = power(weights / weights.sum(), total)
     least = theory.residual_factor(weights, best)
@@ -394,7 +394,7 @@ def test_the_power_two_thirds_minimises_the_residual_factor(weights: Array, seed
 
 @settings(max_examples=50, deadline=None)
 @given(PROFILES, st.integers(0, 2**32))
-def test_dagc_a_minimises_the_absolute_factor_under_its_harmonic_budget(weights: Array, seed: int) -> None:
+def test_dagc_a_minimizes_the_absolute_factor_under_its_harmonic_budget(weights: Array, seed: int) -> None:
     best = allocate(weights, threshold=0.05, method="dagc-a")
     assert 1 / np.mean(1 / best) == pytest.approx(0.05)
     least = theory.absolute_factor(weights, best)

@@ -9,9 +9,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
-from dagc import Config, InvalidInput, MissingExtra
+from dagc import Config, MissingExtra
 from dagc.cli import app
-from dagc.training import TensorBoard, ToTarget, iterate, train
+from dagc.training import TensorBoard, iterate, train
 
 
 def config(**fields):
@@ -34,11 +34,6 @@ def test_nothing_is_said_unless_somebody_wants_it(caplog):
     assert "round 10 of 10: loss" in said[-1][1]
     assert "accuracy 0." in said[-1][1]
     assert "s on the clock" in said[-1][1]
-
-
-def test_a_target_that_no_score_can_reach_is_refused():
-    with pytest.raises(InvalidInput, match="target is 75: give a score of at most 1"):
-        ToTarget(75)
 
 
 def scalars(folder):

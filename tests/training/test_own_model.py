@@ -377,7 +377,7 @@ def test_a_registered_model_keeps_its_own_weights(monkeypatch):
         nn.init.constant_(layers[-1].weight, 0.25)
         return layers
 
-    monkeypatch.setitem(models.MODELS, "normed", models.Model(normed, "a test's"))
+    monkeypatch.setitem(models.MODELS, "normed", models.Model(normed))
     state = torch.get_rng_state()
     digits = load("digits")
     one, same, other = (models.build("normed", digits, seed=seed) for seed in (1, 1, 2))

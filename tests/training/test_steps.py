@@ -14,7 +14,7 @@ from tests.training.runs import config, final, threads
 
 
 @pytest.mark.parametrize(("optimizer", "options"), [("SGD", {"momentum": 0.9}), ("Adam", {"betas": [0.8, 0.9]})])
-def test_any_torch_optimiser_on_the_server(optimizer, options):
+def test_any_torch_optimizer_on_the_server(optimizer, options):
     rounds = list(
         iterate(config("power", optimizer=optimizer, optimizer_options=options, learning_rate=0.02, rounds=25))
     )
@@ -32,7 +32,7 @@ def test_local_steps_send_the_difference_of_the_model():
 
 
 def own_steps(settings, rounds):
-    """Local steps written down once more, with torch's own optimisers and no compression."""
+    """Local steps written down once more, with torch's own optimizers and no compression."""
     digits = data.load("digits")
     partition = data.make_partition(settings.partition_spec, digits, settings.seed)
     batches = data.Batches(digits, partition, settings.batch_size, settings.seed)
@@ -85,7 +85,7 @@ ADAMW = {"client_optimizer": "AdamW", "client_momentum": 0.0, "learning_rate": 0
 
 
 @pytest.mark.parametrize("steps", [{"local_steps": 4}, {"epochs": 1.5}, {"local_steps": 4, **ADAMW}])
-def test_local_steps_are_those_of_torchs_optimisers(steps):
+def test_local_steps_are_those_of_torchs_optimizers(steps):
     settings = config("none", rounds=5, **{**STEPS, **steps})
     with threads(1):
         expected = own_steps(settings, settings.rounds)

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import dagc
-from dagc import NonFiniteGradient, data, models
+from dagc import InvalidInput, NonFiniteGradient, data, models
 from dagc.policies import METHODS
 from dagc.protocol import ModelServer, Plan, Uplink
 from dagc.training import Config, Federation, iterate, train
@@ -86,6 +86,35 @@ def test_a_result_has_the_model_the_rounds_and_what_they_cost():
     weights = torch.cat([part.detach().flatten() for part in result.model.parameters()])
     assert torch.equal(weights, final(settings)[0].vector)
     assert "4 rounds" in repr(result)
+
+
+@pytest.mark.parametrize(
+    ("plan", "fields"),
+    [
+        ({"method": "stc", "ratio": 0.05}, {}),
+        ({"method": "dagc-a", "threshold": 0.02}, {"threshold_units": "gradient"}),
+        ({"method": "dagc-a", "threshold": 0.02}, {"threshold_units": "update", "local_steps": 2}),
+        ({"method": "dagc-a", "threshold": 0.02, "seed": 5}, {"threshold_units": "update"}),
+    ],
+    ids=str,
+)
+def test_a_plan_is_taken_as_in_other_engines(plan, fields):
+    whole = config(**{"ratio": None, "threshold": None, **plan, **fields})
+    fields = {name: value for name, value in fields.items() if plan.get("seed") or name != "threshold_units"}
+    training = iterate(plan=Plan(**plan), task=whole.task, rounds=whole.rounds, skew_ratio=20, **fields)
+    for _ in training:
+        pass
+    assert torch.equal(training.federation.vector, final(whole)[0].vector)
+
+
+def test_a_plan_and_its_settings_are_not_both_given():
+    with pytest.raises(InvalidInput, match="give a plan or settings, not both: ratio could be in the plan"):
+        train(plan=Plan(), ratio=0.1)
+    for wrong in (0.1, config()):
+        with pytest.raises(InvalidInput, match=r"give a dagc\.Plan"):
+            train(plan=wrong)
+    with pytest.raises(InvalidInput, match="or plan="):
+        train(Plan(), "runs/never")
 
 
 def test_a_callback_that_returns_true_ends_the_training(tmp_path):

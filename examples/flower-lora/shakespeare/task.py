@@ -88,15 +88,15 @@ def windows(tokens: Tensor, size: int, context: int, seed: int) -> Tensor:
 def train(model: PeftModel, tokens: Tensor, config: Config, seed: int) -> float:
     """Some steps of AdamW on the adapters; returns the mean loss."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.AdamW(parameters, lr=float(config["learning-rate"]))
+    optimizer = torch.optim.AdamW(parameters, lr=float(config["learning-rate"]))
     model.train()
     total, steps = 0.0, int(config["local-steps"])
     for step in range(steps):
         batch = windows(tokens, int(config["batch-size"]), int(config["context"]), 1000 * seed + step)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = model(input_ids=batch, labels=batch).loss
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         total += float(loss.detach())
     return total / steps
 

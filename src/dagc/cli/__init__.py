@@ -19,10 +19,8 @@ from dagc.plugins import load_plugins
 
 __all__ = ["app", "main"]
 
-TRACEBACK = "DAGC_TRACEBACK"
-"""The environment variable that shows the traceback of an unexpected error."""
-USAGE: Any = typer.BadParameter.__bases__[0]
-"""click's `UsageError`, wherever typer has it from."""
+TRACEBACK = "DAGC_TRACEBACK"  # the environment variable that shows the traceback of an unexpected error
+USAGE: Any = typer.BadParameter.__bases__[0]  # click's `UsageError`, wherever typer has it from
 
 app = typer.Typer(
     name="dagc",

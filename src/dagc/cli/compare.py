@@ -10,18 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from dagc.cli.options import AsJson, ConfigFile, passed, settings_of, targets, with_flags
+from dagc.cli.options import AsJson, ConfigFile, Target, passed, settings_of, targets, with_flags
 from dagc.cli.terminal import print_panels, progress_of, say
 from dagc.comparison import SWEPT, comparison_fields, run_all, split_methods
 from dagc.errors import InvalidInput
 from dagc.files import failure, write_atomically
 from dagc.report import comparison, panels_of, read_run, read_runs, write_report
-from dagc.training import Config, Federation, ToTarget
+from dagc.training import Config, Federation
 
-__all__ = ["COMPARISON", "command_line", "compare", "report", "short"]
-
-COMPARISON = "compare.json"
-"""The file in a comparison's folder that says which one it is."""
+COMPARISON = "compare.json"  # the file in a comparison's folder that says which one it is
 
 
 @with_flags("method", "seed", lists=SWEPT)
@@ -31,7 +28,7 @@ def compare(
         str, typer.Option(help="Separated by commas; NAME:key=value,… gives a method its own settings.")
     ] = "dagc,thrifty,dagc-r,stc,none",
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds: 0, 1, 2, …")] = 3,
-    target: Annotated[float | None, typer.Option(help="A score to reach, e.g. 0.75.")] = None,
+    target: Target = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: the number of cores).")] = None,
     config: ConfigFile = None,
     output: Annotated[
@@ -48,7 +45,6 @@ def compare(
 
     Example: dagc compare mlp@digits --local-steps 20 --rounds 100 --target 0.9
     """
-    ToTarget(target)  # refuses impossible targets
     settings = {"task": Config.default("task"), **settings_of(passed({"task": task, **flags}, SWEPT), config)}
     settings = {name: value for name, value in settings.items() if name not in ("method", "seed")}
     lines = comparison_fields(settings, split_methods(methods))

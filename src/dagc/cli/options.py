@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from textwrap import fill
@@ -17,14 +16,21 @@ from dagc.folder import read_settings
 from dagc.policies import BUDGETS, METHODS
 from dagc.training import Config
 
-__all__ = ["GROUPS", "AsJson", "ConfigFile", "amount", "client_sizes", "passed", "settings_of", "targets", "with_flags"]
+
+def _score(target: float | None) -> float | None:
+    if target is not None and not target <= 1:
+        raise InvalidInput(f"target is {target}: give a score of at most 1, e.g. 0.8 for 80 %")
+    return target
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings; flags override it.")]
+Target = Annotated[
+    float | None, typer.Option(callback=_score, help="A score, e.g. 0.75: report what it took to reach it.")
+]
 GROUPS = ("Budget", "Method", "Data", "Training", "Network", "Bounds", "Run")
 """The order in which `--help` shows the groups of settings."""
-PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
-AMOUNT = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:e\d+)?)\s*([kKMG]?)(bit/s|b/s|bps|B/s|)\s*")
+PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 
 
 def with_flags(*left_out: str, lists: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -103,21 +109,13 @@ def targets(text: str | None) -> tuple[float, ...]:
     return tuple(map(_number, parts))
 
 
-def amount(text: str, option: str, rate: bool = False) -> float:
-    """A number with k, M or G, such as 11.2M; or a link rate, 8.4Mb/s or 1MB/s, in bits per second."""
-    match = AMOUNT.fullmatch(text)
-    number = math.inf if match is None else float(match[1]) * PREFIXES[match[2]]
-    unit = match[3] if match else ""
-    if number == math.inf or (unit and not rate):
-        usual = "rate with its unit, e.g. 8.4Mb/s, 200kb/s or 1MB/s" if rate else "number with k, M or G, e.g. 11.2M"
-        raise InvalidInput(f"{option} is {text!r:.100}: write a {usual}")
-    if rate and not unit:
-        bare = text.strip()
-        full = bare if bare[-1] in PREFIXES else f"{bare}M"
-        raise InvalidInput(f"{option} is {text!r:.100}: {bare} of what? Write {full}b/s for bits, {full}B/s for bytes")
-    if rate and not number:
-        raise InvalidInput(f"{option} is {text}: it must be above 0")
-    return number * (8 if unit == "B/s" else 1)
+def amount(text: str) -> float:
+    """A number, perhaps with k, M or G, such as 11.2M."""
+    digits = text.strip()
+    number = _number(digits.rstrip("kKMG")) * PREFIXES.get(digits[-1:], 1.0)
+    if not math.isfinite(number):
+        raise InvalidInput(f"--parameters is {text!r:.100}: write a number with k, M or G, e.g. 11.2M")
+    return number
 
 
 def _number(text: str) -> float:

@@ -17,14 +17,12 @@ from dagc.report.panels import in_words
 from dagc.text import in_bytes, in_seconds
 from dagc.training import Config
 
-__all__ = ["plan"]
-
-NEEDED = (*(name for name in Plan.schema() if name not in ("method", "seed")), "rounds", "participation")
-"""The settings that determine what is sent."""
+SENT = (*(name for name in Plan.schema() if name not in ("method", "seed")), "rounds", "participation")
+CLOCK = ("network", "compute_seconds")
+"""The settings that determine what is sent, and how long that takes."""
 LARGEST, RATIO = 1 << 30, 0.001
 """A model of so many entries takes 4 GB; the default budget of methods from the literature."""
-MORE_ROUNDS = 30
-"""How many times as many rounds as no compression `thrifty` took at most in `docs/studies/thrifty.md`."""
+MORE_ROUNDS = 30  # how many times as many rounds as no compression `thrifty` took at most in `docs/studies/thrifty.md`
 EXPECTED = {
     "none": "the accuracy to compare with",
     "dagc": "with its own budget or more, about the accuracy of none at the same rounds: docs/studies/results.md",
@@ -32,13 +30,11 @@ EXPECTED = {
 }
 
 
-@with_flags(*(n for n in Config.schema() if n not in (*NEEDED, "compute_seconds")), lists={*NEEDED} & {*SWEPT})
+@with_flags(*(name for name in Config.schema() if name not in (*SENT, *CLOCK)), lists={*SENT} & {*SWEPT})
 def plan(
     parameters: Annotated[str, typer.Option(help="Entries in the model, e.g. 11.2M.")] = "1M",
     clients: Annotated[int, typer.Option(min=1, max=100_000, help="Number of clients, with equal data.")] = 10,
     sizes: Annotated[str | None, typer.Option(help="Examples per client instead: 5000,3000,200.")] = None,
-    uplink: Annotated[str, typer.Option(help="Uplink of each client, with its unit.")] = "8.4Mb/s",
-    downlink: Annotated[str | None, typer.Option(help="Downlink of each client (default: as the uplink).")] = None,
     methods: Annotated[str, typer.Option(help="As in compare: NAME or NAME:key=value,…")] = "dagc,thrifty,stc,none",
     as_json: AsJson = False,
     **flags: Any,
@@ -47,23 +43,19 @@ def plan(
 
     All methods get the same rounds; NAME:rounds=… gives a method its own. Bytes are the most that may be sent.
 
-    Example: dagc plan --parameters 11.2M --clients 50 --participation 0.2 --uplink 2Mb/s
+    Example: dagc plan --parameters 11.2M --clients 50 --participation 0.2 --network constant:up=2,down=2
     """
-    size = round(amount(parameters, "--parameters"))
+    size = round(amount(parameters))
     if not 1 <= size <= LARGEST:
         raise InvalidInput(f"--parameters is {parameters:.100}: it must be at least 1, and at most 2^30")
     counts = [1.0] * clients if sizes is None else client_sizes(sizes)
     examples = {str(client): count for client, count in enumerate(counts)}
-    up, down = amount(uplink, "--uplink", rate=True), amount(downlink or uplink, "--downlink", rate=True)
     rows = []
     for config in _configs(passed(flags, SWEPT), methods):
-        if isinstance(config.compute_seconds, str):
-            raise InvalidInput(f"compute_seconds is {config.compute_seconds!r}: before training, give seconds")
         for name in config.caps:
             if name not in examples:
                 raise unknown("client for the cap of", name, list(examples))
-        links = (config.participation, up, down, config.compute_seconds)
-        result = estimate(config.plan(), size, examples, config.rounds, *links)
+        result = estimate(config, size, examples)
         figures = {name: value for name, value in result._asdict().items() if name != "plan"}
         row = {"method": config.method, "rounds": config.rounds, "settings": result.plan.changed(), **figures}
         rows.append({**row, "bytes_total": result.bytes_up + result.bytes_down})
@@ -80,7 +72,7 @@ def _configs(settings: dict[str, Any], methods: str) -> list[Config]:
             texts[place] = f"{text}{',' if colon else ':'}ratio={RATIO:g}"
     lines = comparison_fields(settings, texts)
     for fields in lines:
-        idle = fields.keys() - {*NEEDED, "method", "compute_seconds"}
+        idle = fields.keys() - {*SENT, *CLOCK, "method"}
         if idle:
             raise InvalidInput(f"{min(idle)} does not affect the bytes and seconds of a round: leave it out")
     return [Config(**fields) for fields in lines]

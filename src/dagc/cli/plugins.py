@@ -12,8 +12,6 @@ from dagc import testing
 from dagc.cli.options import AsJson
 from dagc.plugins import GROUP, REGISTRIES, load_plugins
 
-__all__ = ["plugins"]
-
 CHECKS: dict[str, Callable[[Any, str], None]] = {
     "method": testing.check_policy,
     "allocator": testing.check_allocator,
@@ -47,11 +45,9 @@ def _print(listed: list[dict[str, Any]], good: str) -> None:
     for plugin in listed:
         console.print(Text(f"{plugin['name']} ({plugin['where']})"))
         parts = {f"{kind} {name}": "" for kind, name in plugin["added"]} | plugin["wrong"]
-        lines = [f"{part}: {why}" if why else part for part, why in parts.items()]
-        if plugin["problem"]:
-            lines, parts = [f"cannot be loaded: {plugin['problem']}"], {"": plugin["problem"]}
-        for line, why in zip(lines, parts.values(), strict=True):
-            console.print(Text("  wrong  ", "red") if why else Text(f"  {good}  ", "green"), Text(line), sep="")
+        for part, why in ({"cannot be loaded": plugin["problem"]} if plugin["problem"] else parts).items():
+            verdict = Text("  wrong  ", "red") if why else Text(f"  {good}  ", "green")
+            console.print(verdict, Text(f"{part}: {why}" if why else part), sep="")
 
 
 def _problem(kind: str, name: str) -> str:

@@ -12,18 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from dagc.cli.compare import COMPARISON, short
-from dagc.cli.options import AsJson, ConfigFile, passed, settings_of, with_flags
-from dagc.cli.terminal import is_narrow, progress_of, say
+from dagc.cli.options import AsJson, ConfigFile, Target, passed, settings_of, with_flags
+from dagc.cli.terminal import progress_of, say
 from dagc.comparison import stopping
 from dagc.errors import InvalidInput
 from dagc.folder import BEST, ENOUGH, FINAL, LAST, SCORE, read_settings
 from dagc.text import Spread, in_bytes, percent
-from dagc.training import Config, Round, TensorBoard, ToTarget, iterate, read_metrics, summary
-
-__all__ = ["resume", "run"]
+from dagc.training import Config, TensorBoard, iterate, read_metrics, summary
 
 Tensors = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs to the run's folder.")]
-Target = Annotated[float | None, typer.Option(help="A score, e.g. 0.75: report what it took to reach it.")]
 
 
 @with_flags()
@@ -72,19 +69,18 @@ def resume(
 
 
 def _train(config: Config, folder: Path, as_json: bool, tensorboard: bool, target: float | None) -> None:
-    callbacks = [ToTarget(target)]  # refuses impossible targets
-    callbacks += [TensorBoard(folder / "tensorboard", target)] if tensorboard else []
-    training = iterate(config, folder, callbacks)
+    training = iterate(config, folder, [TensorBoard(folder / "tensorboard", target)] if tensorboard else ())
     metric = training.federation.goal.metric
     for note in training.federation.notes:
         say(f"note: {note}")
-    score, measured = "", 0
+    score = ""
     with progress_of([f"{short(config.task)} {config.method}"], [config.rounds]) as show, stopping() as stop:
         for result in training:
             if result.score is not None:
-                score, measured = f"{'' if is_narrow() else f'{metric} '}{result.score:.1%}", result.round
-            older = "" if is_narrow() or measured == result.round else f" in round {measured:,}"
-            show(0, result.round, (score and f"{score}{older}, ") + _in_words(result))
+                score = f"{metric} {result.score:.1%}, "
+            nobody = "nobody answered, " if result.loss is None else ""
+            sent = f"up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"
+            show(0, result.round, f"{score}{nobody}{sent}")
             if stop.is_set() and result.round < config.rounds:
                 break
         else:
@@ -126,8 +122,3 @@ def _print(result: dict[str, Any], metric: str, network: str, target: float | No
 
 def _total(row: dict[str, Any]) -> str:
     return in_bytes(row["bytes_up"] + row["bytes_down"])
-
-
-def _in_words(result: Round) -> str:
-    nobody = "nobody answered, " if result.loss is None else ""
-    return f"{nobody}up {in_bytes(result.bytes_up)}, down {in_bytes(result.bytes_down)}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -17,11 +17,7 @@ from dagc.report import Panel, comparison, notes, sentence
 from dagc.report.numbers import BYTES
 from dagc.text import brief, in_bytes, printable
 
-__all__ = ["is_narrow", "log", "print_panels", "print_table", "progress_of", "say", "show_log", "show_warnings"]
-
 log = Console(stderr=True, highlight=False)
-NARROW = 110
-"""Terminals with fewer columns get shorter progress lines."""
 
 
 def say(text: str, style: str | None = None) -> None:
@@ -49,11 +45,6 @@ def show_log(verbose: bool = False) -> None:
     logger.setLevel(INFO if verbose else WARNING)
 
 
-def is_narrow() -> bool:
-    """Whether progress is shown on a terminal with little room."""
-    return log.is_terminal and log.width < NARROW
-
-
 @contextmanager
 def progress_of(names: Sequence[str], rounds: Sequence[int]) -> Iterator[Any]:
     """A function `(run, rounds done, text)` that shows how far each of several runs is."""
@@ -69,21 +60,17 @@ def progress_of(names: Sequence[str], rounds: Sequence[int]) -> Iterator[Any]:
 
         yield lines
         return
-    narrow, digits = is_narrow(), len(str(max(rounds)))
-    name = Column(no_wrap=True, overflow="ellipsis", max_width=18 if narrow else 60)
-    columns = (
-        TextColumn("{task.description}", table_column=name),
-        BarColumn(8 if narrow else 40, table_column=Column(min_width=8)),
+    digits = len(str(max(rounds)))
+    columns = (  # 80 columns are enough
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=18)),
+        BarColumn(8, table_column=Column(min_width=8)),
         TextColumn("{task.completed}/{task.total}", table_column=Column(justify="right", min_width=2 * digits + 1)),
-        *(() if narrow else (TimeElapsedColumn(),)),
         TimeRemainingColumn(table_column=Column(min_width=7)),
         TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
     with Progress(*columns, console=log) as bars:
         tasks = [bars.add_task(name, total=total, text="") for name, total in zip(names, rounds, strict=True)]
-        yield lambda number, done, text="": bars.update(
-            tasks[number], completed=done, **({"text": text} if text else {})
-        )
+        yield lambda number, done, text="": bars.update(tasks[number], completed=done, text=text)
 
 
 def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

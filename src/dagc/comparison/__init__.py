@@ -18,15 +18,13 @@ __all__ = ["OBJECTS", "SWEPT", "comparison_fields", "from_json", "run_all", "spl
 
 OBJECTS = {name: each.example for name, each in Config.schema().items() if each.kind in ("numbers", "options")}
 """Settings that hold names and values are JSON when written as text; an example of each."""
-VARIED = tuple(name for name in SOLUTION if name != "method")
-"""Settings that a variant of a method can have."""
+VARIED = tuple(name for name in SOLUTION if name != "method")  # settings that a variant of a method can have
 SWEPT = tuple(name for name in VARIED if name not in ("per_tensor", *OBJECTS))
 """Settings that can have several values in a comparison."""
 SHARED = ("overhead", "down", "caps", "exponent", "options", "values", "frames")
 """Shared settings that only some methods take."""
 STEPS = ("local_steps", "epochs")
-BETWEEN = r",(?![^{]*})"
-"""A comma that is not within JSON."""
+BETWEEN = r",(?![^{]*})"  # a comma that is not within JSON
 
 _Variant = tuple[str, dict[str, Any]]
 

@@ -16,12 +16,9 @@ from dagc.folder import finished
 from dagc.plugins import load_plugins
 from dagc.training import Config, iterate
 
-__all__ = ["Progress", "Train", "run_all", "stopping", "train_in"]
-
 DIVERGED = (Diverged, MalformedPayload, NonFiniteGradient)
 """Errors of a training in one process that only NaN or too large values can cause."""
-Progress = Callable[[int, int], object]
-"""`(run, rounds done) -> anything`: called from time to time."""
+Progress = Callable[[int, int], object]  # `(run, rounds done) -> anything`: called from time to time
 Train = Callable[[dict[str, Any], Path, Callable[[], bool]], bool]
 """`(settings, folder, stopped) -> whether the run is over`."""
 

@@ -8,8 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagc.data.dataset import Dataset
-from dagc.data.fields import Inputs
+from dagc.data.dataset import Dataset, Inputs
 from dagc.data.partition import Partition
 from dagc.draws import scramble, splitmix64
 from dagc.errors import InvalidInput
@@ -63,7 +62,7 @@ class Batches:
         return taken
 
     def batch(self, client: int, round: int) -> tuple[Inputs, Tensor]:
-        """The normalised samples and the labels of client `client` in round `round`."""
+        """The normalized samples and the labels of client `client` in round `round`."""
         return self.together([client], round)[0]
 
     def together(self, clients: Sequence[int], round: int) -> list[tuple[Inputs, Tensor]]:
@@ -75,7 +74,7 @@ class Batches:
         if self.dataset.augment and isinstance(x, Tensor):
             parts = zip(clients, torch.split(x, counts), strict=True)
             x = torch.cat([crop_and_flip(part, _hash(self.seed, client, round, 1)) for client, part in parts])
-        inputs = self.dataset.normalise(x).split(counts)
+        inputs = self.dataset.normalize(x).split(counts)
         return list(zip(inputs, torch.split(y, counts), strict=True))
 
     def _shuffled(self, client: int, epoch: int) -> NDArray[np.int64]:

@@ -1,6 +1,6 @@
-"""A data set in memory: plain tensors, normalised batch by batch, before they are split over workers."""
+"""A data set in memory: plain tensors, or several named ones, normalized batch by batch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,20 +9,67 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagc.data.fields import Fields, Inputs, tensors_of
 from dagc.errors import InvalidInput
 
 Objective = Literal["classification", "regression", "next-token"]
 """What is learned: a label, numbers, or the next token at every place of a sequence."""
-IGNORED = -100
-"""A next token that does not count, such as padding; torch's losses ignore it."""
+IGNORED = -100  # a next token that does not count, such as padding; torch's losses ignore it
+
+
+class Fields:
+    """Named tensors whose first axis is the sample. It is indexed and moved like one tensor.
+
+    A model gets them by name, `model(**fields.tensors)`, or as one mapping if its `forward` has no such names.
+
+    Example:
+        >>> batch = Fields({"ids": torch.ones(4, 7, dtype=torch.int64), "mask": torch.ones(4, 7)})
+        >>> len(batch), batch.shape, batch[:2].tensors["mask"].shape
+        (4, (4, 7), torch.Size([2, 7]))
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = dict(tensors)
+        lengths = {name: len(tensor) if tensor.ndim else 0 for name, tensor in self.tensors.items()}
+        if len(set(lengths.values())) != 1:
+            raise InvalidInput(f"the inputs of a model have different numbers of samples: {lengths}")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | Tensor) -> "Fields":
+        return Fields({name: tensor[rows] for name, tensor in self.tensors.items()})
+
+    def index_select(self, axis: int, rows: Tensor) -> "Fields":
+        """The samples at these positions."""
+        return Fields({name: tensor.index_select(axis, rows) for name, tensor in self.tensors.items()})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first tensor."""
+        return tuple(next(iter(self.tensors.values())).shape)
+
+    def split(self, counts: list[int]) -> list["Fields"]:
+        """Consecutive parts with these numbers of samples."""
+        return [self[rows] for rows in torch.split(torch.arange(len(self)), counts)]
+
+    def to(self, device: torch.device | str) -> "Fields":
+        """The same on a device."""
+        return Fields({name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+
+Inputs = Tensor | Fields  # what a model takes for a batch
+
+
+def tensors_of(x: Inputs) -> dict[str, Tensor]:
+    """The tensors by name; a single one has no name."""
+    return x.tensors if isinstance(x, Fields) else {"": x}
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test samples with their labels, or whatever else is to be predicted.
 
-    Images are kept as bytes, as on disk: a quarter of the memory of float32, which `normalise` makes of each batch.
+    Images are kept as bytes, as on disk: a quarter of the memory of float32, which `normalize` makes of each batch.
 
     Attributes:
         train_x: Training samples, uint8 or float32, or int64 for tokens; or several named tensors.
@@ -31,8 +78,8 @@ class Dataset:
         classes: The names of the labels or tokens; none for numbers.
         client: The owner of each training sample (int64), if the data has natural clients.
         clients: The names of the owners.
-        mean: Subtracted by `normalise`, in the units of `train_x`.
-        std: Divided by in `normalise`.
+        mean: Subtracted by `normalize`, in the units of `train_x`.
+        std: Divided by in `normalize`.
         augment: Whether training batches are randomly cropped and flipped.
         notes: What a reader should know: samples skipped, classes with fewer samples than asked for.
 
@@ -122,7 +169,7 @@ class Dataset:
         """The names of `labels`; none if samples have no label."""
         return self.classes if self.objective == "classification" else ()
 
-    def normalise(self, x: Inputs) -> Inputs:
+    def normalize(self, x: Inputs) -> Inputs:
         """Samples as the model takes them: float32, centered and scaled; tokens and named tensors are not changed."""
         if isinstance(x, Fields) or x.dtype == torch.int64:
             return x
@@ -131,15 +178,15 @@ class Dataset:
         return (x.to(torch.float32, copy=True)).sub_(self.mean).div_(self.std)
 
     def test_batches(self, size: int = 1000) -> Iterator[tuple[Inputs, Tensor]]:
-        """The whole test set in order, normalised, `size` samples at a time."""
+        """The whole test set in order, normalized, `size` samples at a time."""
         if size < 1:
             raise InvalidInput(f"size is {size}; a test batch holds at least one sample")
         for start in range(0, len(self.test_y), size):
-            yield self.normalise(self.test_x[start : start + size]), self.test_y[start : start + size]
+            yield self.normalize(self.test_x[start : start + size]), self.test_y[start : start + size]
 
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation to normalise `x` with: per feature, per channel of an image, or one for all.
+    """Mean and standard deviation to normalize `x` with: per feature, per channel of an image, or one for all.
 
     A constant feature gets the deviation 1, so that it becomes zero and not NaN.
     """

@@ -17,8 +17,7 @@ from dagc.data.limits import refuse_bomb
 from dagc.data.samples import Column, Named, Samples, joined, rows
 from dagc.errors import DataError, InvalidInput, MissingExtra, shown
 
-Parts = tuple[Samples, Samples | None]
-"""What to train on, and what to test on if it is apart."""
+Parts = tuple[Samples, Samples | None]  # what to train on, and what to test on if it is apart
 TEST = ("test", "val", "valid", "validation")
 """The folders next to `train` that may hold the test set, the first that is there."""
 ARRAYS = ("x", "y", "client", "x_test", "y_test")
@@ -31,10 +30,8 @@ UNREADABLE = (
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 """What an image may be, whatever its suffix says: Pillow would start Ghostscript for PostScript."""
-LENGTH = 64
-"""Characters per sequence of a text, not counting the one that follows its last."""
-COMMA = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?", re.IGNORECASE)
-"""A number with a decimal comma."""
+LENGTH = 64  # characters per sequence of a text, not counting the one that follows its last
+COMMA = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?", re.IGNORECASE)  # a number with a decimal comma
 
 
 def read_csv(path: Path, named: Named, names: list[str] | None = None) -> Samples:

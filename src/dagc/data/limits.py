@@ -5,8 +5,7 @@ from pathlib import Path
 
 from dagc.errors import DataError, InvalidInput, shown
 
-VARIABLE = "DAGC_MAX_UNPACKED"
-"""The environment variable that raises the bound, in bytes."""
+VARIABLE = "DAGC_MAX_UNPACKED"  # the environment variable that raises the bound, in bytes
 TIMES, ALWAYS = 100, 1 << 26
 """Useful data hardly ever compresses better than this; and every file may unpack to this many bytes."""
 

@@ -10,15 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagc.data.dataset import Dataset, hold_out, statistics
-from dagc.data.fields import Fields, Inputs
+from dagc.data.dataset import Dataset, Fields, Inputs, hold_out, statistics
 from dagc.data.limits import refuse_bomb
 from dagc.errors import DagcError, DataError, InvalidInput, shown
 from dagc.text import printable
 
 Column = NDArray[Any]
-LABELS = ("label", "labels")
-"""The column to predict, unless another is named."""
+LABELS = ("label", "labels")  # the column to predict, unless another is named
 _MISSING = ("", "?")
 _MOST_VALUES = 1000  # of a text column; more are probably names or identifiers
 _MOST_CLIENTS = 100  # different values of a text column that may be the names of clients

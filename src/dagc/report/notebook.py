@@ -7,19 +7,15 @@ from typing import Any
 from dagc.folder import FINAL, FINAL_RULE, SCORE, summary
 from dagc.text import Spread, capital, in_bytes, in_seconds, percent, to_html
 
-__all__ = ["history_html"]
-
-SHOWN = 10
-"""The table has about as many of the evaluations; the curve has all."""
+SHOWN = 10  # the table has about as many of the evaluations; the curve has all
 WIDTH, HEIGHT, EDGE = 420, 160, 6
 
 
-def history_html(rows: Sequence[Mapping[str, Any]], title: str = "", metric: str = "score") -> str:
+def history_html(rows: Sequence[Mapping[str, Any]], metric: str = "score") -> str:
     """The evaluated rounds of a run as a table, with the score against total bytes as an inline SVG.
 
     Args:
         rows: The rounds, with the fields of `metrics.jsonl`; those without a score are not shown.
-        title: A heading.
         metric: What the score is called.
 
     Example:
@@ -27,10 +23,9 @@ def history_html(rows: Sequence[Mapping[str, Any]], title: str = "", metric: str
         >>> history_html(rows, metric="accuracy").count("<tr>")
         2
     """
-    heading = f"<p><b>{to_html(title)}</b></p>" if title else ""
     measured = [row for row in rows if row.get(SCORE) is not None]
     if not measured:
-        return f"<div>{heading}<p>{len(rows):,} rounds, none of them evaluated yet.</p></div>"
+        return f"<div><p>{len(rows):,} rounds, none of them evaluated yet.</p></div>"
     step = -(-len(measured) // SHOWN)
     head = "".join(f"<th>{name}</th>" for name in ("Round", to_html(capital(metric)), "Up", "Down", "Network time"))
     body = ""
@@ -40,7 +35,7 @@ def history_html(rows: Sequence[Mapping[str, Any]], title: str = "", metric: str
         body += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     final = percent(Spread(summary(measured)[FINAL]))
     caption = f"<p>Final {to_html(metric)}: {final} ({FINAL_RULE}).</p>"
-    return f"<div>{heading}<table><tr>{head}</tr>{body}</table>{_curve(measured, metric)}{caption}</div>"
+    return f"<div><table><tr>{head}</tr>{body}</table>{_curve(measured, metric)}{caption}</div>"
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], metric: str) -> str:

@@ -11,24 +11,8 @@ from dagc.report.panels import Panel, Series
 from dagc.report.runs import Run
 from dagc.text import Spread
 
-__all__ = [
-    "BYTES",
-    "Reached",
-    "Spread",
-    "comparison",
-    "curve",
-    "difference",
-    "final",
-    "part_sent",
-    "reached",
-    "spread",
-    "targets",
-]
-
-BYTES = ("bytes_up", "bytes_down", "bytes_total")
-"""How bytes are counted: up, down, and in total."""
-AMOUNTS = ("rounds", *BYTES, "seconds")
-"""What it takes to reach a score."""
+BYTES = ("bytes_up", "bytes_down", "bytes_total")  # how bytes are counted: up, down, and in total
+AMOUNTS = ("rounds", *BYTES, "seconds")  # what it takes to reach a score
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from dagc.report.words import notes, sentence
 from dagc.text import BYTE_UNITS, TIME_UNITS, brief, capital, count, in_bytes, percent, printable, to_html
 from dagc.training import Config
 
-__all__ = ["page", "rows_of", "run_command"]
-
 
 def page(panels: Sequence[Panel], title: str, command: str) -> str:
     """The report as HTML, under a title, with the command that reproduces it."""

@@ -9,12 +9,10 @@ from dagc.report.runs import Run
 from dagc.text import count
 from dagc.training import OWN, SOLUTION, Config
 
-__all__ = ["Panel", "Series", "in_words", "metric_of", "panels_of"]
-
 TUNED = ("learning_rate", "server_rate", "schedule", "server_schedule", "rounds", "threshold_units")
 USUAL = {name: Config.default(name) for name in SOLUTION if name not in ("method", *TUNED)}
 """What settings are if nobody gives them, but for those that each method may have its own of."""
-NEITHER = {"seed", "threads", "data_dir", "device", "evaluate_every", "checkpoint_every"}
+NEITHER = {name for name, each in Config.schema().items() if each.group == "Run"}
 """Settings that describe neither a problem nor its solution."""
 
 

@@ -10,10 +10,7 @@ from typing import Any
 from dagc.errors import InvalidInput
 from dagc.folder import SCORE, read_clients, read_metrics, read_settings, summary
 
-__all__ = ["Run", "find_runs", "read_run", "read_runs"]
-
-REQUIRED = {"task": str, "method": str, "rounds": int}
-"""The settings that every engine records."""
+REQUIRED = {"task": str, "method": str, "rounds": int}  # the settings that every engine records
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,6 @@ from dagc.report.numbers import BYTES, difference, final, reached, targets
 from dagc.report.panels import Panel, Series
 from dagc.text import brief, count, in_bytes, percent
 
-__all__ = ["notes", "sentence"]
-
 
 def notes(panels: Sequence[Panel]) -> list[str]:
     """What to know about the runs: which stopped early, whether the first model is counted, and their own notes."""

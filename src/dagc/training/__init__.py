@@ -17,10 +17,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dagc.data import Partition
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, shown
 from dagc.files import write_atomically
 from dagc.folder import Folder, read_metrics, summary
-from dagc.training.callbacks import EarlyStopping, TensorBoard, ToTarget
+from dagc.policies import Plan
+from dagc.training.callbacks import EarlyStopping, TensorBoard
 from dagc.training.config import OWN, SOLUTION, Config
 from dagc.training.custom import customize
 from dagc.training.federation import Federation
@@ -39,7 +40,6 @@ __all__ = [
     "Round",
     "RunFolder",
     "TensorBoard",
-    "ToTarget",
     "Training",
     "iterate",
     "read_metrics",
@@ -59,6 +59,7 @@ def iterate(
     output: str | Path | None = None,
     callbacks: Callback | Iterable[Callback] = (),
     *,
+    plan: Plan | None = None,
     model: nn.Module | str | None = None,
     data: Any = None,
     test: Any = None,
@@ -77,6 +78,7 @@ def iterate(
         output: The run's folder; nothing is stored if not given.
         callbacks: Called after every round with the federation and the round, e.g. `TensorBoard`. The training stops
             early if one returns True.
+        plan: The settings of a plan, as other engines take them.
         model: Any `nn.Module`: a copy of it is trained, starting from its weights. Or a name such as `mlp`.
         data: `(x, y)` as tensors or arrays, a torch data set, sequences of tokens, or a mapping from clients' names to
             any of those; see `dagc.data.load`.
@@ -96,6 +98,8 @@ def iterate(
     """
     if isinstance(config, nn.Module):
         raise InvalidInput("the model is given without its keyword: write model=…, data=…")
+    if plan is not None:
+        settings = _with_plan(plan, settings)
     if config is not None and settings:
         raise InvalidInput(f"config is given, and so is {next(iter(settings))}: put it into the Config")
     callbacks = [callbacks] if callable(callbacks) else list(callbacks)
@@ -103,6 +107,19 @@ def iterate(
         _check_callback(callback)
     config, custom = customize(config or Config(**settings), model, data, test, partition, loss, metric)
     return Training(Federation(config, custom), output, callbacks)
+
+
+def _with_plan(plan: Plan, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings, and those of a plan, whose threshold is in the units of what clients compress."""
+    if not isinstance(plan, Plan) or isinstance(plan, Config):
+        raise InvalidInput(f"plan is {shown(plan)}: give a dagc.Plan, or a Config as config=")
+    both = [name for name in settings if name in Plan.schema()]
+    if both:
+        raise InvalidInput(f"give a plan or settings, not both: {', '.join(both)} could be in the plan")
+    if plan.threshold is not None:
+        several = Config(**settings).several_steps
+        settings = {"threshold_units": "update" if several else "gradient", **settings}
+    return {**settings, **plan.explicit()}
 
 
 def _check_callback(callback: Any) -> None:
@@ -163,9 +180,9 @@ def train(*args: Any, **settings: Any) -> Result:
 def _shown(training: "Training") -> Iterable[Round]:
     """The rounds of a training, with a bar while they are done, on a terminal or in a notebook."""
     console = Console(stderr=True)
+    total, done = training.federation.config.rounds, training.federation.round
     if not (console.is_terminal or console.is_jupyter):
         return training
-    total, done = training.federation.config.rounds, training.federation.round
     return track(training, "training", total, done, console=console, transient=True)
 
 
@@ -223,17 +240,15 @@ class RunFolder(Folder):
             settings = {name: value for name, value in config.as_dict().items() if value is not None}
             self.describe(settings, self._clients())
         else:
-            self._recognise()
+            self._recognize()
         self._written = set(settings)
         held = Config(**settings)
         if held.key() != config.key():
-            ours, theirs = config.as_dict(), held.as_dict()
-            other = [
-                f"{name} is {theirs[name]!r} there, {ours[name]!r} here" for name in ours if ours[name] != theirs[name]
-            ]
+            both = ((name, theirs, getattr(config, name)) for name, theirs in held.as_dict().items())
+            other = [f"{name} is {theirs!r} there, {ours!r} here" for name, theirs, ours in both if theirs != ours]
             raise InvalidInput(f"{self.path} holds another run ({'; '.join(other)}): choose another --output")
 
-    def _recognise(self) -> None:
+    def _recognize(self) -> None:
         """Refuse the folder of a run that was given another model or other data."""
         try:
             known = json.loads((self.path / "clients.json").read_bytes()).get("given")
@@ -269,14 +284,9 @@ def _rounds(
     checkpoint_interval = config.checkpoint_every or max(1, config.rounds // 10)
     with nullcontext() if output is None else RunFolder(output, federation) as folder:
         saved, last = federation.round, config.rounds
-        shape = (len(federation.names), federation.size)
         log.info(
             "%s, %s: %d clients, %d parameters, from round %d to %d",
-            config.task,
-            config.method,
-            *shape,
-            saved + 1,
-            last,
+            *(config.task, config.method, len(federation.names), federation.size, saved + 1, last),
         )
         stopped = folder is not None and folder.finished  # a callback may have ended it early
         while federation.round < last and not stopped:
@@ -292,7 +302,6 @@ def _rounds(
             if folder is not None and (stopped or result.round % checkpoint_interval == 0 or result.round == last):
                 folder.save()
                 saved = result.round
-                log.debug("round %d: checkpoint in %s", saved, folder.path)
             try:
                 yield result
             except GeneratorExit:  # the caller stopped between two rounds: this is a good state

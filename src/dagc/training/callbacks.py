@@ -1,4 +1,4 @@
-"""Callbacks for every round: stop early, detect when a score is reached, and log to TensorBoard."""
+"""Callbacks for every round: stop early, and log to TensorBoard."""
 
 import math
 import time
@@ -8,37 +8,6 @@ from typing import Any
 
 from dagc.errors import InvalidInput, MissingExtra
 from dagc.training.result import Round
-
-__all__ = ["EarlyStopping", "TensorBoard", "ToTarget"]
-
-
-class ToTarget:
-    """Detects when a score is reached: `reached` then holds the rounds, total bytes and simulated seconds it took.
-
-    Args:
-        target: The accuracy, or other score, to reach; None for none.
-
-    Example:
-        >>> import dagc
-        >>> goal = ToTarget(0.5)
-        >>> config = dagc.Config(task="logistic@digits", method="dagc-r", ratio=0.02, rounds=20)
-        >>> result = dagc.train(config, callbacks=[goal])
-        >>> goal.reached["rounds_to_target"] < 20
-        True
-    """
-
-    def __init__(self, target: float | None = None) -> None:
-        if target is not None and not target <= 1:
-            raise InvalidInput(f"target is {target}: give a score of at most 1, e.g. 0.8 for 80 %")
-        self.target = target
-        self.reached: dict[str, float] = {}
-
-    def __call__(self, federation: object, result: Round) -> None:
-        reached = result.score is not None and self.target is not None and result.score >= self.target
-        if reached and not self.reached:
-            total = result.bytes_up + result.bytes_down
-            amounts = {"rounds": result.round, "bytes": total, "seconds": result.seconds}
-            self.reached = {f"{name}_to_target": amount for name, amount in amounts.items()}
 
 
 class EarlyStopping:
@@ -70,7 +39,7 @@ class EarlyStopping:
         return self.waited >= self.patience
 
 
-class TensorBoard(ToTarget):
+class TensorBoard:
     """A callback that writes TensorBoard logs: a scalar for every number of a round. It needs the package tensorboard.
 
     Args:
@@ -79,12 +48,11 @@ class TensorBoard(ToTarget):
     """
 
     def __init__(self, folder: str | Path, target: float | None = None) -> None:
-        super().__init__(target)
         try:
             self._make = import_module("torch.utils.tensorboard").SummaryWriter
         except ImportError as error:
             raise MissingExtra("such logs need the package tensorboard: pip install tensorboard") from error
-        self.folder = Path(folder)
+        self.folder, self.target = Path(folder), target
         self._writer: Any = None
         self._began = 0.0
 
@@ -92,10 +60,12 @@ class TensorBoard(ToTarget):
         if self._writer is None:
             self._began = time.perf_counter()
             self._writer = self._make(str(self.folder), purge_step=result.round if result.round > 1 else None)
-        before = self.reached
-        super().__call__(federation, result)
         elapsed, total = time.perf_counter() - self._began, result.bytes_up + result.bytes_down
-        numbers = {**vars(result), "bytes_total": total, "elapsed": elapsed, **({} if before else self.reached)}
+        numbers = {**vars(result), "bytes_total": total, "elapsed": elapsed}
+        if self.target is not None and result.score is not None and result.score >= self.target:
+            self.target = None  # this is the first time
+            amounts = {"rounds": result.round, "bytes": total, "seconds": result.seconds}
+            numbers |= {f"{name}_to_target": amount for name, amount in amounts.items()}
         for name, number in numbers.items():
             if name != "round" and number is not None:
                 self._writer.add_scalar(name, float(number), result.round)

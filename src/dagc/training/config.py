@@ -21,12 +21,9 @@ from dagc.policies import Plan
 from dagc.settings import group
 from dagc.training.optimizer import SCHEDULES, ServerOptimizer, client_optimizer, rate_at
 
-__all__ = ["IRRELEVANT", "OWN", "OWN_STEPS", "SOLUTION", "Config", "is_own"]
-
 OWN = "own"
 """The model, data or partition passed to `dagc.train` in Python, in a task or as a partition."""
-IRRELEVANT = ("threads", "data_dir", "checkpoint_every")
-"""Settings that cannot change a result."""
+IRRELEVANT = ("threads", "data_dir", "checkpoint_every")  # settings that cannot change a result
 UNUSABLE = ("Optimizer", "LBFGS", "SparseAdam", "LRScheduler", "ReduceLROnPlateau", "ChainedScheduler", "SequentialLR")
 """Classes of `torch.optim` that need more than a gradient, and of its schedulers that need more than numbers."""
 SPLIT = ("clients", "skew_ratio", "label_alpha")
@@ -136,7 +133,7 @@ class Config(Plan):
     )
     label: str | None = _data(None, "column of your data to predict; label if not given", "text")
     client: str | None = _data(None, "column of your data with the owner of each row; client if not given", "text")
-    data_dir: str | None = _data(None, "data folder; DAGC_DATA or the user's cache if not given", "text")
+    data_dir: str | None = _run(None, "data folder; DAGC_DATA or the user's cache if not given", "text")
     augment: bool = _data(False, "crop and flip images", "switch")
     rounds: int = _training(1000, "number of rounds", "integer", least=1)
     learning_rate: float = _step_size(0.1, "step size; that of the clients' own steps if they take several", alias="lr")

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dagc.data import CATALOGUE, Dataset, Partition, load, make_partition
-from dagc.data.fields import tensors_of
+from dagc.data.dataset import tensors_of
 from dagc.errors import BudgetWarning, InvalidInput, shown
 from dagc.models import build
 from dagc.policies import Plan, make_rate
@@ -23,12 +23,8 @@ from dagc.text import count
 from dagc.training.config import OWN, SPLIT, Config, is_own
 from dagc.training.objective import Loss, Metric
 
-__all__ = ["Custom", "check_rounds", "customize", "fit_to_data"]
-
-PER_CLIENT = 10
-"""With few samples, there is a client for this many."""
-SKEWS = (50, 20, 10, 5, 2, 1)
-"""Skew ratios to try, in this order, if there are few samples."""
+PER_CLIENT = 10  # with few samples, there is a client for this many
+SKEWS = (50, 20, 10, 5, 2, 1)  # skew ratios to try, in this order, if there are few samples
 LEAST_PART = 0.02
 """Plans whose rounds hold no more than this part of the entries get a warning. The leanest that learned in
 `docs/studies/thrifty.md` hold several times as many."""
@@ -46,7 +42,7 @@ class Custom:
 
     @property
     def fingerprint(self) -> int | None:
-        """A checksum of this model and data, by which a run's folder recognises them; None if neither is given."""
+        """A checksum of this model and data, by which a run's folder recognizes them; None if neither is given."""
         if self.model is None and self.data is None:
             return None
         tensors = [] if self.model is None else list(self.model.state_dict().values())
@@ -89,7 +85,7 @@ def customize(
 ) -> tuple[Config, Custom]:
     """What was given, checked, and the configuration with `own` for the parts that it replaces."""
     if not isinstance(config, Config):
-        raise InvalidInput(f"config is {shown(config)}: write dagc.Config(…)")
+        raise InvalidInput(f"config is {shown(config)}: write dagc.Config(…), or plan=")
     if isinstance(model, str):
         if data is None or "task" in config.explicit():
             raise InvalidInput(f"model is {model!r}: name one of ours with data= and no task, or give an nn.Module")
@@ -157,18 +153,16 @@ def _shrunk(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
     return config, ()  # too few for what was asked: the error says so
 
 
-def check_rounds(plan: Plan, size: int, examples: Mapping[str, float], rounds: int, present: int) -> None:
+def check_rounds(server: Server, rounds: int, present: int) -> None:
     """Refuse a budget under which nobody ever sends; warn about one that changes next to nothing."""
+    plan, size, names = server.plan, server.size, list(server.members)[:present]
     if plan.per_hour or plan.threshold is not None or not plan.method_spec.budgets:
         return
     name = (plan.budgets_set or ["bytes"])[-1]
     value = getattr(plan, name)
     words = {"ratio": f"ratio {value}", "bytes": f"{value} byte{'' if value == 1 else 's'}"}.get(name, value)
     budget = f"{count(rounds, 'round')} of {words} per client"
-    server = Server(plan, size, rounds)
-    for client, amount in examples.items():
-        server.join(client, amount)
-    while all(order.silent for order in server.orders(list(examples)[:present]).values()):
+    while all(order.silent for order in server.orders(names).values()):
         server.close([])
         if server.round == rounds:
             raise InvalidInput(f"nobody sends anything in {budget}: raise {name} or rounds")

@@ -26,15 +26,11 @@ from dagc.training.optimizer import as_one_vector, rate_at
 from dagc.training.parallel import Parallel, one_thread, return_memory
 from dagc.training.result import Round
 
-__all__ = ["Federation"]
-
 log = getLogger("dagc.training")
 MOMENTUM_RATE = 0.5
 """The server's rate with momentum, if none is given: the best of what was tried with a momentum of 0.9."""
-RANDOM_BITS = 4
-"""Bits per entry of a random first model: training from it ends where it ends from the exact one."""
-TESTED = 50
-"""Test samples per batch."""
+RANDOM_BITS = 4  # bits per entry of a random first model: training from it ends where it ends from the exact one
+TESTED = 50  # test samples per batch
 
 
 class _Turn(NamedTuple):
@@ -56,7 +52,7 @@ class Federation:
         model: The clients' model: they train on it, and it is evaluated. Its parameters are views of `vector`.
         optimizer: The server's own model, and the optimizer that moves it.
         names: The clients' names, in the order of the partition.
-        goal: What is minimised and measured.
+        goal: What is minimized and measured.
         buffers: The model's buffers that change in training, such as batch norm's, by name.
         notes: What a user should know about the data and its split.
         server: The server's half of the protocol.
@@ -81,13 +77,11 @@ class Federation:
         self._tested = sharing(self.model).eval()
         self._shapes = [tuple(each.shape) for each in self.model.parameters() if each.requires_grad]
         self.optimizer = config.server_optimizer(self.vector.cpu().clone())
-        momentum = self.optimizer.has_momentum
-        self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes, momentum)
+        self.server = ModelServer(self._plan(), self.vector, config.rounds, self._shapes, self.optimizer.has_momentum)
         self._follow_server()  # the first model may have been rounded
         self.first_orders()
         self._present = max(1, ceil(config.participation * len(self.names) - 1e-9))
-        examples = dict(zip(self.names, map(float, self.partition.sizes), strict=True))
-        check_rounds(self.server.plan, self.size, examples, config.rounds, self._present)
+        check_rounds(self._joined(), config.rounds, self._present)
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
         traits = self._traits(batches)
@@ -111,7 +105,7 @@ class Federation:
     def _traits(self, batches: data.Batches) -> Traits:
         """The model's side effects. A model passed in Python is tried with the smallest client's batch."""
         passed = (self.custom.model, self.custom.data, self.custom.loss)
-        if all(each is None for each in passed) and models.MODELS[self.config.model].initialise is not None:
+        if all(each is None for each in passed) and models.MODELS[self.config.model].initialize is not None:
             return Traits()
         smallest = int(self.partition.sizes.argmin())
         x, y = batches.batch(smallest, 0)
@@ -135,10 +129,14 @@ class Federation:
 
     def first_orders(self) -> list[Any]:
         """The parameter that each client would get if all took part in the first round."""
+        return [order.amount for order in self._joined().orders(self.names).values()]
+
+    def _joined(self) -> Server:
+        """Another server, which all clients have joined."""
         server = Server(self.server.plan, self.size, self.config.rounds)
         for name, examples in zip(self.names, self.partition.sizes, strict=True):
             server.join(name, int(examples))
-        return [order.amount for order in server.orders(self.names).values()]
+        return server
 
     def step(self, asked: Sequence[int] | None = None) -> Round:
         """One round, in which those at these places of the partition take part; by default, some drawn at random."""
@@ -209,7 +207,7 @@ class Federation:
         """The score (accuracy, unless there is another metric) and the mean loss on the whole test set."""
 
         def chunk(start: int) -> tuple[float, float, int]:
-            x = self.data.normalise(self.data.test_x[start : start + TESTED]).to(self.config.device)
+            x = self.data.normalize(self.data.test_x[start : start + TESTED]).to(self.config.device)
             y = self.data.test_y[start : start + TESTED].to(self.config.device)
             count = self.goal.count(y)
             with torch.no_grad():

@@ -13,21 +13,16 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
 from dagc.data import Batches
-from dagc.data.fields import Inputs
+from dagc.data.dataset import Inputs
 from dagc.draws import scramble
 from dagc.errors import InvalidInput
 from dagc.training.config import Config
 from dagc.training.objective import Loss, classification_loss, computed_loss, forward, scores_of
 from dagc.training.optimizer import client_optimizer
 
-__all__ = ["Computed", "Gradients", "Traits", "separate", "sharing", "try_out"]
-
-TOGETHER = 1 << 18
-"""Clients are grouped while their gradients together have no more entries than this."""
-MOST = 16
-"""The most clients in a group."""
-DROPOUT = 3
-"""The purposes of random numbers: the seed of a client and round has several."""
+TOGETHER = 1 << 18  # clients are grouped while their gradients together have no more entries than this
+MOST = 16  # the most clients in a group
+DROPOUT = 3  # the purposes of random numbers: the seed of a client and round has several
 
 
 class Traits(NamedTuple):

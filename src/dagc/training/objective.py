@@ -1,4 +1,4 @@
-"""What training minimises, and how it is scored: classification, regression, next token, or your own loss."""
+"""What training minimizes, and how it is scored: classification, regression, next token, or your own loss."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -10,17 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from dagc.data import Dataset
-from dagc.data.dataset import IGNORED
-from dagc.data.fields import Fields, Inputs
+from dagc.data.dataset import IGNORED, Fields, Inputs
 from dagc.errors import InvalidInput, shown
 
-__all__ = ["Goal", "Loss", "Metric", "classification_loss", "computed_loss", "forward", "goal_of", "scores_of"]
+TARGETS = ("labels", "targets")  # a parameter of a model's `forward` with such a name gets what is to be predicted
 
-TARGETS = ("labels", "targets")
-"""A parameter of a model's `forward` with such a name gets what is to be predicted."""
-
-Loss = Callable[[Any, Tensor], Tensor]
-"""`(what the model returns, y) -> the mean loss of a batch`, one number."""
+Loss = Callable[[Any, Tensor], Tensor]  # `(what the model returns, y) -> the mean loss of a batch`, one number
 Metric = Callable[[Any, Tensor], Any]
 """`(what the model returns, y) -> the mean score of a batch`, where more is better."""
 

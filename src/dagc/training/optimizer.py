@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["SCHEDULES", "ServerOptimizer", "as_one_vector", "client_optimizer", "rate_at"]
-
 SCHEDULES = ("constant", "linear", "cosine")
 MOST_ROUNDS = 1_000_000  # of a schedule of torch's, which is stepped through before the first
 

@@ -9,13 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Parallel", "one_thread", "return_memory"]
-
 T = TypeVar("T")
-WAVE = 16
-"""With more clients than this, free memory is returned to the system after this many."""
-SLOW = 0.002
-"""The seconds of work per client from which threads are worthwhile."""
+WAVE = 16  # with more clients than this, free memory is returned to the system after this many
+SLOW = 0.002  # the seconds of work per client from which threads are worthwhile
 
 
 class Parallel:

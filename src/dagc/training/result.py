@@ -10,8 +10,6 @@ from torch import nn
 from dagc.errors import MissingExtra
 from dagc.folder import summary
 
-__all__ = ["Result", "Round"]
-
 
 @dataclass(frozen=True)
 class Round:

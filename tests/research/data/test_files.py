@@ -24,7 +24,7 @@ def test_fashion_mnist_is_read_plain_and_zipped(tmp_path: Path, zipped: bool) ->
     assert data.test_y.tolist() == [0, 1, 2, 3, 4]
     expected = read_idx(next(folder.glob("train-images*")))
     np.testing.assert_array_equal(data.train_x[:, 0].numpy(), expected)
-    pixels = data.normalise(data.train_x)
+    pixels = data.normalize(data.train_x)
     assert pixels.min() >= 0
     assert pixels.max() == 1
 
@@ -88,9 +88,9 @@ def test_cifar10_keeps_order_labels_and_planes(tmp_path: Path) -> None:
     assert data.classes == tuple("abcdefghij")
     second = np.frombuffer((folder / "data_batch_2.bin").read_bytes(), np.uint8).reshape(10, 3073)[3, 1:]
     np.testing.assert_array_equal(data.train_x[13].numpy().ravel(), second)
-    normalised = data.normalise(data.train_x)
-    np.testing.assert_allclose(normalised.mean((0, 2, 3)), 0, atol=1e-5)
-    np.testing.assert_allclose(normalised.std((0, 2, 3)), 1, atol=1e-3)
+    normalized = data.normalize(data.train_x)
+    np.testing.assert_allclose(normalized.mean((0, 2, 3)), 0, atol=1e-5)
+    np.testing.assert_allclose(normalized.std((0, 2, 3)), 1, atol=1e-3)
 
 
 def test_cifar100_takes_the_fine_label(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_tone_is_in_the_band_of_its_pitch_at_any_rate(tmp_path: Path, rate: in
         assert (abs(picture[4:-4].argmax(axis=1) - np.abs(centres - pitch).argmin()) <= 1).all()
 
 
-def test_short_clips_are_centred_and_long_ones_cut() -> None:
+def test_short_clips_are_centered_and_long_ones_cut() -> None:
     click = log_mel(np.ones(80, np.float32), 8000).max(axis=1)
     assert 14 <= int(click.argmax()) <= 17
     assert log_mel(np.ones(20000, np.float32), 8000).shape == (32, 32)

@@ -82,8 +82,8 @@ def _flickr(root: Path, rows: list[str]) -> Path:
     folder = root / "flickr-mammal"
     (folder / "images").mkdir(parents=True)
     for number in range(30):
-        colour = (250, 0, 0) if number % 2 else (0, 0, 250)
-        Image.new("RGB", (40 + number, 50), colour).save(folder / "images" / f"{number}.png")
+        color = (250, 0, 0) if number % 2 else (0, 0, 250)
+        Image.new("RGB", (40 + number, 50), color).save(folder / "images" / f"{number}.png")
     (folder / "metadata.csv").write_text("\n".join(["file,label,subcontinent", *rows]))
     return folder
 

@@ -44,15 +44,15 @@ def train(
     model: nn.Module, x: Tensor, y: Tensor, steps: int, batch_size: int, rate: float, seed: int, kind: str = "SGD"
 ) -> float:
     """Some steps of this class of torch.optim; returns the mean loss."""
-    optimiser = getattr(torch.optim, kind)(model.parameters(), lr=rate)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=rate)
     generator = torch.Generator().manual_seed(seed)
     total = 0.0
     for _ in range(steps):
         batch = torch.randint(len(y), (batch_size,), generator=generator)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = cross_entropy(model(x[batch]), y[batch])
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         total += loss.item()
     return total / steps
 
