@@ -293,7 +293,7 @@ def plain(value: Any) -> Any:
     if hasattr(value, "state_dict"):
         return value.state_dict()
     if isinstance(value, torch.Tensor):
-        return value.cpu().numpy()
+        return value.detach().cpu().numpy()
     if isinstance(value, bytes):
         return np.frombuffer(value, dtype=np.uint8)
     if isinstance(value, Mapping):

@@ -96,13 +96,6 @@ def checked_count(count: int | np.integer[Any], size: int) -> int:
     return int(count)
 
 
-def threshold_key(threshold: float) -> int:
-    """The least key that reaches the threshold, but never that of zero. It is rounded to float32, everywhere alike."""
-    if not threshold >= 0:
-        raise InvalidInput(f"a threshold must be at least 0, not {threshold}")
-    return max(1, int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32)))
-
-
 def keys_of(vector: torch.Tensor) -> torch.Tensor:
     """The bits without the sign. Comparing them is exact even on a processor that flushes tiny numbers to zero."""
     return vector.view(torch.int32) & int(MAGNITUDE)

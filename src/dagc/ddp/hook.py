@@ -19,11 +19,11 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from dagc.ddp.continued import warn_if_continued
-from dagc.ddp.rank import Rank, check_version, log, make_plan, to_arrays, to_tensors
+from dagc.ddp.rank import Rank, check_version, log, make_plan, to_tensors
 from dagc.ddp.rank_model import device_of
 from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
 from dagc.policies import Plan
-from dagc.state import all_or_nothing
+from dagc.state import all_or_nothing, plain
 
 VERSION = 1  # of what `Hook.state_dict` returns
 
@@ -203,8 +203,8 @@ class Hook(Rank):
                 if state[key] != value:
                     raise InvalidInput(f"the state has {key} {state[key]!r:.200}, here it is {value!r:.200}: {remedy}")
             start = zlib.crc32(b"%d %d" % (int(state["start"]), self._number))
-            self.uplink.load_state_dict(to_arrays(state["uplink"]))
-            self.server.load_state_dict(to_arrays(state["server"]))
+            self.uplink.load_state_dict(plain(state["uplink"]))
+            self.server.load_state_dict(plain(state["server"]))
             self._start, self.resumed = start, True
 
 

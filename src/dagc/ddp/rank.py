@@ -214,13 +214,6 @@ def to_tensors(tree: Any) -> Any:
     return tree.detach().to("cpu", copy=True) if isinstance(tree, torch.Tensor) else tree
 
 
-def to_arrays(tree: Any) -> Any:
-    """The same tree with arrays for its tensors, not copied where that is possible."""
-    if isinstance(tree, Mapping):
-        return {name: to_arrays(leaf) for name, leaf in tree.items()}
-    return tree.detach().cpu().numpy() if isinstance(tree, torch.Tensor) else tree
-
-
 def check_version(state: Any, what: str, version: int, fields: set[str]) -> None:
     """Refuse what is not the state of this kind, or is of another version of it."""
     if not isinstance(state, Mapping) or "version" not in state:

@@ -167,7 +167,8 @@ class ModelServer(Server):
         momentum: bool = False,
     ) -> None:
         super().__init__(plan, len(model), rounds, shapes)
-        ways = self.plan.exact_values, self.plan.rounded_bits
+        bits = self.plan.first_bits if self.plan.first_model == "sent" else None  # a model that clients draw is exact
+        ways = self.plan.exact_values, bits if isinstance(bits, int) else None
         self.downlink = Downlink(self.plan.downward(), model.detach().cpu().numpy(), shapes, rounds, *ways)
         self._seconds = 0.0
         self._visited = False  # whether all clients of this round visit: none of them downloads broadcasts
