@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
-PATIENCE = 300
+PATIENCE = 600
 RECORDED = """
 import runpy, sys, zlib
 from pathlib import Path

@@ -313,7 +313,7 @@ def blocked():
     free, send = threading.Event(), local._exchange.all_gather
 
     def held(message):
-        assert free.wait(60)
+        assert free.wait(600)
         return send(message)
 
     local._exchange.all_gather = held

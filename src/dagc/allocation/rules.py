@@ -16,7 +16,7 @@ def uniform(shares: Array, total: float) -> Array:
 
 
 def power(shares: Array, total: float, exponent: float = 2 / 3) -> Array:
-    """Ratios in proportion to `shares ** exponent`; 2/3 minimises Σ p²/δ² (see `research.theory`)."""
+    """Ratios in proportion to `shares ** exponent`; 2/3 minimizes Σ p²/δ² (see `research.theory`)."""
     raised = shares**exponent
     return np.asarray(total * raised / raised.sum())
 
@@ -24,7 +24,7 @@ def power(shares: Array, total: float, exponent: float = 2 / 3) -> Array:
 def dagc_r(shares: Array, total: float) -> Array:
     """Algorithm 2 of the paper (DAGC-R): the best of n candidates by the bound Φ of Theorem 4.
 
-    Candidate j gives worker j the smallest ratio, the same as the next smallest, and all others ratios in proportion
+    Candidate j gives client j the smallest ratio, the same as the next smallest, and all others ratios in proportion
     to p^(2/3). All candidates share P = Σ p^(2/3), so they are compared in O(n) and only the best is computed in full.
     """
     n = len(shares)

@@ -175,16 +175,7 @@ class Hook(Rank):
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state; every rank saves its own, together with the model and the optimizer."""
-        return {
-            "version": VERSION,
-            "rank": self._exchange.rank,
-            "world_size": self._exchange.world,
-            "examples": list(self.examples),
-            "about": to_tensors(self._about),
-            "start": self._start,
-            "uplink": to_tensors(self.uplink.state_dict()),
-            "server": to_tensors(self.server.state_dict()),
-        }
+        return self._state(VERSION, start=self._start)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`: on the same rank of equally many, with the same model, data and plan.

@@ -152,6 +152,15 @@ class Rank:
                 raise MalformedPayload(f"rank {name}: {error}") from error
         return uploads
 
+    def _state(self, version: int, **more: Any) -> dict[str, Any]:
+        """A copy of both halves, of what they belong to, and of what else is kept, in tensors."""
+        about = {"version": version, "rank": self._exchange.rank, "world_size": self._exchange.world}
+        halves = {"uplink": self.uplink.state_dict(), "server": self.server.state_dict()}
+        copied: dict[str, Any] = to_tensors(
+            {**about, "examples": self.examples, "about": self._about, **halves, **more}
+        )
+        return copied
+
     def snapshot(self) -> tuple[Any, ...]:
         return self.uplink.snapshot(), self.server.snapshot(), self._start
 

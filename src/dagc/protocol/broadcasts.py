@@ -16,7 +16,7 @@ from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
 from dagc.state import Check, Stateful, fields, finite, flag, like, listed, nested, raw, whole
 from dagc.updates import Update, encode_update
-from dagc.wire import Memory, encode, is_coded, quantise
+from dagc.wire import Memory, encode, is_coded, quantize
 from dagc.wire.frame import read_varint, varint
 from dagc.wire.shapes import Shapes, sizes_of
 
@@ -114,7 +114,7 @@ class EntryBroadcasts(Stateful):
         sparse = self._select(difference, entries)
         if not len(sparse):
             return b"", Update.empty(sparse.size)
-        sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, self._values))
+        sparse = Sparse.trusted(sparse.size, sparse.indices, quantize(sparse.values, self._values))
         memory = self._memory
         if memory is not None and self.restart:
             memory.reset()

@@ -3,14 +3,7 @@
 Error feedback makes sending nearly periodic: an entry that was sent takes about as long as last time until it is large
 enough to be sent again. Neighbours are sent together, and the entries of a row mostly have the same sign. A `Memory`
 estimates from this how likely each coordinate is to be in the next frame: its share of what is left to send is
-2^w / (sum of 2^w over the coordinates left), where w is a sum of one number from each of six tables:
-
-    phase     where it is in its cycle: age / interval; never sent and sent once are phases of their own
-    near      how long ago the more recent of its two neighbours in the row was sent
-    column    how long ago anything in its column was sent
-    row       which row it is in
-    gap       how far back the last entry of this frame is
-    gap two   how far back the one before that is
+2^w / (sum of 2^w over the coordinates left), where w is a sum of one number from each table.
 
 The memory changes only with frames that were accepted (`learn`), so either both sides have counted a frame or neither
 has. `docs/reference/wire-entries.md` has every step, `docs/studies/coder.md` what each table is worth.

@@ -7,7 +7,7 @@ bit string, filled from the lowest bit of each byte up: parameters, the low bits
     blocks   the best for each block of 128 indices, sent in 6 bits: for indices that cluster
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from dagc.draws import draw
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
 
-__all__ = ["SEED", "largest", "last_counts", "read_indices", "write_indices"]
+__all__ = ["BLOCK", "SEED", "Rice", "largest", "last_counts", "plan", "read", "read_indices", "write", "write_indices"]
 
 Ints = NDArray[np.int64]
 
@@ -38,16 +38,14 @@ def write_indices(sparse: Sparse, index_bytes: int) -> tuple[int, bytes]:
         if sparse.size > 1 << (8 * index_bytes - 1):
             raise InvalidInput(f"indices of {index_bytes} bytes are too small for a vector of {sparse.size:,} entries")
         return PLAIN, sparse.indices.astype(f"<i{index_bytes}").tobytes()
-    length, kind, layout = _rice(sparse, EVEN)
+    kind, best = EVEN, plan(sparse.indices, sparse.size, blocks=False)
     if len(sparse) > 1:
-        length, kind, layout = min((length, kind, layout), _rice(sparse, BLOCKS), key=lambda way: way[0])
-    if sparse.seed is not None and length > SEED_BYTES:
+        blocks = plan(sparse.indices, sparse.size, blocks=True)
+        if blocks.size < best.size:
+            kind, best = BLOCKS, blocks
+    if sparse.seed is not None and best.size > SEED_BYTES:
         return SEED, sparse.seed.to_bytes(SEED_BYTES, "little")
-    from dagc.wire import _kernels  # compiles, so only on use
-
-    out = np.zeros(length, dtype=np.uint8)
-    _kernels.rice_write(*layout, out)
-    return kind, out.tobytes()
+    return kind, write(best)
 
 
 def read_indices(kind: int, section: memoryview, size: int, count: int, index_bytes: int) -> Ints:
@@ -59,7 +57,7 @@ def read_indices(kind: int, section: memoryview, size: int, count: int, index_by
     if (kind == PLAIN) != bool(index_bytes):
         raise MalformedPayload(f"the index rule {kind} does not go with this value codec")
     if kind in (EVEN, BLOCKS):
-        return _read_rice(section, size, count, kind == BLOCKS)
+        return read(section, size, count, kind == BLOCKS)
     if kind == SEED:
         if len(section) != SEED_BYTES:
             raise MalformedPayload(f"a seed takes {SEED_BYTES} bytes, not {len(section)}")
@@ -74,20 +72,46 @@ def read_indices(kind: int, section: memoryview, size: int, count: int, index_by
     return indices
 
 
-def _rice(sparse: Sparse, kind: int) -> tuple[int, int, tuple[Any, ...]]:
-    """How many bytes this Rice code takes, its number, and what the kernel needs to write it."""
+class Rice(NamedTuple):
+    """How indices would be written, computed before anything is: to compare ways, and then to write."""
+
+    indices: Ints
+    block: int
+    parameters: Ints  # of each block
+    sent: int  # bits of a parameter
+    head: int  # bits of all parameters and low bits
+    unary: int  # bits of all quotients
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return -(-(self.head + self.unary) // 8)
+
+
+def plan(indices: Ints, size: int, blocks: bool) -> Rice:
+    """Choose the parameters and compute the exact length."""
+    from dagc.wire import _kernels  # compiles, so only on use
+
+    indices = np.ascontiguousarray(indices)
+    block, counts, sent = _blocks(len(indices), blocks)
+    lasts = np.append(indices[BLOCK - 1 : -1 : BLOCK], indices[-1:]) if blocks else np.array([size - 1])
+    parameters = _best_parameter(lasts - np.append(-1, lasts[:-1]) - counts, counts)
+    head = sent * len(parameters) + int((parameters * counts).sum())
+    unary = len(indices) + int(_kernels.quotients(indices, block, parameters))
+    return Rice(indices, block, parameters, sent, head, unary)
+
+
+def write(rice: Rice) -> bytes:
+    """The section's bytes; there are `rice.size` of them."""
     from dagc.wire import _kernels
 
-    indices, blocks = np.ascontiguousarray(sparse.indices), kind == BLOCKS
-    block, counts, sent = _blocks(len(indices), blocks)
-    lasts = np.append(indices[BLOCK - 1 : -1 : BLOCK], indices[-1:]) if blocks else np.array([sparse.size - 1])
-    parameters = _best_parameter(lasts - np.append(-1, lasts[:-1]) - counts, counts)
-    head = sent * len(parameters) + int((parameters * counts).sum())  # bits of parameters and low bits
-    unary = len(indices) + int(_kernels.quotients(indices, block, parameters))
-    return -(-(head + unary) // 8), kind, (indices, block, parameters, sent, head)
+    out = np.zeros(rice.size, dtype=np.uint8)
+    _kernels.rice_write(rice.indices, rice.block, rice.parameters, rice.sent, rice.head, out)
+    return out.tobytes()
 
 
-def _read_rice(section: memoryview, size: int, count: int, blocks: bool) -> Ints:
+def read(section: memoryview, size: int, count: int, blocks: bool) -> Ints:
+    """Decode the indices of an untrusted section; `MalformedPayload` if it is not exactly right."""
     from dagc.wire import _kernels
 
     short = MalformedPayload(f"the index section is too short for {count} indices: {len(section)} bytes")
