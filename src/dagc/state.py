@@ -296,6 +296,8 @@ def plain(value: Any) -> Any:
         return value.detach().cpu().numpy()
     if isinstance(value, bytes):
         return np.frombuffer(value, dtype=np.uint8)
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -118,8 +118,8 @@ def picked(vector: torch.Tensor, indices: torch.Tensor, seed: int | None = None)
     """These entries of the vector, brought to the host in one transfer."""
     if vector.is_cpu:
         return Sparse.trusted(len(vector), indices.numpy(), vector[indices].numpy(), seed)
-    both = torch.stack((indices, vector[indices].view(torch.int32).to(torch.int64))).cpu().numpy()
-    return Sparse.trusted(len(vector), both[0], both[1].astype(np.int32).view(np.float32), seed)
+    places, bits = torch.stack((indices, vector[indices].view(torch.int32).to(torch.int64))).cpu().numpy()
+    return Sparse.trusted(len(vector), places, bits.astype(np.int32).view(np.float32), seed)
 
 
 def places_to_sample(size: int, count: int) -> NDArray[np.int64]:

@@ -107,8 +107,8 @@ class Round:
             name = sent.answer.name
             known = next((node for node, other in run.names.items() if other == name), None)
             if known is not None and known != sent.node and known in alive:
-                both = f"it says it is {name}, and so does node {known}"
-                self._leave_out(sent, f"{both}: give each its own partition-id or dagc-name")
+                words = f"it says it is {name}, and so does node {known}: give each its own partition-id or dagc-name"
+                self._leave_out(sent, words)
             else:
                 run.server.join(name, sent.answer.examples)
                 run.server.arrived(name, run.download(None, sent.node))

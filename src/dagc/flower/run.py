@@ -125,16 +125,16 @@ class FlowerFolder(Folder):
 
     def _claim(self, settings: dict[str, Any] | None) -> None:
         """Refuse a run of this name with another plan; it may have more rounds now."""
-        ours, theirs = self._settings, dict(settings or self._settings)
-        theirs.pop("rounds", None)
-        other = [
-            f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here"
-            for name in sorted({*ours, *theirs})
-            if ours.get(name) != theirs.get(name)
+        wanted, held = self._settings, dict(settings or self._settings)
+        held.pop("rounds", None)
+        differences = [
+            f"{name} is {held.get(name)!r} there, {wanted.get(name)!r} here"
+            for name in sorted({*wanted, *held})
+            if wanted.get(name) != held.get(name)
         ]
-        if other:
+        if differences:
             raise InvalidInput(
-                f"{self.path} holds another run ({'; '.join(other)}): choose another run name, set these back to "
+                f"{self.path} holds another run ({'; '.join(differences)}): choose another run name, set these back to "
                 "continue it, or delete that folder"
             )
 
