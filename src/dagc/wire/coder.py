@@ -12,7 +12,7 @@ has. `docs/reference/wire-entries.md` has every step, `docs/studies/coder.md` wh
 import zlib
 from collections.abc import Mapping
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
+from dagc.state import MISFITS, flag, like, whole
 from dagc.wire.shapes import Shapes, extents
 
 __all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory"]
@@ -217,20 +218,12 @@ class Memory:
     def restored(cls, shapes: Shapes, state: Mapping[str, Any]) -> Self:
         """A memory with the state returned by `state_dict`. State that does not fit is refused."""
         try:
-            memory = cls(shapes, bool(state["clocks"]), bool(state["signs"]))
-            values: dict[str, Any] = {name: int(state[name]) for name in NUMBERS}
-            values |= {name: np.array(state[name]) for name in memory._arrays}
-        except (KeyError, TypeError, ValueError) as error:
+            memory = cls(shapes, flag(state["clocks"]), flag(state["signs"]))
+            checks = {name: partial(whole, below=below) for name, below in NUMBERS.items()}
+            for name, check in {**checks, **{name: like(getattr(memory, name)) for name in memory._arrays}}.items():
+                setattr(memory, name, check(state[name]))
+        except MISFITS as error:
             raise InvalidInput(f"the coder's memory does not fit this model: {error!r}") from error
-        for name in memory._arrays:
-            array, expected = values[name], getattr(memory, name)
-            if (array.shape, array.dtype) != (expected.shape, expected.dtype):
-                raise InvalidInput(
-                    f"the coder's memory does not fit this model: {name} must be {expected.dtype} {expected.shape}, "
-                    f"not {array.dtype} {array.shape}"
-                )
-        for name, value in values.items():
-            setattr(memory, name, value)
         if not memory._in_range():
             raise InvalidInput("the coder's memory is damaged: a number in its state is out of range")
         return memory
@@ -240,8 +233,7 @@ class Memory:
         limits = ((-12 * OCTAVE, 12 * OCTAVE), (1, 1 << 50), (1, 65535), (0, 255), (-8, 8))
         parts = zip(self._parts(self.tables), limits, strict=True)
         return (
-            all(0 <= getattr(self, name) < most for name, most in NUMBERS.items())
-            and all(np.all((low <= part) & (part <= high)) for part, (low, high) in parts)
+            all(np.all((low <= part) & (part <= high)) for part, (low, high) in parts)
             and bool(self.frames) == bool(self.fingerprint)
             and max(self.columns.max(), self.last.max(initial=0)) < self.now
         )
