@@ -18,8 +18,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from dagc.ddp.continued import warn_if_continued
-from dagc.ddp.rank import Rank, check_version, log, make_plan, to_tensors
+from dagc.ddp.rank import Rank, check_version, log, make_plan, to_tensors, warn_if_continued
 from dagc.ddp.rank_model import device_of
 from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
 from dagc.policies import Plan

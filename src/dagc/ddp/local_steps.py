@@ -16,9 +16,8 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dagc.ddp.continued import warn_if_continued
 from dagc.ddp.exchange import Exchanged, Packet
-from dagc.ddp.rank import Flight, log
+from dagc.ddp.rank import Flight, log, warn_if_continued
 from dagc.ddp.rank_model import tensor_checksum
 from dagc.ddp.resume import VERSION
 from dagc.ddp.start import HEAD, Start
