@@ -319,11 +319,6 @@ class Plan(ClientPlan):
         return self.rate is not None and make_rate(self.rate).per == "hour"
 
     @property
-    def exact_values(self) -> str:
-        """The value codec of lossless downloads: fp32, unless a baseline sends indices as integers."""
-        return self.values if self.values in VALUE_CODECS and VALUE_CODECS[self.values].index_bytes else "fp32"
-
-    @property
     def in_bytes(self) -> bool:
         """Whether the budget is in bytes."""
         return self.ratio is None and self.threshold is None and bool(self.method_spec.budgets)

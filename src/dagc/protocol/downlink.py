@@ -49,7 +49,7 @@ class Downlink(Stateful):
         model: The initial model, a float32 vector; copied.
         shapes: The shapes of the model's tensors.
         rounds: How many rounds the training has, for a rate per training.
-        values: The value codec of downloads that are not broadcasts, `Plan.exact_values`.
+        values: The value codec of downloads that are not broadcasts.
         first_bits: The training starts from the initial model rounded to so many bits per entry; None not to round it.
     """
 

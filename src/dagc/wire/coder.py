@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
-from dagc.state import MISFITS, flag, like, whole
+from dagc.state import MISFITS, Check, flag, like, whole
 from dagc.wire.shapes import Shapes, extents
 
 __all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory"]
@@ -219,8 +219,9 @@ class Memory:
         """A memory with the state returned by `state_dict`. State that does not fit is refused."""
         try:
             memory = cls(shapes, flag(state["clocks"]), flag(state["signs"]))
-            checks = {name: partial(whole, below=below) for name, below in NUMBERS.items()}
-            for name, check in {**checks, **{name: like(getattr(memory, name)) for name in memory._arrays}}.items():
+            checks: dict[str, Check] = {name: partial(whole, below=below) for name, below in NUMBERS.items()}
+            checks |= {name: like(getattr(memory, name)) for name in memory._arrays}
+            for name, check in checks.items():
                 setattr(memory, name, check(state[name]))
         except MISFITS as error:
             raise InvalidInput(f"the coder's memory does not fit this model: {error!r}") from error
