@@ -172,7 +172,7 @@ def test_the_outer_optimiser_is_plain_or_nesterov(two, rate, momentum):
 def momentum_of(options):
     """The momentum, and whether there is a vector for it."""
     local = LocalSteps(small(), examples=1, **options)
-    return local.momentum, local._model.velocity is not None
+    return local.momentum, local.state_dict()["velocity"] is not None
 
 
 @pytest.mark.parametrize(

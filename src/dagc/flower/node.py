@@ -29,7 +29,6 @@ from dagc.state import (
     dump_state,
     fields,
     finite,
-    instance,
     listed,
     load_state,
     nested,
@@ -38,7 +37,7 @@ from dagc.state import (
     save_state,
     text,
     whole,
-)  # fmt: skip
+)
 
 STATE_VARIABLE = "DAGC_STATE"
 KIND, VERSION = "node", 3
@@ -58,7 +57,7 @@ class Node(Stateful):
 
     FITS = "a node"
     STATE = fields(
-        owner=text, lineage=text, servers=listed(text), answered=whole, examples=finite, whole=instance(list),
+        owner=text, lineage=text, servers=listed(text), answered=whole, examples=finite, whole=list,
         accepted=optional(dict), delivered=listed(_delivery), uplink=nested, replica=nested, watch=nested,
     )  # fmt: skip
 
