@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.tables import arguments, kept
 from dagc.errors import MalformedPayload
 from dagc.sparse import Sparse
-from dagc.wire import VALUE_CODECS, Memory, decode, is_coded, quantise
+from dagc.wire import VALUE_CODECS, Memory, decode, is_coded, quantize
 from dagc.wire.frame import CODED_FIRST, checksum, encode_coded
 from dagc.wire.shapes import Shapes
 
@@ -114,7 +114,7 @@ class Attack:
             indices = np.sort(np.argpartition(np.abs(residual), -entries)[-entries:])
             exact = residual[indices].astype(np.float32)
             residual[indices] = 0
-            return Sparse(memory.size, indices, quantise(exact, values))
+            return Sparse(memory.size, indices, quantize(exact, values))
 
         for _ in range(history):
             memory.learn(drawn(count))
@@ -167,7 +167,7 @@ class Attack:
             values = values * np.float32(2.0 ** rng.integers(-9, 9))
         values = np.resize(values, len(indices))
         flipped = rng.random(len(indices)) < (0.5 if kind else 0.05)
-        forged = Sparse(size, indices, quantise(np.where(flipped, -values, values), connection.values))
+        forged = Sparse(size, indices, quantize(np.where(flipped, -values, values), connection.values))
         empty = Memory(connection.shapes, connection.memory.clocks, connection.memory.signs)
         return _frame(forged, connection.values, empty if rng.random() < 0.3 else connection.memory, connection.most)
 

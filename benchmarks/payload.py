@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector
 
 from benchmarks.internet import STEPS, Task
 from benchmarks.tables import arguments, kept
-from dagc import VALUE_CODECS, Sparse, encode, quantise, top_k
+from dagc import VALUE_CODECS, Sparse, encode, quantize, top_k
 from dagc.compressors import Gradient
 from dagc.errors import MissingData
 from dagc.feedback import ErrorFeedback
@@ -69,7 +69,7 @@ def layouts(name: str, rounds: int) -> Iterator[list[str]]:
                 exact = compressor(feedback.residual + change, parameter)
                 frame = encode(feedback.step(change, parameter), values)
                 value_bytes = VALUE_CODECS[values].size(len(exact))
-                lost = np.square(quantise(exact.values, values) - exact.values).sum() / np.square(exact.values).sum()
+                lost = np.square(quantize(exact.values, values) - exact.values).sum() / np.square(exact.values).sum()
                 bits = 8 * (len(frame) - value_bytes), 8 * value_bytes, len(frame)
                 counted.append((*(part / len(exact) for part in bits), lost))
             index, value, total, lost = np.mean(counted[rounds // 2 :], axis=0)

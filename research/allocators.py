@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dagc.allocation.rules import Array
+from dagc.allocation import Array
 from research.theory import phi_optimal
 
 __all__ = ["RULES", "scheme_i", "scheme_ii"]

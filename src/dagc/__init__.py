@@ -16,7 +16,7 @@ from dagc.errors import needs_extra
 from dagc.feedback import ErrorFeedback
 from dagc.policies import Plan
 from dagc.sparse import Sparse, aggregate
-from dagc.wire import VALUE_CODECS, decode, encode, payload_size, quantise
+from dagc.wire import VALUE_CODECS, decode, encode, payload_size, quantize
 
 if TYPE_CHECKING:
     from dagc.training import Callback, Config, Result, iterate, train
@@ -47,7 +47,7 @@ __all__ = [
     "iterate",
     "payload_size",
     "per_tensor",
-    "quantise",
+    "quantize",
     "random_k",
     "release_memory",
     "top_k",

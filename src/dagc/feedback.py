@@ -14,7 +14,7 @@ from dagc.draws import draw, scramble
 from dagc.errors import InvalidInput
 from dagc.sparse import Sparse
 from dagc.state import Check, Stateful, whole
-from dagc.wire import quantise
+from dagc.wire import quantize
 from dagc.wire.values import value_codec
 
 if TYPE_CHECKING:  # its kernels compile when they are imported
@@ -151,7 +151,7 @@ class ErrorFeedback(Stateful):
     def _bounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """The values as sent: scaled down until, as the server will read them, they are within `clip`."""
         for _ in range(CLIP_ATTEMPTS):
-            sent = quantise(values, self.values)
+            sent = quantize(values, self.values)
             norm = float(np.linalg.norm(sent.astype(np.float64))) if self._clip else 0.0
             if norm <= self._clip:
                 return sent

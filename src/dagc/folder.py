@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from dagc import checkpoint, files
 from dagc.errors import CheckpointError, InvalidInput, shown
@@ -47,7 +47,6 @@ class Folder:
         self.path = Path(path)
         self._saved = saved
         self._open = ExitStack()
-        self._metrics: IO[bytes] | None = None
         self._checksum = 0  # of the lines so far
 
     def __enter__(self) -> Self:
@@ -65,10 +64,8 @@ class Folder:
         self.close()
 
     def close(self) -> None:
-        if self._metrics is not None:
-            with suppress(OSError):  # the disk is full, and `record` has already failed
-                self._metrics.close()
-        self._open.close()
+        with suppress(OSError):  # the disk is full, and `record` has already failed
+            self._open.close()
 
     @property
     def finished(self) -> bool:
@@ -76,7 +73,6 @@ class Folder:
 
     def record(self, fields: Mapping[str, Any]) -> None:
         """Write a round's line; fields that are None are left out."""
-        assert self._metrics is not None
         line = json.dumps(_present(fields)).encode() + b"\n"
         with self.writing():
             self._metrics.write(line)
@@ -84,7 +80,6 @@ class Folder:
         self._checksum = zlib.crc32(line, self._checksum)
 
     def save(self) -> None:
-        assert self._metrics is not None
         with self.writing():
             os.fsync(self._metrics.fileno())
         metrics = {"bytes": self._metrics.tell(), "checksum": self._checksum}
@@ -123,7 +118,7 @@ class Folder:
         files.make_folder(self.path / "checkpoints", private=True)  # checkpoints contain residuals
         loaded = checkpoint.load(self.path / "checkpoints")
         lines, kept = self.path / "metrics.jsonl", 0
-        self._metrics = lines.open("r+b" if lines.exists() else "x+b")
+        self._metrics = self._open.enter_context(lines.open("r+b" if lines.exists() else "x+b"))
         files.sync_folder(self.path)
         if loaded is not None:
             kept, known = loaded["metrics"]["bytes"], loaded["metrics"]["checksum"]

@@ -150,7 +150,9 @@ class Settings:
         schema = self.schema()
         for name in values:
             if name not in schema:
-                raise self._unknown(name)
+                full = next((full for full, each in schema.items() if name and each.alias == name), None)
+                words = f"there is no setting {name!r}: write {full}"
+                raise InvalidInput(words) if full else unknown("setting", name, schema)
         object.__setattr__(self, "_explicit", frozenset(name for name, value in values.items() if value is not None))
         values = self._completed(values)
         for name, each in schema.items():
@@ -174,12 +176,6 @@ class Settings:
         metadata = {each.name: each.metadata["setting"] for each in fields(cls)}  # type: ignore[arg-type]
         defined = [name for kind in cls.__mro__ for name in vars(kind).get("__annotations__", ())]
         return {name: metadata[name] for name in dict.fromkeys(defined) if name in metadata}
-
-    @classmethod
-    def _unknown(cls, name: str) -> InvalidInput:
-        schema = cls.schema()
-        full = next((full for full, each in schema.items() if name and each.alias == name), None)
-        return InvalidInput(f"there is no setting {name!r}: write {full}") if full else unknown("setting", name, schema)
 
     @classmethod
     def default(cls, name: str) -> Any:

@@ -162,7 +162,10 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
         groups = np.cumsum([len(sparse.checked_shape()) for sparse in sparses]) // (TOGETHER + 1)
         bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(sparses)]
         for first, last in pairwise(bounds):
-            starts, indices, values = _joined(sparses[first:last])
+            starts = np.cumsum([0, *map(len, sparses[first:last])])
+            joined = [pool.take(int(starts[-1]), np.dtype(kind)) for kind in (np.int64, np.float32)]
+            indices = np.concatenate([sparse.indices for sparse in sparses[first:last]], out=joined[0])
+            values = np.concatenate([sparse.values for sparse in sparses[first:last]], out=joined[1])
             wrong = _sum_kernels.add_up(starts, indices, values, shares[first:last], total, first == 0)
             if wrong >= 0:
                 sparses[first + wrong].checked(f"client {first + wrong}")
@@ -171,15 +174,6 @@ def aggregate(sparses: Sequence[Sparse], weights: ArrayLike, out: torch.Tensor |
     for number, (sparse, share) in enumerate(zip(sparses, shares, strict=True)):
         total[sparse.checked(f"client {number}").indices] += share * sparse.values
     return out
-
-
-def _joined(sparses: Sequence[Sparse]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Where each client's entries begin, and the last ones end; and all indices and values."""
-    starts = np.cumsum([0, *map(len, sparses)])
-    indices, values = pool.take(int(starts[-1]), np.dtype(np.int64)), pool.take(int(starts[-1]), np.dtype(np.float32))
-    np.concatenate([sparse.indices for sparse in sparses], out=indices)
-    np.concatenate([sparse.values for sparse in sparses], out=values)
-    return starts, indices, values
 
 
 def shares_of(sparses: Sequence[Any], weights: ArrayLike) -> NDArray[np.float32]:

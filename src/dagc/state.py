@@ -286,9 +286,11 @@ def plain(value: Any) -> Any:
     if hasattr(value, "state_dict"):
         return value.state_dict()
     if isinstance(value, torch.Tensor):
-        return value.cpu().numpy()
+        return value.detach().cpu().numpy()
     if isinstance(value, bytes):
         return np.frombuffer(value, dtype=np.uint8)
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -262,10 +262,10 @@ def test_a_threshold_that_is_a_whole_number_is_no_count():
     assert per_tensor(hard_threshold, [2, 4])(vector, 1) == hard_threshold(vector, 1.0)
 
 
-def test_quantise_takes_any_floats():
+def test_quantize_takes_any_floats():
     for name in dagc.VALUE_CODECS:
         exact = np.array([1.0, -2.0, 0.5, 4.0])
-        assert np.array_equal(dagc.quantise(exact[::2], name), dagc.quantise(exact[::2].astype(np.float32), name))
+        assert np.array_equal(dagc.quantize(exact[::2], name), dagc.quantize(exact[::2].astype(np.float32), name))
 
 
 def test_per_tensor_no_tensor_is_left_out_for_ever():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
-PATIENCE = 300
+PATIENCE = 600
 RECORDED = """
 import runpy, sys, zlib
 from pathlib import Path
@@ -25,7 +25,7 @@ exchange = dagc.ddp.LocalSteps.step
 def step(local):
     exchanged = exchange(local)
     weights = torch.cat([parameter.detach().flatten() for parameter in local._model.parameters])
-    with open(f"models-{local._exchange.rank}", "a") as file:
+    with open(f"models-{torch.distributed.get_rank()}", "a") as file:
         print("shared" if exchanged else "private", zlib.crc32(weights.numpy().tobytes()), file=file)
     return exchanged
 

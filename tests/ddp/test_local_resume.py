@@ -342,7 +342,7 @@ rank, world, first = dist.get_rank(), dist.get_world_size(), os.environ["TORCHEL
 torch.manual_seed(0)
 model = torch.nn.Linear(20, 5)
 states = [torch.load(path, weights_only=True) for path in sorted(Path(".").glob("*.pt"))]
-local = dagc.ddp.LocalSteps(model, examples=10 + rank, steps=2, ratio=0.1, values="int8", timeout=30, resume=states)
+local = dagc.ddp.LocalSteps(model, examples=10 + rank, steps=2, ratio=0.1, values="int8", timeout=600, resume=states)
 print(f"rank {rank} begins after {local.round} exchanges", flush=True)
 while local.round < 8:
     for parameter in model.parameters():

@@ -172,7 +172,7 @@ def test_the_outer_optimizer_is_plain_or_nesterov(two, rate, momentum):
 def momentum_of(options):
     """The momentum, and whether there is a vector for it."""
     local = LocalSteps(small(), examples=1, **options)
-    return local.momentum, local._model.velocity is not None
+    return local.momentum, local.state_dict()["velocity"] is not None
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def blocked():
     free, send = threading.Event(), local._exchange.all_gather
 
     def held(message):
-        assert free.wait(60)
+        assert free.wait(600)
         return send(message)
 
     local._exchange.all_gather = held

@@ -12,8 +12,12 @@ from flwr.serverapp.strategy import FedAvg
 
 from dagc.errors import InvalidInput
 from dagc.flower import DataAware
-from dagc.flower.messages import RECORD
+from dagc.flower.layout import Layout
+from dagc.flower.messages import RECORD, Setup
+from dagc.flower.node import Node
+from dagc.flower.run import FlowerRun
 from dagc.folder import read_metrics
+from dagc.policies import Plan
 from tests.flower.apps import (
     NODES,
     Killed,
@@ -219,3 +223,28 @@ def test_a_checkpoint_of_another_model_is_refused(states):
     other = DataAware(fed_avg(), ratio=0.02, run="mine")
     with pytest.raises(InvalidInput, match="choose another run name"):
         start(other, LocalGrid(client_app(), NODES), 2, model=lambda: nn.Linear(20, 20))
+
+
+def test_a_damaged_checkpoint_is_loaded_whole_or_not_at_all():
+    arrays = ArrayRecord(nn.Linear(20, 10).state_dict())
+    trained, fresh = (FlowerRun(arrays, Plan(ratio=0.1), (), 3, fed_avg()) for _ in range(2))
+    trained.server.join("a", 5)
+    state, before = trained.state_dict(), fresh.state_dict()
+    for damage in ({"strategy": []}, {"nodes": [["one", "a"]]}, {"bytes_up": -1}, {"uninformed": 3}):
+        with pytest.raises(InvalidInput, match="choose another run name"):
+            fresh.load_state_dict({**state, **damage})
+        unchanged = fresh.state_dict()
+        assert (unchanged["lineage"], unchanged["server"]["roster"]) == (before["lineage"], before["server"]["roster"])
+    fresh.load_state_dict(state)
+    assert list(fresh.server.members) == ["a"]
+
+
+def test_a_damaged_node_is_refused():
+    layout = Layout.of(ArrayRecord(nn.BatchNorm1d(4).state_dict()))
+    node = Node("partition-0", "0" * 16, Setup(Plan(ratio=0.5).for_clients(), layout, "num-examples"))
+    node.whole = [np.zeros(4, np.float32), np.ones(4, np.float32), np.array(3)]
+    state = node.state_dict()
+    assert Node.restored(state).state_dict()["owner"] == "partition-0"
+    for damage in ({"whole": []}, {"answered": -1}, {"delivered": [[1]]}, {"layout": "[]"}, {"plan": 3}, {"watch": {}}):
+        with pytest.raises(InvalidInput):
+            Node.restored({**state, **damage})

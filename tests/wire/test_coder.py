@@ -51,7 +51,7 @@ def test_frames_are_those_of_the_reference_byte_for_byte(shapes, clocks, values,
         assert sender.write(sparse, most) == reference.section(entries, most)
         assert reference.read(expected, number, entries.codec, most) == entries
         read = decode(expected, size, round=number, memory=receiver, most=most)
-        assert read == Sparse(size, sparse.indices, dagc.quantise(sparse.values, values))
+        assert read == Sparse(size, sparse.indices, dagc.quantize(sparse.values, values))
         sender.learn(sparse)
         receiver.learn(read)
         reference.count(entries)

@@ -63,7 +63,7 @@ def test_what_was_decoded_encodes_to_the_same_bytes(values, sparse):
     read = decode(payload, sparse.size, values=values)
     assert encode(read, values) == payload
     assert np.array_equal(read.indices, sparse.indices)
-    assert np.array_equal(read.values, dagc.quantise(sparse.values, values))
+    assert np.array_equal(read.values, dagc.quantize(sparse.values, values))
 
 
 @given(sparses(), st.sampled_from(list(VALUE_CODECS)), st.integers(0, 1 << 40))
@@ -71,12 +71,12 @@ def test_the_reference_reads_the_same(sparse, values, round):
     payload = encode(sparse, values, round=round)
     indices, numbers = decoded(payload, sparse.size, round)
     assert indices == sparse.indices.tolist()
-    assert numbers == dagc.quantise(sparse.values, values).tolist()
+    assert numbers == dagc.quantize(sparse.values, values).tolist()
 
 
 def test_int8_is_as_good_as_its_bits():
     exact = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).numpy()
-    assert np.all(np.abs(dagc.quantise(exact, "int8") - exact) <= np.abs(exact).max() / 127)
+    assert np.all(np.abs(dagc.quantize(exact, "int8") - exact) <= np.abs(exact).max() / 127)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])

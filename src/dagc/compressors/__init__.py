@@ -90,7 +90,10 @@ def hard_threshold(vector: Gradient, parameter: float, *, seed: int = 0, adding:
         >>> hard_threshold(torch.tensor([0.1, -3.0, 0.5]), 0.5)
         Sparse(size=3, indices=array([1, 2]), values=array([-3. ,  0.5], dtype=float32), seed=None)
     """
-    parts, least = vectors.tensors(vector), vectors.threshold_key(parameter)
+    if not parameter >= 0:
+        raise InvalidInput(f"a threshold must be at least 0, not {parameter}")
+    parts = vectors.tensors(vector)
+    least = max(1, int(torch.tensor(parameter, dtype=torch.float32).view(torch.int32)))  # rounded everywhere alike
     if vectors.has_kernels(parts, adding):
         from dagc.compressors import _fast
 

@@ -57,8 +57,8 @@ class _Total:
         stream, first, cursor = self.size >= STREAM_FROM, 0, np.zeros(3, dtype=INDEX)
         for part in self.parts:
             last = first + len(part)
-            both = [None if array is None else array[first:last] for array in (self.residual, self.out)]
-            while kernels.collect(part, *both, stream, first, least, cursor, indices, values) and cursor[2] < INFINITE:
+            spans = [None if array is None else array[first:last] for array in (self.residual, self.out)]
+            while kernels.collect(part, *spans, stream, first, least, cursor, indices, values) and cursor[2] < INFINITE:
                 indices, values = _twice(indices), _twice(values)
             first = last
         if cursor[2] >= INFINITE:

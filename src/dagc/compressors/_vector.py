@@ -96,13 +96,6 @@ def checked_count(count: int | np.integer[Any], size: int) -> int:
     return int(count)
 
 
-def threshold_key(threshold: float) -> int:
-    """The least key that reaches the threshold, but never that of zero. It is rounded to float32, everywhere alike."""
-    if not threshold >= 0:
-        raise InvalidInput(f"a threshold must be at least 0, not {threshold}")
-    return max(1, int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32)))
-
-
 def keys_of(vector: torch.Tensor) -> torch.Tensor:
     """The bits without the sign. Comparing them is exact even on a processor that flushes tiny numbers to zero."""
     return vector.view(torch.int32) & int(MAGNITUDE)
@@ -125,8 +118,8 @@ def picked(vector: torch.Tensor, indices: torch.Tensor, seed: int | None = None)
     """These entries of the vector, brought to the host in one transfer."""
     if vector.is_cpu:
         return Sparse.trusted(len(vector), indices.numpy(), vector[indices].numpy(), seed)
-    both = torch.stack((indices, vector[indices].view(torch.int32).to(torch.int64))).cpu().numpy()
-    return Sparse.trusted(len(vector), both[0], both[1].astype(np.int32).view(np.float32), seed)
+    places, bits = torch.stack((indices, vector[indices].view(torch.int32).to(torch.int64))).cpu().numpy()
+    return Sparse.trusted(len(vector), places, bits.astype(np.int32).view(np.float32), seed)
 
 
 def places_to_sample(size: int, count: int) -> NDArray[np.int64]:

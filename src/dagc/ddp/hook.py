@@ -18,12 +18,11 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from dagc.ddp.continued import warn_if_continued
-from dagc.ddp.rank import Rank, check_version, log, make_plan, to_arrays, to_tensors
+from dagc.ddp.rank import Rank, check_version, log, make_plan, to_tensors, warn_if_continued
 from dagc.ddp.rank_model import device_of
 from dagc.errors import DagcError, InvalidInput, NonFiniteGradient
 from dagc.policies import Plan
-from dagc.state import all_or_nothing
+from dagc.state import all_or_nothing, plain
 
 VERSION = 1  # of what `Hook.state_dict` returns
 
@@ -175,16 +174,7 @@ class Hook(Rank):
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state; every rank saves its own, together with the model and the optimizer."""
-        return {
-            "version": VERSION,
-            "rank": self._exchange.rank,
-            "world_size": self._exchange.world,
-            "examples": list(self.examples),
-            "about": to_tensors(self._about),
-            "start": self._start,
-            "uplink": to_tensors(self.uplink.state_dict()),
-            "server": to_tensors(self.server.state_dict()),
-        }
+        return self._state(VERSION, start=self._start)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`: on the same rank of equally many, with the same model, data and plan.
@@ -203,8 +193,8 @@ class Hook(Rank):
                 if state[key] != value:
                     raise InvalidInput(f"the state has {key} {state[key]!r:.200}, here it is {value!r:.200}: {remedy}")
             start = zlib.crc32(b"%d %d" % (int(state["start"]), self._number))
-            self.uplink.load_state_dict(to_arrays(state["uplink"]))
-            self.server.load_state_dict(to_arrays(state["server"]))
+            self.uplink.load_state_dict(plain(state["uplink"]))
+            self.server.load_state_dict(plain(state["server"]))
             self._start, self.resumed = start, True
 
 

@@ -16,9 +16,8 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dagc.ddp.continued import warn_if_continued
 from dagc.ddp.exchange import Exchanged, Packet
-from dagc.ddp.rank import Flight, log, to_tensors
+from dagc.ddp.rank import Flight, log, warn_if_continued
 from dagc.ddp.rank_model import tensor_checksum
 from dagc.ddp.resume import VERSION
 from dagc.ddp.start import HEAD, Start
@@ -175,24 +174,10 @@ class LocalSteps(Start):
                 "after finish()"
             )
         self._land()
-        state = {
-            "version": VERSION,
-            "round": self.round,
-            "rank": self._exchange.rank,
-            "world_size": self._exchange.world,
-            "examples": self.examples,
-            "about": self._about,
-            "start": self._starts,
-            "shared": self.shared,
-            "velocity": self._model.velocity,
-            "begun": self._model.start if self._ahead else None,
-            "uplink": self.uplink.state_dict(),
-            "server": self.server.state_dict(),
-            "due": self._next,
-            "seconds": self._seconds,
-        }
-        copied: dict[str, Any] = to_tensors(state)
-        return copied
+        begun = self._model.start if self._ahead else None
+        vectors = {"shared": self.shared, "velocity": self._model.velocity, "begun": begun}
+        clock = {"round": self.round, "start": self._starts, "due": self._next, "seconds": self._seconds}
+        return self._state(VERSION, **vectors, **clock)
 
     # An exchange
 

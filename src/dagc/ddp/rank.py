@@ -1,11 +1,14 @@
 """What the hook and local steps share: ranks agree on their arguments, then each is a client and plays the server."""
 
 import json
+import os
 import secrets
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
 from logging import getLogger
 from math import prod
 from time import perf_counter
@@ -14,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dagc.ddp.exchange import Exchange, Exchanged, Packet, refusal
 from dagc.errors import DagcError, InvalidInput, MalformedPayload, OutsideBound, unknown
@@ -22,6 +27,8 @@ from dagc.protocol import Server, Uplink, Upload
 from dagc.settings import Setting
 
 log = getLogger("dagc.ddp")
+_waiting: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[torch.Tensor], str]] = weakref.WeakKeyDictionary()
+"""Hooks and local steps before the first step of their optimizer: a parameter of it, and what to do."""
 EXAMPLES = Setting("integer", "", least=0, below=1 << 53, note="an integer, 0 or more")
 
 
@@ -152,6 +159,15 @@ class Rank:
                 raise MalformedPayload(f"rank {name}: {error}") from error
         return uploads
 
+    def _state(self, version: int, **more: Any) -> dict[str, Any]:
+        """A copy of both halves, of what they belong to, and of what else is kept, in tensors."""
+        about = {"version": version, "rank": self._exchange.rank, "world_size": self._exchange.world}
+        halves = {"uplink": self.uplink.state_dict(), "server": self.server.state_dict()}
+        copied: dict[str, Any] = to_tensors(
+            {**about, "examples": self.examples, "about": self._about, **halves, **more}
+        )
+        return copied
+
     def snapshot(self) -> tuple[Any, ...]:
         return self.uplink.snapshot(), self.server.snapshot(), self._start
 
@@ -214,13 +230,6 @@ def to_tensors(tree: Any) -> Any:
     return tree.detach().to("cpu", copy=True) if isinstance(tree, torch.Tensor) else tree
 
 
-def to_arrays(tree: Any) -> Any:
-    """The same tree with arrays for its tensors, not copied where that is possible."""
-    if isinstance(tree, Mapping):
-        return {name: to_arrays(leaf) for name, leaf in tree.items()}
-    return tree.detach().cpu().numpy() if isinstance(tree, torch.Tensor) else tree
-
-
 def check_version(state: Any, what: str, version: int, fields: set[str]) -> None:
     """Refuse what is not the state of this kind, or is of another version of it."""
     if not isinstance(state, Mapping) or "version" not in state:
@@ -231,3 +240,33 @@ def check_version(state: Any, what: str, version: int, fields: set[str]) -> None
         )
     if set(state) != fields:
         raise InvalidInput(f"this is not the state of a dagc.ddp.{what}: it holds {sorted(map(str, state))!r:.200}")
+
+
+def warn_if_continued(owner: Any, parameter: torch.Tensor, remedy: str) -> None:
+    """Warn in the optimizer's first step if it continues an older training, but `owner.resumed` is false."""
+    _watch_optimizers()
+    _waiting[owner] = weakref.ref(parameter), remedy
+
+
+@cache
+def _watch_optimizers() -> None:
+    """Once per process: torch does not let a hook remove itself."""
+    register_optimizer_step_pre_hook(_check_first_step)
+
+
+def _check_first_step(optimizer: Optimizer, *_: Any) -> None:
+    for owner, (reference, remedy) in list(_waiting.items()):
+        parameter = reference()
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        if parameter is None or not any(each is parameter for each in parameters):
+            continue
+        del _waiting[owner]
+        state = optimizer.state.get(parameter, {})
+        continued = bool(state) and float(state.get("step", 1)) > 0  # some have a state from the beginning
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+        if (continued or restarted) and not owner.resumed:
+            why = "the optimizer has a state" if continued else "torchrun has restarted this process"
+            log.warning(
+                "%s, but dagc begins without its own: what this rank had not sent is lost; save state_dict() with the "
+                "optimizer's, and %s", why, remedy,
+            )  # fmt: skip

@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dagc.ddp.rank import Rank, log, make_plan, to_arrays
+from dagc.ddp.rank import Rank, log, make_plan
 from dagc.ddp.rank_model import RankModel, tensor_checksum
 from dagc.ddp.resume import Choice, State, candidates, check_content, reading, send_model_to_newcomers
 from dagc.errors import DagcError, InvalidInput
 from dagc.policies import Plan
 from dagc.policies.plan import level_bytes, local_steps_bytes
 from dagc.settings import Setting
+from dagc.state import plain
 
 HEAD = Struct("<Idd")  # before every frame: the shared model's checksum, seconds since the start and per local step
 NUMBERS = {
@@ -139,8 +140,8 @@ class Start(Rank):
             with reading():
                 if own_state is not None:
                     if all(each in holders.get(each, ()) for each in range(world)):
-                        server["receiver"]["memories"] = to_arrays(own_state["server"]["receiver"]["memories"])
-                    self.uplink.load_state_dict(to_arrays(own_state["uplink"]))
+                        server["receiver"]["memories"] = plain(own_state["server"]["receiver"]["memories"])
+                    self.uplink.load_state_dict(plain(own_state["uplink"]))
                 self.server.load_state_dict(server)
 
         self._talk.share(load)

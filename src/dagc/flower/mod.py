@@ -101,7 +101,11 @@ def _work(
         return call_next(message, context)
 
     asked = instruction.kind == messages.ASK
-    known, content = _known_examples(context, examples) if asked else None, None
+    known, content = None, None
+    if asked and "dagc-examples" in context.node_config:
+        known = _count("dagc-examples", context.node_config["dagc-examples"])
+    elif asked and examples is not None:
+        known = _count("examples", examples(context))
     if not asked or (known is None and node.examples < 0):  # if nobody knows how many, train now and keep the result
         content = _computed(instruction, context)
         if content is None:
@@ -186,12 +190,6 @@ def _train(node: Node, order: Order, content: RecordDict, start: torch.Tensor) -
     node.answered = order.round
     others = {key: record for key, record in content.items() if key != name}
     return upload.norm, {**others, name: record_of(node.layout.pack(upload.frame, change.whole))}
-
-
-def _known_examples(context: Context, examples: Examples | None) -> float | None:
-    if "dagc-examples" in context.node_config:
-        return _count("dagc-examples", context.node_config["dagc-examples"])
-    return None if examples is None else _count("examples", examples(context))
 
 
 def _examples(content: RecordDict, metric: str) -> float:

@@ -22,7 +22,22 @@ from dagc.flower.logs import log
 from dagc.flower.messages import TRAIN, Instruction, Setup
 from dagc.flower.watch import Watch
 from dagc.protocol import ClientPlan, Order, Replica, Uplink
-from dagc.state import Damaged, dump_state, load_state, parse_state, save_state
+from dagc.state import (
+    MISFITS,
+    Damaged,
+    Stateful,
+    dump_state,
+    fields,
+    finite,
+    listed,
+    load_state,
+    nested,
+    optional,
+    parse_state,
+    save_state,
+    text,
+    whole,
+)
 
 STATE_VARIABLE = "DAGC_STATE"
 KIND, VERSION = "node", 3
@@ -30,12 +45,21 @@ FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # valid names of run
 LONGEST_JUMP = 1 << 20  # nobody is away for more rounds of one start of the server: such an order is damaged or forged
 STARTS = 100  # so many starts of the server, and uploads, are remembered
 KEPT = "dagc-node"  # the name of a node's state in Flower's context
-PARTS = ("uplink", "replica", "watch")
-VALUES = ("owner", "lineage", "servers", "answered", "examples", "whole", "accepted", "delivered")
 
 
-class Node:
+def _delivery(values: Any) -> tuple[int, int]:
+    round, entries = values
+    return whole(round), whole(entries)
+
+
+class Node(Stateful):
     """A node's memory of a run."""
+
+    FITS = "a node"
+    STATE = fields(
+        owner=text, lineage=text, servers=listed(text), answered=whole, examples=finite, whole=list,
+        accepted=optional(dict), delivered=listed(_delivery), uplink=nested, replica=nested, watch=nested,
+    )  # fmt: skip
 
     def __init__(self, owner: str, lineage: str, setup: Setup, first_model: torch.Tensor | None = None) -> None:
         self.owner, self.lineage, self.setup, self.layout = owner, lineage, setup, setup.layout
@@ -90,25 +114,21 @@ class Node:
 
     def state_dict(self) -> dict[str, Any]:
         plan, layout, metric = self.setup
-        about = {"plan": plan.as_dict(), "layout": layout.text, "metric": metric}
-        parts = {name: getattr(self, name).state_dict() for name in PARTS}
-        return about | {name: getattr(self, name) for name in VALUES} | parts
+        return {"plan": plan.as_dict(), "layout": layout.text, "metric": metric, **super().state_dict()}
+
+    def loaded(self) -> None:
+        if len(self.whole) != len(self.layout.whole):
+            raise ValueError(f"it has {len(self.whole)} arrays that are sent in full, not {len(self.layout.whole)}")
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Node":
         """The node with this state; `InvalidInput` if it is not that of a node."""
         try:
-            setup = Setup(ClientPlan(**state["plan"]), Layout.read(state["layout"]), str(state["metric"]))
-            node = cls(str(state["owner"]), str(state["lineage"]), setup)
-            for name in PARTS:
-                getattr(node, name).load_state_dict(state[name])
-            node.servers, node.answered = list(map(str, state["servers"])), int(state["answered"])
-            node.examples = float(state["examples"])
-            node.whole = [array for array, _ in zip(state["whole"], setup.layout.whole, strict=True)]
-            node.delivered = [(int(round), int(entries)) for round, entries in state["delivered"]]
-            node.accepted = None if state["accepted"] is None else dict(state["accepted"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            setup = Setup(ClientPlan(**state["plan"]), Layout.read(state["layout"]), text(state["metric"]))
+        except MISFITS as error:
             raise InvalidInput(f"it does not hold the state of a node: {error!r:.300}") from error
+        node = cls("", "", setup)
+        node.load_state_dict(state)
         return node
 
 

@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
+import numpy as np
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
@@ -107,8 +107,8 @@ class Round:
             name = sent.answer.name
             known = next((node for node, other in run.names.items() if other == name), None)
             if known is not None and known != sent.node and known in alive:
-                both = f"it says it is {name}, and so does node {known}"
-                self._leave_out(sent, f"{both}: give each its own partition-id or dagc-name")
+                words = f"it says it is {name}, and so does node {known}: give each its own partition-id or dagc-name"
+                self._leave_out(sent, words)
             else:
                 run.server.join(name, sent.answer.examples)
                 run.server.arrived(name, run.download(None, sent.node))
@@ -231,7 +231,6 @@ class Round:
         raise DagcError(known or f"{why:.500}")
 
     def _leave_out(self, sent: Sent, why: object) -> None:
-        """Log why a node's reply does not count, and remember it in case too few are left."""
         self.left_out[str(sent)] = str(why)
         log.warning("dagc: %s: %s is left out: %s", self._doing, sent, why)
 
@@ -263,7 +262,7 @@ class Round:
 
     def _finite(self, good: list[Sent]) -> list[Sent]:
         """Those whose metrics are numbers: a NaN would spoil the mean. Metrics non-finite on every node are kept."""
-        wrong = [{name for name, value in sent.metrics.items() if not _is_finite(value)} for sent in good]
+        wrong = [{name for name, value in sent.metrics.items() if not np.isfinite(value).all()} for sent in good]
         everywhere = set.intersection(*wrong) if wrong else set()
         odd = {sent: sorted(names - everywhere) for sent, names in zip(good, wrong, strict=True) if names - everywhere}
         for sent, names in odd.items():
@@ -296,7 +295,3 @@ def _answer(sent: Sent) -> None:
         raise MalformedPayload(f"it calls itself {answer.name!r:.120}")
     if not 0 <= answer.examples < MOST_EXAMPLES:
         raise MalformedPayload(f"it claims {answer.examples} examples")
-
-
-def _is_finite(value: Any) -> bool:
-    return all(map(isfinite, value if isinstance(value, list) else [value]))

@@ -17,14 +17,20 @@ from dagc.flower.layout import AppModel, Layout
 from dagc.flower.strategies import chain_of, has_momentum, load_strategy, strategy_state
 from dagc.folder import Folder, read_metrics, summary
 from dagc.protocol import Download, ModelServer, Plan, Upload
+from dagc.state import Stateful, all_or_nothing, fields, finite, listed, nested, text, whole
 
 MODEL = "model.npz"
 METRIC = "accuracy"
 """What a round's score measures."""
 
 
-class FlowerRun:
+class FlowerRun(Stateful):
     """One start of the server; `state_dict` is what a checkpoint holds of it."""
+
+    FITS = "this run: choose another run name"
+    STATE = fields(
+        lineage=text, bytes_up=whole, bytes_down=whole, metrics=listed(text), evaluated=listed(text), server=nested
+    )
 
     def __init__(
         self,
@@ -76,34 +82,30 @@ class FlowerRun:
         self.model = self.model if model is None else model
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("round", "lineage", "bytes_up", "bytes_down", "seconds", "metrics", "evaluated")
         return {
-            **{name: getattr(self, name) for name in names},
+            **super().state_dict(),
+            "round": self.round,
+            "seconds": self.seconds,
             "layout": self.layout.text,
             "nodes": [[node, name] for node, name in self.names.items()],
             "uninformed": sorted(self.uninformed),
             "whole": self.model.whole,
             "strategy": strategy_state(self.strategy, self.attributes),
-            "server": self.server.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        try:
+        with all_or_nothing(self, self.FITS):
             if state["layout"] != self.layout.text:
                 raise ValueError("it is of a model with other arrays")
             if state["round"] and any(getattr(each, "accountant", None) for each in chain_of(self.strategy)):
                 raise ValueError("the strategy's privacy accountant does not know what its rounds have spent")
-            whole = [array for array, _ in zip(state["whole"], self.model.whole, strict=True)]
-            self.server.load_state_dict(state["server"])
-            self.model = AppModel(self.server.target.clone(), whole)
-            self.names = {int(node): str(name) for node, name in state["nodes"]}
-            self.uninformed = set(map(str, state["uninformed"]))
-            self.lineage, self.began = str(state["lineage"]), time.monotonic() - float(state["seconds"])
-            self.bytes_up, self.bytes_down = int(state["bytes_up"]), int(state["bytes_down"])
-            self.metrics, self.evaluated = list(state["metrics"]), list(state["evaluated"])
+            arrays = [array for array, _ in zip(state["whole"], self.model.whole, strict=True)]
+            super().load_state_dict(state)
+            self.model = AppModel(self.server.target.clone(), arrays)
+            self.names = {whole(node): text(name) for node, name in state["nodes"]}
+            self.uninformed = set(listed(text)(state["uninformed"]))
+            self.began = time.monotonic() - finite(state["seconds"])
             load_strategy(self.strategy, self.attributes, state["strategy"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise InvalidInput(f"the checkpoint is not of this run: {error}; choose another run name") from error
 
 
 class FlowerFolder(Folder):
@@ -123,16 +125,16 @@ class FlowerFolder(Folder):
 
     def _claim(self, settings: dict[str, Any] | None) -> None:
         """Refuse a run of this name with another plan; it may have more rounds now."""
-        ours, theirs = self._settings, dict(settings or self._settings)
-        theirs.pop("rounds", None)
-        other = [
-            f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here"
-            for name in sorted({*ours, *theirs})
-            if ours.get(name) != theirs.get(name)
+        wanted, held = self._settings, dict(settings or self._settings)
+        held.pop("rounds", None)
+        differences = [
+            f"{name} is {held.get(name)!r} there, {wanted.get(name)!r} here"
+            for name in sorted({*wanted, *held})
+            if wanted.get(name) != held.get(name)
         ]
-        if other:
+        if differences:
             raise InvalidInput(
-                f"{self.path} holds another run ({'; '.join(other)}): choose another run name, set these back to "
+                f"{self.path} holds another run ({'; '.join(differences)}): choose another run name, set these back to "
                 "continue it, or delete that folder"
             )
 

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
 from dagc.errors import InvalidInput, shown
 from dagc.policies import Plan
+from dagc.state import plain
 
 # Strategies that look at nothing but the weighted mean of the replies.
 AVERAGING = {
@@ -105,7 +105,7 @@ def strategy_state(outer: object, attributes: Collection[str] | None) -> list[di
     return [
         {"hook": strategy.state_dict()}
         if _has_hooks(strategy)
-        else {name: _plain(getattr(strategy, name, None)) for name in _names(strategy, attributes)}
+        else {name: plain(getattr(strategy, name, None)) for name in _names(strategy, attributes)}
         for strategy in chain_of(outer)
     ]
 
@@ -127,12 +127,3 @@ def _names(strategy: object, attributes: Collection[str] | None) -> list[str]:
     """The attributes of a strategy to save: those of the Flower strategy that it is, and the app's."""
     known = next((STATE[kind] for kind in type(strategy).__mro__ if kind in STATE), ())
     return [*known, *(name for name in attributes or () if type(strategy) not in STATE)]
-
-
-def _plain(value: Any) -> Any:
-    """A number, a text, an array, or a dict or list of arrays, as `dagc.state` holds it."""
-    if isinstance(value, Mapping):
-        return {name: np.asarray(array) for name, array in value.items()}
-    if isinstance(value, list | tuple):
-        return [np.asarray(array) for array in value]
-    return value.item() if isinstance(value, np.generic) else value

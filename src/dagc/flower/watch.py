@@ -4,12 +4,13 @@ What such an app returns depends on what it has returned before, not on the mode
 between the two, which dagc sends, grows round by round with everything that was not sent before, and counts it again.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from dagc.state import Stateful, fields, flag, like
 
 SAMPLE = 256  # entries of each tensor that are looked at
 ROUNDS = 5  # so many rounds in a row must look like it; `tests/flower/test_watch.py` has apps of both kinds
@@ -18,8 +19,10 @@ ROUNDS = 5  # so many rounds in a row must look like it; `tests/flower/test_watc
 CLOSE, FAR = 0.3, 2.0
 
 
-class Watch:
+class Watch(Stateful):
     """Some entries of what an app has returned, and for how many rounds in a row each tensor has looked untaken."""
+
+    STATE = fields(returned=like, first=like, streak=like, warned=flag)
 
     def __init__(self, sizes: Sequence[int]) -> None:
         starts = np.cumsum([0, *sizes[:-1]])
@@ -28,7 +31,7 @@ class Watch:
         ]
         self._places = np.concatenate(parts)
         self._tensor = np.repeat(np.arange(len(sizes)), [len(part) for part in parts])
-        self.returned: NDArray[np.float32] | None = None
+        self.returned = np.zeros(len(self._places), np.float32)
         self.first, self.streak = np.zeros(len(sizes)), np.zeros(len(sizes), np.int64)  # first: norms of the changes
         self.warned = False
 
@@ -37,10 +40,9 @@ class Watch:
         change_here = change.numpy()[self._places]
         returned = model.numpy()[self._places] - change_here
         norms = self._norms(change_here)
-        if self.returned is not None and not self.warned:
-            moved = self._norms(returned - self.returned)
-            kept = (self.first > 0) & (norms > FAR * self.first) & (moved < CLOSE * norms)
-            self.streak = np.where(kept, self.streak + 1, 0)
+        moved = self._norms(returned - self.returned)
+        kept = (self.first > 0) & (norms > FAR * self.first) & (moved < CLOSE * norms)
+        self.streak = np.where(kept, self.streak + 1, 0)
         self.first, self.returned = np.where(self.first > 0, self.first, norms), returned
         tensors = [] if self.warned else [int(number) for number in np.flatnonzero(self.streak >= ROUNDS)]
         self.warned |= bool(tensors)
@@ -48,14 +50,3 @@ class Watch:
 
     def _norms(self, entries: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.sqrt(np.bincount(self._tensor, entries.astype(np.float64) ** 2, len(self.first)))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"returned": self.returned, "first": self.first, "streak": self.streak, "warned": self.warned}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        returned, first, streak = state["returned"], state["first"], state["streak"]
-        if first.shape != self.first.shape or streak.shape != self.streak.shape:
-            raise ValueError("it watches other tensors")
-        if returned is not None and returned.shape != self._places.shape:
-            raise ValueError("it watches other entries")
-        self.returned, self.first, self.streak, self.warned = returned, first, streak, bool(state["warned"])

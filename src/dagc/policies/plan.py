@@ -60,11 +60,6 @@ def _warn_without_numba() -> None:
     )
 
 
-def _rate(text: Any) -> str:
-    make_rate(text)
-    return str(text)
-
-
 @dataclass(frozen=True, init=False)
 class ClientPlan(Settings):
     """The part of a plan that clients need. They get it once, before their first order."""
@@ -135,7 +130,7 @@ class Plan(ClientPlan):
         None,
         "budget: each client's uploaded bytes over time: 200 kB/training, or 1 MB/hour with bytes",
         "text",
-        parse=_rate,
+        parse=lambda text: make_rate(text) and str(text),
     )
     caps: Mapping[str, float] = _budget(
         {}, "the largest ratio of a client, by its name", "numbers", example='{"3": 0.001}'
@@ -322,16 +317,6 @@ class Plan(ClientPlan):
     def per_hour(self) -> bool:
         """Whether the budget is a rate per hour."""
         return self.rate is not None and make_rate(self.rate).per == "hour"
-
-    @property
-    def exact_values(self) -> str:
-        """The value codec of lossless downloads: fp32, unless a baseline sends indices as integers."""
-        return self.values if self.values in VALUE_CODECS and VALUE_CODECS[self.values].index_bytes else "fp32"
-
-    @property
-    def rounded_bits(self) -> int | None:
-        """The bits per entry of the first model that clients download; None if they get it exactly, or draw it."""
-        return self.first_bits if isinstance(self.first_bits, int) and self.first_model == "sent" else None
 
     @property
     def in_bytes(self) -> bool:

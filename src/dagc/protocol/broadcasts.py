@@ -10,36 +10,43 @@ from numpy.typing import NDArray
 
 from dagc.compressors import per_tensor, top_k
 from dagc.errors import MalformedPayload
-from dagc.policies import Plan
-from dagc.protocol.budget import Allowance
+from dagc.policies import Plan, Situation
 from dagc.protocol.extras import Ways
 from dagc.protocol.messages import STAMPS, Download
 from dagc.sparse import Sparse
 from dagc.state import Check, Stateful, fields, finite, flag, like, listed, nested, raw, whole
 from dagc.updates import Update, encode_update
-from dagc.wire import Memory, encode, is_coded, quantise
+from dagc.wire import Memory, encode, is_coded, quantize
 from dagc.wire.frame import read_varint, varint
 from dagc.wire.shapes import Shapes, sizes_of
 
+SERVER = "server"
+
 
 class Broadcaster(Stateful):
-    """Sends what carries most of the difference between the server's model and the clients' within a budget."""
+    """Sends what carries most of the difference between the server's model and the clients' within a budget.
 
-    STATE = fields(target=like, moved=finite, log=nested, _allowance=nested, entries=nested)
+    That is the budget of `Plan.downward`, whose only client the server is.
+    """
+
+    STATE = fields(
+        target=like, moved=finite, log=nested, entries=nested, _turns=finite, _policy=nested, _account=nested
+    )
 
     def __init__(self, plan: Plan, model: NDArray[np.float32], shapes: Shapes, rounds: int | None) -> None:
         self.target = model.copy()  # the server's model
         self.moved = 0.0  # how far the last broadcast moved the clients' model
         self.carried: float | None = None  # the share of the difference's energy that it carried, if that is known
         self.log = Log(model.nbytes)
-        self._shapes, self._allowance = shapes, Allowance(plan, len(model), rounds)
+        self._shapes, self._turns = shapes, 0.0  # rounds that were not used, if the budget is not in bytes
+        self._policy, self._account = plan.policy(len(model)), plan.account(rounds)
         self.entries = None if plan.method_spec.encodes else EntryBroadcasts(plan, shapes)
 
     def broadcast(
         self, model: NDArray[np.float32], stamp: int, round: int, share: float, seconds: float, extras: Ways
     ) -> Update | None:
         """What clients with this model add to it; None if nothing is sent. The arguments are `Downlink.advance`'s."""
-        amount = self._allowance.amount(round, share, seconds)
+        amount = self._amount(round, share, seconds)
         if not amount:
             return None
         difference = torch.from_numpy(self.target - model)
@@ -51,10 +58,25 @@ class Broadcaster(Stateful):
             paid = min(len(frame), amount)
         if not frame:
             return None
-        self._allowance.pay(paid)
+        if self._account is not None:
+            self._account.spend(paid + len(varint(paid)))  # several are sent together, each with its length
         self.log.add(frame)
         self.moved, self.carried = update.norm(), carried
         return update
+
+    def _amount(self, round: int, share: float, seconds: float) -> int:
+        """How many entries or bytes there are for this part of a round's budget; 0 if there is none yet."""
+        allowance = None
+        if self._account is not None:
+            self._account.earn(share, seconds)
+            allowance = self._account.balance
+        else:
+            self._turns += share
+            if self._turns < 1 - 1e-9:
+                return 0
+            self._turns -= 1
+        (amount,) = self._policy.decide(Situation(round, [SERVER], {SERVER: 1.0}, (), allowance))
+        return int(amount)
 
 
 def best_broadcast(
@@ -92,7 +114,7 @@ class EntryBroadcasts(Stateful):
         sparse = self._select(difference, entries)
         if not len(sparse):
             return b"", Update.empty(sparse.size)
-        sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, self._values))
+        sparse = Sparse.trusted(sparse.size, sparse.indices, quantize(sparse.values, self._values))
         memory = self._memory
         if memory is not None and self.restart:
             memory.reset()

@@ -10,20 +10,17 @@ from dagc.protocol.messages import BEST, Order, Upload
 from dagc.protocol.roster import Member
 from dagc.state import Stateful, fields, finite, listed, nested, optional, text, whole
 from dagc.wire import payload_size
-from dagc.wire.frame import varint
-
-SERVER = "server"
 
 
-def _report(client: Any, norm: Any, entries: Any, size: Any) -> Report:
-    return Report(text(client), optional(finite)(norm), whole(entries), whole(size))
+def _report(values: Any) -> Report:
+    return Report(text(values[0]), optional(finite)(values[1]), *map(whole, values[2:]))
 
 
 class Budget(Stateful):
     """The budget of one direction, by a plan resolved for this size, and who gets which part of it."""
 
     FITS = "this budget"
-    STATE = fields(policy=nested, account=nested, reports=listed(lambda values: _report(*values)))
+    STATE = fields(policy=nested, account=nested, reports=listed(_report))
 
     def __init__(self, plan: Plan, size: int, rounds: int | None = None) -> None:
         self.plan, self.size = plan, size
@@ -73,32 +70,3 @@ class Budget(Stateful):
     def report(self, uploads: Sequence[Upload]) -> None:
         """Note the uploads accepted in this round."""
         self.reports = [Report(each.client, each.norm, len(each.update), len(each.frame)) for each in uploads]
-
-
-class Allowance(Stateful):
-    """How much the server may broadcast in each round, as the only client of its own plan, `Plan.downward`."""
-
-    STATE = fields(_turns=finite, _policy=nested, _account=nested)
-
-    def __init__(self, plan: Plan, size: int, rounds: int | None = None) -> None:
-        self._policy, self._account = plan.policy(size), plan.account(rounds)
-        self._turns = 0.0  # rounds that were not used, if the budget is not in bytes
-
-    def amount(self, round: int, share: float, seconds: float) -> int:
-        """How many entries or bytes there are for this part of a round's budget; 0 if there is none yet."""
-        allowance = None
-        if self._account is not None:
-            self._account.earn(share, seconds)
-            allowance = self._account.balance
-        else:
-            self._turns += share
-            if self._turns < 1 - 1e-9:
-                return 0
-            self._turns -= 1
-        (amount,) = self._policy.decide(Situation(round, [SERVER], {SERVER: 1.0}, (), allowance))
-        return int(amount)
-
-    def pay(self, length: int) -> None:
-        """Pay for a broadcast of this many bytes."""
-        if self._account is not None:
-            self._account.spend(length + len(varint(length)))  # several are sent together, each with its length

@@ -49,7 +49,7 @@ class Downlink(Stateful):
         model: The initial model, a float32 vector; copied.
         shapes: The shapes of the model's tensors.
         rounds: How many rounds the training has, for a rate per training.
-        values: The value codec of downloads that are not broadcasts, `Plan.exact_values`.
+        values: The value codec of downloads that are not broadcasts.
         first_bits: The training starts from the initial model rounded to so many bits per entry; None not to round it.
     """
 
@@ -123,9 +123,9 @@ class Downlink(Stateful):
 
     def jump(self, model: NDArray[np.float32] | None) -> None:
         """Finish a round whose clients all visit: they get the model itself, rounded, so that nothing is broadcast."""
-        if model is None:
+        if model is None or self.budgeted is None:  # where everything is sent, a visitor is like any client
+            self.advance(model)
             return
-        assert self.budgeted is not None, "nobody visits where everything is sent"
         self.budgeted.moved = float(np.linalg.norm((model - self.model).astype(np.float64)))
         self.budgeted.carried = None
         self.target[:] = model

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dagc.state import Stateful, fields, flag, like
 
@@ -35,7 +34,8 @@ class Growth(Stateful):
         parts = list(torch.split(change[0].reshape(-1), self.sizes)) if len(change) == 1 else list(change)
         if self.warned or len(parts) != len(self.sizes):
             return []
-        norms, self.usual = _norms(torch.split(residual, self.sizes)), np.maximum(self.usual, _norms(parts))
+        norms, update = (norms_of(each).cpu().double().numpy() for each in (torch.split(residual, self.sizes), parts))
+        self.usual = np.maximum(self.usual, update)
         suspicious = (self.usual > 0) & (norms >= LARGER * self.usual) & (norms > FASTER * self.norms)
         self.norms, self.streak = norms, np.where(suspicious, self.streak + 1, 0)
         tensors = [int(place) for place in np.flatnonzero(self.streak >= LOOKS)]
@@ -55,7 +55,3 @@ class Growth(Stateful):
 def norms_of(parts: Iterable[torch.Tensor]) -> torch.Tensor:
     """The norm of each part, in float32 without a copy in it."""
     return torch.stack([torch.linalg.vector_norm(part.detach(), dtype=torch.float32) for part in parts])
-
-
-def _norms(parts: Iterable[torch.Tensor]) -> NDArray[np.float64]:
-    return norms_of(parts).cpu().numpy().astype(np.float64)

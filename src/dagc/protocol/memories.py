@@ -36,7 +36,7 @@ class Memories(Stateful):
         """Forget all but these, and the round."""
         self.by_name = memories
         self._present: set[str] = set()
-        self._unread: set[str] = set()
+        self.unread: set[str] = set()  # those whose coded frame did not fit their memory
 
     def counted(self, present: Collection[str]) -> dict[str, tuple[bool, int]]:
         """A round begins with these clients: whether each one's memory has clocks, and how many frames it counted."""
@@ -68,17 +68,13 @@ class Memories(Stateful):
         self.by_name[name] = memory
         return memory
 
-    def mark_unreadable(self, name: str) -> None:
-        """A coded frame of this client did not fit its memory."""
-        self._unread.add(name)
-
     def close(self, accepted: Iterable[Upload]) -> None:
         """The round is over: count these uploads, and drop memories that did not fit."""
         for upload in accepted:
-            self._unread.discard(upload.client)
+            self.unread.discard(upload.client)
             if upload.frame and upload.client in self.by_name and isinstance(upload.update, Sparse):
                 self.by_name[upload.client].learn(upload.update)
-        self._forget({name: memory for name, memory in self.by_name.items() if name not in self._unread})
+        self._forget({name: memory for name, memory in self.by_name.items() if name not in self.unread})
 
     def state_dict(self) -> dict[str, Any]:
         return dict(plain(self.by_name))

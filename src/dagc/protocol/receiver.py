@@ -97,5 +97,5 @@ class Receiver(Stateful):
             return decode(frame, self.size, values=values, round=order.stamp, memory=memory, most=most)
         except MalformedPayload:
             if self.memories is not None and is_coded(frame):
-                self.memories.mark_unreadable(name)
+                self.memories.unread.add(name)
             raise

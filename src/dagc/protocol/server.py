@@ -17,6 +17,7 @@ from dagc.protocol.receiver import Receiver
 from dagc.protocol.roster import Member, Roster
 from dagc.sparse import Sparse, aggregate, shares_of
 from dagc.state import Stateful, fields, nested, whole
+from dagc.wire import VALUE_CODECS
 from dagc.wire.shapes import Shapes
 
 
@@ -167,7 +168,9 @@ class ModelServer(Server):
         momentum: bool = False,
     ) -> None:
         super().__init__(plan, len(model), rounds, shapes)
-        ways = self.plan.exact_values, self.plan.rounded_bits
+        bits = self.plan.first_bits if self.plan.first_model == "sent" else None  # a model that clients draw is exact
+        values = self.plan.values if VALUE_CODECS[self.plan.values].index_bytes else "fp32"  # a baseline's own
+        ways = values, bits if isinstance(bits, int) else None
         self.downlink = Downlink(self.plan.downward(), model.detach().cpu().numpy(), shapes, rounds, *ways)
         self._seconds = 0.0
         self._visited = False  # whether all clients of this round visit: none of them downloads broadcasts

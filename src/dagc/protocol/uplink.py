@@ -78,7 +78,9 @@ class Uplink(Stateful):
         encode = self._encode_best if order.compressor == BEST else self._encode_entries
         self._frame, update = encode(parts, order)
         self.last_update_norm, self.sent_round = update_norm, order.round
-        self._counts = self._is_counted(self._frame, order)
+        # As the server's memory does. If the two differ, only a coded frame reconciles them.
+        counts = self.memory is not None and (is_coded(self._frame) or self.memory.frames == order.counted)
+        self._counts = bool(self._frame) and self.plan.frames == "coded" and counts
         self.pending = None if order.visit else update
         if self.feedback.steps % EVERY == 0 and (growing := self.growth.look(self.feedback.residual, parts)):
             self.growth.warn(growing, [shape for shape in self.shapes if sizes_of([shape])])
@@ -124,12 +126,6 @@ class Uplink(Stateful):
         elif self._counts and self.memory is not None and isinstance(self.pending, Sparse):
             self.memory.learn(self.pending)
         self.pending = None
-
-    def _is_counted(self, frame: bytes, order: Order) -> bool:
-        """Whether the memory counts a frame, as the server's does. If they differ, only a coded one reconciles them."""
-        if self.plan.frames != "coded" or not frame or self.memory is None:
-            return False
-        return is_coded(frame) or self.memory.frames == order.counted
 
     def _compressor(self, order: Order) -> Compressor:
         if order.compressor not in COMPRESSORS:

@@ -2,7 +2,7 @@
 
 from dagc.wire.coder import Memory
 from dagc.wire.frame import decode, encode, has_signs, is_coded, payload_size
-from dagc.wire.values import VALUE_CODECS, ValueCodec, quantise
+from dagc.wire.values import VALUE_CODECS, ValueCodec, quantize
 
 __all__ = [
     "VALUE_CODECS",
@@ -13,5 +13,5 @@ __all__ = [
     "has_signs",
     "is_coded",
     "payload_size",
-    "quantise",
+    "quantize",
 ]

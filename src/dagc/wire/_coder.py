@@ -112,7 +112,7 @@ def _exponential(log):
 def _weigh(weights, past, logs, contexts):
     """Fill in each coordinate's weight, in 256ths of an octave, and its contexts. Returns the sum of 2^weight.
 
-    This part is known before the frame. Contexts are 16 · phase + recency of the more recent neighbour.
+    This part is known before the frame. Contexts are 16 · phase + recency of the more recent neighbor.
     """
     total = 0
     now, last = past.now, past.last

@@ -3,14 +3,7 @@
 Error feedback makes sending nearly periodic: an entry that was sent takes about as long as last time until it is large
 enough to be sent again. Neighbours are sent together, and the entries of a row mostly have the same sign. A `Memory`
 estimates from this how likely each coordinate is to be in the next frame: its share of what is left to send is
-2^w / (sum of 2^w over the coordinates left), where w is a sum of one number from each of six tables:
-
-    phase     where it is in its cycle: age / interval; never sent and sent once are phases of their own
-    near      how long ago the more recent of its two neighbours in the row was sent
-    column    how long ago anything in its column was sent
-    row       which row it is in
-    gap       how far back the last entry of this frame is
-    gap two   how far back the one before that is
+2^w / (sum of 2^w over the coordinates left), where w is a sum of one number from each table.
 
 The memory changes only with frames that were accepted (`learn`), so either both sides have counted a frame or neither
 has. `docs/reference/wire-entries.md` has every step, `docs/studies/coder.md` what each table is worth.
@@ -19,7 +12,7 @@ has. `docs/reference/wire-entries.md` has every step, `docs/studies/coder.md` wh
 import zlib
 from collections.abc import Mapping
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -27,6 +20,7 @@ from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import Sparse
+from dagc.state import MISFITS, Check, flag, like, whole
 from dagc.wire.shapes import Shapes, extents
 
 __all__ = ["MOST_ENTRIES", "MOST_SIZE", "Memory"]
@@ -224,20 +218,13 @@ class Memory:
     def restored(cls, shapes: Shapes, state: Mapping[str, Any]) -> Self:
         """A memory with the state returned by `state_dict`. State that does not fit is refused."""
         try:
-            memory = cls(shapes, bool(state["clocks"]), bool(state["signs"]))
-            values: dict[str, Any] = {name: int(state[name]) for name in NUMBERS}
-            values |= {name: np.array(state[name]) for name in memory._arrays}
-        except (KeyError, TypeError, ValueError) as error:
+            memory = cls(shapes, flag(state["clocks"]), flag(state["signs"]))
+            checks: dict[str, Check] = {name: partial(whole, below=below) for name, below in NUMBERS.items()}
+            checks |= {name: like(getattr(memory, name)) for name in memory._arrays}
+            for name, check in checks.items():
+                setattr(memory, name, check(state[name]))
+        except MISFITS as error:
             raise InvalidInput(f"the coder's memory does not fit this model: {error!r}") from error
-        for name in memory._arrays:
-            array, expected = values[name], getattr(memory, name)
-            if (array.shape, array.dtype) != (expected.shape, expected.dtype):
-                raise InvalidInput(
-                    f"the coder's memory does not fit this model: {name} must be {expected.dtype} {expected.shape}, "
-                    f"not {array.dtype} {array.shape}"
-                )
-        for name, value in values.items():
-            setattr(memory, name, value)
         if not memory._in_range():
             raise InvalidInput("the coder's memory is damaged: a number in its state is out of range")
         return memory
@@ -247,8 +234,7 @@ class Memory:
         limits = ((-12 * OCTAVE, 12 * OCTAVE), (1, 1 << 50), (1, 65535), (0, 255), (-8, 8))
         parts = zip(self._parts(self.tables), limits, strict=True)
         return (
-            all(0 <= getattr(self, name) < most for name, most in NUMBERS.items())
-            and all(np.all((low <= part) & (part <= high)) for part, (low, high) in parts)
+            all(np.all((low <= part) & (part <= high)) for part, (low, high) in parts)
             and bool(self.frames) == bool(self.fingerprint)
             and max(self.columns.max(), self.last.max(initial=0)) < self.now
         )

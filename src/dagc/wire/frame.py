@@ -19,7 +19,7 @@ from dagc.errors import InvalidInput, MalformedPayload
 from dagc.sparse import MAX_SIZE, Sparse
 from dagc.wire import indices
 from dagc.wire.coder import Memory
-from dagc.wire.values import VALUE_CODECS, ValueCodec, codec_of, quantise, value_codec
+from dagc.wire.values import VALUE_CODECS, ValueCodec, codec_of, quantize, value_codec
 
 __all__ = ["checksum", "crc", "decode", "encode", "encode_coded", "has_signs", "is_coded", "payload_size", "varint"]
 
@@ -70,7 +70,7 @@ def encode_coded(
 ) -> bytes | None:
     """Encode with the memory; None if the frame would be longer than the limit."""
     if memory.signs:
-        sparse = Sparse.trusted(sparse.size, sparse.indices, quantise(sparse.values, "sign"))
+        sparse = Sparse.trusted(sparse.size, sparse.indices, quantize(sparse.values, "sign"))
     rest = b"" if memory.signs else codec.write(sparse.values)
     room = limit - 1 - len(rest) - SHORT
     section = memory.write(sparse, most, room) if room > 0 else None

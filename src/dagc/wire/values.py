@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dagc.errors import InvalidInput, MalformedPayload, unknown
 
-__all__ = ["VALUE_CODECS", "ValueCodec", "codec_of", "quantise", "value_codec"]
+__all__ = ["VALUE_CODECS", "ValueCodec", "codec_of", "quantize", "value_codec"]
 
 Floats = NDArray[np.float32]
 
@@ -127,11 +127,11 @@ def codec_of(number: int) -> ValueCodec:
     raise MalformedPayload(f"the frame uses the unknown value codec {number}")
 
 
-def quantise(values: Floats, name: str) -> Floats:
-    """The values as the receiver will read them; quantising them again changes nothing.
+def quantize(values: Floats, name: str) -> Floats:
+    """The values as the receiver will read them; quantizing them again changes nothing.
 
     Example:
-        >>> quantise(np.array([1.0, -0.25, 3.0], dtype=np.float32), "sign")
+        >>> quantize(np.array([1.0, -0.25, 3.0], dtype=np.float32), "sign")
         array([ 1.4140625, -1.4140625,  1.4140625], dtype=float32)
     """
     codec = value_codec(name)
