@@ -4,6 +4,7 @@ There is no GPU here. `Elsewhere` wraps a CPU tensor and reports another device,
 every operation runs on the wrapped tensor. Whatever crosses between such a tensor and a plain CPU tensor is counted.
 """
 
+import sys
 from collections import Counter
 from contextlib import contextmanager
 
@@ -40,12 +41,13 @@ class Elsewhere(torch.Tensor):
 
 
 class Counts(TorchDispatchMode):
-    """Runs every operation on the wrapped tensors, and counts what crosses."""
+    """Runs every operation on the wrapped tensors, and counts what crosses; `waits` counts by function of dagc."""
 
     def __init__(self):
         super().__init__()
         self.to_host = self.to_device = self.largest = self.synchronizations = 0
         self.names = Counter()
+        self.waits = Counter()
 
     def __str__(self):
         bytes_each_way = f"{self.to_host:,} B to the host, {self.to_device:,} B to the device"
@@ -57,6 +59,7 @@ class Counts(TorchDispatchMode):
         if to_host:
             self.to_host += count
             self.synchronizations += 1
+            self.waits[_asked_by()] += 1
         else:
             self.to_device += count
 
@@ -88,6 +91,17 @@ class Counts(TorchDispatchMode):
             return result
         changed = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, Elsewhere)}
         return tree_map(lambda leaf: _wrapped(leaf, changed), result)
+
+
+def _asked_by():
+    """The function of dagc for which the host waits."""
+    frame = sys._getframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("dagc."):
+            return f"{name.removeprefix('dagc.')}.{frame.f_code.co_name}"
+        frame = frame.f_back
+    return "outside"
 
 
 def _is_mask(index):
