@@ -19,7 +19,7 @@ from dagc.protocol import Order, Plan, Server, Uplink
 from dagc.sparse import Sparse
 from dagc.state import checksum
 from dagc.updates import Update, encode_dense, encode_update
-from tests.helpers.counting_device import Elsewhere, counting
+from tests.helpers.counting_device import Elsewhere, Wrapped, counting
 
 SHAPES = [(256, 400), (400,), (400, 100), (100,)]
 SIZE = 256 * 400 + 400 + 400 * 100 + 100
@@ -130,7 +130,7 @@ def test_devices_on_which_a_step_would_fail_are_refused(kind):
 def run_hook(where, plan, steps=3):
     parameters = [nn.Parameter(where(part.clone())) for part in tensors_of(vector(99))]
     with counting():
-        hook = Hook(Stub(parameters), 100, Plan(**plan), {}, None, None)
+        hook = Hook(Wrapped(parameters), 100, Plan(**plan), {}, None, None)
     found, crossings = [], []
     for step in range(steps):
         whole = vector(step)
@@ -146,17 +146,6 @@ def run_hook(where, plan, steps=3):
 
 def home(tensor):
     return tensor.inner if isinstance(tensor, Elsewhere) else tensor
-
-
-class Stub(torch.nn.parallel.DistributedDataParallel):
-    """What the hook needs of a model in DDP, whose reducer knows only real devices."""
-
-    def __init__(self, parameters):
-        nn.Module.__init__(self)
-        self.module = nn.Module()
-        self.module.parts = nn.ParameterList(parameters)
-        self.parameters_to_ignore, self.process_group = [], dist.group.WORLD
-        self.find_unused_parameters, self.static_graph = True, False
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -283,7 +272,7 @@ def tensors_in(tree):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_of_the_hook_makes_no_copy_of_the_model_in_any_precision(dtype):
     parameters = [nn.Parameter(part.to(dtype)) for part in tensors_of(vector(99))]
-    hook = Hook(Stub(parameters), 100, Plan(method="dagc-r", ratio=0.005, values="int8"), {}, None, None)
+    hook = Hook(Wrapped(parameters), 100, Plan(method="dagc-r", ratio=0.005, values="int8"), {}, None, None)
     for step in range(3):
         buffer = vector(step).to(dtype)
         with Allocations() as made:

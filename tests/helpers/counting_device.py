@@ -9,6 +9,8 @@ from collections import Counter
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -38,6 +40,17 @@ class Elsewhere(torch.Tensor):
 
     def tolist(self):
         return self.cpu().tolist()
+
+
+class Wrapped(torch.nn.parallel.DistributedDataParallel):
+    """What the hook needs of a model in DDP, whose reducer knows only real devices."""
+
+    def __init__(self, parameters):
+        nn.Module.__init__(self)
+        self.module = nn.Module()
+        self.module.parts = nn.ParameterList(parameters)
+        self.parameters_to_ignore, self.process_group = [], dist.group.WORLD
+        self.find_unused_parameters, self.static_graph = True, False
 
 
 class Counts(TorchDispatchMode):
