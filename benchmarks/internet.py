@@ -6,13 +6,19 @@
     python -m benchmarks.internet --only 'ours, 10 %, int8'        # a whole name is that method alone
     python -m benchmarks.internet --cost                    # no root, no network: an exchange of 100 M parameters
     python -m benchmarks.internet --record                  # keeps the tables for docs/studies/performance.md
+    python -m benchmarks.internet --task gpt --only powersgd post-local diloco 'ours, default' --record     # 40 minutes
 
 The hosts are those of `benchmarks.ddp`. Every method gets fresh processes, which train a model to warm up and throw it
 away. Then links become slow, and all methods have the same time on the clock. What is evaluated is the model that all
 ranks share. PowerSGD's first two steps are dense: it needs them.
+
+A run takes as long as the last of --seconds, and 20 seconds more. With --record, each run is kept in
+results/benchmarks/internet-gpt.jsonl or internet-cnn.jsonl as soon as it ends, and is not run again: delete the file to
+measure again.
 """
 
 import argparse
+import json
 import os
 import signal
 import statistics
@@ -35,12 +41,13 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import dagc.ddp
 from benchmarks.ddp import PORT, SUBNET, Network, needed, run, send, transmitted, workers
 from benchmarks.ddp import install as install_hook
-from benchmarks.tables import arguments, kept, show
+from benchmarks.tables import FOLDER, HERE, arguments, kept, show
 from dagc.data import Batches, load, make_partition
 from dagc.errors import MissingData
 from dagc.models import build
 from examples.internet import GPT, Text
 from research.measured import digits
+from research.origin import source_commit
 
 STEPS = 30
 """Local steps between exchanges."""
@@ -73,8 +80,8 @@ TASKS = {
 class Task:
     """A model, a rank's losses by step, and how good the model is."""
 
-    def __init__(self, name: str, rank: int, world: int) -> None:
-        torch.manual_seed(0)
+    def __init__(self, name: str, rank: int, world: int, seed: int = 0) -> None:
+        torch.manual_seed(seed)
         self.module: Any
         self.loss: Callable[[nn.Module, int], torch.Tensor]
         if name == "gpt":
@@ -83,7 +90,7 @@ class Task:
             self.examples = [len(piece) for piece in text.pieces]
 
             def guess(model: nn.Module, step: int) -> torch.Tensor:
-                windows = text.batch(rank, step, 16, self.module.context)
+                windows = text.batch(rank, step + 100_000 * seed, 16, self.module.context)
                 return cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
             self.loss = guess
@@ -91,9 +98,9 @@ class Task:
             self.optimizer: Any = torch.optim.AdamW(self.module.parameters(), lr=1e-3)
             return
         data = load("cifar-10")
-        partition = make_partition(f"skewed:clients={world},skew_ratio=10", data)
-        batches = Batches(data, partition, 32)
-        self.module = build("cnn", data)
+        partition = make_partition(f"skewed:clients={world},skew_ratio=10", data, seed)
+        batches = Batches(data, partition, 32, seed)
+        self.module = build("cnn", data, seed=seed)
         self.examples = partition.sizes.tolist()
 
         def classify(model: nn.Module, step: int) -> torch.Tensor:
@@ -176,7 +183,7 @@ class DiLoCo:
                 parameter.data = parameter.data.clone()  # they would be views of the vector otherwise
 
 
-def serve(method: str, name: str, seconds: list[float]) -> None:
+def serve(method: str, name: str, seconds: list[float], seed: int) -> None:
     """Train; rank 0 says when the times are over, and at last how good the model was at each."""
     lines: Queue[str] = Queue()
 
@@ -189,7 +196,7 @@ def serve(method: str, name: str, seconds: list[float]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for count in (4 if method in EVERY_STEP else STEPS + 1, 0):  # once to warm up, exchanges included
-        task = Task(name, dist.get_rank(), dist.get_world_size())
+        task = Task(name, dist.get_rank(), dist.get_world_size(), seed)
         steps, shared = training(method, task)
         for _ in range(count):
             next(steps)
@@ -228,7 +235,7 @@ def cost(record: bool, size: int = 100_000_000, tensors: int = 20) -> None:
         for parameter in model:
             parameter.data.mul_(1.01)
         began = time.perf_counter()
-        local.client.feedback.residual.add_(local.shared, alpha=0.0)
+        local.uplink.feedback.residual.add_(local.shared, alpha=0.0)
         touched = time.perf_counter()
         exchanged = local.step()
         assert exchanged is not None
@@ -253,9 +260,14 @@ def memory(name: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def measure(network: Network, method: str, task: str, seconds: list[float]) -> list[tuple[float, int, int]]:
-    """For each time: accuracy or loss, rank 0's steps, and the most bytes that a host has sent."""
-    command = ["-m", "benchmarks.internet", "--worker", method, "--task", task, "--seconds", *map(str, seconds)]
+Found = list[tuple[float, int, int]]
+"""For each time: accuracy or loss, rank 0's steps, and the most bytes that a host has sent."""
+
+
+def measure(network: Network, method: str, task: str, seconds: list[float], seed: int) -> Found:
+    """One run."""
+    command = ["-m", "benchmarks.internet", "--worker", method, "--task", task, "--seed", str(seed)]
+    command += ["--seconds", *map(str, seconds)]
     with workers(4, network.prefixes(), f"{SUBNET}.1", PORT, "eth0", command) as hosts:
         for host in hosts:
             host.receive()
@@ -291,19 +303,51 @@ def chosen(only: Sequence[str] | None) -> dict[str, str]:
     return {name: words for name, words in METHODS.items() if name in found}
 
 
+class Runs:
+    """What was found, by method and seed; with a file, each run is there as soon as it has ended."""
+
+    def __init__(self, path: Path | None, rate: str, seconds: list[float]) -> None:
+        self.path, self.setting = path, {"rate": rate, "seconds": seconds}
+        self.found: dict[tuple[str, int], Found] = {}
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        for kept_run in map(json.loads, lines):
+            if all(kept_run[name] == value for name, value in self.setting.items()):
+                self.found[kept_run["method"], kept_run["seed"]] = kept_run["found"]
+
+    def add(self, method: str, seed: int, found: Found) -> None:
+        self.found[method, seed] = found
+        print(f"{method}, seed {seed}:", *(f"{score:.4f}" for score, *_ in found), file=sys.stderr, flush=True)
+        if self.path is not None:
+            made = {"method": method, "seed": seed, **self.setting, "found": found, "commit": source_commit(HERE)}
+            with self.path.open("a") as file:
+                print(json.dumps(made), file=file)
+
+    def cells(self, method: str, judged: str, seeds: int) -> Iterator[str]:
+        """A method's row: means, and the spread of what is judged."""
+        for found in zip(*(self.found[method, seed] for seed in range(seeds)), strict=True):
+            scores, steps, sent = zip(*found, strict=True)
+            scale, places = (1, 3) if judged == "loss" else (100, 1)
+            spread = f" ± {scale * statistics.stdev(scores):.{places}f}" if seeds > 1 else ""
+            yield f"{scale * statistics.mean(scores):.{places}f}{spread}" + " %" * (scale > 1)
+            yield f"{statistics.mean(steps):,.0f}"
+            yield digits(statistics.mean(sent) / 1e6)
+
+
 def compare(network: Network, task: str, seconds: list[float], options: argparse.Namespace) -> None:
-    """All methods on one task."""
+    """All methods on one task, seed by seed."""
     name, label, judged = TASKS[task]
     heads = ["", *(head for end in seconds for head in (f"{judged} after {end:g} s", "steps", "MB sent"))]
-    title = f"{label}, {options.rate} each way, 4 ranks, skew ratio 10, {STEPS} local steps"
+    title = f"{label}, {options.rate} each way, 4 ranks, skew ratio 10, {STEPS} local steps, seeds: {options.seeds}"
     methods = chosen(options.only)
+    runs = Runs(FOLDER / f"{name}.jsonl" if options.record else None, options.rate, seconds)
     with kept(name, title, heads, options.record, wanted=len(methods)) as sheet:
+        wanted = [(method, seed) for seed in range(options.seeds) for method in methods]
+        for number, (method, seed) in enumerate(wanted, start=1):
+            if (method, seed) not in runs.found:
+                print(f"run {number} of {len(wanted)}, {time.strftime('%H:%M:%S')}", file=sys.stderr, flush=True)
+                runs.add(method, seed, measure(network, method, task, seconds, seed))
         for method, words in methods.items():
-            cells = [
-                [f"{score:.3f}" if judged == "loss" else f"{100 * score:.1f} %", f"{steps:,}", digits(sent / 1e6)]
-                for score, steps, sent in measure(network, method, task, seconds)
-            ]
-            sheet.add([words, *(cell for some in cells for cell in some)])
+            sheet.add([words, *runs.cells(method, judged, options.seeds)])
 
 
 def main() -> None:
@@ -313,10 +357,12 @@ def main() -> None:
     parser.add_argument("--rate", default="10mbit", help="of every link, as tc takes it")
     parser.add_argument("--only", nargs="+", help="names of methods, or words in them")
     parser.add_argument("--cost", action="store_true", help="what an exchange costs on one rank; no root needed")
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        serve(options.worker, options.task, options.seconds)
+        serve(options.worker, options.task, options.seconds, options.seed)
         return
     if options.cost:
         cost(options.record)

@@ -4,10 +4,13 @@ There is no GPU here. `Elsewhere` wraps a CPU tensor and reports another device,
 every operation runs on the wrapped tensor. Whatever crosses between such a tensor and a plain CPU tensor is counted.
 """
 
+import sys
 from collections import Counter
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -39,13 +42,25 @@ class Elsewhere(torch.Tensor):
         return self.cpu().tolist()
 
 
+class Wrapped(torch.nn.parallel.DistributedDataParallel):
+    """What the hook needs of a model in DDP, whose reducer knows only real devices."""
+
+    def __init__(self, parameters):
+        nn.Module.__init__(self)
+        self.module = nn.Module()
+        self.module.parts = nn.ParameterList(parameters)
+        self.parameters_to_ignore, self.process_group = [], dist.group.WORLD
+        self.find_unused_parameters, self.static_graph = True, False
+
+
 class Counts(TorchDispatchMode):
-    """Runs every operation on the wrapped tensors, and counts what crosses."""
+    """Runs every operation on the wrapped tensors, and counts what crosses; `waits` counts by function of dagc."""
 
     def __init__(self):
         super().__init__()
         self.to_host = self.to_device = self.largest = self.synchronizations = 0
         self.names = Counter()
+        self.waits = Counter()
 
     def __str__(self):
         bytes_each_way = f"{self.to_host:,} B to the host, {self.to_device:,} B to the device"
@@ -57,6 +72,7 @@ class Counts(TorchDispatchMode):
         if to_host:
             self.to_host += count
             self.synchronizations += 1
+            self.waits[_asked_by()] += 1
         else:
             self.to_device += count
 
@@ -88,6 +104,17 @@ class Counts(TorchDispatchMode):
             return result
         changed = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, Elsewhere)}
         return tree_map(lambda leaf: _wrapped(leaf, changed), result)
+
+
+def _asked_by():
+    """The function of dagc for which the host waits."""
+    frame = sys._getframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("dagc."):
+            return f"{name.removeprefix('dagc.')}.{frame.f_code.co_name}"
+        frame = frame.f_back
+    return "outside"
 
 
 def _is_mask(index):

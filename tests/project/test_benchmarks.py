@@ -162,6 +162,17 @@ def test_a_whole_name_of_a_method_is_that_method_alone():
         internet.chosen(["dense", "gossip"])
 
 
+def test_a_run_over_the_internet_that_is_kept_is_not_run_again(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    runs = internet.Runs(path, "10mbit", [60.0, 180.0])
+    runs.add("diloco", 0, [(2.5, 10, 1_000_000), (2.0, 30, 3_000_000)])
+    internet.Runs(path, "10mbit", [60.0, 180.0]).add("diloco", 1, [(2.3, 12, 1_000_000), (1.8, 32, 3_000_000)])
+    again = internet.Runs(path, "10mbit", [60.0, 180.0])
+    assert list(again.cells("diloco", "loss", 2)) == ["2.400 ± 0.141", "11", "1.00", "1.900 ± 0.141", "31", "3.00"]
+    assert list(again.cells("diloco", "loss", 1)) == ["2.500", "10", "1.00", "2.000", "30", "3.00"]
+    assert not internet.Runs(path, "10mbit", [60.0]).found
+
+
 BENCHMARKS = sorted(path.stem for path in Path(tables.__file__).parent.glob("*.py") if path.stem != "__main__")
 
 

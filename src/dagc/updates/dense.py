@@ -41,7 +41,7 @@ def write(vector: Any, extents: Extents, bits: int) -> tuple[bytes, Floats]:
     Integers are the nearest from −(2^(bits − 1) − 1) to 2^(bits − 1) − 1, and scales those that err least.
     """
     most, tensors = (1 << (bits - 1)) - 1, tensors_of(extents, bits)
-    values = checked(vector, tensors[-1][0].stop)
+    values = checked(vector, tensors[-1][0].stop).cpu().numpy()
     scales, levels = np.empty(tensors[-1][2].stop, np.float32), np.empty(len(values), np.int8)
     for entries, shape, rows in tensors:
         part = values[entries].reshape(shape)

@@ -9,7 +9,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -86,12 +86,12 @@ def encode_update(
     if not 0 <= most_terms <= MOST_TERMS:
         raise InvalidInput(f"most_terms must be from 0 to {MOST_TERMS}, not {most_terms}")
     size = size_of(shapes)
-    values, shift = normalized(checked(vector, size))
+    values, shift, largest = normalized(checked(vector, size))
     longest = 8 * size + 64
     room = most_body(longest if max_bytes is None else min(max_bytes, longest))
     with one_thread():
         least = most_body(min(least_bytes, longest)) if least_bytes and share is not None else 0
-        body, update = _Job(values, min(shift, HIGHEST), shapes, room, share, least, most_terms).run()
+        body, update = _Job(values, min(shift, HIGHEST), largest, shapes, room, share, least, most_terms).run()
     return (seal(body, shapes, round) if body else b""), update
 
 
@@ -99,8 +99,9 @@ def encode_update(
 class _Job:
     """One vector on its way into a frame: all that is computed is over 2^shift."""
 
-    values: Floats
+    values: torch.Tensor
     shift: int
+    largest: float
     shapes: Shapes
     room: int
     share: float | None
@@ -110,12 +111,12 @@ class _Job:
     def run(self) -> tuple[bytes | None, Update]:
         """The frame's body and the update; None if nothing is worth a frame."""
         size = len(self.values)
-        if self.room < 6 or self.shift < LOWEST or not self.values.any():
+        if self.room < 6 or self.shift < LOWEST or not self.largest:
             return None, Update.empty(size)
         self.parts = extents(self.shapes)
-        pieces = torch.split(torch.from_numpy(self.values), [rows * columns for _, rows, columns in self.parts])
+        pieces = torch.split(self.values, [rows * columns for _, rows, columns in self.parts])
         self.matrices = [piece.view(each[1:]) for piece, each in zip(pieces, self.parts, strict=True)]
-        count, energy = map(np.stack, zip(*(count_magnitudes(piece.numpy()) for piece in pieces), strict=True))
+        count, energy = count_magnitudes(pieces, self.largest)
         self.total = float(energy.sum())  # an estimate
         self.energy = energy_of(self.values) if self.share is not None else 0.0
         most, self.room = self.room, min(self.least or self.room, self.room)
@@ -129,8 +130,8 @@ class _Job:
         stream, terms, step = self.begin(spectra, rates)
         rest = self.values
         if terms:
-            rest = self.values.copy()
-            Update(size, Sparse(size, [], []), tuple(terms)).subtract_from(torch.from_numpy(rest))
+            rest = self.values.clone()
+            Update(size, Sparse(size, [], []), tuple(terms)).subtract_from(rest)
         body, sparse = self.fill(stream, rest, step, bool(terms))
         if body is None:
             return None, Update.empty(size)
@@ -148,7 +149,7 @@ class _Job:
         usual = afford / USUAL_BITS * min(1.0, 4 * energy / self.total)
         rank = min(int(min(afford / FEWEST_BITS, max(USUAL_TERMS, usual))), rows, columns, self.most_terms)
         if rank < 1 or min(rows, columns) < 2 or energy == 0:
-            return torch.zeros(columns, 0), torch.zeros(0, dtype=torch.float64)
+            return matrix.new_zeros(columns, 0), torch.zeros(0, dtype=torch.float64)
         return leading(matrix, rank)
 
     def begin(self, spectra: Sequence[Spectrum], rates: Rates) -> tuple[Stream, list[Terms], int]:
@@ -213,17 +214,17 @@ class _Job:
         """The terms of the vector as it was before it was normalized."""
         return replace(terms, exponent=terms.exponent + self.shift)
 
-    def fill(self, stream: Stream, rest: Floats, step: int, has_terms: bool) -> tuple[bytes | None, Sparse]:
+    def fill(self, stream: Stream, rest: torch.Tensor, step: int, has_terms: bool) -> tuple[bytes | None, Sparse]:
         """Add as many of the largest entries as fit, or as the share needs: the frame's body, None if it is empty."""
         spare = 8 * (self.room - stream.used)
-        order, guess = self.candidates(rest, spare)
-        body, sparse, least = self.attempt(stream, rest, order[:0], step, has_terms)
-        low, high, most = 0, len(order) + 1, 0
-        guess = min(len(order), max(1, guess))
+        candidates, guess = self.candidates(rest, spare)
+        body, sparse, least = self.attempt(stream, candidates, 0, step, has_terms)
+        low, high, most = 0, len(candidates.indices) + 1, 0
+        guess = min(high - 1, max(1, guess))
         for _ in range(12):
             if high - low <= max(1, low // 200):
                 break
-            done, entries, used = self.attempt(stream, rest, order[:guess], step, has_terms)
+            done, entries, used = self.attempt(stream, candidates, guess, step, has_terms)
             if done is not None:
                 low, least, body, sparse = guess, used, done, entries
                 if (self.room - 1 - used) * 300 <= self.room:
@@ -238,22 +239,23 @@ class _Job:
             guess = min(max(int(aim), low + margin, low + 1), high - margin, high - 1)
         return body, sparse
 
-    def candidates(self, rest: Floats, spare: int) -> tuple[Ints, int]:
-        """The indices of all entries that may be sent, the largest first; and how many of them may fit."""
+    def candidates(self, rest: torch.Tensor, spare: int) -> tuple["Candidates", int]:
+        """All entries that may be sent; and how many of them may fit."""
         size, missing = len(rest), 0.0
         usual = spare / (np.log2(size / max(spare / 10, 1)) + 4.5) if spare < 5 * size else size
         if self.share is not None:
             missing = energy_of(rest) - (1 - self.share) * self.energy
-            count, energy = (np.cumsum(part[::-1]) for part in count_magnitudes(rest))
+            count, energy = (np.cumsum(part[0, ::-1]) for part in count_magnitudes([rest], self.largest))
             usual = min(usual, count[np.searchsorted(energy[:-1], missing / 0.9)])
-        order = largest_entries(rest, min(int(3.2 * usual) + 32, size))
+        order, values = largest_entries(rest, min(int(3.2 * usual) + 32, size))
         if len(order):
-            sizes = np.abs(rest[order])
+            sizes = np.abs(values)
             floor = max(sizes[0] / RANGE, np.ldexp(1.0, SMALLEST - self.shift))
             order = order[: int(np.searchsorted(-sizes, -floor, side="right"))]
         if self.share is not None:
-            order = order[: self.enough(rest[order], missing)]
-        return order, int(usual)
+            order = order[: self.enough(values[: len(order)], missing)]
+        ranks = np.argsort(order)
+        return Candidates(order[ranks], values[ranks], ranks), int(usual)
 
     def enough(self, largest: Floats, missing: float) -> int:
         """How many of these entries carry the missing energy."""
@@ -267,17 +269,26 @@ class _Job:
         return bisect_left(range(len(largest)), missing, key=carried)
 
     def attempt(
-        self, stream: Stream, rest: Floats, chosen: Ints, step: int, has_terms: bool
+        self, stream: Stream, candidates: "Candidates", count: int, step: int, has_terms: bool
     ) -> tuple[bytes | None, Sparse, int]:
-        """The frame's body with these entries, None if it is too long; and how many bytes it takes."""
-        indices = np.sort(chosen)
-        finer, levels, moved = leveled(rest[indices], len(rest)) if len(indices) else (step, indices, NONE)
+        """The frame's body with so many entries, None if it is too long; and how many bytes it takes."""
+        chosen = candidates.ranks < count
+        indices, values = candidates.indices[chosen], candidates.values[chosen]
+        finer, levels, moved = leveled(values, len(self.values)) if len(indices) else (step, indices, NONE)
         stream = stream.copy() if has_terms else self.start([], finer)
         shift = 16 * self.shift
         entries = Entries(indices, levels, finer + shift, moved)
         sparse = code_entries(stream, (step if has_terms else finer) + shift, self.shapes, entries)
         done = stream.finish()
         return (None if done is None else bytes((MIXED,)) + done), sparse, stream.total
+
+
+class Candidates(NamedTuple):
+    """Entries that may be sent, by index."""
+
+    indices: Ints
+    values: Floats
+    ranks: Ints  # 0 for the largest
 
 
 def leveled(values: Floats, size: int) -> tuple[int, Ints, Sequence[int]]:

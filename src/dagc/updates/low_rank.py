@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -44,22 +45,31 @@ def one_thread() -> Iterator[None]:
 
 
 def leading(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """At most `rank` of the leading right singular vectors of a matrix, as columns, and their singular values."""
+    """At most `rank` of the leading right singular vectors of a matrix, as columns, and their singular values.
+
+    The vectors are on the matrix's device, the values in CPU memory.
+    """
     rows, columns = matrix.shape
     if rows <= max(SMALL, rank):
         basis = matrix.T
     elif columns <= SMALL:
         basis = torch.linalg.qr(matrix, mode="r").R.T
     else:
-        generator = torch.Generator().manual_seed(columns)
-        left = torch.linalg.qr(matrix @ torch.randn(columns, rank, generator=generator)).Q
+        left = torch.linalg.qr(matrix @ _first_guess(columns, rank, matrix.device)).Q
         left = torch.linalg.qr(matrix @ (matrix.T @ left)).Q
         basis = matrix.T @ left
-    squares, rotation = torch.linalg.eigh((basis.T @ basis).double())
+    squares, rotation = torch.linalg.eigh((basis.T @ basis).double().cpu())
     values = squares.clamp_min(0).sqrt().flip(0)[:rank]
     keep = values > values[0] * FAINT
-    right = basis @ (rotation.flip(1)[:, :rank][:, keep] / values[keep]).float()
+    right = basis @ (rotation.flip(1)[:, :rank][:, keep] / values[keep]).float().to(matrix.device)
     return right, values[keep]
+
+
+@lru_cache(maxsize=64)
+def _first_guess(columns: int, rank: int, device: torch.device) -> torch.Tensor:
+    """Vectors to begin with, the same in every step and on every device; only read."""
+    generator = torch.Generator().manual_seed(columns)
+    return torch.randn(columns, rank, generator=generator).to(device)
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
@@ -73,40 +83,41 @@ def quantized(matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: tor
     The right vectors are rounded first. The left ones are the least squares solution with them, rounded; then the
     scales are, too. None if nothing is left after rounding.
     """
-    unit = float(value_of(step))
+    unit, device = float(value_of(step)), matrix.device
     scales = nearest((unit * unit / sigmas).numpy())
     scales = np.minimum(scales, scales.min() + 16 * 9)  # scales that differ more would leave no room for the sum
     finest = MOST_FACTOR / right.abs().amax(dim=0)
-    right_whole = rounded(right * torch.minimum((sigmas / unit).float(), finest))
+    right_whole = rounded(right * torch.minimum((sigmas / unit).float().to(device), finest))
     image = matrix @ right_whole
     gram = right_whole.T @ right_whole
     left = solved(gram, image.T).T
-    coarsest = left.abs().amax(dim=0).clamp_min(1e-30).numpy() / MOST_FACTOR
+    coarsest = left.abs().amax(dim=0).clamp_min(1e-30).cpu().numpy() / MOST_FACTOR
     scales = np.maximum(scales, nearest(coarsest) + 1)
-    left_whole = rounded(left / torch.from_numpy(value_of(scales)))
-    keep = (gram.diagonal() != 0) & (left_whole != 0).any(dim=0)
+    left_whole = rounded(left / torch.from_numpy(value_of(scales)).to(device))
+    keep = ((gram.diagonal() != 0) & (left_whole != 0).any(dim=0)).cpu()
     if not bool(keep.any()):
         return None
     if not bool(keep.all()):
-        left_whole, right_whole, image = left_whole[:, keep], right_whole[:, keep], image[:, keep]
-        gram, scales = gram[keep][:, keep], scales[keep.numpy()]
-    best = solved(gram * (left_whole.T @ left_whole), (left_whole * image).sum(dim=0)).numpy()
+        kept = keep.nonzero()[:, 0].to(device)
+        left_whole, right_whole, image = (each.index_select(1, kept) for each in (left_whole, right_whole, image))
+        gram, scales = gram.index_select(0, kept).index_select(1, kept), scales[keep.numpy()]
+    best = solved(gram * (left_whole.T @ left_whole), (left_whole * image).sum(dim=0)).cpu().numpy()
     ratio = best / value_of(scales)
     scales = np.where((ratio > 0.5) & (ratio < 2), nearest(np.abs(best) + 1e-30), scales)
-    return _fitting(start, left_whole, right_whole, scales)
+    return _fitting(start, torch.cat((left_whole, right_whole)).to(torch.int8).cpu().numpy(), len(left_whole), scales)
 
 
 def solved(gram: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
     """The least squares solution, also if some columns are nearly or exactly dependent."""
     gram = gram.double()
     gram.diagonal().mul_(1 + 1e-6).add_(1e-30)
-    solution: torch.Tensor = torch.linalg.solve(gram, image.double())
+    solution: torch.Tensor = torch.linalg.solve_ex(gram, image.double()).result  # the device does not wait for a check
     return solution
 
 
-def _fitting(start: int, left: torch.Tensor, right: torch.Tensor, scales: NDArray[np.int64]) -> Terms:
-    """As many of the terms, from the first on, as have an exact sum."""
-    sides = [np.ascontiguousarray(side.to(torch.int8).numpy().T) for side in (left, right)]
+def _fitting(start: int, both: NDArray[np.int8], rows: int, scales: NDArray[np.int64]) -> Terms:
+    """As many of the terms, from the first on, as have an exact sum; their factors are columns, left above right."""
+    sides = [np.ascontiguousarray(side.T) for side in (both[:rows], both[rows:])]
     bounds = np.prod([np.abs(side.astype(np.int64)).max(axis=1) for side in sides], axis=0)
     sums = np.cumsum(bounds * common(scales, int(scales.min()) // 16))
     fits = max(1, int((sums < MOST_SUM).sum()))

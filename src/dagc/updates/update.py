@@ -29,6 +29,11 @@ def moved(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
+def as_positions(indices: Ints, size: int) -> NDArray[Any]:
+    """The same indices into a vector of this size, in half the bytes where that is possible."""
+    return indices.astype(np.int32) if size < 1 << 31 else indices
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
     """Rank-one terms of one matrix: Σ_k scale_k · left_k · right_kᵀ · 2^exponent."""
@@ -144,12 +149,11 @@ class Update:
                 inside = self.entries(start, len(block))
                 alone[inside] = False
                 if alone[inside].size:
-                    places = self.sparse.indices[inside] - start
+                    places = as_positions(self.sparse.indices[inside] - start, len(block))
                     block.index_add_(0, moved(places, device), moved(self.sparse.values[inside], device))
                 target[start : start + len(block)] += block if factor == 1 else block.mul_(float(factor))
         indices, values = self.sparse.indices[alone], self.sparse.values[alone] * factor
-        positions = indices.astype(np.int32) if self.size < 1 << 31 else indices
-        target.index_add_(0, moved(positions, device), moved(values, device))
+        target.index_add_(0, moved(as_positions(indices, self.size), device), moved(values, device))
 
     def subtract_from(self, vector: torch.Tensor) -> None:
         """Subtract the update: what is left of the vector that it stands for."""
