@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,6 +63,11 @@ def leading(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor
     return right, values[keep]
 
 
+def peaks(columns: torch.Tensor) -> NDArray[np.floating[Any]]:
+    """The largest magnitude in each column; several times faster than torch's maximum along a dimension."""
+    return np.asarray(np.abs(columns.numpy()).max(axis=0))
+
+
 def rounded(values: torch.Tensor) -> torch.Tensor:
     """To integers, with a dead zone."""
     return values.abs().add_(1 - DEAD).floor_().clamp_max_(MOST_FACTOR).copysign_(values)
@@ -76,24 +82,29 @@ def quantized(matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: tor
     unit = float(value_of(step))
     scales = nearest((unit * unit / sigmas).numpy())
     scales = np.minimum(scales, scales.min() + 16 * 9)  # scales that differ more would leave no room for the sum
-    finest = MOST_FACTOR / right.abs().amax(dim=0)
+    finest = MOST_FACTOR / torch.from_numpy(peaks(right))
     right_whole = rounded(right * torch.minimum((sigmas / unit).float(), finest))
     image = matrix @ right_whole
     gram = right_whole.T @ right_whole
     left = solved(gram, image.T).T
-    coarsest = left.abs().amax(dim=0).clamp_min(1e-30).numpy() / MOST_FACTOR
+    coarsest = np.maximum(peaks(left), 1e-30) / MOST_FACTOR
     scales = np.maximum(scales, nearest(coarsest) + 1)
     left_whole = rounded(left / torch.from_numpy(value_of(scales)))
-    keep = (gram.diagonal() != 0) & (left_whole != 0).any(dim=0)
-    if not bool(keep.any()):
+    bounds = peaks(left_whole) * peaks(right_whole)
+    keep = bounds != 0
+    if not keep.any():
         return None
-    if not bool(keep.all()):
-        left_whole, right_whole, image = left_whole[:, keep], right_whole[:, keep], image[:, keep]
-        gram, scales = gram[keep][:, keep], scales[keep.numpy()]
+    if not keep.all():
+        bounds, scales, kept = bounds[keep], scales[keep], torch.from_numpy(keep)
+        left_whole, right_whole, image = left_whole[:, kept], right_whole[:, kept], image[:, kept]
+        gram = gram[kept][:, kept]
     best = solved(gram * (left_whole.T @ left_whole), (left_whole * image).sum(dim=0)).numpy()
     ratio = best / value_of(scales)
     scales = np.where((ratio > 0.5) & (ratio < 2), nearest(np.abs(best) + 1e-30), scales)
-    return _fitting(start, left_whole, right_whole, scales)
+    sums = np.cumsum(bounds.astype(np.int64) * common(scales, int(scales.min()) // 16))
+    fits = max(1, int((sums < MOST_SUM).sum()))  # as many terms, from the first on, as have an exact sum
+    left, right = (side[:, :fits].T.to(torch.int8).contiguous() for side in (left_whole, right_whole))
+    return assemble(start, left.numpy(), right.numpy(), scales[:fits])
 
 
 def solved(gram: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
@@ -102,12 +113,3 @@ def solved(gram: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
     gram.diagonal().mul_(1 + 1e-6).add_(1e-30)
     solution: torch.Tensor = torch.linalg.solve(gram, image.double())
     return solution
-
-
-def _fitting(start: int, left: torch.Tensor, right: torch.Tensor, scales: NDArray[np.int64]) -> Terms:
-    """As many of the terms, from the first on, as have an exact sum."""
-    sides = [np.ascontiguousarray(side.to(torch.int8).numpy().T) for side in (left, right)]
-    bounds = np.prod([np.abs(side.astype(np.int64)).max(axis=1) for side in sides], axis=0)
-    sums = np.cumsum(bounds * common(scales, int(scales.min()) // 16))
-    fits = max(1, int((sums < MOST_SUM).sum()))
-    return assemble(start, sides[0][:fits], sides[1][:fits], scales[:fits])
