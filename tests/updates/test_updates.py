@@ -12,14 +12,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from update_reference import Invalid
 from update_reference import decode as decode_reference
 
+import dagc
 from dagc.errors import InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.sparse import Sparse
 from dagc.testing import vectors
 from dagc.updates import Update, decode_update, encode_dense, encode_update
 from dagc.updates.frame import assemble, seal
 from dagc.updates.update import Terms
+from dagc.wire.frame import checksum
 
 SHAPES = [(24, 30), 24, (5, 24), 5, (3, 2, 2, 2)]
 SIZE = 24 * 30 + 24 + 5 * 24 + 5 + 24
@@ -262,6 +265,50 @@ def test_vectors_of_the_specification():
             assert data.hex() == case["vector"]
         else:
             assert zlib.crc32(data).to_bytes(4, "little").hex() == case["crc32"]
+
+
+def test_frames_that_the_specification_refuses():
+    (block,) = re.findall(r"```text frames\n(.*?)```", PAGE.read_text(), re.S)
+    assert block.count("\n") > 9
+    for line in block.splitlines():
+        shapes, number, frame, _ = line.split(" | ")
+        shapes, number, frame = json.loads(shapes), int(number), bytes.fromhex(frame)
+        with pytest.raises(MalformedPayload):
+            decode_update(frame, shapes, round=number)
+        with pytest.raises(Invalid):
+            decode_reference(frame, shapes, number)
+
+
+def test_the_vectors_of_the_specification_have_every_form():
+    (block,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.S)
+    cases = json.loads(block)
+    updates = [decode_update(bytes.fromhex(case["frame"]), case["shapes"], round=case["round"]) for case in cases]
+    forms = {(bool(update.terms), len(update.sparse) > 0, update.whole is not None) for update in updates}
+    assert forms == {(True, True, False), (True, False, False), (False, True, False), (False, False, True)}
+    assert max(len(case["frame"]) for case in cases) > 2 * 1026, "a frame with the long checksum"
+
+
+def test_the_page_of_all_frames_says_which_form_a_first_byte_has():
+    text = (PAGE.parent / "wire-format.md").read_text()
+    rows = re.findall(r"^\| ([0-9A-F]{2})(?: to ([0-9A-F]{2}))? \| (\w+)", text, re.M)
+    forms = {byte: form for first, last, form in rows for byte in range(int(first, 16), int(last or first, 16) + 1)}
+    for byte in range(256):
+        body = bytes((byte,)) + bytes(40)
+        says = refusal(lambda body=body: decode_update(seal(body, [(3,)], 0), [(3,)]))
+        unknown = re.search("not the frame of an update|unknown kind|from 2 to 8 bits", says)
+        assert (unknown is None) == (forms.get(byte) in ("rank", "dense")), f"{byte:02X}: {says}"
+        if byte % 16 == 0:
+            says = refusal(lambda body=body: dagc.decode(body + checksum(body, 3), 3))
+            assert ("unknown index rule" not in says) == (forms.get(byte) == "entries"), f"{byte:02X}: {says}"
+
+
+def refusal(read):
+    """What the library says of bytes; nothing if it reads them."""
+    try:
+        read()
+    except MalformedPayload as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("limits", [{"max_bytes": 40}, {"max_bytes": 4000}, {"share": 0.999}, {"share": 1.0}], ids=str)

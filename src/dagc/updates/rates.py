@@ -68,7 +68,8 @@ class Rates:
         many = np.maximum(self._count, 1)
         where = np.log2(np.maximum(sizes / many, 1)) + 1.5 * np.maximum(1 - many / sizes, 0)
         self._place_bits = many * (where + 1.7)
-        self._tensor = np.repeat(np.arange(len(spectra)), [len(each) for each in spectra])
+        self._tensors = np.arange(len(spectra))
+        self._tensor = np.repeat(self._tensors, [len(each) for each in spectra])
         self._squares = np.concatenate([np.zeros(0), *spectra])
         sides = np.array([sides for _, *sides in extents], dtype=np.float64)
         self._sides = sides[self._tensor].reshape(-1, 2).T
@@ -82,8 +83,7 @@ class Rates:
         bits = self._place_bits + 1.1 * levels
         energy = self._energy - self._count * np.minimum(square / 12, self._edge_squares)
         net = energy - price * bits
-        best = net.argmax(axis=1)
-        tensors = np.arange(len(best))
+        best, tensors = net.argmax(axis=1), self._tensors
         worth = np.maximum(net[tensors, best], 0)
         step = np.log2(square) / 2
         logs, gaussian_bits, gaussian_kept = gaussian()
