@@ -348,3 +348,15 @@ def test_scales_that_are_too_far_apart_are_malformed(octaves):
     assert assemble(0, sides, sides, np.array([lowest, lowest + 16 * 10])).exponent == -100
     with pytest.raises(MalformedPayload):
         assemble(0, sides, sides, np.array([lowest, lowest + 16 * octaves]))
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform"])
+@pytest.mark.parametrize("times", [4, 16, 40, 64])
+def test_frames_of_entries_alone_use_their_bytes_on_flat_vectors(kind, times):
+    """The late updates of adapters are flat: in two bits per entry, a fifth of the bytes once stayed unused."""
+    shapes = [(8, 128), (384, 8)] * 4 + [(8, 128), (128, 8)] * 4
+    size, generator = 24576, torch.Generator().manual_seed(5)
+    vector = torch.randn(size, generator=generator) if kind == "normal" else torch.rand(size, generator=generator) - 0.5
+    most = int(times * 0.5 * math.sqrt(size))
+    frame, _ = encode_update(vector, shapes, most, most_terms=0)
+    assert 0.96 * most < len(frame) <= most
