@@ -18,17 +18,20 @@ from numpy.typing import NDArray
 
 from dagc.allocation import ALLOCATORS, Allocator, allocate, entries, most_entries
 from dagc.compressors import Compressor, Parameter
-from dagc.errors import InvalidInput
+from dagc.errors import InvalidInput, MalformedPayload
 from dagc.feedback import ErrorFeedback
 from dagc.policies import METHODS, Method, Plan, Report, Situation
 from dagc.sparse import Sparse
+from dagc.updates import Update
 from dagc.wire import payload_size
+from dagc.wire.shapes import Shapes
 from dagc.wire.values import ValueCodec
 
 __all__ = [
     "check_allocator",
     "check_compressor",
     "check_policy",
+    "check_update",
     "check_value_codec",
     "plans_of",
     "profiles",
@@ -250,3 +253,63 @@ def check_value_codec(codec: ValueCodec, name: str = "the value codec") -> None:
             assert np.isfinite(decoded).all(), f"{where}: made NaN or infinity of finite values"
             assert codec.write(decoded) == section, f"{where}: what was decoded encodes to other bytes"
             assert np.all(decoded.astype(np.float64) * values >= 0), f"{where}: a sign changed"
+
+
+def check_update(
+    encode: Callable[[torch.Tensor, Shapes, int], tuple[bytes, Update]],
+    decode: Callable[[bytes, Shapes], Update],
+    name: str = "the form",
+) -> None:
+    """Check a form of what travels: within the bytes, the same bits on both sides, nothing worse than nothing.
+
+    Args:
+        encode: Makes a frame of a vector, the shapes of its tensors and the longest frame. It returns the frame, and
+            the update that the frame decodes to.
+        decode: Makes an update of a frame and the shapes. It may raise `MalformedPayload`, and nothing else.
+        name: What messages call it.
+    """
+    rng = np.random.default_rng(4)
+    for kind, vector in vectors().items():
+        shapes: Shapes = [(len(vector) // 8, 8), len(vector) % 8] if len(vector) > 8 else [len(vector)]
+        for most in (0, 1, 5, 13, 60, 300, 1023, 1024, 1026, 4000, 9 * len(vector) + 80):
+            where = f"{name} with {kind!r} within {most} bytes"
+            before = vector.clone()
+            frame, update = encode(vector, shapes, most)
+            assert torch.equal(vector, before), f"{where}: changed its input"
+            assert len(frame) <= most, f"{where}: the frame has {len(frame)} bytes"
+            assert encode(vector, shapes, most)[0] == frame, f"{where}: the same vector gives two frames"
+            decoded = decode(frame, shapes)
+            same = decoded.dense().numpy().tobytes() == update.dense().numpy().tobytes()
+            assert same, f"{where}: decodes to other bits"
+            _check_numbers(decoded, vector, where)
+            for _ in range(20):
+                _check_hostile(decode, _damaged(frame, rng), shapes, where)
+
+
+def _check_numbers(update: Update, vector: torch.Tensor, where: str) -> None:
+    """What an update says of itself, and what is left of the vector."""
+    dense, total = update.dense(), float(vector.double().square().sum())
+    assert update.size == len(vector), f"{where}: has size {update.size}"
+    error = float((vector.double() - dense.double()).square().sum())
+    assert error <= total * (1 + 1e-6), f"{where}: what is left is more than the vector"
+    assert np.isclose(update.norm() ** 2, float(dense.double().square().sum()), rtol=1e-6), f"{where}: wrong norm"
+    added = dense.clone()
+    update.add_to(added, 0.3)
+    expected = dense + dense * float(np.float32(0.3))
+    assert added.numpy().tobytes() == expected.numpy().tobytes(), f"{where}: adds other bits with a weight"
+
+
+def _damaged(frame: bytes, rng: np.random.Generator) -> bytes:
+    """The frame with a byte changed, cut off, or with more bytes."""
+    at = int(rng.integers(len(frame) + 1))
+    return (frame[:at] + rng.bytes(1) + frame[at + 1 :], frame[:at], frame + rng.bytes(3))[rng.integers(3)]
+
+
+def _check_hostile(decode: Callable[[bytes, Shapes], Update], frame: bytes, shapes: Shapes, where: str) -> None:
+    try:
+        update = decode(frame, shapes)
+    except MalformedPayload:
+        return
+    except Exception as error:
+        raise AssertionError(f"{where}: damaged bytes raise {type(error).__name__}, not MalformedPayload") from error
+    assert bool(update.dense().isfinite().all()), f"{where}: damaged bytes become NaN or infinity"

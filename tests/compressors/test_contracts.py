@@ -3,11 +3,13 @@
 import pytest
 import torch
 
+import dagc
 from dagc import ALLOCATORS, COMPRESSORS, VALUE_CODECS, Allocator, Sparse, per_tensor
 from dagc.allocation import power
 from dagc.compressors import compressor
 from dagc.policies import METHODS, Allocated, Method
-from dagc.testing import check_allocator, check_compressor, check_policy, check_value_codec
+from dagc.testing import check_allocator, check_compressor, check_policy, check_update, check_value_codec
+from dagc.updates import Update, decode_update, encode_dense, encode_update
 from research.accordion import Accordion
 
 
@@ -43,6 +45,29 @@ OPTIONS = {"accordion": {"interval": 2, "change": 0.1, "gentle": 0.5, "aggressiv
 def test_policy(name):
     assert set(OPTIONS.get(name, {})) == set(METHODS[name].options), "every option is tried"
     check_policy(METHODS[name], name, OPTIONS.get(name))
+
+
+def within(bits):
+    """A dense update if it is short enough, else none."""
+
+    def encode(vector, shapes, most):
+        frame, update = encode_dense(vector, shapes, bits)
+        return (frame, update) if len(frame) <= most else (b"", Update.empty(len(vector)))
+
+    return encode
+
+
+FORMS = {
+    "terms and entries": encode_update,
+    "entries alone": lambda vector, shapes, most: encode_update(vector, shapes, most, most_terms=0),
+    "half of the energy": lambda vector, shapes, most: encode_update(vector, shapes, most, share=0.5),
+    **{f"dense, {bits} bits": within(bits) for bits in (2, 4, 8)},
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_update(name):
+    check_update(FORMS[name], decode_update, name)
 
 
 class TestTheSuiteCatches:
@@ -122,3 +147,37 @@ def test_vectors_are_what_they_say():
     from dagc.testing import vectors
 
     assert all(torch.isfinite(vector).all() and vector.dtype == torch.float32 for vector in vectors().values())
+
+    def test_a_form_that_takes_more_bytes_than_it_may(self):
+        with pytest.raises(AssertionError, match="the frame has"):
+            check_update(lambda vector, shapes, most: encode_update(vector, shapes, most + 1), decode_update)
+
+    def test_a_form_whose_sides_do_not_agree(self):
+        def encode(vector, shapes, most):
+            frame, _ = encode_update(vector, shapes, most)
+            return frame, Update.of(Sparse(len(vector), [], []))
+
+        with pytest.raises(AssertionError, match="decodes to other bits"):
+            check_update(encode, decode_update)
+
+    def test_a_form_that_says_more_than_there_is(self):
+        def encode(vector, shapes, most):
+            frame, _ = encode_update(vector, shapes, most)
+            return frame, decode(frame, shapes)
+
+        def decode(frame, shapes):
+            sparse = Sparse(4097, [7], [1e6])
+            return Update.of(sparse) if frame else decode_update(frame, shapes)
+
+        with pytest.raises(AssertionError, match="more than the vector"):
+            check_update(encode, decode)
+
+    def test_a_form_whose_reader_trusts_the_bytes(self):
+        def decode(frame, shapes):
+            try:
+                return decode_update(frame, shapes)
+            except dagc.MalformedPayload:
+                raise ValueError from None
+
+        with pytest.raises(AssertionError, match="damaged bytes raise ValueError"):
+            check_update(encode_update, decode)

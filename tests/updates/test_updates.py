@@ -12,14 +12,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from update_reference import Invalid
 from update_reference import decode as decode_reference
 
+import dagc
 from dagc.errors import InvalidInput, MalformedPayload, NonFiniteGradient
 from dagc.sparse import Sparse
 from dagc.testing import vectors
 from dagc.updates import Update, decode_update, encode_dense, encode_update
 from dagc.updates.frame import assemble, seal
 from dagc.updates.update import Terms
+from dagc.wire.frame import checksum
 
 SHAPES = [(24, 30), 24, (5, 24), 5, (3, 2, 2, 2)]
 SIZE = 24 * 30 + 24 + 5 * 24 + 5 + 24
@@ -71,33 +74,10 @@ def test_a_frame_decodes_to_its_update_within_the_bytes(task):
     assert [float(number) for number in reference] == decoded.dense().tolist()
 
 
-def check_update(encode, decode, vector, name):
-    """Within the bytes, the same bits on both sides, nothing worse than sending nothing."""
-    total = float(vector.double().square().sum())
-    for most in (0, 1, 5, 13, 60, 300, 1023, 1024, 1026, 4000):
-        where = f"{name} within {most} bytes"
-        before = vector.clone()
-        frame, update = encode(vector, most)
-        assert torch.equal(vector, before), f"{where}: changed its input"
-        assert len(frame) <= most, f"{where}: the frame has {len(frame)} bytes"
-        assert encode(vector, most)[0] == frame, f"{where}: the same vector gives two frames"
-        decoded = decode(frame).dense()
-        assert decoded.numpy().tobytes() == update.dense().numpy().tobytes(), f"{where}: decodes to other bits"
-        assert update.size == len(vector), f"{where}: has size {update.size}"
-        error = float((vector.double() - decoded.double()).square().sum())
-        assert error <= total * (1 + 1e-6), f"{where}: what is left is more than the vector"
-        assert np.isclose(update.norm() ** 2, float(decoded.double().square().sum()), rtol=1e-6), f"{where}: wrong norm"
-        added = decoded.clone()
-        update.add_to(added, 0.3)
-        expected = decoded + decoded * float(np.float32(0.3))
-        assert added.numpy().tobytes() == expected.numpy().tobytes(), f"{where}: adds other bits with a weight"
-
-
 @pytest.mark.parametrize("name", vectors())
-def test_the_contract_holds_for_every_kind_of_vector(name):
+def test_a_dense_update_decodes_to_its_bits_for_every_kind_of_vector(name):
     vector = vectors()[name]
     shapes = [(len(vector) // 8, 8), len(vector) % 8] if len(vector) > 8 else [len(vector)]
-    check_update(lambda v, most: encode_update(v, shapes, most), lambda f: decode_update(f, shapes), vector, name)
     for width in (2, 5, 8):
         frame, update = encode_dense(vector, shapes, width)
         assert bits(decode_update(frame, shapes).dense()) == bits(update.dense())
@@ -287,6 +267,50 @@ def test_vectors_of_the_specification():
             assert zlib.crc32(data).to_bytes(4, "little").hex() == case["crc32"]
 
 
+def test_frames_that_the_specification_refuses():
+    (block,) = re.findall(r"```text frames\n(.*?)```", PAGE.read_text(), re.S)
+    assert block.count("\n") > 9
+    for line in block.splitlines():
+        shapes, number, frame, _ = line.split(" | ")
+        shapes, number, frame = json.loads(shapes), int(number), bytes.fromhex(frame)
+        with pytest.raises(MalformedPayload):
+            decode_update(frame, shapes, round=number)
+        with pytest.raises(Invalid):
+            decode_reference(frame, shapes, number)
+
+
+def test_the_vectors_of_the_specification_have_every_form():
+    (block,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.S)
+    cases = json.loads(block)
+    updates = [decode_update(bytes.fromhex(case["frame"]), case["shapes"], round=case["round"]) for case in cases]
+    forms = {(bool(update.terms), len(update.sparse) > 0, update.whole is not None) for update in updates}
+    assert forms == {(True, True, False), (True, False, False), (False, True, False), (False, False, True)}
+    assert max(len(case["frame"]) for case in cases) > 2 * 1026, "a frame with the long checksum"
+
+
+def test_the_page_of_all_frames_says_which_form_a_first_byte_has():
+    text = (PAGE.parent / "wire-format.md").read_text()
+    rows = re.findall(r"^\| ([0-9A-F]{2})(?: to ([0-9A-F]{2}))? \| (\w+)", text, re.M)
+    forms = {byte: form for first, last, form in rows for byte in range(int(first, 16), int(last or first, 16) + 1)}
+    for byte in range(256):
+        body = bytes((byte,)) + bytes(40)
+        says = refusal(lambda body=body: decode_update(seal(body, [(3,)], 0), [(3,)]))
+        unknown = re.search("not the frame of an update|unknown kind|from 2 to 8 bits", says)
+        assert (unknown is None) == (forms.get(byte) in ("rank", "dense")), f"{byte:02X}: {says}"
+        if byte % 16 == 0:
+            says = refusal(lambda body=body: dagc.decode(body + checksum(body, 3), 3))
+            assert ("unknown index rule" not in says) == (forms.get(byte) == "entries"), f"{byte:02X}: {says}"
+
+
+def refusal(read):
+    """What the library says of bytes; nothing if it reads them."""
+    try:
+        read()
+    except MalformedPayload as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("limits", [{"max_bytes": 40}, {"max_bytes": 4000}, {"share": 0.999}, {"share": 1.0}], ids=str)
 def test_a_vector_of_numbers_of_all_sizes_is_sent_largest_first(limits):
     """The step that fitted the smallest made the frame invalid, and cut the largest off."""
@@ -324,3 +348,15 @@ def test_scales_that_are_too_far_apart_are_malformed(octaves):
     assert assemble(0, sides, sides, np.array([lowest, lowest + 16 * 10])).exponent == -100
     with pytest.raises(MalformedPayload):
         assemble(0, sides, sides, np.array([lowest, lowest + 16 * octaves]))
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform"])
+@pytest.mark.parametrize("times", [4, 16, 40, 64])
+def test_frames_of_entries_alone_use_their_bytes_on_flat_vectors(kind, times):
+    """The late updates of adapters are flat: in two bits per entry, a fifth of the bytes once stayed unused."""
+    shapes = [(8, 128), (384, 8)] * 4 + [(8, 128), (128, 8)] * 4
+    size, generator = 24576, torch.Generator().manual_seed(5)
+    vector = torch.randn(size, generator=generator) if kind == "normal" else torch.rand(size, generator=generator) - 0.5
+    most = int(times * 0.5 * math.sqrt(size))
+    frame, _ = encode_update(vector, shapes, most, most_terms=0)
+    assert 0.96 * most < len(frame) <= most

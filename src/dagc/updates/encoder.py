@@ -89,7 +89,7 @@ def encode_update(
     values, shift, largest = normalized(checked(vector, size))
     longest = 8 * size + 64
     room = most_body(longest if max_bytes is None else min(max_bytes, longest))
-    with one_thread():
+    with one_thread(), torch.no_grad():
         least = most_body(min(least_bytes, longest)) if least_bytes and share is not None else 0
         body, update = _Job(values, min(shift, HIGHEST), largest, shapes, room, share, least, most_terms).run()
     return (seal(body, shapes, round) if body else b""), update

@@ -105,9 +105,10 @@ def assemble(start: int, left: NDArray[np.int8], right: NDArray[np.int8], scales
     if int(scales.max()) // 16 - exponent > 30:
         raise MalformedPayload("the scales of a matrix are too far apart")
     terms = Terms(start, left, right, common(scales, exponent), exponent)
-    if terms.largest >= MOST_SUM:
+    largest = terms.largest
+    if largest >= MOST_SUM:
         raise MalformedPayload("the terms of a matrix may add up to more than float32 holds exactly")
-    if np.ldexp(float(terms.largest), exponent) > LARGEST:
+    if ldexp(largest, exponent) > LARGEST:
         raise MalformedPayload("the terms of a matrix may add up to more than 2^100")
     return terms
 

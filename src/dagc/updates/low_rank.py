@@ -7,7 +7,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dagc.updates._kernels import MOST_FACTOR
 from dagc.updates.frame import assemble, common
@@ -72,6 +71,11 @@ def _first_guess(columns: int, rank: int, device: torch.device) -> torch.Tensor:
     return torch.randn(columns, rank, generator=generator).to(device)
 
 
+def peaks(columns: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude in each column. On the CPU, numpy is several times faster than torch along a dimension."""
+    return torch.from_numpy(np.abs(columns.numpy()).max(axis=0)) if columns.is_cpu else columns.abs().amax(dim=0)
+
+
 def rounded(values: torch.Tensor) -> torch.Tensor:
     """To integers, with a dead zone."""
     return values.abs().add_(1 - DEAD).floor_().clamp_max_(MOST_FACTOR).copysign_(values)
@@ -86,25 +90,30 @@ def quantized(matrix: torch.Tensor, start: int, right: torch.Tensor, sigmas: tor
     unit, device = float(value_of(step)), matrix.device
     scales = nearest((unit * unit / sigmas).numpy())
     scales = np.minimum(scales, scales.min() + 16 * 9)  # scales that differ more would leave no room for the sum
-    finest = MOST_FACTOR / right.abs().amax(dim=0)
+    finest = MOST_FACTOR / peaks(right)
     right_whole = rounded(right * torch.minimum((sigmas / unit).float().to(device), finest))
     image = matrix @ right_whole
     gram = right_whole.T @ right_whole
     left = solved(gram, image.T).T
-    coarsest = left.abs().amax(dim=0).clamp_min(1e-30).cpu().numpy() / MOST_FACTOR
+    coarsest = np.maximum(peaks(left).cpu().numpy(), 1e-30) / MOST_FACTOR
     scales = np.maximum(scales, nearest(coarsest) + 1)
     left_whole = rounded(left / torch.from_numpy(value_of(scales)).to(device))
-    keep = ((gram.diagonal() != 0) & (left_whole != 0).any(dim=0)).cpu()
-    if not bool(keep.any()):
+    bounds = (peaks(left_whole) * peaks(right_whole)).cpu().numpy()
+    keep = bounds != 0
+    if not keep.any():
         return None
-    if not bool(keep.all()):
-        kept = keep.nonzero()[:, 0].to(device)
+    if not keep.all():
+        bounds, scales, kept = bounds[keep], scales[keep], torch.from_numpy(np.flatnonzero(keep)).to(device)
         left_whole, right_whole, image = (each.index_select(1, kept) for each in (left_whole, right_whole, image))
-        gram, scales = gram.index_select(0, kept).index_select(1, kept), scales[keep.numpy()]
+        gram = gram.index_select(0, kept).index_select(1, kept)
     best = solved(gram * (left_whole.T @ left_whole), (left_whole * image).sum(dim=0)).cpu().numpy()
     ratio = best / value_of(scales)
     scales = np.where((ratio > 0.5) & (ratio < 2), nearest(np.abs(best) + 1e-30), scales)
-    return _fitting(start, torch.cat((left_whole, right_whole)).to(torch.int8).cpu().numpy(), len(left_whole), scales)
+    sums = np.cumsum(bounds.astype(np.int64) * common(scales, int(scales.min()) // 16))
+    fits = max(1, int((sums < MOST_SUM).sum()))  # as many terms, from the first on, as have an exact sum
+    both = torch.cat((left_whole, right_whole))[:, :fits].to(torch.int8).cpu().numpy()
+    left_columns, right_columns = np.split(both, [len(left_whole)])
+    return assemble(start, np.ascontiguousarray(left_columns.T), np.ascontiguousarray(right_columns.T), scales[:fits])
 
 
 def solved(gram: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
@@ -113,12 +122,3 @@ def solved(gram: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
     gram.diagonal().mul_(1 + 1e-6).add_(1e-30)
     solution: torch.Tensor = torch.linalg.solve_ex(gram, image.double()).result  # the device does not wait for a check
     return solution
-
-
-def _fitting(start: int, both: NDArray[np.int8], rows: int, scales: NDArray[np.int64]) -> Terms:
-    """As many of the terms, from the first on, as have an exact sum; their factors are columns, left above right."""
-    sides = [np.ascontiguousarray(side.T) for side in (both[:rows], both[rows:])]
-    bounds = np.prod([np.abs(side.astype(np.int64)).max(axis=1) for side in sides], axis=0)
-    sums = np.cumsum(bounds * common(scales, int(scales.min()) // 16))
-    fits = max(1, int((sums < MOST_SUM).sum()))
-    return assemble(start, sides[0][:fits], sides[1][:fits], scales[:fits])

@@ -59,7 +59,8 @@ class Rates:
         self.cost = COST
         largest = int(np.flatnonzero(count.any(axis=0))[-1])
         bins = np.arange(largest, max(largest - OCTAVES, 0), -1)
-        self._edges = (bins.astype(np.uint32) << np.uint32(22)).view(np.float32).astype(np.float64)
+        edges = (bins.astype(np.uint32) << np.uint32(22)).view(np.float32).astype(np.float64)
+        self._edges, self._edge_squares = 0.75 * edges, edges * edges
         self._each = count[:, bins]
         self._count = np.cumsum(self._each, axis=1)
         self._energy = np.cumsum(energy[:, bins], axis=1)
@@ -67,29 +68,29 @@ class Rates:
         many = np.maximum(self._count, 1)
         where = np.log2(np.maximum(sizes / many, 1)) + 1.5 * np.maximum(1 - many / sizes, 0)
         self._place_bits = many * (where + 1.7)
-        self._tensor = np.repeat(np.arange(len(spectra)), [len(each) for each in spectra])
+        self._tensors = np.arange(len(spectra))
+        self._tensor = np.repeat(self._tensors, [len(each) for each in spectra])
         self._squares = np.concatenate([np.zeros(0), *spectra])
-        sides = np.array([sides for _, *sides in extents], dtype=np.float64)[self._tensor]
-        self._sides = sides.reshape(-1, 2)
+        sides = np.array([sides for _, *sides in extents], dtype=np.float64)
+        self._sides = sides[self._tensor].reshape(-1, 2).T
+        self._side_logs = np.log2(self._sides) / 2
         self._logs = np.log2(np.maximum(self._squares, 1e-300)) / 2
 
     def at(self, price: float) -> Choice:
         """What pays at this energy per bit."""
         square = price * STEP_PER_PRICE
-        levels = np.cumsum(self._each * np.log2(1 + 0.75 * self._edges / np.sqrt(square)), axis=1)
+        levels = np.cumsum(self._each * np.log2(1 + self._edges / np.sqrt(square)), axis=1)
         bits = self._place_bits + 1.1 * levels
-        energy = self._energy - self._count * np.minimum(square / 12, self._edges * self._edges)
+        energy = self._energy - self._count * np.minimum(square / 12, self._edge_squares)
         net = energy - price * bits
-        best = net.argmax(axis=1)
-        tensors = np.arange(len(best))
+        best, tensors = net.argmax(axis=1), self._tensors
         worth = np.maximum(net[tensors, best], 0)
         step = np.log2(square) / 2
         logs, gaussian_bits, gaussian_kept = gaussian()
-        cost, kept = np.full(len(self._squares), 9.0), self._squares
-        for side in self._sides.T:
-            at = self._logs - step - np.log2(side) / 2
-            cost = cost + self.cost * side * np.interp(at, logs, gaussian_bits)
-            kept = kept * np.interp(at, logs, gaussian_kept)
+        at = self._logs - step - self._side_logs
+        left_bits, right_bits = self.cost * self._sides * np.interp(at, logs, gaussian_bits)
+        left_kept, right_kept = np.interp(at, logs, gaussian_kept)
+        cost, kept = 9.0 + left_bits + right_bits, self._squares * left_kept * right_kept
         pays = kept > price * cost
         terms_energy, terms_bits = (
             np.bincount(self._tensor, pays * each, minlength=len(best)) for each in (kept, cost)
@@ -106,11 +107,11 @@ class Rates:
         floor = np.log2(self.total) - FINEST - np.log2(bits)
         middle = floor + 20 if near is None else np.log2(near)
         width = 20.0 if near is None else 1.0
-        chosen = self.at(2.0 ** (middle + width))
+        highest, chosen = 2.0 ** (middle + width), None
         while width > 0.016:
             width /= 2
             trial = self.at(2.0**middle)
             enough = trial.bits > bits or (share is not None and trial.energy >= share * self.total)
             chosen = chosen if enough else trial
             middle += width if enough else -width
-        return chosen
+        return chosen or self.at(highest)

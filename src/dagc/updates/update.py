@@ -56,7 +56,7 @@ class Terms:
     @property
     def largest(self) -> int:
         """A bound of the sum of all terms, before the exponent."""
-        left, right = (np.abs(side.astype(np.int64)).max(axis=1) for side in (self.left, self.right))
+        left, right = (np.maximum(side.max(axis=1), -side.min(axis=1).astype(int)) for side in (self.left, self.right))
         return int((left * right * self.scales).sum())
 
     @property
