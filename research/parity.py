@@ -75,6 +75,15 @@ TASKS: dict[str, dict[str, Any]] = {
         "learning_rate": 0.1,
         "evaluate_every": 3,
     },
+    "fifty, MLP": {
+        "task": "mlp@fashion-mnist",
+        "clients": 50,
+        "participation": 0.2,
+        "rounds": 60,
+        "local_steps": 20,
+        "learning_rate": 0.1,
+        "evaluate_every": 3,
+    },
     "cnn": {"task": "cnn@cifar-10", "rounds": 50, "local_steps": 10, "learning_rate": 0.05, "evaluate_every": 5},
     "cnn, alpha 0.1": {
         "task": "cnn@cifar-10",
@@ -120,6 +129,7 @@ TITLES = {
     "hospitals": "the same, six hospitals",
     "adult": "logistic regression, census by country",
     "fifty": "50 clients, ten in a round",
+    "fifty, MLP": "the same, MLP",
     "cnn": "CNN, CIFAR-10",
     "cnn, alpha 0.1": "the same, very unequal labels",
     "lstm": "LSTM, Shakespeare by role",
