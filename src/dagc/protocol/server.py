@@ -210,7 +210,7 @@ class ModelServer(Server):
 
     def _is_visit(self, member: Member) -> bool:
         away = self.round + 1 - member.last_round if member.last_round else 0
-        if not self.extras.allowed or max(self.roster.gap, away) <= VISIT_AFTER:
+        if not self.extras.allowed or max(self.roster.gap, min(away, member.last_gap)) <= VISIT_AFTER:
             return False
         downlink = self.downlink
         return self.roster.gap > VISIT_AFTER or (
