@@ -66,9 +66,15 @@ class FlowerRun:
         """The nodes' model: it is evaluated, and returned to the app in the end."""
         return AppModel(self.server.model, self.model.whole)
 
-    def download(self, name: str | None, node: int) -> Download:
-        """What a node must download; one that is not known yet may have created the first model itself."""
-        return self.server.introduction(self.strangers.get(node)) if name is None else self.server.download(name)
+    def download(self, name: str | None, node: int, joins: bool = False) -> Download:
+        """What a node must download. One that is not known yet may have created the first model itself.
+
+        One that joins where frames are coded begins anew: it must remember what the others do.
+        """
+        if name is not None:
+            return self.server.download(name)
+        anew = joins and self.server.plan.frames == "coded"
+        return self.server.introduction(None if anew else self.strangers.get(node))
 
     def advance(self, uploads: Sequence[Upload], model: AppModel | None) -> None:
         """End a round in which these uploads led to this model; None if nothing changed."""
