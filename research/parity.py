@@ -273,7 +273,7 @@ def _pairs(every: Sequence[Mapping[str, Any]], task: str, method: str) -> list[t
 
 
 def _lowest(pairs: Sequence[tuple[Any, Any]]) -> list[float]:
-    """The largest shortfall after the fifth round: of any seed, and of the mean over seeds. Nothing if there are none."""
+    """The largest shortfall after the fifth round: of any seed, and of the mean over seeds."""
     means = [
         {"scores": [(points[0][0], statistics.mean(point[1] for point in points)) for points in curves]}
         for runs in zip(*pairs, strict=True)

@@ -17,6 +17,7 @@ from dagc.flower.layout import AppModel, Layout
 from dagc.flower.strategies import chain_of, has_momentum, load_strategy, strategy_state
 from dagc.folder import Folder, read_metrics, summary
 from dagc.protocol import Download, ModelServer, Plan, Upload
+from dagc.protocol.outlook import check_rounds
 
 MODEL = "model.npz"
 METRIC = "accuracy"
@@ -35,7 +36,7 @@ class FlowerRun:
         strategy: object,
         attributes: Collection[str] | None = None,
     ) -> None:
-        self.layout = Layout.of(arrays, whole)
+        self.rounds, self.layout = rounds, Layout.of(arrays, whole)
         model = self.layout.split(arrays)
         self.server = ModelServer(plan, model.vector, rounds, self.layout.shapes, has_momentum(strategy))
         self.model = AppModel(self.server.target.clone(), model.whole)  # what the rounds made, perhaps rounded first
@@ -75,6 +76,11 @@ class FlowerRun:
             return self.server.download(name)
         anew = joins and self.server.plan.frames == "coded"
         return self.server.introduction(None if anew else self.strangers.get(node))
+
+    def check_rounds(self, present: int) -> None:
+        """Refuse a budget under which nobody would send anything, and warn about one with which little is learnt."""
+        examples = {name: member.examples for name, member in self.server.members.items()}
+        check_rounds(self.server.plan, self.layout.size, examples, self.rounds, present)
 
     def advance(self, uploads: Sequence[Upload], model: AppModel | None) -> None:
         """End a round in which these uploads led to this model; None if nothing changed."""

@@ -17,9 +17,10 @@ from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
 from dagc.policies import Plan
 from dagc.protocol import ModelServer, Order, Replica, Server, Uplink, Upload
+from dagc.protocol.outlook import check_rounds
 from dagc.state import all_or_nothing, finite, whole
 from dagc.training.config import Config
-from dagc.training.custom import Custom, check_rounds, fit_to_data
+from dagc.training.custom import Custom, fit_to_data
 from dagc.training.gradients import Gradients, Traits, sharing, try_out
 from dagc.training.objective import forward, goal_of
 from dagc.training.optimizer import as_one_vector, rate_at
