@@ -204,19 +204,6 @@ def test_a_plan_that_cannot_learn_in_its_rounds_is_warned_about(tmp_path):
         Federation(Config(**config))
 
 
-def test_a_plan_says_before_training_what_a_training_would_say(command):
-    """Whether nobody sends, or next to nothing is learnt; and that a smaller budget than its own was not measured."""
-    arguments = ["plan", "--parameters", "20k", "--methods", "dagc", "--rounds", "3", "--bytes"]
-    code, _, err = command(*arguments, "1")
-    assert code == 2
-    assert "nobody sends anything in 3 rounds of 1 byte per client" in err
-    with pytest.warns(BudgetWarning, match="3 rounds of 20 bytes per client hold at most"):
-        _, out, _ = command(*arguments, "20")
-    assert "less than its own 2.00 kB per client and round, and nobody knows how accurate" in " ".join(out.split())
-    _, out, _ = command(*arguments[:-1])
-    assert "about the accuracy of none" in " ".join(out.split())
-
-
 def test_an_unknown_flag_gets_the_nearest_one(command):
     code, _, err = command("run", "mlp@digits", "--budget-bytes", "3")
     assert code == 2
