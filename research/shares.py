@@ -120,9 +120,7 @@ def share_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list
         low, high = (f"{100 * each(factors, default=1.0):.0f}" for each in (min, max))
         body.append([rule, *cells, f"{low} %" if low == high else f"{low}–{high} %"])
     seeds = len({row["seed"] for row in rows})
-    source = (
-        f"Record: `results/shares.jsonl`; {seeds} seeds, plain averaging. Mean of the last three evaluations, in %; "
-    )
+    source = f"Record: `results/shares.jsonl`; {seeds} seeds, plain averaging. Mean of the last three evaluations; "
     return heads, body, source + "in brackets the difference to bytes by data^(2/3), seed by seed."
 
 
