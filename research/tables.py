@@ -8,14 +8,15 @@ A document has a table between two markers, the first of which says what is in i
     <!-- begin: table parity NAME -->
     <!-- begin: table energy NAME -->
     <!-- begin: table equal NAME -->
+    <!-- begin: table shares NAME -->
     <!-- begin: table outside NAME -->
     <!-- begin: table kept COMMIT -->
     <!-- end: table -->
 
 KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `python -m research reproduce`; NAME is a table that a
-benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of
-`research.parity.TABLES`, `research.energy.ENERGIES`, `research.equal_bytes.EQUAL`, `research.shares.SHARES` or `research.outside.TABLES`. Nothing
-in such a table is typed by hand, and a test fails if it is not what the records say.
+benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of those of
+`research.parity`, `energy`, `equal_bytes`, `shares` or `outside`. Nothing in such a table is typed by hand, and a test
+fails if it is not what the records say.
 A kept table was made by an earlier version, whose formats are gone: that commit can make it again, this one cannot.
 """
 
