@@ -80,7 +80,7 @@ def run(key: Key, data: str | None, rounds: int | None = None) -> dict[str, Any]
         done = federation.step()
         if what == "energy":
             federation.server.extras.note(done.up)  # type: ignore[attr-defined]
-        if not number % federation.config.evaluate_every:
+        if not number % int(fields["evaluate_every"]):
             scores.append([number, float(f"{federation.evaluate()[0]:.5f}")])
     record = {"task": task, "rule": rule, "part": part, "seed": seed, "scores": scores}
     return record | {"bytes_up": done.bytes_up, "bytes_down": done.bytes_down}
@@ -119,8 +119,8 @@ def share_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list
             cells.append(f"{statistics.mean(ends):.1f}{gap}" if ends else "–")
         low, high = (f"{100 * each(factors, default=1.0):.0f}" for each in (min, max))
         body.append([rule, *cells, f"{low} %" if low == high else f"{low}–{high} %"])
-    seeds = len({row["seed"] for row in rows})
-    source = f"Record: `results/shares.jsonl`; {seeds} seeds, plain averaging. Mean of the last three evaluations; "
+    count = len({row["seed"] for row in rows})
+    source = f"Record: `results/shares.jsonl`; {count} seeds, plain averaging. Mean of the last three evaluations; "
     return heads, body, source + "in brackets the difference to bytes by data^(2/3), seed by seed."
 
 
@@ -132,7 +132,7 @@ SHARES: dict[str, Callable[[Sequence[Mapping[str, Any]]], tuple[list[str], list[
 
 
 def _end(record: Mapping[str, Any]) -> float:
-    return 100 * statistics.mean(score for _, score in record["scores"][-3:])
+    return float(100 * statistics.mean(score for _, score in record["scores"][-3:]))
 
 
 def main() -> None:
