@@ -38,7 +38,9 @@ def test_broadcasts_carry_enough_for_momentum(momentum):
     assert (min(shares) >= 0.95 * SHARE) == momentum  # the encoder meets a share nearly
 
 
-@pytest.mark.parametrize("settings", [{"bytes": 100}, {"method": "thrifty"}, {"method": "thrifty", "frames": "compact"}])
+@pytest.mark.parametrize(
+    "settings", [{"bytes": 100}, {"method": "thrifty"}, {"method": "thrifty", "frames": "compact"}], ids=str
+)
 def test_a_budget_that_starves_momentum_holds_and_warns_once(settings):
     server = ModelServer(Plan(**settings), torch.zeros(20_000), momentum=True)
     with pytest.warns(BudgetWarning, match="less than 40 % of what its model has moved") as caught:
