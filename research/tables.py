@@ -8,6 +8,7 @@ A document has a table between two markers, the first of which says what is in i
     <!-- begin: table parity NAME -->
     <!-- begin: table energy NAME -->
     <!-- begin: table equal NAME -->
+    <!-- begin: table shares NAME -->
     <!-- begin: table outside NAME -->
     <!-- begin: table headline NAME -->
     <!-- begin: table coverage NAME -->
@@ -15,9 +16,9 @@ A document has a table between two markers, the first of which says what is in i
     <!-- end: table -->
 
 KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `python -m research reproduce`; NAME is a table that a
-benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of
-`research.parity.TABLES`, `research.energy.ENERGIES`, `research.equal_bytes.EQUAL`, `research.outside.TABLES`,
-`research.headline_tables.TABLES` or `research.coverage.COVERAGE`. Nothing in such a table is typed by hand, and a test
+benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of those of
+`research.parity`, `energy`, `equal_bytes`, `shares`, `outside`, `headline_tables` or `coverage`.
+Nothing in such a table is typed by hand, and a test
 fails if it is not what the records say.
 A kept table was made by an earlier version, whose formats are gone: that commit can make it again, this one cannot.
 """
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from dagc.errors import DagcError, InvalidInput, unknown
-from research import energy, equal_bytes, headline_tables, outside, parity
+from research import energy, equal_bytes, headline_tables, outside, parity, shares
 from research.cells import choose
 from research.coverage import COVERAGE
 from research.energy_figure import write_energy
@@ -51,6 +52,7 @@ MEASURED, COMPARED, COVERED, KEPT = "measured", "others", "coverage", "kept"
 """Kinds of tables that no experiment makes: a benchmark's, one of other people's code, what was run, an old one."""
 ROWS: dict[str, tuple[str, Mapping[str, Callable[[Any], tuple[list[str], list[list[str]], str]]]]] = {
     "parity": ("parity.jsonl", parity.TABLES),
+    "shares": ("shares.jsonl", shares.SHARES),
     "energy": ("energy.jsonl", energy.ENERGIES),
     "equal": ("equal-bytes.jsonl", equal_bytes.EQUAL),
     "outside": ("outside.jsonl", outside.TABLES),

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from dagc import InvalidInput
+from dagc import BudgetWarning, InvalidInput
 from dagc.cli import app
 from dagc.estimate import estimate
 from dagc.policies.plan import level_bytes, usual_bytes
@@ -113,11 +113,24 @@ def test_the_table():
 
 
 def test_a_method_may_have_rounds_of_its_own():
-    found = planned("--methods", "dagc,dagc-r:ratio=0.05,rounds=50,none", "--bytes", 90, "--rounds", 20)
+    with pytest.warns(BudgetWarning, match="90 bytes per client hold at most"):
+        found = planned("--methods", "dagc,dagc-r:ratio=0.05,rounds=50,none", "--bytes", 90, "--rounds", 20)
     assert [way["rounds"] for way in found] == [20, 50, 20]
     assert found[0]["bytes_up"] <= 1.05 * 10 * 20 * 90
     swept = planned("--methods", "top-k", "--ratio", "0.01,0.02", "--rounds", 5)
     assert swept[1]["bytes_up"] > 1.5 * swept[0]["bytes_up"]
+
+
+def test_a_plan_says_what_a_training_would_say_before_its_first_round():
+    """That nobody sends, or little is learnt; and that nobody knows what a smaller budget than the usual one does."""
+    arguments = ("--parameters", "20k", "--methods", "dagc", "--rounds", 3)
+    with pytest.raises(InvalidInput, match="nobody sends anything in 3 rounds of 1 byte per client"):
+        planned(*arguments, "--bytes", 1)
+    with pytest.warns(BudgetWarning, match="3 rounds of 20 bytes per client hold at most"):
+        (lean,) = planned(*arguments, "--bytes", 20)
+    assert lean["accuracy"].startswith("has less than its own 2.00 kB per client and round, and nobody knows how")
+    for more in ([], ["--bytes", 2000]):
+        assert planned(*arguments, *more)[0]["accuracy"].startswith("about the accuracy of none at the same rounds")
 
 
 def test_caps_and_switches():

@@ -110,6 +110,7 @@ def making(cases):
         (({"first_model": "drawn"},) * 2, "DDP sends the first model itself"),
         (({"caps": {"7": 0.1}},) * 2, "caps: there is no rank '7'"),
         (({"ratio": None, "rate": "1 MB/training"},) * 2, "a rate per training needs rounds"),
+        (({"ratio": None, "bytes": 0.1, "rounds": 3},) * 2, "nobody sends anything in 3 rounds of 0.1 bytes"),
         (({}, {"examples": -1}), "rank 1: examples is -1: it must be an integer, 0 or more"),
         (({}, {"steps": 0}), "rank 1: steps is 0: it must be an integer at least 1"),
         (({}, {"timeout": -1}), "rank 1: timeout is -1: it must be a number of seconds above 0"),

@@ -237,6 +237,7 @@ def test_what_down_can_be(down, words):
         Plan(method="dagc-a", threshold=0.1, down="same")
 
 
+@pytest.mark.filterwarnings("ignore:the server has momentum")  # 40 bytes are too few for it
 @pytest.mark.parametrize("optimizer", [("SGD", {}), ("SGD", {"momentum": 0.9}), ("Adam", {})])
 def test_the_downlink_stays_as_small_under_any_optimizer(optimizer):
     """Adam and momentum change every entry of the server's model."""

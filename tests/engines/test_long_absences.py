@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from dagc import Plan
-from dagc.protocol import ModelServer
 from dagc.training import Federation
 from tests.helpers.states import copied, same
 from tests.protocol.runs import Run
@@ -13,6 +12,7 @@ from tests.training.runs import config
 
 ROUNDS, JOINS, LEAVES, RETURNS, RESTARTS = 100, 50, 15, 75, 60
 PLANS = [
+    {"method": "dagc"},
     {"method": "dagc", "bytes": 60},
     {"method": "dagc", "bytes": 60, "down": "lossless", "step_ahead": 0.5},
     {"method": "thrifty", "bytes": 30},
@@ -45,11 +45,15 @@ def test_books_and_bits_of_the_protocol(plan):
         client.uplink.settle(first.server.members[name].accepted_round)
         has = delivered[name] + client.uplink.feedback.residual.double()
         assert torch.allclose(has, first.computed[name], atol=1e-4), name
-    assert first.sent <= (plan.get("bytes") or 400) * sum(len(present(t)) for t in range(ROUNDS))
+    if plan != {"method": "dagc"}:  # whose first uploads may take more
+        assert first.sent <= (plan.get("bytes") or 400) * sum(len(present(t)) for t in range(ROUNDS))
     assert np.isfinite(first.server.downlink.model).all()
 
 
-@pytest.mark.parametrize("plan", PLANS[:3], ids=lambda plan: "-".join(map(str, plan.values())))
+LOCAL = [*PLANS[:4], {"method": "dagc", "momentum": 0.9}, {"method": "thrifty"}]
+
+
+@pytest.mark.parametrize("plan", LOCAL, ids=lambda plan: "-".join(map(str, plan.values())))
 def test_bits_of_the_local_engine(plan):
     settings = config(clients=3, rounds=ROUNDS, **{"ratio": None, **plan})
     straight, restarted = Federation(settings), Federation(settings)
@@ -64,15 +68,10 @@ def test_bits_of_the_local_engine(plan):
     assert set(straight.uplinks) == set(straight.names)
 
 
-def test_who_returns_after_60_rounds_visits_where_no_budget_is_given():
-    """It gets a rounded model, sends at once, and is an ordinary client in the next round."""
-    server = ModelServer(Plan(method="dagc"), torch.zeros(400))
-    for name in "01":
-        server.join(name, 100)
-    visits = []
+def test_who_returns_after_60_rounds_keeps_its_books_where_no_budget_is_given():
+    """It catches up exactly, and nobody becomes a visitor because of it."""
+    run = Run(Plan(method="dagc"))
     for t in range(ROUNDS):
-        names = [str(name) for name in present(t) if name < 2]
-        orders = server.orders(names)
-        visits += [(t, name) for name, order in orders.items() if order.visit]
-        server.advance([], server.target + torch.randn(400, generator=torch.Generator().manual_seed(t)))
-    assert visits == [(RETURNS, "1")]
+        names = [str(name) for name in present(t)]
+        run.round(names)
+        assert all(run.clients[name].replica.version >= 0 for name in names), "a visitor has no version"

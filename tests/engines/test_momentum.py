@@ -38,15 +38,28 @@ def test_broadcasts_carry_enough_for_momentum(momentum):
     assert (min(shares) >= 0.95 * SHARE) == momentum  # the encoder meets a share nearly
 
 
-def test_a_budget_that_starves_momentum_holds_and_warns_once():
-    server = ModelServer(Plan(bytes=100), torch.zeros(20_000), momentum=True)
+@pytest.mark.parametrize(
+    "settings", [{"bytes": 100}, {"method": "thrifty"}, {"method": "thrifty", "frames": "compact"}], ids=str
+)
+def test_a_budget_that_starves_momentum_holds_and_warns_once(settings):
+    server = ModelServer(Plan(**settings), torch.zeros(20_000), momentum=True)
     with pytest.warns(BudgetWarning, match="less than 40 % of what its model has moved") as caught:
         shares = moved_at_random(server)
     assert len(caught) == 1
     assert max(shares) < SHARE
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        moved_at_random(ModelServer(Plan(bytes=100), torch.zeros(20_000)))
+        moved_at_random(ModelServer(Plan(**settings), torch.zeros(20_000)))
+
+
+@pytest.mark.parametrize("values", ["fp32", "int8", "sign"])
+def test_the_share_that_entries_carry_is_known(values):
+    plan = Plan(method="top-k", ratio=0.1, values=values, down="same")
+    server = ModelServer(plan, torch.zeros(400))
+    before = torch.randn(400, generator=torch.Generator().manual_seed(1))
+    server.advance([], before.clone())
+    left = before - server.model
+    assert server.downlink.carried == pytest.approx(1 - float(left.square().sum() / before.square().sum()), abs=1e-6)
 
 
 def local_server(**settings):

@@ -195,6 +195,36 @@ def test_who_only_evaluates_costs_nobody_else_a_byte_and_who_comes_later_hears_w
     assert "is left out" not in caplog.text
 
 
+@pytest.mark.parametrize("down", ["same", "lossless"])
+def test_who_only_evaluates_where_frames_are_coded_downloads_what_has_changed(states, caplog, down):
+    """It remembers no broadcasts, which would cost the others: a model costs no more than what has changed of it."""
+    sizes, grid = [], LocalGrid(client_app(), NODES)
+    usual = grid.send_and_receive
+
+    def watch(messages, **options):
+        messages = list(messages)
+        sizes.extend(len(one.content["arrays"][RECORD].data) for one in messages if one.metadata.dst_node_id == 4)
+        return usual(messages, **options)
+
+    class Late(Apart):
+        """Node 4 trains as well from round 9 on, and must then read what the others read."""
+
+        def configure_train(self, server_round, arrays, config, grid):
+            messages = FedAvg.configure_train(self, server_round, arrays, config, grid)
+            return [one for one in messages if one.metadata.dst_node_id in ((1, 4) if server_round > 8 else (1, 2))]
+
+    grid.send_and_receive = watch
+    inner = Late(fraction_evaluate=1.0, min_train_nodes=1, min_evaluate_nodes=1)
+    strategy = DataAware(inner, run="onlooker", strategy_state=[], method="thrifty", frames="coded", down=down)
+    start(strategy, grid, 12)
+    present = [line["present"] for line in read_metrics(states / "runs" / "onlooker")]
+    assert present == [2] * 12
+    whole = sizes[0]
+    assert whole > 600
+    assert sum(sizes[1:8]) < whole * (1 if down == "same" else 3), "what has changed, not the model"
+    assert "is left out" not in caplog.text
+
+
 def test_who_only_evaluates_downloads_the_model_once_and_then_broadcasts(states, caplog):
     seen, sizes = [], []
     grid = LocalGrid(client_app(seen=seen), NODES)

@@ -10,7 +10,7 @@ from flwr.clientapp.mod import arrays_size_mod
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic
 
-from dagc.errors import InvalidInput, TooFewNodes
+from dagc.errors import BudgetWarning, InvalidInput, TooFewNodes
 from dagc.flower import DataAware, compress, compress_with
 from dagc.flower.messages import RECORD
 from dagc.folder import read_metrics
@@ -49,6 +49,16 @@ def test_without_the_mod_on_one_node_the_others_train_and_it_is_named(states, ca
     assert "Received 1 results and 1 failures" in caplog.text  # Flower's own words: the mean, and node 3
     assert "dagc: round 1: 3 of 4 nodes" in caplog.text
     assert "dagc: asking 1 node for" in caplog.text  # again, in the second round
+
+
+@pytest.mark.parametrize(
+    ("bytes", "words"), [(0.1, "nobody sends anything in 2 rounds of 0.1 bytes"), (4, r"hold at most 1.2 % of the")]
+)
+def test_a_budget_that_teaches_nothing_is_refused_or_warned_about_before_the_first_round(bytes, words):
+    strategy = DataAware(fed_avg(), bytes=bytes, down=bytes)
+    with pytest.raises(InvalidInput, match=words) if bytes < 1 else pytest.warns(BudgetWarning, match=words):
+        start(strategy, LocalGrid(client_app(), NODES), 2)
+    assert strategy._run.round == (0 if bytes < 1 else 2)
 
 
 def test_an_app_that_answers_without_looking_at_the_model_is_found_out_too():

@@ -1,6 +1,7 @@
 """`dagc plan`: what a federation would send, and how long that would take, before anything is trained."""
 
 import json
+from math import ceil
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,9 @@ from dagc.cli.terminal import print_table
 from dagc.comparison import SWEPT, comparison_fields, split_methods
 from dagc.errors import InvalidInput, unknown
 from dagc.estimate import estimate
-from dagc.policies import BUDGETS, METHODS, Plan
+from dagc.policies import BUDGETS, METHODS, Plan, make_rate
+from dagc.policies.plan import level_bytes
+from dagc.protocol.outlook import check_rounds
 from dagc.report.numbers import BYTES
 from dagc.report.panels import in_words
 from dagc.text import in_bytes, in_seconds
@@ -23,9 +26,10 @@ CLOCK = ("network", "compute_seconds")
 LARGEST, RATIO = 1 << 30, 0.001
 """A model of so many entries takes 4 GB; the default budget of methods from the literature."""
 MORE_ROUNDS = 30  # how many times as many rounds as no compression `thrifty` took at most in `docs/studies/thrifty.md`
+UNKNOWN = "nobody knows how accurate: run dagc compare on a task like yours"
 EXPECTED = {
     "none": "the accuracy to compare with",
-    "dagc": "with its own budget or more, about the accuracy of none at the same rounds: docs/studies/results.md",
+    "dagc": "about the accuracy of none at the same rounds: docs/studies/results.md",
     "thrifty": f"up to {MORE_ROUNDS} times the rounds of none, and often ends less accurate: docs/studies/thrifty.md",
 }
 
@@ -55,9 +59,12 @@ def plan(
         for name in config.caps:
             if name not in examples:
                 raise unknown("client for the cap of", name, list(examples))
+        full = config.plan().for_size(size)
+        check_rounds(full, size, examples, config.rounds, max(1, ceil(config.participation * len(examples) - 1e-9)))
         result = estimate(config, size, examples)
         figures = {name: value for name, value in result._asdict().items() if name != "plan"}
         row = {"method": config.method, "rounds": config.rounds, "settings": result.plan.changed(), **figures}
+        row["accuracy"] = _expected(full, size, config.rounds)
         rows.append({**row, "bytes_total": result.bytes_up + result.bytes_down})
     print(json.dumps(rows)) if as_json else _print(rows, f"{size:,} parameters, {len(examples):,} clients")
 
@@ -78,6 +85,14 @@ def _configs(settings: dict[str, Any], methods: str) -> list[Config]:
     return [Config(**fields) for fields in lines]
 
 
+def _expected(plan: Plan, size: int, rounds: int) -> str:
+    """What the records say of the accuracy, or that they say nothing."""
+    budget = make_rate(plan.rate).bytes / rounds if plan.rate is not None else plan.bytes
+    if plan.method_spec.encodes and (plan.per_hour or budget is None or budget < level_bytes(size)):
+        return f"has less than its own {in_bytes(level_bytes(size))} per client and round, and {UNKNOWN}"
+    return EXPECTED.get(plan.method, UNKNOWN)
+
+
 def _print(rows: list[dict[str, Any]], title: str) -> None:
     body = []
     for row in rows:
@@ -87,8 +102,7 @@ def _print(rows: list[dict[str, Any]], title: str) -> None:
     console = Console(highlight=False, markup=False)
     for row in rows:
         words = ", ".join(in_words(name, value) for name, value in row["settings"].items() if name != "method")
-        expected = EXPECTED.get(row["method"], "nobody knows how accurate: run dagc compare on a task like yours")
-        console.print(f"{row['method']} ({words or 'everything in every round'}): {expected}")
+        console.print(f"{row['method']} ({words or 'everything in every round'}): {row['accuracy']}")
     first = max(row["first_download"] for row in rows)
     if first:
         console.print(f"Up to {in_bytes(first)} are the first model; --first-model drawn saves them.")

@@ -15,6 +15,7 @@ from dagc.ddp.resume import Choice, State, candidates, check_content, reading, s
 from dagc.errors import DagcError, InvalidInput
 from dagc.policies import Plan
 from dagc.policies.plan import level_bytes, local_steps_bytes
+from dagc.protocol.outlook import check_rounds
 from dagc.settings import Setting
 from dagc.state import plain
 
@@ -80,7 +81,11 @@ class Start(Rank):
             choices = candidates(self._talk, resume, self.examples, self._about, same["allow_missing"])
             if choices:
                 self._continue(choices)
-            else:  # whose model differs from rank 0's downloads it
+            else:
+                if rounds is not None:
+                    holding = {str(rank): float(count) for rank, count in enumerate(self.examples) if count}
+                    check_rounds(self.server.plan, len(self.shared), holding, rounds, len(holding))
+                # Whoever has another model than rank 0 downloads it.
                 sums = self._talk.share(lambda: tensor_checksum(self.shared))
                 holders = [rank for rank, each in enumerate(sums) if each == sums[0]]
                 send_model_to_newcomers(self._talk, self._model.vectors, holders)

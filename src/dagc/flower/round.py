@@ -111,7 +111,7 @@ class Round:
                 self._leave_out(sent, words)
             else:
                 run.server.join(name, sent.answer.examples)
-                run.server.arrived(name, run.download(None, sent.node))
+                run.server.arrived(name, run.download(None, sent.node, joins=True))
                 run.names = {**{node: other for node, other in run.names.items() if other != name}, sent.node: name}
         self.unmet = [sent for sent in asked if sent.node not in run.names]
 
@@ -133,7 +133,7 @@ class Round:
         run, arrays = self.run, list(message.content.array_records)
         if len(arrays) != 1:
             raise InvalidInput(f"the strategy sends {len(arrays)} ArrayRecords to a node; dagc needs one, the model")
-        download = run.download(client, message.metadata.dst_node_id)
+        download = run.download(client, message.metadata.dst_node_id, joins=kind == ASK)
         new = client is None or client in run.uninformed
         setup = Setup(run.server.plan.for_clients(), run.layout, run.examples) if new else None
         number = self.number if kind != MODEL else run.round
@@ -253,7 +253,7 @@ class Round:
         run, metrics = self.run, sent.metrics
         if sent.client is not None:
             run.server.arrived(sent.client)
-        elif run.server.plan.frames != "coded":  # one that remembers broadcasts must have joined
+        else:
             run.strangers[sent.node] = run.server.downlink.version
         claimed = metrics.get(run.examples) if len(sent.reply.content.metric_records) == 1 else None
         if not isinstance(claimed, int | float) or not 0 < claimed < MOST_EXAMPLES:

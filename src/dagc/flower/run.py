@@ -17,6 +17,7 @@ from dagc.flower.layout import AppModel, Layout
 from dagc.flower.strategies import chain_of, has_momentum, load_strategy, strategy_state
 from dagc.folder import Folder, read_metrics, summary
 from dagc.protocol import Download, ModelServer, Plan, Upload
+from dagc.protocol.outlook import check_rounds
 from dagc.state import Stateful, all_or_nothing, fields, finite, listed, nested, text, whole
 
 MODEL = "model.npz"
@@ -41,7 +42,7 @@ class FlowerRun(Stateful):
         strategy: object,
         attributes: Collection[str] | None = None,
     ) -> None:
-        self.layout = Layout.of(arrays, whole)
+        self.rounds, self.layout = rounds, Layout.of(arrays, whole)
         model = self.layout.split(arrays)
         self.server = ModelServer(plan, model.vector, rounds, self.layout.shapes, has_momentum(strategy))
         self.model = AppModel(self.server.target.clone(), model.whole)  # what the rounds made, perhaps rounded first
@@ -72,9 +73,20 @@ class FlowerRun(Stateful):
         """The nodes' model: it is evaluated, and returned to the app in the end."""
         return AppModel(self.server.model, self.model.whole)
 
-    def download(self, name: str | None, node: int) -> Download:
-        """What a node must download; one that is not known yet may have created the first model itself."""
-        return self.server.introduction(self.strangers.get(node)) if name is None else self.server.download(name)
+    def download(self, name: str | None, node: int, joins: bool = False) -> Download:
+        """What a node must download. One that is not known yet may have created the first model itself.
+
+        One that joins where frames are coded begins anew: it must remember what the others do.
+        """
+        if name is not None:
+            return self.server.download(name)
+        anew = joins and self.server.plan.frames == "coded"
+        return self.server.introduction(None if anew else self.strangers.get(node))
+
+    def check_rounds(self, present: int) -> None:
+        """Refuse a budget under which nobody would send anything, and warn about one with which little is learnt."""
+        examples = {name: member.examples for name, member in self.server.members.items()}
+        check_rounds(self.server.plan, self.layout.size, examples, self.rounds, present)
 
     def advance(self, uploads: Sequence[Upload], model: AppModel | None) -> None:
         """End a round in which these uploads led to this model; None if nothing changed."""

@@ -206,6 +206,8 @@ class DataAware(Strategy):
         wanted = list(self.strategy.configure_train(current.number, arrays, config, grid))
         current.sampled = bool(wanted)
         current.introduce(wanted, grid, self._timeout)
+        if not run.round and run.names:
+            run.check_rounds(len(wanted))
         unknown = sorted(set(self.plan.caps) - set(run.server.members))
         if unknown and not run.round:
             known = ", ".join(run.server.members)

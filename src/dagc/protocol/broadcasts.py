@@ -52,7 +52,7 @@ class Broadcaster(Stateful):
         difference = torch.from_numpy(self.target - model)
         if self.entries is not None:
             frame, update = self.entries.broadcast(difference, amount, stamp)
-            paid, carried = len(frame), self.carried
+            paid, carried = len(frame), _carried(difference, update)
         else:
             frame, update, carried = best_broadcast(difference, self._shapes, amount, stamp, extras)
             paid = min(len(frame), amount)
@@ -92,6 +92,14 @@ def best_broadcast(
         if update.energy < least * energy:
             frame, update = encode_update(difference, shapes, int(times * amount), share=least, round=stamp)
     return frame, update, update.energy / energy
+
+
+def _carried(difference: torch.Tensor, update: Update) -> float:
+    """The share of the difference's energy that adding these entries takes away."""
+    sent = torch.from_numpy(update.sparse.values).double()
+    at = difference[torch.from_numpy(update.sparse.indices)].double()
+    energy = max(float(difference.double().square().sum()), 1e-300)
+    return float((sent * (2 * at - sent)).sum()) / energy
 
 
 class EntryBroadcasts(Stateful):

@@ -81,7 +81,7 @@ class Downlink(Stateful):
         """Nothing that was computed from the model is valid any more."""
         self._checksum: int | None = None
         self._visit: Download | None = None
-        self._kept: dict[int, Download] = {}
+        self._kept: dict[tuple[int, bool], Download] = {}
 
     @property
     def target(self) -> NDArray[np.float32]:
@@ -142,15 +142,19 @@ class Downlink(Stateful):
         self.version += 1
         self.loaded()
 
-    def since(self, version: int) -> Download:
-        """The download for a client with this version; -1 if it has none."""
-        download = self._kept.pop(version, None)
+    def since(self, version: int, remembers: bool = True) -> Download:
+        """The download for a client with this version; -1 if it has none.
+
+        One that does not remember what earlier broadcasts held cannot read those that it missed if they are coded.
+        """
+        key = version, remembers
+        download = self._kept.pop(key, None)
         if download is None:
             if self._checksum is None:
                 self._checksum = checksum(self.model)
-            since, steps, frame = self._cheapest(version)
+            since, steps, frame = self._cheapest(version, remembers)
             download = Download(since, self.version, self._checksum, steps, frame)
-        self._kept[version] = download  # the last one
+        self._kept[key] = download  # the last one
         if len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
         return download
@@ -173,14 +177,14 @@ class Downlink(Stateful):
         if skips and self.budgeted is not None and self.budgeted.entries is not None:
             self.budgeted.entries.restart = True
 
-    def _cheapest(self, version: int) -> tuple[int, int, bytes]:
+    def _cheapest(self, version: int, remembers: bool) -> tuple[int, int, bytes]:
         """The version it builds on, the number of steps, and the frame."""
         missed = self.version - version
         if not missed:
             return version, 0, b""
         ways: list[tuple[int, int, bytes]] = []
         log = Log(0) if self.budgeted is None else self.budgeted.log
-        if version >= 0 and missed <= len(log):
+        if version >= 0 and missed <= len(log) and remembers:
             ways.append((version, missed, log.last(missed)))
         if self._first and self.version <= len(log):
             ways.append((-1, self.version, log.last(self.version, self._first)))

@@ -26,7 +26,8 @@ FIRST_SHARE, FIRST_TIMES, FIRST_BROADCASTS = 0.95, 8, 4
 LEAN_SHARE, LEAN_TIMES = 0.7, 1.5
 VISIT_AFTER = 8
 """Where clients are typically away for more rounds than this, all of them visit. Elsewhere, one that was away for
-longer visits if catching up exactly would take more bytes than the rounded model."""
+longer, and so the time before, visits if catching up exactly would take more bytes than the rounded model. Once is
+chance: a visitor keeps nothing, so that one that returns soon would have to download the whole model."""
 VISIT_PART, VISIT_LEAST, VISIT_SHARE = 2, 64, 0.9
 """The most bytes of a visitor's upload: half a byte per entry, and a few; and the share of the energy that is enough,
 which is all but a third of the length of its change."""

@@ -25,6 +25,7 @@ class Member(Stateful):
     model_version: int = -1  # -1 if it is not known to have a model
     accepted_round: int = 0  # of its last upload that was accepted; 0 if none was
     last_round: int = 0  # in which it last took part; 0 if it never did
+    last_gap: int = 0  # the rounds between that one and the one before in which it took part; 0 if there was none
 
     STATE = fields(
         name=text,
@@ -33,6 +34,7 @@ class Member(Stateful):
         model_version=partial(whole, least=-1),
         accepted_round=whole,
         last_round=whole,
+        last_gap=whole,
     )
 
 
@@ -98,6 +100,7 @@ class Roster(Stateful):
         if back:
             self.return_gap += SMOOTHING * (mean(back) - self.return_gap)
         for member in present:
+            member.last_gap = round - member.last_round if member.last_round else 0
             member.last_round = round
 
     @property

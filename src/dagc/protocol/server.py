@@ -202,8 +202,10 @@ class ModelServer(Server):
         return download
 
     def introduction(self, version: int | None = None) -> Download:
-        """What brings a client with this version up to date that has not joined yet; if None, a newcomer."""
-        return self.downlink.since(self.roster.newcomer if version is None else version)
+        """What brings a client up to date that has not joined yet: one with this version; if None, a newcomer."""
+        if version is None:
+            return self.downlink.since(self.roster.newcomer)
+        return self.downlink.since(version, remembers=self.plan.frames != "coded")
 
     def arrived(self, name: str, download: Download | None = None) -> None:
         """Note that a member has the newest model, by its `introduction` if it has just joined."""
@@ -213,7 +215,7 @@ class ModelServer(Server):
 
     def _is_visit(self, member: Member) -> bool:
         away = self.round + 1 - member.last_round if member.last_round else 0
-        if not self.extras.allowed or max(self.roster.gap, away) <= VISIT_AFTER:
+        if not self.extras.allowed or max(self.roster.gap, min(away, member.last_gap)) <= VISIT_AFTER:
             return False
         downlink = self.downlink
         return self.roster.gap > VISIT_AFTER or (

@@ -1,7 +1,5 @@
 """Your own model, data, loss and metric, as passed to `dagc.train`, and whether the settings suit the data."""
 
-import math
-import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,19 +13,13 @@ from torch.nn.parameter import is_lazy
 
 from dagc.data import CATALOGUE, Dataset, Partition, load, make_partition
 from dagc.data.dataset import tensors_of
-from dagc.errors import BudgetWarning, InvalidInput, shown
+from dagc.errors import InvalidInput, shown
 from dagc.models import build
-from dagc.policies import Plan, make_rate
-from dagc.protocol import Server
-from dagc.text import count
 from dagc.training.config import OWN, SPLIT, Config, is_own
 from dagc.training.objective import Loss, Metric
 
 PER_CLIENT = 10  # with few samples, there is a client for this many
 SKEWS = (50, 20, 10, 5, 2, 1)  # skew ratios to try, in this order, if there are few samples
-LEAST_PART = 0.02
-"""Plans whose rounds hold no more than this part of the entries get a warning. The leanest that learned in
-`docs/studies/thrifty.md` hold several times as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,37 +143,6 @@ def _shrunk(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
         words = ", ".join(f"{name.replace('_', ' ')} {changes[name]:g}" for name in changes)
         return config.replaced(**changes), (f"{samples:,} samples are few, so defaults are smaller: {words}",)
     return config, ()  # too few for what was asked: the error says so
-
-
-def check_rounds(server: Server, rounds: int, present: int) -> None:
-    """Refuse a budget under which nobody ever sends; warn about one that changes next to nothing."""
-    plan, size, names = server.plan, server.size, list(server.members)[:present]
-    if plan.per_hour or plan.threshold is not None or not plan.method_spec.budgets:
-        return
-    name = (plan.budgets_set or ["bytes"])[-1]
-    value = getattr(plan, name)
-    words = {"ratio": f"ratio {value}", "bytes": f"{value} byte{'' if value == 1 else 's'}"}.get(name, value)
-    budget = f"{count(rounds, 'round')} of {words} per client"
-    while all(order.silent for order in server.orders(names).values()):
-        server.close([])
-        if server.round == rounds:
-            raise InvalidInput(f"nobody sends anything in {budget}: raise {name} or rounds")
-    up, down = _entries(plan, size, rounds), plan.downward()
-    part = min(present * up, math.inf if down is None else _entries(down.for_size(size), size, rounds)) * rounds / size
-    if part < LEAST_PART:
-        warnings.warn(
-            f"{budget} hold at most {100 * part:.2g} % of the model's {size:,} entries at a byte each, "
-            f"which teaches it next to nothing: raise {name} or rounds",
-            BudgetWarning,
-            stacklevel=3,
-        )
-
-
-def _entries(plan: Plan, size: int, rounds: int) -> float:
-    """The entries of a round, at a byte each."""
-    if plan.ratio is not None:
-        return plan.ratio * size
-    return make_rate(plan.rate).bytes / rounds if plan.rate is not None else float(plan.bytes or 0)
 
 
 def _task(config: Config, model: bool, data: bool) -> str:

@@ -17,9 +17,10 @@ from dagc.errors import InvalidInput, NonFiniteGradient, OutsideBound, unknown
 from dagc.network import make_network
 from dagc.policies import Plan
 from dagc.protocol import ModelServer, Order, Replica, Server, Uplink, Upload
+from dagc.protocol.outlook import check_rounds
 from dagc.state import all_or_nothing, finite, whole
 from dagc.training.config import Config
-from dagc.training.custom import Custom, check_rounds, fit_to_data
+from dagc.training.custom import Custom, fit_to_data
 from dagc.training.gradients import Gradients, Traits, sharing, try_out
 from dagc.training.objective import forward, goal_of
 from dagc.training.optimizer import as_one_vector, rate_at
@@ -81,7 +82,8 @@ class Federation:
         self._follow_server()  # the first model may have been rounded
         self.first_orders()
         self._present = max(1, ceil(config.participation * len(self.names) - 1e-9))
-        check_rounds(self._joined(), config.rounds, self._present)
+        examples = dict(zip(self.names, map(float, self.partition.sizes), strict=True))
+        check_rounds(self.server.plan, self.size, examples, config.rounds, self._present)
         self.uplinks: dict[str, Uplink] = {}
         batches = data.Batches(self.data, self.partition, config.batch_size, config.seed)
         traits = self._traits(batches)
@@ -129,14 +131,10 @@ class Federation:
 
     def first_orders(self) -> list[Any]:
         """The parameter that each client would get if all took part in the first round."""
-        return [order.amount for order in self._joined().orders(self.names).values()]
-
-    def _joined(self) -> Server:
-        """Another server, which all clients have joined."""
         server = Server(self.server.plan, self.size, self.config.rounds)
         for name, examples in zip(self.names, self.partition.sizes, strict=True):
             server.join(name, int(examples))
-        return server
+        return [order.amount for order in server.orders(self.names).values()]
 
     def step(self, asked: Sequence[int] | None = None) -> Round:
         """One round, in which those at these places of the partition take part; by default, some drawn at random."""
