@@ -1,6 +1,7 @@
 """Files of strangers: what a small file may cost, what it may start, and where it may lead."""
 
 import io
+import os
 import tracemalloc
 import zipfile
 from contextlib import contextmanager
@@ -119,3 +120,99 @@ def test_a_bound_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytes
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 2)), y=np.arange(4))
     with pytest.raises(DagcError, match=f"{VARIABLE} is '{value}'"):
         load(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_LZMA])
+def test_an_encrypted_npz_is_refused(tmp_path: Path, compression: int) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", compression) as file:
+        for name, array in (("x", np.zeros((20, 3))), ("y", np.arange(20))):
+            file.writestr(f"{name}.npy", npy(array))
+    content = bytearray((tmp_path / "x.npz").read_bytes())
+    for mark, flags in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        for place in range(len(content)):
+            if content.startswith(mark, place):
+                content[place + flags] |= 1
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.npz cannot be read .*encrypted"):
+        load(tmp_path / "x.npz")
+
+
+def test_a_damaged_lzma_member_of_an_npz_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_LZMA) as file:
+        file.writestr("x.npy", npy(np.random.default_rng(0).random((50, 3))))
+    content = bytearray((tmp_path / "x.npz").read_bytes())
+    content[200:260] = b"\xff" * 60
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.npz cannot be read"):
+        load(tmp_path / "x.npz")
+
+
+def test_pipes_and_devices_in_a_folder_of_data_are_refused_at_once(tmp_path: Path) -> None:
+    for name in ("a.csv", "a.npz", "a.txt"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(DataError, match="is not a regular file"):
+            load(tmp_path / name)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "b.txt").write_text("hello " * 200)
+    (tmp_path / "texts" / "a.txt").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"a\.txt is not a regular file"):
+        load(tmp_path / "texts")
+
+
+@pytest.fixture
+def parquet():
+    pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    return parquet
+
+
+def test_a_parquet_of_one_number_repeated_is_refused_before_it_is_decoded(tmp_path: Path, parquet) -> None:
+    import pyarrow
+
+    piece = pyarrow.table({"a": np.zeros(5_000_000, np.int64), "label": np.zeros(5_000_000, np.int64)})
+    with parquet.ParquetWriter(tmp_path / "x.parquet", piece.schema) as file:
+        for _ in range(2):
+            file.write_table(piece, row_group_size=5_000_000)
+    assert (tmp_path / "x.parquet").stat().st_size < 300_000
+    before = pyarrow.default_memory_pool().max_memory()
+    with pytest.raises(DataError, match=r"x\.parquet .* would unpack to 160,000,000"):
+        load(tmp_path / "x.parquet")
+    assert pyarrow.default_memory_pool().max_memory() <= before
+
+
+@pytest.mark.parametrize("kind", ["string", "binary", "large_string"])
+def test_a_parquet_of_one_long_text_repeated_is_refused_before_it_is_decoded(tmp_path: Path, parquet, kind) -> None:
+    import pyarrow
+
+    long = pyarrow.array(["x" * 500_000], type=getattr(pyarrow, kind)())
+    texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array(np.zeros(1500, np.int32)), long)
+    table = pyarrow.table({"a": texts, "label": np.arange(1500) % 2})
+    parquet.write_table(table, tmp_path / "x.parquet", compression="zstd", store_schema=False)
+    assert (tmp_path / "x.parquet").stat().st_size < 3000
+    with little_memory(20_000_000), pytest.raises(DataError, match=r"x\.parquet .* would unpack to 750,000,000"):
+        load(tmp_path / "x.parquet")
+
+
+def test_a_parquet_with_lists_is_refused(tmp_path: Path, parquet) -> None:
+    import pyarrow
+
+    parquet.write_table(pyarrow.table({"a": [[0, 1]] * 8, "label": np.arange(8) % 2}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"x\.parquet: the column 'a\..*' holds lists or records"):
+        load(tmp_path / "x.parquet")
+
+
+def test_missing_values_of_a_parquet_are_those_of_a_csv(tmp_path: Path, parquet) -> None:
+    import pyarrow
+
+    columns = {"a": [1.0, None, 3.0, 4.0] * 3, "b": ["p", None, "q", "p"] * 3, "label": ["y", "n", "y", "n"] * 3}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
+    cells = zip(
+        *([("" if value is None else str(value)) for value in column] for column in columns.values()), strict=True
+    )
+    lines = [",".join(row) for row in cells]
+    (tmp_path / "x.csv").write_text("a,b,label\n" + "\n".join(lines) + "\n")
+    ours, theirs = load(tmp_path / "x.parquet"), load(tmp_path / "x.csv")
+    assert (ours.train_x == theirs.train_x).all()
+    assert (ours.train_y == theirs.train_y).all()
+    assert ours.classes == theirs.classes

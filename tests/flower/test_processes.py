@@ -73,7 +73,7 @@ def test_the_ray_simulation_ends_with_the_bits_of_the_grid_in_this_process(tmp_p
     expected, lines = in_this_process(tmp_path, monkeypatch, 5, nodes=6, **LOSSLESS)
     assert same(model, expected)
     assert [line["up"] for line in rows] == [line["up"] for line in lines]
-    assert rows[-1]["accuracy"] > 0.6
+    assert rows[-1]["score"] > 0.6
 
 
 def test_a_superlink_with_tls_and_keys_and_its_bytes_are_ours_to_5_percent(tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_i
     assert after.examples == before.examples
     # What it had not sent is still there, beside what it has learnt since: 1.1 times as much without processes.
     assert after.uplink.feedback.residual @ kept > 0.8 * kept @ kept
-    assert rows[-1]["accuracy"] > rows[0]["accuracy"]
+    assert rows[-1]["score"] > rows[0]["score"]
 
 
 def start_again(lab):
@@ -150,8 +150,8 @@ def test_a_superlink_that_is_killed_is_started_again_and_the_run_reaches_the_sam
     assert done < rounds
     assert [line["round"] for line in rows] == list(range(1, rounds + 1))
     assert rows[:done] == [{**line, "seconds": one["seconds"]} for line, one in zip(lines, rows, strict=False)][:done]
-    assert rows[-1]["accuracy"] == pytest.approx(lines[-1]["accuracy"], abs=0.03)
-    assert rows[-1]["accuracy"] > 0.7
+    assert rows[-1]["score"] == pytest.approx(lines[-1]["score"], abs=0.03)
+    assert rows[-1]["score"] > 0.7
 
 
 @pytest.mark.parametrize("down", ["same", "lossless"])
@@ -185,4 +185,4 @@ def test_a_killed_server_whose_newest_checkpoint_is_damaged_goes_on_and_nothing_
     for node, old in zip(after, kept, strict=True):
         assert (node.lineage, node.answered) == (old.lineage, rounds)
         assert node.servers[:-1] == old.servers
-    assert rows[-1]["accuracy"] == pytest.approx(lines[-1]["accuracy"], abs=0.03)
+    assert rows[-1]["score"] == pytest.approx(lines[-1]["score"], abs=0.03)

@@ -231,6 +231,15 @@ class TestHostileOrders:
             return
         assert len(Uplink(FULL, [400]).upload(torch.ones(400), order).frame) < 4000
 
+    @pytest.mark.parametrize("least", [1, 2, 3, 7, 8, (1 << 48) - 1])
+    @pytest.mark.parametrize("amount", [0, 1, 7, 8, 100])
+    def test_any_least_bytes_keep_to_the_amount(self, least, amount):
+        uplink, change = Uplink(FULL, [(24, 30), 173]), torch.randn(893, generator=torch.Generator().manual_seed(0))
+        upload = uplink.upload(change, Order(1, amount, BEST, share=0.001, least=least))
+        assert len(upload.frame) <= amount
+        uplink.settle(0)
+        assert torch.allclose(uplink.feedback.residual, change)
+
     @pytest.mark.parametrize(
         "wrong",
         [

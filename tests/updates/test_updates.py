@@ -110,6 +110,16 @@ def test_a_share_of_the_energy_takes_few_bytes(share):
     assert len(short) <= 20
 
 
+@pytest.mark.parametrize("least", range(12))
+def test_so_few_least_bytes_that_nothing_fits_are_none(least):
+    vector = torch.randn(SIZE, generator=torch.Generator().manual_seed(0))
+    frame, update = encode_update(vector, SHAPES, 200, share=0.001, least_bytes=least)
+    assert 0 < len(frame) <= 200
+    assert update.energy > 0
+    if least < 8:
+        assert frame == encode_update(vector, SHAPES, 200, share=0.001)[0]
+
+
 def test_the_same_vector_gives_the_same_bytes_on_any_number_of_threads():
     vector, before = made(4), torch.get_num_threads()
     frames = set()

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -17,14 +17,19 @@ from dagc.data.limits import refuse_bomb
 from dagc.data.samples import Column, Named, Samples, joined, rows
 from dagc.errors import DataError, InvalidInput, MissingExtra, shown
 
+try:
+    from lzma import LZMAError
+except ImportError:  # a Python without it cannot read such members either
+    LZMAError = zipfile.BadZipFile  # type: ignore[assignment,misc]
+
 Parts = tuple[Samples, Samples | None]  # what to train on, and what to test on if it is apart
 TEST = ("test", "val", "valid", "validation")
 """The folders next to `train` that may hold the test set, the first that is there."""
 ARRAYS = ("x", "y", "client", "x_test", "y_test")
 """The arrays of an .npz file that are read; others are not even opened."""
 UNREADABLE = (
-    OSError, ValueError, KeyError, EOFError, NotImplementedError, OverflowError, MemoryError, RecursionError, TypeError,
-    SyntaxError, zlib.error, zipfile.BadZipFile,
+    OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, TypeError,
+    SyntaxError, RuntimeError, zlib.error, LZMAError, zipfile.BadZipFile,
 )  # fmt: skip
 """The errors of reading arrays from a file that is damaged, or that claims more entries than it has."""
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -69,13 +74,45 @@ def _read_parquet(path: Path, named: Named) -> Samples:
         raise MissingExtra(f"{path} is a parquet file, which needs pyarrow: {advice}") from None
     try:
         with parquet.ParquetFile(path) as file:
-            groups = range(file.metadata.num_row_groups)
-            refuse_bomb(path, sum(file.metadata.row_group(group).total_byte_size for group in groups))
+            texts = _parquet_texts(path, file)
+        with parquet.ParquetFile(path, read_dictionary=texts) as file:
             table = file.read()
-        columns = {name: table.column(name).to_numpy() for name in table.column_names}
+        columns = {name: _parquet_column(path, table.column(name)) for name in table.column_names}
     except (ArrowException, OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} cannot be read as parquet ({error!s:.300})") from None
     return rows(columns, named, Samples(str(path), {}, np.empty(0), file=path))
+
+
+def _parquet_texts(path: Path, file: Any) -> list[str]:
+    """The columns of text; refuses a file whose columns are too large, however few bytes repeated values take."""
+    leaves = [file.schema.column(place) for place in range(file.metadata.num_columns)]
+    for leaf in leaves:
+        if leaf.max_repetition_level or leaf.max_definition_level > 1:
+            raise DataError(f"{path}: the column {shown(leaf.path)} holds lists or records; make it numbers or text")
+    size = 0
+    for place in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(place)
+        widths = [max(8, leaf.length) * group.column(at).num_values for at, leaf in enumerate(leaves)]
+        size += max(group.total_byte_size, sum(widths))
+    refuse_bomb(path, size)
+    return [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+
+
+def _parquet_column(path: Path, column: Any) -> Column:
+    """A column as an array; equal texts of a piece are one object, and bounded as if each were one of its own."""
+    parts, size = [], 0
+    for chunk in column.chunks:
+        if not hasattr(chunk, "dictionary"):
+            return np.asarray(column.to_numpy())
+        values = chunk.dictionary.to_pylist()
+        places = chunk.indices.fill_null(len(values)).to_numpy()
+        lengths = np.array([*(len(value) if isinstance(value, str | bytes) else 8 for value in values), 0])
+        size += int(lengths[places].sum())
+        refuse_bomb(path, size)
+        array = np.empty(len(values) + 1, dtype=object)
+        array[: len(values)] = values
+        parts.append(array[places])
+    return np.concatenate(parts) if parts else np.asarray(column.to_numpy())
 
 
 def read_npz(path: Path) -> Parts:
@@ -140,6 +177,7 @@ def read_texts(name: str, files: Mapping[str, Path]) -> Samples:
     """Files in UTF-8, by client."""
     texts = {}
     for client, file in files.items():
+        _refuse_special(file)
         try:
             texts[client] = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -195,10 +233,18 @@ def read_path(path: Path, named: Named) -> Parts:
     suffix = path.suffix.lower()
     if not path.exists():
         raise InvalidInput(f"{path} does not exist; give a file or folder of your own")
+    if not path.is_dir():
+        _refuse_special(path)
     if not path.is_dir() and suffix not in FILES:
         advice = "docs/how-to/own-data.md shows how to convert data"
         raise InvalidInput(f"{path} is neither {', '.join(FILES)} nor a folder; {advice}")
     return _read_folder(path, named) if path.is_dir() else FILES[suffix](path, named)
+
+
+def _refuse_special(path: Path) -> None:
+    """Refuse devices and pipes: they have no end, or wait for ever."""
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file")
 
 
 def _read_folder(folder: Path, named: Named) -> Parts:

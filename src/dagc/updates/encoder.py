@@ -50,6 +50,7 @@ RANGE, SMALLEST = 8192.0, -90
 """Entries smaller than the largest by this factor, or than 2^-90, stay: one step must fit all that are sent."""
 DEAD = 0.64  # levels are rounded up from this fraction on
 REPEATED = 1 << 22  # in larger models, factors that leave bytes free are not rounded again
+SHORTEST = 6  # bytes of a body: a shorter one holds nothing
 MOST_ATTEMPTS = 8  # how often factors are rounded until their bytes are right
 FULL = 0.93  # terms and expected entries that fill this part of the bytes are enough: more entries fill the rest
 FEWEST_BITS, USUAL_BITS, USUAL_TERMS = 1.2, 2.2, 4
@@ -90,7 +91,8 @@ def encode_update(
     longest = 8 * size + 64
     room = most_body(longest if max_bytes is None else min(max_bytes, longest))
     with one_thread(), torch.no_grad():
-        least = most_body(min(least_bytes, longest)) if least_bytes and share is not None else 0
+        least = most_body(min(least_bytes, longest)) if share is not None else 0
+        least = least if least >= SHORTEST else 0
         body, update = _Job(values, min(shift, HIGHEST), largest, shapes, room, share, least, most_terms).run()
     return (seal(body, shapes, round) if body else b""), update
 
@@ -111,7 +113,7 @@ class _Job:
     def run(self) -> tuple[bytes | None, Update]:
         """The frame's body and the update; None if nothing is worth a frame."""
         size = len(self.values)
-        if self.room < 6 or self.shift < LOWEST or not self.largest:
+        if self.room < SHORTEST or self.shift < LOWEST or not self.largest:
             return None, Update.empty(size)
         self.parts = extents(self.shapes)
         pieces = torch.split(self.values, [rows * columns for _, rows, columns in self.parts])
