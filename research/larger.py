@@ -59,25 +59,19 @@ TASKS = {
     "activities": Task(
         "activities of 36 people (WISDM), MLP",
         federations.activities,
-        {"rounds": 60, "local_steps": 10, "batch_size": 16, "learning_rate": 0.1, "evaluate_every": 4},
+        {"rounds": 60, "local_steps": 10, "batch_size": 16, "learning_rate": 0.3, "evaluate_every": 4},
         seeds=3,
     ),
     "ratings": Task(
         "ratings of 671 people (MovieLens), factors",
         federations.ratings,
-        {
-            "rounds": 60,
-            "participation": 0.1,
-            "epochs": 1,
-            "learning_rate": 1.0,
-            "evaluate_every": 4,
-        },
+        {"rounds": 60, "participation": 0.1, "epochs": 1, "learning_rate": 5.0, "evaluate_every": 4},
         seeds=3,
     ),
     "images": Task(
         "CIFAR-10, 10 clients, residual network",
         federations.images,
-        {"rounds": 24, "local_steps": 5, "learning_rate": 0.02, "client_momentum": 0.9, "evaluate_every": 4},
+        {"rounds": 32, "local_steps": 6, "learning_rate": 0.02, "client_momentum": 0.9, "evaluate_every": 4},
     ),
     "roles": Task(
         "Shakespeare, 4 roles, GPT",
