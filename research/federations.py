@@ -4,6 +4,7 @@ Two read packages of data, one a package with a language model; the error says w
 `natural/wisdm_ar_v1.1_transformed.arff` in the data folder, from https://www.cis.fordham.edu/wisdm/dataset.php.
 """
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from dagc.data import load
 from dagc.errors import MissingData
 from dagc.models import build
 from research.gpt import Gpt, adapted
@@ -20,11 +22,11 @@ from research.models import Logits, Preferences
 __all__ = ["activities", "images", "messages", "ratings", "roles"]
 
 Federation = dict[str, Any]
-"""The model and the data, as `dagc.iterate` takes them."""
+"""The model and the data, as `dagc.iterate` takes them; settings that name data of the catalogue."""
 WISDM = "natural/wisdm_ar_v1.1_transformed.arff"
 ACTIVITIES = ("Walking", "Jogging", "Upstairs", "Downstairs", "Sitting", "Standing")
-ALPHABET, LENGTH = 65, 80
-"""Of Shakespeare's roles: the letters, and those in a sequence."""
+TESTED = 250
+"""About how many of Shakespeare's test sequences are used."""
 PRESIDENTS, SEQUENCES, TOKENS = 8, 64, 64
 """The presidents with most to say, the sequences of each, and the tokens in a sequence."""
 
@@ -61,12 +63,15 @@ def ratings(folder: Path, seed: int) -> Federation:
 
 def images(folder: Path, seed: int) -> Federation:
     """CIFAR-10, ten unequal clients, and a residual network of 1.2 million parameters."""
-    return {"model": build("resnet8", (3, 32, 32), 10, seed=seed), "task": "own@cifar-10"}
+    return {"model": build("resnet8", (3, 32, 32), 10, seed=seed), "settings": {"task": "own@cifar-10"}}
 
 
 def roles(folder: Path, seed: int) -> Federation:
     """Shakespeare by role, and a GPT of 10.7 million parameters that predicts every next letter."""
-    return {"model": _drawn(seed, lambda: Gpt(LENGTH, ALPHABET, 384, 6, 6)), "task": "own@shakespeare"}
+    data = load("shakespeare", folder)
+    some = slice(None, None, max(1, len(data.test_y) // TESTED))  # all of them would take longer than the training
+    model = _drawn(seed, lambda: Gpt(data.shape[0], len(data.classes), 384, 6, 6))
+    return {"model": model, "data": replace(data, test_x=data.test_x[some], test_y=data.test_y[some])}
 
 
 def messages(folder: Path, seed: int) -> Federation:

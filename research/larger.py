@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import dagc
 from dagc.data import data_folder
 from dagc.models import parameter_count
 from dagc.text import count, in_bytes
+from dagc.training import Config, iterate
 from research import federations, parts
 from research.measured import in_markdown
 from research.origin import source_commit
@@ -109,9 +109,9 @@ def training(task: str, method: str, seed: int, data: str | None) -> dict[str, A
     chosen = TASKS[task]
     start = time.process_time()
     made = chosen.make(data_folder(data), seed)
-    settings = {**chosen.settings, **METHODS[method], "seed": seed, "data_dir": data, "threads": 1}
+    settings = {**chosen.settings, **METHODS[method], **made.pop("settings", {})}
     scores: list[list[float]] = []
-    rounds = dagc.training.iterate(**made, **settings)
+    rounds = iterate(Config(**settings, seed=seed, data_dir=data, threads=1), **made)
     for round in rounds:
         if round.score is not None and round.test_loss is not None:
             scores.append([round.round, float(f"{round.score:.5f}"), float(f"{round.test_loss:.5f}")])
