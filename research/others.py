@@ -191,13 +191,20 @@ def _codecs(found: dict[str, Any]) -> Columns:
     for name in names:
         runs = [run for run in every if run["name"] == name and run["seed"] in plain]
         ends = [mean(score for _, score in run["scores"][-3:]) for run in runs]
-        gaps = [end - mean(score for _, score in plain[run["seed"]]["scores"][-3:]) for run, end in zip(runs, ends, strict=True)]
+        gaps = [
+            end - mean(score for _, score in plain[run["seed"]]["scores"][-3:])
+            for run, end in zip(runs, ends, strict=True)
+        ]
         up, first = mean(run["bytes_up"] for run in runs), mean(run["bytes_first"] for run in runs)
         down = mean(run["bytes_down"] for run in runs) - first
         gap = "" if name == names[0] else points(spread(gaps))
         amounts = [in_bytes(each) for each in (up, down, first, up + down + first)]
         rows.append([name, str(len(runs)), _percent(ends), gap, *amounts])
     return heads, rows
+
+
+def _ended(run: dict[str, Any]) -> float:
+    return float(mean(score for _, score in run["scores"][-3:]))
 
 
 OTHERS: dict[str, Callable[[dict[str, Any]], Columns]] = {

@@ -1,4 +1,4 @@
-"""Larger and more real federations: what they are made of, that they train, and that the table says what is recorded."""
+"""Larger and more real federations: what they are made of, that they train, and what their table says."""
 
 from types import SimpleNamespace
 
