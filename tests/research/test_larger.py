@@ -28,7 +28,7 @@ def test_the_table_compares_seed_by_seed_with_the_same_without_compression():
     every += [run("dagc", 1, 0.69, 200), run("dagc + Nesterov", 0, 0.9, 100)]
     heads, rows, source = TABLES["ends"](every)
     assert rows == [
-        [TASKS["images"].title, "1.2 M", "8", "FedAvg", "60.0 ± 14.1", "", "1.500", "20.0 kB", ""],
+        [TASKS["images"].title, "1,209,034", "8", "FedAvg", "60.0 ± 14.1", "", "1.500", "20.0 kB", ""],
         ["", "", "", "dagc", "60.0 ± 12.7", "+0.0 ± 1.4", "1.500", "400 B", "50"],
     ]
     assert len(heads) == len(rows[0])
