@@ -1,15 +1,18 @@
 """A small GPT that predicts every next character, and adapters of low rank (LoRA) for its attention."""
 
 import math
+from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dagc.data import Dataset, Partition
 
-__all__ = ["Adapted", "Gpt", "adapter", "pretrained"]
+__all__ = ["Adapted", "Gpt", "adapted", "adapter", "pretrained"]
 
 WIDTH, LAYERS, HEADS, RANK = 128, 4, 4, 8
+Whole = TypeVar("Whole", bound=nn.Module)
 
 
 class Attention(nn.Module):
@@ -46,20 +49,20 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A transformer of four layers of 128, about 0.8 M parameters with an alphabet of 65 characters.
+    """A transformer: of four layers of 128 unless said otherwise, about 0.8 M parameters with 65 characters.
 
     Example:
         >>> Gpt(64, 65)(torch.zeros(2, 10, dtype=torch.int64)).shape
         torch.Size([2, 10, 65])
     """
 
-    def __init__(self, length: int, tokens: int) -> None:
+    def __init__(self, length: int, tokens: int, width: int = WIDTH, layers: int = LAYERS, heads: int = HEADS) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(tokens, WIDTH)
-        self.places = nn.Embedding(length, WIDTH)
-        self.blocks = nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.out = nn.Linear(WIDTH, tokens)
+        self.tokens = nn.Embedding(tokens, width)
+        self.places = nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, tokens)
         for embedding in (self.tokens, self.places):
             nn.init.normal_(embedding.weight, std=0.02)
 
@@ -91,13 +94,23 @@ def adapter(model: Gpt, rank: int = RANK, seed: int = 0) -> Gpt:
         >>> sum(one.numel() for one in adapter(Gpt(64, 65)).parameters() if one.requires_grad)
         24576
     """
+    return adapted(model, ("attention.inputs", "attention.output"), rank, seed)
+
+
+def adapted(model: Whole, layers: Sequence[str], rank: int = RANK, seed: int = 0) -> Whole:
+    """A model with adapters in all linear layers whose names end like these; nothing else is trained any more.
+
+    Example:
+        >>> model = adapted(nn.Sequential(nn.Linear(10, 5), nn.Linear(5, 2)), ["1"], rank=3)
+        >>> [name for name, each in model.named_parameters() if each.requires_grad]
+        ['1.down', '1.up']
+    """
     generator = torch.Generator().manual_seed(seed)
     model.requires_grad_(False)
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        for name in ("inputs", "output"):
-            layer = getattr(block.attention, name)
-            setattr(block.attention, name, Adapted(layer, rank, generator))
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Linear) and f".{name}".endswith(tuple(f".{each}" for each in layers)):
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, Adapted(layer, rank, generator))
     return model
 
 

@@ -1,4 +1,4 @@
-"""The paper's other models, without batch norm: an LSTM, VGG11, its reduced form VGG11s, and ResNet18."""
+"""The paper's other models, without batch norm: an LSTM, VGG11, its reduced form VGG11s, and ResNet18; and more."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from dagc.errors import InvalidInput
 from dagc.models import AsImage, AsImageChannelsLast, Model, Shape, image_shape, initialize
 
-__all__ = ["MODELS"]
+__all__ = ["MODELS", "Logits", "Preferences"]
 
 
 def _vgg(shape: Shape, classes: int, widths: tuple[int, ...], pooled: tuple[int, ...], hidden: int) -> nn.Module:
@@ -88,6 +88,13 @@ def _resnet18(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(*layers, _Mean(), nn.Linear(512, classes))
 
 
+def _resnet8(shape: Shape, classes: int) -> nn.Module:
+    layers: list[nn.Module] = [AsImage(), nn.Conv2d(image_shape(shape, 8)[0], 32, 3, padding=1), nn.ReLU()]
+    for width in (32, 64, 128):
+        layers.append(_Residual(width, 2 * width, 2))
+    return nn.Sequential(*layers, _Mean(), nn.Linear(256, classes))
+
+
 def _initialize_resnet(model: nn.Module, seed: int) -> None:
     """Set every parameter from `seed`.
 
@@ -103,10 +110,44 @@ def _initialize_resnet(model: nn.Module, seed: int) -> None:
             block.second.weight.mul_(len(branches) ** -0.5)
 
 
+class Preferences(nn.Module):
+    """Whether a person likes a thing: the product of two vectors, and how much each likes and is liked anyway.
+
+    Example:
+        >>> Preferences(3, 5)(torch.tensor([[0, 4], [2, 1]])).shape
+        torch.Size([2, 2])
+    """
+
+    def __init__(self, people: int, things: int, width: int = 16) -> None:
+        super().__init__()
+        self.people, self.things = nn.Embedding(people, width + 1), nn.Embedding(things, width + 1)
+        for embedding in (self.people, self.things):
+            nn.init.normal_(embedding.weight, std=0.1)
+            nn.init.zeros_(embedding.weight[:, -1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        person, thing = self.people(x[:, 0]), self.things(x[:, 1])
+        score = (person[:, :-1] * thing[:, :-1]).sum(1) + person[:, -1] + thing[:, -1]
+        return torch.stack([-score / 2, score / 2], dim=1)
+
+
+class Logits(nn.Module):
+    """A language model of transformers that takes tokens and returns the scores of every next one, nothing else."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.model(input_ids=x, use_cache=False).logits
+        return scores
+
+
 MODELS: dict[str, Model] = {
     "lstm": Model(_lstm, initialize),  # LSTM@SCs: Fig. 2b, Tables III and V
     "vgg11s": Model(_vgg11s, initialize),  # VGG11s@Flickr: Figs. 3 and 4; the reduced VGG11 of Sattler et al.
     "vgg11": Model(_vgg11, initialize),  # VGG11@CIFAR-100: Fig. 5; linear layers of 512, as suits 32 × 32 images
     "resnet18": Model(_resnet18, _initialize_resnet),  # ResNet18@CIFAR-10: Fig. 5; first convolution 3 × 3
+    "resnet8": Model(_resnet8, _initialize_resnet),  # three residual blocks, 64 to 256 wide: `research.larger`
 }
 """By name, for `dagc.models.MODELS`."""

@@ -9,6 +9,7 @@ from typing import Any
 from dagc.errors import InvalidInput, unknown
 from dagc.files import failure
 from dagc.report.numbers import spread
+from dagc.text import in_bytes
 from research.judged import judged
 from research.kinds import Columns, points
 from research.measured import digits
@@ -180,6 +181,32 @@ def _grace(found: dict[str, Any]) -> Columns:
     return heads, rows
 
 
+def _codecs(found: dict[str, Any]) -> Columns:
+    """Trainings that differ in the codec only: how they end, and what all clients send and receive."""
+    every = found["runs"]
+    names = list(dict.fromkeys(run["name"] for run in every))
+    plain = {run["seed"]: run for run in every if run["name"] == names[0]}
+    heads = ["", "seeds", "last 3 evaluations, %", "difference, points", "up", "down", "first models", "total"]
+    rows = []
+    for name in names:
+        runs = [run for run in every if run["name"] == name and run["seed"] in plain]
+        ends = [mean(score for _, score in run["scores"][-3:]) for run in runs]
+        gaps = [
+            end - mean(score for _, score in plain[run["seed"]]["scores"][-3:])
+            for run, end in zip(runs, ends, strict=True)
+        ]
+        up, first = mean(run["bytes_up"] for run in runs), mean(run["bytes_first"] for run in runs)
+        down = mean(run["bytes_down"] for run in runs) - first
+        gap = "" if name == names[0] else points(spread(gaps))
+        amounts = [in_bytes(each) for each in (up, down, first, up + down + first)]
+        rows.append([name, str(len(runs)), _percent(ends), gap, *amounts])
+    return heads, rows
+
+
+def _ended(run: dict[str, Any]) -> float:
+    return float(mean(score for _, score in run["scores"][-3:]))
+
+
 OTHERS: dict[str, Callable[[dict[str, Any]], Columns]] = {
     "dagc-steps": _dagc_steps,
     "dagc-bytes": _dagc_bytes,
@@ -187,6 +214,7 @@ OTHERS: dict[str, Callable[[dict[str, Any]], Columns]] = {
     "stc-accuracy": _stc_accuracy,
     "stc-bytes": _stc_bytes,
     "grace": _grace,
+    "codecs": _codecs,
 }
 """Every table, by a name that begins with its file's."""
 

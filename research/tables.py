@@ -12,14 +12,14 @@ A document has a table between two markers, the first of which says what is in i
     <!-- begin: table outside NAME -->
     <!-- begin: table headline NAME -->
     <!-- begin: table coverage NAME -->
+    <!-- begin: table larger NAME -->
     <!-- begin: table kept COMMIT -->
     <!-- end: table -->
 
 KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `python -m research reproduce`; NAME is a table that a
 benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of those of
-`research.parity`, `energy`, `equal_bytes`, `shares`, `outside`, `headline_tables` or `coverage`.
-Nothing in such a table is typed by hand, and a test
-fails if it is not what the records say.
+`research.parity`, `energy`, `equal_bytes`, `shares`, `outside`, `larger`, `headline_tables` or `coverage`. Nothing in
+such a table is typed by hand, and a test fails if it is not what the records say.
 A kept table was made by an earlier version, whose formats are gone: that commit can make it again, this one cannot.
 """
 
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from dagc.errors import DagcError, InvalidInput, unknown
-from research import energy, equal_bytes, headline_tables, outside, parity, shares
+from research import energy, equal_bytes, headline_tables, larger, outside, parity, shares
 from research.cells import choose
 from research.coverage import COVERAGE
 from research.energy_figure import write_energy
@@ -57,6 +57,7 @@ ROWS: dict[str, tuple[str, Mapping[str, Callable[[Any], tuple[list[str], list[li
     "equal": ("equal-bytes.jsonl", equal_bytes.EQUAL),
     "outside": ("outside.jsonl", outside.TABLES),
     "headline": ("headline.jsonl", headline_tables.TABLES),
+    "larger": ("larger.jsonl", larger.TABLES),
 }
 """Kinds of tables that are made of rows: their record, and the tables by name."""
 

@@ -81,10 +81,28 @@ GRACE = {
 }  # fmt: skip
 
 
+def trained(name, seed, score, sent):
+    """A federation with a codec; the first model is of 100 bytes."""
+    scores = [[place, score] for place in range(1, 5)]
+    sizes = {"bytes_up": sent, "bytes_down": 2 * sent + 100, "bytes_first": 100}
+    return {"name": name, "seed": seed, "scores": scores, **sizes}
+
+
+CODECS = {
+    "theirs": "them 1",
+    "ours": "aaaaaaa",
+    "runs": [
+        trained("no compression", 0, 0.5, 4000),
+        trained("no compression", 1, 0.75, 4000),
+        trained("theirs", 0, 0.25, 40),
+    ],
+}
+
+
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "others").mkdir()
-    for name, found in {"dagc": DAGC, "stc": STC, "grace": GRACE}.items():
+    for name, found in {"dagc": DAGC, "stc": STC, "grace": GRACE, "codecs": CODECS}.items():
         (tmp_path / "others" / f"{name}.json").write_text(json.dumps(found))
     return tmp_path
 
@@ -198,3 +216,13 @@ def test_evaluations_that_do_not_fit_the_columns_are_refused(folder):
         (folder / "others" / "stc.json").write_text(json.dumps({**STC, "training": some}))
         with pytest.raises(InvalidInput, match=r"stc\.json is not a record of others' code"):
             compared("stc-accuracy", folder)
+
+
+def test_codecs_are_compared_with_the_same_training_without_one(folder):
+    heads, rows, source = compared("codecs", folder)
+    assert rows == [
+        ["no compression", "2", "62.5 ± 17.7", "", "4.00 kB", "8.00 kB", "100 B", "12.1 kB"],
+        ["theirs", "1", "25.0", "−25.00", "40 B", "80 B", "100 B", "220 B"],
+    ]
+    assert len(heads) == len(rows[0])
+    assert "`results/others/codecs.json`; theirs: them 1" in source
