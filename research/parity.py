@@ -143,6 +143,7 @@ NEAR = 0.5
 """Points: where a curve should be, after the fifth round; and trainings that show how near equal ones are."""
 BRIEF = {
     "mlp": "MLP on Fashion-MNIST, 10 clients",
+    "fifty, MLP": "the same, 10 of 50 clients in a round",
     "cnn": "CNN on CIFAR-10, 10 clients",
     "lstm": "LSTM on Shakespeare, 10 roles",
     "hospitals": "logistic regression on Fashion-MNIST, 6 clients sized like hospitals",

@@ -19,6 +19,7 @@ from typing import Any
 from dagc.policies.plan import level_bytes
 from dagc.protocol import Member
 from dagc.protocol.extras import Extra, Extras
+from dagc.text import count
 from dagc.training import Config, Federation
 from research import parts
 from research.measured import in_markdown
@@ -104,23 +105,24 @@ def missing(path: Path, seeds: range) -> Iterator[Key]:
 
 def share_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], str]:
     """Where each rule ends, and the bytes that clients have sent, beside bytes by data^(2/3)."""
-    columns = [(task, part) for part in PARTS for task in TASKS]
+    done = {key_of(row)[:3] for row in rows}
+    columns = [(task, part) for part in PARTS for task in TASKS if (task, USUAL, part) in done]
     heads = ["divided by data", *(f"{TITLES[task]}, {part:g} ×" for task, part in columns), "bytes up"]
     body = []
-    for rule in RULES:
+    for rule in (each for each in RULES if each in {name for _, name, _ in done}):
         cells, factors = [], []
         for task, part in columns:
             ours, usual = ({r["seed"]: r for r in rows if key_of(r)[:3] == (task, one, part)} for one in (rule, USUAL))
-            seeds = sorted(ours.keys() & usual.keys())
-            factors += [ours[seed]["bytes_up"] / usual[seed]["bytes_up"] for seed in seeds]
-            ends = [_end(ours[seed]) for seed in seeds]
-            gaps = [_end(ours[seed]) - _end(usual[seed]) for seed in seeds]
+            shared = sorted(ours.keys() & usual.keys())
+            factors += [ours[seed]["bytes_up"] / usual[seed]["bytes_up"] for seed in shared]
+            ends = [_end(ours[seed]) for seed in shared]
+            gaps = [_end(ours[seed]) - _end(usual[seed]) for seed in shared]
             gap = "" if rule == USUAL or not gaps else f" ({statistics.mean(gaps):+z.1f})".replace("-", "−")
             cells.append(f"{statistics.mean(ends):.1f}{gap}" if ends else "–")
         low, high = (f"{100 * each(factors, default=1.0):.0f}" for each in (min, max))
         body.append([rule, *cells, f"{low} %" if low == high else f"{low}–{high} %"])
-    count = len({row["seed"] for row in rows})
-    source = f"Record: `results/shares.jsonl`; {count} seeds, plain averaging. Mean of the last three evaluations; "
+    seeds = count(len({row["seed"] for row in rows}), "seed", words=True)
+    source = f"Record: `results/shares.jsonl`; {seeds}, plain averaging. Mean of the last three evaluations; "
     return heads, body, source + "in brackets the difference to bytes by data^(2/3), seed by seed."
 
 
