@@ -90,7 +90,7 @@ def of_local_steps(plan: dict[str, Any]) -> Found:
 def main() -> None:
     options = arguments(__doc__).parse_args()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    heads, rows = ["", "", "frame", "to the host", "to the device", "waits"], []
+    heads, rows = ["", "method", "frame", "to the host", "to the device", "waits"], []
     for words, measure in (("hook, a step", of_hook), ("LocalSteps, an exchange", of_local_steps)):
         for name, plan in PLANS.items():
             frames, counts = zip(*measure(plan)[1:], strict=True)

@@ -110,8 +110,7 @@ class ErrorFeedback(Stateful):
         sparse = self._select(parts, Adding(self._residual, out), parameter, scramble(self.seed, self.steps))
         if self.values != "fp32" or self._clip:
             sent = self._bounded(sparse.values)
-            places = torch.from_numpy(sparse.indices).to(out.device)
-            out[places] = torch.from_numpy(sparse.values - sent).to(out.device)
+            out[sparse.places(out.device)] = torch.from_numpy(sparse.values - sent).to(out.device)
             sparse = Sparse.trusted(sparse.size, sparse.indices, sent, sparse.seed)
         self._residual = out
         self.steps += 1

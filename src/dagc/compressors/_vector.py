@@ -65,7 +65,7 @@ def removed(sparse: Sparse, adding: Adding | None) -> Sparse:
     if adding is not None and adding.out.is_cpu:
         adding.out.numpy()[sparse.indices] = 0.0
     elif adding is not None:
-        adding.out[torch.from_numpy(sparse.indices).to(adding.out.device)] = 0.0
+        adding.out[sparse.places(adding.out.device)] = 0.0
     return sparse
 
 
@@ -118,8 +118,9 @@ def picked(vector: torch.Tensor, indices: torch.Tensor, seed: int | None = None)
     """These entries of the vector, brought to the host in one transfer."""
     if vector.is_cpu:
         return Sparse.trusted(len(vector), indices.numpy(), vector[indices].numpy(), seed)
-    places, bits = torch.stack((indices, vector[indices].view(torch.int32).to(torch.int64))).cpu().numpy()
-    return Sparse.trusted(len(vector), places, bits.astype(np.int32).view(np.float32), seed)
+    kind = torch.int32 if len(vector) < 1 << 31 else torch.int64
+    places, bits = torch.stack((indices.to(kind), vector[indices].view(torch.int32).to(kind))).cpu().numpy()
+    return Sparse.trusted(len(vector), places.astype(np.int64), bits.astype(np.int32).view(np.float32), seed)
 
 
 def places_to_sample(size: int, count: int) -> NDArray[np.int64]:
