@@ -9,6 +9,7 @@ import json
 import math
 import os
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from research.origin import source_commit
 from research.parity import records
 from research.real_updates import Real, kept
 
-__all__ = ["LEVELS", "factor_table", "uniform"]
+__all__ = ["FACTORS", "LEVELS", "factor_table", "uniform"]
 
 RESULTS = Path(__file__).parents[1] / "results" / "factors.jsonl"
 LEVELS = (5, 7, 9, 11, 15, 31)
@@ -104,6 +105,10 @@ def factor_table(rows: list[dict[str, Any]]) -> Table:
     heads = ["", *(f"{model}, {budget} ×{', coded' if coded else ''}" for model, budget, coded in columns)]
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     return heads, body, f"Record: `results/factors.jsonl`, commit {commits}. Mean of six vectors; bytes as above."
+
+
+FACTORS: dict[str, Callable[[list[dict[str, Any]]], Table]] = {"bits": factor_table}
+"""What documents may show: `<!-- begin: table factors NAME -->`."""
 
 
 def main() -> None:

@@ -14,8 +14,9 @@ A document has a table between two markers, the first of which says what is in i
 
 KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `python -m research reproduce`; NAME is a table that a
 benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of
-`research.parity.TABLES`, `research.energy.ENERGIES`, `research.equal_bytes.EQUAL` or `research.outside.TABLES`. Nothing
-in such a table is typed by hand, and a test fails if it is not what the records say.
+`research.parity.TABLES`, `research.energy.ENERGIES`, `research.equal_bytes.EQUAL`, `research.factors.FACTORS`
+or `research.outside.TABLES`. Nothing in such a table is typed by hand, and a test fails if it is not what the records
+say.
 A kept table was made by an earlier version, whose formats are gone: that commit can make it again, this one cannot.
 """
 
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from dagc.errors import DagcError, InvalidInput, unknown
-from research import energy, equal_bytes, outside, parity
+from research import energy, equal_bytes, factors, outside, parity
 from research.cells import choose
 from research.energy_figure import write_energy
 from research.judged import on_shared_seeds
@@ -49,6 +50,7 @@ ROWS: dict[str, tuple[str, Mapping[str, Callable[[Any], tuple[list[str], list[li
     "parity": ("parity.jsonl", parity.TABLES),
     "energy": ("energy.jsonl", energy.ENERGIES),
     "equal": ("equal-bytes.jsonl", equal_bytes.EQUAL),
+    "factors": ("factors.jsonl", factors.FACTORS),
     "outside": ("outside.jsonl", outside.TABLES),
 }
 """Kinds of tables that are made of rows: their record, and the tables by name."""
