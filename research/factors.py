@@ -45,8 +45,9 @@ def uniform(values: Tensor, levels: int) -> Tensor:
     """
     most = (levels - 1) // 2
     steps = values.square().mean().sqrt() * torch.linspace(0.3, 1.6, 27) * 3 / (most + 0.5)
-    tries = [((values / step).round().clamp(-most, most), step) for step in steps]
-    return min(tries, key=lambda one: float((values - one[0] * one[1]).square().sum()))[0]
+    tries: list[tuple[Tensor, Tensor]] = [((values / step).round().clamp(-most, most), step) for step in steps]
+    best, _ = min(tries, key=lambda one: float((values - one[0] * one[1]).square().sum()))
+    return best
 
 
 def bits_of(integers: Tensor, levels: int, coded: bool) -> float:
