@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 from dagc.data import load
+from dagc.feedback import ErrorFeedback
 from dagc.models import build, parameter_count
 from dagc.protocol import broadcasts, uplink
 from dagc.text import count
@@ -63,7 +64,9 @@ EXPONENTS: dict[str, dict[str, Any]] = {
     for name, value in (("0", 0.0), ("1/3", 1 / 3), ("1", 1.0))
 }
 """Other divisions of the bytes among clients: in proportion to p^exponent. `chosen` has 2/3."""
-EVERY = {**FORMS, **STEPS, **EXPONENTS}
+RESETS: dict[str, dict[str, Any]] = {f"{name}, reset": FORMS[name] for name in ("signs", "levels")}
+"""Forms whose entries leave no residual where they were sent."""
+EVERY = {**FORMS, **STEPS, **EXPONENTS, **RESETS}
 LEVELS = "levels"
 TASKS: dict[str, dict[str, Any]] = {name: PARITY[name] for name in ("mlp", "cnn", "lstm")}
 BUDGETS = (16, 64)
@@ -84,6 +87,38 @@ def levels_alone() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def reset() -> Iterator[None]:
+    """Let both sides forget what is left of an entry that they sent, instead of keeping it."""
+    step, encode, broadcast = ErrorFeedback.step, ErrorFeedback.encode, broadcasts.Broadcaster.broadcast
+
+    def stepped(self: ErrorFeedback, *arguments: Any) -> Any:
+        sparse = step(self, *arguments)
+        self.residual[sparse.indices] = 0
+        return sparse
+
+    def encoded(self: ErrorFeedback, *arguments: Any, **named: Any) -> Any:
+        frame, update = encode(self, *arguments, **named)
+        self.residual[update.sparse.indices] = 0
+        return frame, update
+
+    def sent(self: broadcasts.Broadcaster, model: Any, *arguments: Any) -> Any:
+        update = broadcast(self, model, *arguments)
+        if update is not None:
+            places = update.sparse.indices
+            self.target[places] = model[places] + update.sparse.values
+        return update
+
+    with ExitStack() as patches:
+        for owner, name, new in (
+            (ErrorFeedback, "step", stepped),
+            (ErrorFeedback, "encode", encoded),
+            (broadcasts.Broadcaster, "broadcast", sent),
+        ):
+            patches.enter_context(patch.object(owner, name, new))
+        yield
+
+
 def configured(key: Key, data: str | None, rounds: int | None = None) -> Config:
     """The configuration of a training; the budget depends on the size of its model."""
     task, form, budget, momentum, seed = key
@@ -101,7 +136,11 @@ def configured(key: Key, data: str | None, rounds: int | None = None) -> Config:
 def run(key: Key, data: str | None, rounds: int | None = None) -> dict[str, Any]:
     """Train once: the score at every evaluation, and total bytes at the end, the first model included."""
     config, scores = configured(key, data, rounds), []
-    with levels_alone() if key[1] == LEVELS else ExitStack():
+    with ExitStack() as changes:
+        if key[1].startswith(LEVELS):
+            changes.enter_context(levels_alone())
+        if key[1] in RESETS:
+            changes.enter_context(reset())
         for round in iterate(config):
             if round.score is not None:
                 scores.append([round.round, float(f"{round.score:.5f}")])
@@ -174,10 +213,24 @@ def _by_task(
     return heads, body, f"{record}. {how}"
 
 
+def reset_table(rows: Rows) -> tuple[list[str], list[list[str]], str]:
+    """Where training ends if entries leave no residual where they were sent."""
+    heads, body = ["task", "bytes", "signs", "signs, reset", "levels", "levels, reset"], []
+    for task in TASKS:
+        for budget in sorted({row["budget"] for row in rows if row["task"] == task and row["form"] in RESETS}):
+            ends = [_ends(rows, task, form, budget, MOMENTUM) for form in heads[2:]]
+            shared = set.intersection(*(set(each) for each in ends))
+            cells = [_mean([each[seed] for seed in sorted(shared)]) for each in ends]
+            body.append([TITLES[task], f"{budget:g} ×", *cells])
+    source = "Record: `results/equal-bytes.jsonl`; momentum 0.9, seed 0. Accuracy in %, the mean of the last three"
+    return heads, body, f"{source} evaluations; bytes in multiples of ½√d per client and round, each way."
+
+
 EQUAL: dict[str, Callable[[Rows], tuple[list[str], list[list[str]], str]]] = {
     "end": end_table,
     "steps": step_table,
     "exponents": exponent_table,
+    "resets": reset_table,
 }
 """What documents may show: `<!-- begin: table equal NAME -->`."""
 

@@ -23,7 +23,7 @@ from dagc.updates.update import Terms, Update
 from dagc.wire import decode, encode
 from dagc.wire.shapes import extents
 
-__all__ = ["FORMS", "Carried", "carried", "computed", "low_rank_frame", "needed"]
+__all__ = ["FORMS", "Carried", "Triples", "carried", "computed", "low_rank_frame", "needed", "share_of", "triples_of"]
 
 Shapes = Sequence[tuple[int, ...]]
 Reals = NDArray[np.float64]
@@ -101,7 +101,7 @@ class Triples(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def _triples(vector: Tensor, shapes: tuple[tuple[int, ...], ...]) -> list[Triples]:
+def triples_of(vector: Tensor, shapes: tuple[tuple[int, ...], ...]) -> list[Triples]:
     """Every matrix; convolutions have a row per output channel."""
     found = []
     for start, rows, columns in extents(shapes):
@@ -119,7 +119,7 @@ def low_rank_frame(vector: Tensor, shapes: Shapes, most: int) -> tuple[bytes, Up
     low, high = (int(nearest(math.sqrt(energy) * factor)) for factor in (1e-5, 2.0))
     while high - low > 0:
         step = (low + high) // 2
-        terms = _terms_at(_triples(vector, tuple(shapes)), step)
+        terms = _terms_at(triples_of(vector, tuple(shapes)), step)
         body = _body(terms, step, shapes, most) if terms else None
         if terms and body is None:
             low = step + 1
@@ -174,7 +174,7 @@ def power_sgd(vector: Tensor, shapes: Shapes, most: int) -> Carried:
     The factors are the best there are; its power iterations only come near them. A matrix is sent whole where that is
     shorter. Nothing is carried if rank 1 does not fit.
     """
-    triples = {each.start: each for each in _triples(vector, tuple(shapes))}
+    triples = {each.start: each for each in triples_of(vector, tuple(shapes))}
     best = NOTHING
     for rank in range(1, max((min(each.matrix.shape) for each in triples.values()), default=0) + 1):
         decoded, numbers = vector.half().float(), 0
@@ -240,7 +240,7 @@ def computed(vector: Tensor, shapes: Shapes, most: int) -> Carried:
 
 def _computed_triples(vector: Tensor, shapes: Shapes, most: int, bits: int) -> Carried:
     """Factors of `bits` bits, uniform up to the best multiple of their standard deviation, and two floats a term."""
-    triples = _triples(vector, tuple(shapes))
+    triples = triples_of(vector, tuple(shapes))
     each = [(float(s) ** 2, sum(one.matrix.shape) * bits / 8 + 8, one, k)
             for one in triples for k, s in enumerate(one.sigmas.tolist())]  # fmt: skip
     decoded, used = torch.zeros_like(vector, dtype=torch.float64), 0.0

@@ -17,9 +17,8 @@ A document has a table between two markers, the first of which says what is in i
     <!-- end: table -->
 
 KIND is one of `KINDS`, EXPERIMENT and CELLS are as for `python -m research reproduce`; NAME is a table that a
-benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of those of
-`research.parity`, `energy`, `equal_bytes`, `shares`, `outside`, `larger`, `headline_tables` or `coverage`. Nothing in
-such a table is typed by hand, and a test fails if it is not what the records say.
+benchmark has recorded, one of `research.others.OTHERS`, with other people's code beside ours, or one of those of the
+modules in `ROWS`. Nothing in such a table is typed by hand, and a test fails if it is not what the records say.
 A kept table was made by an earlier version, whose formats are gone: that commit can make it again, this one cannot.
 """
 
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from dagc.errors import DagcError, InvalidInput, unknown
-from research import energy, equal_bytes, headline_tables, larger, outside, parity, shares
+from research import energy, equal_bytes, factors, headline_tables, larger, outside, parity, shares
 from research.cells import choose
 from research.coverage import COVERAGE
 from research.energy_figure import write_energy
@@ -55,6 +54,7 @@ ROWS: dict[str, tuple[str, Mapping[str, Callable[[Any], tuple[list[str], list[li
     "shares": ("shares.jsonl", shares.SHARES),
     "energy": ("energy.jsonl", energy.ENERGIES),
     "equal": ("equal-bytes.jsonl", equal_bytes.EQUAL),
+    "factors": ("factors.jsonl", factors.FACTORS),
     "outside": ("outside.jsonl", outside.TABLES),
     "headline": ("headline.jsonl", headline_tables.TABLES),
     "larger": ("larger.jsonl", larger.TABLES),

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dagc import InvalidInput, Plan
 from dagc.errors import OutsideBound
-from dagc.protocol import ModelServer, Server
+from dagc.protocol import ModelServer, Server, Upload
 from dagc.training import Config, Federation
+from dagc.updates import encode_update
 from tests.helpers.states import copied
 from tests.protocol.runs import Client
 
@@ -145,3 +147,39 @@ def test_no_gradient_passes_a_budget_in_bytes(method, values, frames):
                     uploads.append(server.read(name, frame))
                 server.advance(uploads, server.model - server.total(uploads))
                 assert sent <= 3 * budget * (t + 1), (size, budget, t)
+
+
+class Vectors(TorchDispatchMode):
+    """The storages of at least so many bytes that operations leave behind."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.found = least, {}
+
+    def __torch_dispatch__(self, operation, types, arguments=(), named=None):
+        result = operation(*arguments, **(named or {}))
+        for each in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(each, torch.Tensor) and each.untyped_storage().nbytes() >= self.least:
+                self.found[each.untyped_storage().data_ptr()] = each  # kept, so that no address comes twice
+        return result
+
+
+@pytest.mark.parametrize("clients", [2, 30])
+def test_the_servers_sum_needs_one_vector(clients):
+    shapes = [(300, 400), (400,), (200, 500)]
+    size = 300 * 400 + 400 + 200 * 500
+    generator = torch.Generator().manual_seed(1)
+    vector = torch.randn(size, generator=generator).pow(3)
+    vector[: 300 * 400] += 20 * torch.outer(torch.ones(300), torch.randn(400, generator=generator)).reshape(-1)
+    server = Server(Plan(method="dagc"), size, shapes=shapes)
+    uploads = []
+    for number in range(clients):
+        server.join(str(number), 10)
+        uploads.append(Upload(str(number), encode_update(vector * (1 + number), shapes, 3000)[1], b""))
+    assert uploads[0].update.terms
+    assert len(uploads[0].update.sparse)
+    with Vectors(4 * size) as seen:
+        total = server.total(uploads)
+    assert set(seen.found) <= {total.untyped_storage().data_ptr()}
+    expected = sum(upload.update.dense().double() for upload in uploads) / clients
+    assert torch.allclose(total.double(), expected, rtol=1e-5, atol=1e-5)

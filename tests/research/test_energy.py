@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from dagc.compressors import top_k
 from dagc.errors import InvalidInput
+from dagc.feedback import ErrorFeedback
 from dagc.protocol import broadcasts, uplink
-from dagc.updates import decode_update
-from research import Store, energy, equal_bytes, forms, tables
+from dagc.updates import decode_update, encode_update
+from research import Store, energy, equal_bytes, factors, forms, tables
 from research.energy_figure import write_energy
 from research.parity import records
+from research.real_updates import Real
 
 ROOT = Path(__file__).parents[2]
 SHAPES = ((60, 40), (60,), (20, 8, 3, 3), (20,))
@@ -166,3 +169,35 @@ def test_trainings_at_equal_bytes_differ_in_their_form_alone(monkeypatch, tmp_pa
     assert all(0.9 < part <= 1 for part in up.values()), up
     assert len({tuple(map(tuple, run["scores"])) for run in runs.values()}) == 4  # levels are not what dagc sends
     assert broadcasts.encode_update is uplink.encode_update is forms.encode_update  # as they were
+
+
+def test_a_reset_leaves_no_residual_where_entries_were_sent(monkeypatch):
+    task = {"task": "mlp@digits", "rounds": 2, "local_steps": 2, "learning_rate": 0.1, "evaluate_every": 1}
+    monkeypatch.setitem(equal_bytes.TASKS, "mlp", task)
+    plain = ErrorFeedback(top_k, 4, values="sign")
+    with equal_bytes.reset():
+        changed = ErrorFeedback(top_k, 4, values="sign")
+        for feedback in (plain, changed):
+            feedback.step(torch.tensor([1.0, 5.0, 2.0, -3.0]), 2)
+        assert changed.residual.tolist() == [1.0, 0.0, 2.0, 0.0]
+        _, update = changed.encode(torch.zeros(4), lambda vector: encode_update(vector, [4], 40))
+        assert not changed.residual[update.sparse.indices].any()
+    again = ErrorFeedback(top_k, 4, values="sign")
+    again.step(torch.tensor([1.0, 5.0, 2.0, -3.0]), 2)
+    assert again.residual.tolist() == [1.0, 1.0, 2.0, 1.0]  # as it was
+    runs = [equal_bytes.run(("mlp", form, 16.0, 0.9, 0), None) for form in ("signs", *equal_bytes.RESETS)]
+    assert len({tuple(map(tuple, run["scores"])) for run in runs}) == 3
+    assert equal_bytes.reset_table([{**run, "seed": 0} for run in runs[:1]])[1] == []
+
+
+def test_factors_with_an_entropy_coder_carry_more_and_ours_carry_most():
+    generator = torch.Generator().manual_seed(2)
+    left, right = torch.randn(60, 30, generator=generator), torch.randn(30, 80, generator=generator)
+    vector = ((left * torch.logspace(0, -2, 30)) @ right).reshape(-1)
+    row = factors.measured("MLP", Real("client, round 1", vector, [(60, 80)]))
+    shares = {tuple(key): share for *key, share in row["carried"]}
+    assert all(shares[40, levels, True] > shares[40, levels, False] for levels in (11, 15, 31))
+    assert shares[40, "dagc", True] > max(shares[40, levels, False] for levels in factors.LEVELS)
+    body = factors.factor_table([row])[1]
+    assert [len(line) for line in body] == [5] * 7
+    assert body[0][0] == "5 values, 2.3 bits"
