@@ -3,7 +3,7 @@
 At its default budget, a method whose encoder chooses what a frame holds (`dagc`) has these extras, if its downlink is
 not lossless. A budget of the user's is kept as it is.
 
-- Start: a client's first upload and the first four broadcasts carry 95 % of the energy, if that takes at most eight
+- Start: a client's first upload and the first eight broadcasts carry 95 % of the energy, if that takes at most eight
   times their usual bytes. Later, error feedback has made up for the rest.
 - Lean frames: a frame whose usual bytes would carry less than 70 % of the energy may take up to half as many more, as
   long as it has no more than a tenth of a byte per entry. Some models need that, others do not.
@@ -22,7 +22,7 @@ from dagc.policies.allocated import most_bytes
 from dagc.policies.plan import MOST_PART, level_bytes
 from dagc.protocol.roster import Member
 
-FIRST_SHARE, FIRST_TIMES, FIRST_BROADCASTS = 0.95, 8, 4
+FIRST_SHARE, FIRST_TIMES, FIRST_BROADCASTS = 0.95, 8, 8
 LEAN_SHARE, LEAN_TIMES = 0.7, 1.5
 VISIT_AFTER = 8
 """Where clients are typically away for more rounds than this, all of them visit. Elsewhere, one that was away for
