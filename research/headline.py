@@ -127,7 +127,7 @@ def rates_at(task: str, method: str, point: Point) -> tuple[float, float]:
 def trained(
     task: str, method: str, seed: int, point: Point, data: str | None, held_out: bool = False
 ) -> list[list[float]]:
-    """Train once: round, score and total bytes at every evaluation, the first model included. None if it diverges."""
+    """Train once: round, score and total bytes at every evaluation, the first model included."""
     client, server = rates_at(task, method, point)
     fields = {**TASKS[task], **METHODS[method], "learning_rate": client, "server_rate": server}
     if held_out:

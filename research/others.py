@@ -190,11 +190,8 @@ def _codecs(found: dict[str, Any]) -> Columns:
     rows = []
     for name in names:
         runs = [run for run in every if run["name"] == name and run["seed"] in plain]
-        ends = [mean(score for _, score in run["scores"][-3:]) for run in runs]
-        gaps = [
-            end - mean(score for _, score in plain[run["seed"]]["scores"][-3:])
-            for run, end in zip(runs, ends, strict=True)
-        ]
+        ends = [_ended(run) for run in runs]
+        gaps = [end - _ended(plain[run["seed"]]) for run, end in zip(runs, ends, strict=True)]
         up, first = mean(run["bytes_up"] for run in runs), mean(run["bytes_first"] for run in runs)
         down = mean(run["bytes_down"] for run in runs) - first
         gap = "" if name == names[0] else points(spread(gaps))

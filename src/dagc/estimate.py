@@ -61,12 +61,15 @@ def estimate(config: Config, size: int, examples: Mapping[str, float]) -> Estima
             ends.append(trained + network.seconds(place, "up", scale * upload, trained))
         played.append((scale * sum(uploads), scale * sum(downloads), known, max(ends) - clock))
         clock = max(ends)
-    later = played[len(played) // 2 :]  # the first rounds are unlike those that follow
-    _, received, visits, took = (sum(amounts) for amounts in zip(*later, strict=True))
+    half = len(played) // 2  # the first rounds are unlike those that follow
+    (_, early, met, began), (_, received, visits, took) = (
+        tuple(map(sum, zip(*part, strict=True))) if part else (0, 0, 0, 0) for part in (played[:half], played[half:])
+    )
     new = len(names) * (1 - (1 - present / len(names)) ** rounds) if first else 0.0
-    repeated = (present * rounds - new) * received / max(1, visits)
+    repeated = early + (present * rounds - new - met) * received / max(1, visits)
     sent = rounds * sum(each[0] for each in played) / len(played)
-    seconds = took * rounds / len(later) + (network.seconds(0, "down", first, 0.0) if first else 0.0)
+    slowest = max(network.seconds(place, "down", first, 0.0) for place in range(len(names))) if first else 0.0
+    seconds = began + (rounds - half) * took / (len(played) - half) + slowest
     return Estimate(full, sent, first * new + repeated, first * new, seconds)
 
 

@@ -20,8 +20,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from dagc.errors import CheckpointError, InvalidInput, NewerVersion, shown
-from dagc.errors import Damaged as Damaged
+from dagc.errors import CheckpointError, Damaged, InvalidInput, NewerVersion, shown
 from dagc.files import failure, write_atomically
 
 Check = Callable[[Any], Any]
@@ -269,8 +268,8 @@ def _brought_back(kept: Any) -> Any:
 
 
 @contextmanager
-def all_or_nothing(owner: Any, what: str) -> Iterator[None]:
-    """If the block fails, `owner` is rolled back, and the state does not fit `what`: `InvalidInput`."""
+def all_or_nothing(owner: Any, what: str, remedy: str = "") -> Iterator[None]:
+    """If the block fails, `owner` is rolled back, and the state does not fit `what`: `InvalidInput`, with a remedy."""
     before = owner.snapshot()
     try:
         yield
@@ -278,7 +277,7 @@ def all_or_nothing(owner: Any, what: str) -> Iterator[None]:
         owner.rollback(before)
         if isinstance(error, InvalidInput):
             raise
-        raise InvalidInput(f"the state does not fit {what}: {error!r}") from error
+        raise InvalidInput(f"the state does not fit {what}: {error!r}{remedy}") from error
 
 
 def plain(value: Any) -> Any:

@@ -61,7 +61,7 @@ class Grid(LocalGrid):
     def __init__(self, faults: Faults) -> None:
         super().__init__(_app(self), NODES)
         self.faults = faults
-        self.changes: dict[int, torch.Tensor] = {}  # what each node has learnt in its last training
+        self.changes: dict[int, torch.Tensor] = {}  # what each node has learned in its last training
         self.computed: dict[str, torch.Tensor] = {}
         self.visits: dict[str, int] = {}  # the round of each client's last visit, with which its books begin
         self.late: list[Message] = []
@@ -115,7 +115,7 @@ class Grid(LocalGrid):
         return [reply]
 
     def _work(self, message: Message, node: int) -> Message:
-        """A node's reply; what it has learnt counts once it is in the node's file."""
+        """A node's reply; what it has learned counts once it is in the node's file."""
         faults, name = self.faults, f"partition-{node - 1}"
         path = state_path(RUN, self.contexts[node])
         self._wrong_file(message, node, path)
@@ -309,7 +309,7 @@ def _damage_newest(faults: Faults, folder: Path, last: int) -> int:
 
 
 def _check_books(grid: Grid, strategy: Watched, taken: dict[int, list[Upload]], folder: Path) -> None:
-    """What was taken from a node and what it keeps are together what it has learnt."""
+    """What was taken from a node and what it keeps are together what it has learned."""
     members = strategy._started().server.members
     for name, computed in grid.computed.items():
         node = read_node(folder / "nodes" / RUN / f"{name}.safetensors")

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from dagc import BudgetWarning, InvalidInput
 from dagc.cli import app
 from dagc.estimate import estimate
+from dagc.network import make_network
 from dagc.policies.plan import level_bytes, usual_bytes
 from dagc.training import Config, Federation
 
@@ -122,7 +123,7 @@ def test_a_method_may_have_rounds_of_its_own():
 
 
 def test_a_plan_says_what_a_training_would_say_before_its_first_round():
-    """That nobody sends, or little is learnt; and that nobody knows what a smaller budget than the usual one does."""
+    """That nobody sends, or little is learned; and that nobody knows what a smaller budget than the usual one does."""
     arguments = ("--parameters", "20k", "--methods", "dagc", "--rounds", 3)
     with pytest.raises(InvalidInput, match="nobody sends anything in 3 rounds of 1 byte per client"):
         planned(*arguments, "--bytes", 1)
@@ -131,6 +132,18 @@ def test_a_plan_says_what_a_training_would_say_before_its_first_round():
     assert lean["accuracy"].startswith("has less than its own 2.00 kB per client and round, and nobody knows how")
     for more in ([], ["--bytes", 2000]):
         assert planned(*arguments, *more)[0]["accuracy"].startswith("about the accuracy of none at the same rounds")
+    (hourly,) = planned(*arguments, "--rate", "100 MB/hour", "--bytes", 5000)
+    assert hourly["accuracy"].startswith("nobody knows how")
+
+
+def test_the_first_model_has_arrived_when_the_slowest_client_has_it():
+    fields = ("--methods", "dagc", "--parameters", "100k", "--clients", 20, "--rounds", 3)
+    plain, slow = (planned(*fields, "--network", f"constant:up=1,down={down}")[0] for down in (1, 0.5))
+    assert slow["seconds"] > plain["seconds"]
+    network = make_network("random:mean=1,spread=1.5")
+    (spread,) = planned(*fields, "--network", "random:mean=1,spread=1.5")
+    first = spread["first_download"] / 20
+    assert spread["seconds"] > max(network.seconds(place, "down", first, 0.0) for place in range(20))
 
 
 def test_caps_and_switches():
@@ -147,6 +160,7 @@ def test_caps_and_switches():
         (["--network", "constant:up=0"], "up must be above 0"),
         (["--parameters", "many"], "'many': write a number"),
         (["--parameters", "8Mb/s"], "'8Mb/s': write a number"),
+        (["--parameters", "5Mk"], "'5Mk': write a number"),
         (["--parameters", "0"], "it must be at least 1"),
         (["--parameters", "1e30"], r"at most 2\^30"),
         (["--sizes", "5,x"], "size 'x'"),

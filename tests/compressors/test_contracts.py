@@ -142,12 +142,6 @@ class TestTheSuiteCatches:
         with pytest.raises(AssertionError, match=r"more than|cap"):
             check_policy(Method(("bytes", "rate"), lambda plan, size: Generous(plan, size, "dagc-r", "top-k")))
 
-
-def test_vectors_are_what_they_say():
-    from dagc.testing import vectors
-
-    assert all(torch.isfinite(vector).all() and vector.dtype == torch.float32 for vector in vectors().values())
-
     def test_a_form_that_takes_more_bytes_than_it_may(self):
         with pytest.raises(AssertionError, match="the frame has"):
             check_update(lambda vector, shapes, most: encode_update(vector, shapes, most + 1), decode_update)
@@ -181,3 +175,9 @@ def test_vectors_are_what_they_say():
 
         with pytest.raises(AssertionError, match="damaged bytes raise ValueError"):
             check_update(encode_update, decode)
+
+
+def test_vectors_are_what_they_say():
+    from dagc.testing import vectors
+
+    assert all(torch.isfinite(vector).all() and vector.dtype == torch.float32 for vector in vectors().values())

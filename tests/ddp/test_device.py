@@ -25,8 +25,8 @@ SHAPES = [(256, 400), (400,), (400, 100), (100,)]
 SIZE = 256 * 400 + 400 + 400 * 100 + 100
 MODEL = 4 * SIZE
 """Bytes of the model."""
-ENTRY = 12
-"""Bytes of an entry on its way: a position in 64 bits and a value."""
+ENTRY = 8
+"""Bytes of an entry on its way: a position in 32 bits and a value."""
 PLANS = {
     "top-k": {"method": "top-k", "ratio": 0.005},
     "per tensor": {"method": "top-k", "ratio": 0.005, "per_tensor": True, "values": "int8"},

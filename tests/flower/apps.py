@@ -150,7 +150,7 @@ def taken_of(strategy):
 
 
 def computed_by(seen, part):
-    """The sum of all that a node learnt."""
+    """The sum of all that a node learned."""
     return sum(change.double() for who, _, change in seen if who == part)
 
 

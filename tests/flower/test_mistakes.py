@@ -52,13 +52,13 @@ def test_without_the_mod_on_one_node_the_others_train_and_it_is_named(states, ca
 
 
 @pytest.mark.parametrize(
-    ("bytes", "words"), [(0.1, "nobody sends anything in 2 rounds of 0.1 bytes"), (4, r"hold at most 1.2 % of the")]
+    ("bytes", "words"), [(4, "nobody sends anything in 2 rounds of 4 bytes"), (12, r"hold at most 0.62 % of the")]
 )
 def test_a_budget_that_teaches_nothing_is_refused_or_warned_about_before_the_first_round(bytes, words):
-    strategy = DataAware(fed_avg(), bytes=bytes, down=bytes)
-    with pytest.raises(InvalidInput, match=words) if bytes < 1 else pytest.warns(BudgetWarning, match=words):
+    strategy = DataAware(fed_avg(), bytes=bytes, down=2)
+    with pytest.raises(InvalidInput, match=words) if bytes == 4 else pytest.warns(BudgetWarning, match=words):
         start(strategy, LocalGrid(client_app(), NODES), 2)
-    assert strategy._run.round == (0 if bytes < 1 else 2)
+    assert strategy._run.round == (0 if bytes == 4 else 2)
 
 
 def test_an_app_that_answers_without_looking_at_the_model_is_found_out_too():
@@ -373,7 +373,7 @@ def test_examples_that_are_no_number_are_named():
 @pytest.mark.parametrize(("settings", "ahead"), [({"method": "thrifty"}, True), ({"method": "dagc"}, False)])
 def test_a_train_loss_of_another_model_than_the_servers_is_named(caplog, settings, ahead):
     with caplog.at_level(logging.INFO):
-        start(DataAware(fed_avg(), **settings), LocalGrid(client_app(), NODES), 1)
+        start(DataAware(fed_avg(), **settings), LocalGrid(client_app(), NODES), 3)
     assert ("train_loss is of the models that nodes train from, ahead of the server's" in caplog.text) == ahead
 
 

@@ -117,7 +117,7 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_has_its_residual_when_i
     assert after.lineage == before.lineage
     assert after.uplink.feedback.steps > before.uplink.feedback.steps
     assert after.examples == before.examples
-    # What it had not sent is still there, beside what it has learnt since: 1.1 times as much without processes.
+    # What it had not sent is still there, beside what it has learned since: 1.1 times as much without processes.
     assert after.uplink.feedback.residual @ kept > 0.8 * kept @ kept
     assert rows[-1]["score"] > rows[0]["score"]
 

@@ -47,7 +47,7 @@ def test_a_csv_of_numbers_is_a_regression(tmp_path):
         load("digits", objective="regression")
 
 
-def test_texts_are_clients_whose_next_characters_are_learnt(tmp_path):
+def test_texts_are_clients_whose_next_characters_are_learned(tmp_path):
     (tmp_path / "ann.txt").write_text("abcd" * 200)
     (tmp_path / "bob.txt").write_text("dcba" * 100)
     (tmp_path / "short.txt").write_text("abc")

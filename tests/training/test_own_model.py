@@ -217,7 +217,7 @@ def test_a_test_set_of_its_own_is_used_whole():
         load(data, test=(X, LABELS))
 
 
-def test_numbers_are_learnt_and_scored_by_r_squared():
+def test_numbers_are_learned_and_scored_by_r_squared():
     test = X[:50], NUMBERS[:50]
     result = train(config(ratio=1.0, rounds=100, **IID), model=nn.Linear(6, 1), data=(X[50:], NUMBERS[50:]), test=test)
     score = result.rounds[-1].score
@@ -234,7 +234,7 @@ def test_numbers_are_learnt_and_scored_by_r_squared():
     assert ours.model(X).shape == (len(X), 1)
 
 
-def test_next_tokens_are_learnt_and_padding_does_not_count():
+def test_next_tokens_are_learned_and_padding_does_not_count():
     result = train(config(rounds=60, learning_rate=0.5), model=made("tied"), data=SEQUENCES)
     assert result.score > 0.9
     x, y = TOKENS[:, :-1], TOKENS[:, 1:].clone()

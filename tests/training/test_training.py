@@ -110,6 +110,8 @@ def test_a_plan_is_taken_as_in_other_engines(plan, fields):
 def test_a_plan_and_its_settings_are_not_both_given():
     with pytest.raises(InvalidInput, match="give a plan or settings, not both: ratio could be in the plan"):
         train(plan=Plan(), ratio=0.1)
+    with pytest.raises(InvalidInput, match="config or plan, not both"):
+        iterate(config(), plan=Plan())
     for wrong in (0.1, config()):
         with pytest.raises(InvalidInput, match=r"give a dagc\.Plan"):
             train(plan=wrong)

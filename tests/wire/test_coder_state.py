@@ -91,7 +91,7 @@ def test_a_restored_memory_goes_on_in_the_same_way(shapes, clocks, signs, data):
         assert state(restored) == state(memory)
 
 
-def learnt():
+def learned():
     """A memory that has counted three frames."""
     memory = Memory([(3, 4), 5])
     for start in range(3):
@@ -132,7 +132,7 @@ JUNK = {
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK)
 def test_junk_in_a_saved_memory_is_refused(junk):
-    memory = learnt()
+    memory = learned()
     saved = copy.deepcopy(memory.state_dict())
     assert len(saved["tables"]) == 2 * 56 + 2 * 51 + 4  # 52 contexts and 4 rows: what the places above rely on
     assert state(Memory.restored([(3, 4), 5], saved)) == state(memory)
@@ -142,7 +142,7 @@ def test_junk_in_a_saved_memory_is_refused(junk):
 
 
 def test_a_memory_of_another_model_is_refused():
-    memory = learnt()
+    memory = learned()
     for other in ([(4, 3), 5], [17], [(3, 4), 6]):
         with pytest.raises(InvalidInput):
             Memory.restored(other, memory.state_dict())

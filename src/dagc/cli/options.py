@@ -112,7 +112,8 @@ def targets(text: str | None) -> tuple[float, ...]:
 def amount(text: str) -> float:
     """A number, perhaps with k, M or G, such as 11.2M."""
     digits = text.strip()
-    number = _number(digits.rstrip("kKMG")) * PREFIXES.get(digits[-1:], 1.0)
+    prefix = digits[-1:] if digits[-1:] in PREFIXES else ""
+    number = _number(digits.removesuffix(prefix)) * PREFIXES.get(prefix, 1.0)
     if not math.isfinite(number):
         raise InvalidInput(f"--parameters is {text!r:.100}: write a number with k, M or G, e.g. 11.2M")
     return number

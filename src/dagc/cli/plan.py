@@ -87,8 +87,10 @@ def _configs(settings: dict[str, Any], methods: str) -> list[Config]:
 
 def _expected(plan: Plan, size: int, rounds: int) -> str:
     """What the records say of the accuracy, or that they say nothing."""
+    if plan.per_hour:
+        return UNKNOWN
     budget = make_rate(plan.rate).bytes / rounds if plan.rate is not None else plan.bytes
-    if plan.method_spec.encodes and (plan.per_hour or budget is None or budget < level_bytes(size)):
+    if plan.method_spec.encodes and (budget is None or budget < level_bytes(size)):
         return f"has less than its own {in_bytes(level_bytes(size))} per client and round, and {UNKNOWN}"
     return EXPECTED.get(plan.method, UNKNOWN)
 

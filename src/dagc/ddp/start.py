@@ -83,8 +83,8 @@ class Start(Rank):
                 self._continue(choices)
             else:
                 if rounds is not None:
-                    holding = {str(rank): float(count) for rank, count in enumerate(self.examples) if count}
-                    check_rounds(self.server.plan, len(self.shared), holding, rounds, len(holding))
+                    held = {str(rank): float(count) for rank, count in enumerate(self.examples)}
+                    check_rounds(self.server.plan, len(self.shared), held, rounds, len(held))
                 # Whoever has another model than rank 0 downloads it.
                 sums = self._talk.share(lambda: tensor_checksum(self.shared))
                 holders = [rank for rank, each in enumerate(sums) if each == sums[0]]

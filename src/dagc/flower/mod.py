@@ -172,7 +172,7 @@ def _moment(instruction: Instruction) -> dict[str, Any]:
 
 
 def _train(node: Node, order: Order, content: RecordDict, start: torch.Tensor) -> tuple[float | None, dict[str, Any]]:
-    """Select what to send of what the app has learnt: the norm that is reported, and the records to send."""
+    """Select what to send of what the app has learned: the norm that is reported, and the records to send."""
     records = list(content.array_records.items())
     if len(records) != 1:
         raise InvalidInput(f"the app's reply must hold one ArrayRecord, the model, not {len(records)}")

@@ -15,7 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context
 from numpy.typing import NDArray
 
-from dagc.errors import CheckpointError, DagcError, InvalidInput, MalformedPayload
+from dagc.errors import CheckpointError, DagcError, Damaged, InvalidInput, MalformedPayload
 from dagc.files import remove_partial
 from dagc.flower.layout import Layout
 from dagc.flower.logs import log
@@ -24,7 +24,6 @@ from dagc.flower.watch import Watch
 from dagc.protocol import ClientPlan, Order, Replica, Uplink
 from dagc.state import (
     MISFITS,
-    Damaged,
     Stateful,
     dump_state,
     fields,

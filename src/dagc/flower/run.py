@@ -28,7 +28,7 @@ METRIC = "accuracy"
 class FlowerRun(Stateful):
     """One start of the server; `state_dict` is what a checkpoint holds of it."""
 
-    FITS = "this run: choose another run name"
+    FITS = "this run"
     STATE = fields(
         lineage=text, bytes_up=whole, bytes_down=whole, metrics=listed(text), evaluated=listed(text), server=nested
     )
@@ -84,7 +84,7 @@ class FlowerRun(Stateful):
         return self.server.introduction(None if anew else self.strangers.get(node))
 
     def check_rounds(self, present: int) -> None:
-        """Refuse a budget under which nobody would send anything, and warn about one with which little is learnt."""
+        """Refuse a budget under which nobody would send anything, and warn about one with which little is learned."""
         examples = {name: member.examples for name, member in self.server.members.items()}
         check_rounds(self.server.plan, self.layout.size, examples, self.rounds, present)
 
@@ -106,7 +106,7 @@ class FlowerRun(Stateful):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with all_or_nothing(self, self.FITS):
+        with all_or_nothing(self, self.FITS, ": choose another run name"):
             if state["layout"] != self.layout.text:
                 raise ValueError("it is of a model with other arrays")
             if state["round"] and any(getattr(each, "accountant", None) for each in chain_of(self.strategy)):

@@ -19,7 +19,7 @@ BY_ENTRY, BY_NODE = (flower.FedMedian, flower.FedTrimmedAvg, flower.Bulyan), (fl
 COMPARING = BY_ENTRY + BY_NODE
 # Strategies that divide by the length of what each node sends.
 CLIPPING = (flower.DifferentialPrivacyServerSideFixedClipping, flower.DifferentialPrivacyServerSideAdaptiveClipping)
-LEAST_RATIO = 0.1  # with 2 % of the entries from each of seven nodes a median learnt nothing, with 20 % it did
+LEAST_RATIO = 0.1  # with 2 % of the entries from each of seven nodes a median learned nothing, with 20 % it did
 ADAPTIVE = (flower.FedAdam, flower.FedYogi, flower.FedAdagrad)
 STATE: dict[type[Strategy], tuple[str, ...]] = {
     **dict.fromkeys(ADAPTIVE, ("m_t", "v_t")),

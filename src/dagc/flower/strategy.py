@@ -279,7 +279,7 @@ class DataAware(Strategy):
     def _clip(self, config: ConfigRecord) -> float | None:
         """The bound of a strategy that expects nodes to clip what they send; with it, dagc clips as well.
 
-        Flower's own mods clip what the app has learnt in a round, and what was kept back before comes on top of that.
+        Flower's own mods clip what the app has learned in a round, and what was kept back before comes on top of that.
         """
         bound = config.get(CLIP)
         clip = float(bound) if isinstance(bound, int | float) else None

@@ -20,20 +20,24 @@ def check_rounds(plan: Plan, size: int, examples: Mapping[str, float], rounds: i
     Args:
         plan: The plan for this size.
         size: The number of entries of the model.
-        examples: How many each client holds.
+        examples: How many each client holds; those without any send nothing.
         rounds: How many there are in the training.
         present: How many clients take part in one.
     """
     if plan.per_hour or plan.threshold is not None or not plan.method_spec.budgets:
         return
+    holding = {client: count for client, count in examples.items() if count}
+    if not holding:
+        return
+    present = min(present, len(holding))
     name = (plan.budgets_set or ["bytes"])[-1]
     value = getattr(plan, name)
     words = {"ratio": f"ratio {value}", "bytes": f"{value} byte{'' if value == 1 else 's'}"}.get(name, value)
     budget = f"{count(rounds, 'round')} of {words} per client"
     server = Server(plan, size, rounds)
-    for client, amount in examples.items():
+    for client, amount in holding.items():
         server.join(client, amount)
-    while all(order.silent for order in server.orders(list(examples)[:present]).values()):
+    while all(order.silent for order in server.orders(list(holding)[:present]).values()):
         server.close([])
         if server.round == rounds:
             raise InvalidInput(f"nobody sends anything in {budget}: raise {name} or rounds")

@@ -98,6 +98,8 @@ def iterate(
     """
     if isinstance(config, nn.Module):
         raise InvalidInput("the model is given without its keyword: write model=…, data=…")
+    if plan is not None and config is not None:
+        raise InvalidInput("give config or plan, not both")
     if plan is not None:
         settings = _with_plan(plan, settings)
     if config is not None and settings:

@@ -54,7 +54,8 @@ def leading(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor
     elif columns <= SMALL:
         basis = torch.linalg.qr(matrix, mode="r").R.T
     else:
-        left = torch.linalg.qr(matrix @ _first_guess(columns, rank, matrix.device)).Q
+        guess = _first_guess(columns, rank) if matrix.is_cpu else _guess_there(columns, rank, matrix.device)
+        left = torch.linalg.qr(matrix @ guess).Q
         left = torch.linalg.qr(matrix @ (matrix.T @ left)).Q
         basis = matrix.T @ left
     squares, rotation = torch.linalg.eigh((basis.T @ basis).double().cpu())
@@ -64,11 +65,15 @@ def leading(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor
     return right, values[keep]
 
 
-@lru_cache(maxsize=64)
-def _first_guess(columns: int, rank: int, device: torch.device) -> torch.Tensor:
-    """Vectors to begin with, the same in every step and on every device; only read."""
-    generator = torch.Generator().manual_seed(columns)
-    return torch.randn(columns, rank, generator=generator).to(device)
+def _first_guess(columns: int, rank: int) -> torch.Tensor:
+    """Vectors to begin with, the same in every step and on every device."""
+    return torch.randn(columns, rank, generator=torch.Generator().manual_seed(columns))
+
+
+@lru_cache(maxsize=16)
+def _guess_there(columns: int, rank: int, device: torch.device) -> torch.Tensor:
+    """The same on a device, where it is kept: it would have to cross in every step. It is only read."""
+    return _first_guess(columns, rank).to(device)
 
 
 def peaks(columns: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """A coder with memory: both sides remember what a client sent before, so its next frame takes fewer bytes.
 
 Error feedback makes sending nearly periodic: an entry that was sent takes about as long as last time until it is large
-enough to be sent again. Neighbours are sent together, and the entries of a row mostly have the same sign. A `Memory`
+enough to be sent again. Neighbors are sent together, and the entries of a row mostly have the same sign. A `Memory`
 estimates from this how likely each coordinate is to be in the next frame: its share of what is left to send is
 2^w / (sum of 2^w over the coordinates left), where w is a sum of one number from each table.
 
