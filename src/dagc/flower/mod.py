@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 
-from dagc.errors import InvalidInput, MalformedPayload, OutOfSync
+from dagc.errors import InvalidInput, MalformedPayload, OutOfSync, shown
 from dagc.flower import messages
 from dagc.flower.layout import AppModel
 from dagc.flower.logs import log
@@ -26,12 +27,19 @@ NAMED = "dagc-named"  # there, too: arrays that were found next to it, and that 
 
 
 def _uncalled(mod: Mod) -> Mod:
-    """The mod itself; called without anything, as in `mods=[compress()]`, it says what to write."""
+    """The mod itself; called without a message, as in `mods=[compress()]`, it says what to write."""
 
     @wraps(mod)
     def checked(*arguments: Any, **named: Any) -> Message:
-        if not arguments and not named:
-            raise InvalidInput("compress is the mod itself: write ClientApp(mods=[compress]), without parentheses")
+        try:
+            signature(mod).bind(*arguments, **named)
+        except TypeError:
+            words = "compress is the mod itself: write ClientApp(mods=[compress]), without parentheses"
+            if named:
+                settings = ", ".join(f"{name}={shown(value)}" for name, value in named.items())
+                belong = "belongs" if len(named) == 1 else "belong"
+                words += f"; {', '.join(named)} {belong} to DataAware(strategy, {settings}) on the server"
+            raise InvalidInput(words) from None
         return mod(*arguments, **named)
 
     return checked
