@@ -213,9 +213,9 @@ def _warn_of_kept(node: Node, arrays: ArrayRecord, change: torch.Tensor, state: 
     if names:
         state[NAMED] = ConfigRecord({"arrays": names})
         log.warning(
-            "dagc: %s: the app keeps %s in context.state: if it starts from that instead of the model it was sent, "
-            "what was not sent counts again in every round, and training diverges. Start from the message, or leave "
-            "it out of the ArrayRecord on both sides",
+            "dagc: %s: the app keeps %s in context.state: if it starts from these instead of the model it was "
+            "sent, what was not sent counts again in every round, and training diverges. Start from the message, or "
+            "leave these out of the ArrayRecord on both sides",
             node.owner, ", ".join(names),
         )  # fmt: skip
 
