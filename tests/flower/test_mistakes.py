@@ -8,7 +8,13 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import arrays_size_mod
 from flwr.server.strategy import FedAvg as LegacyFedAvg
-from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+    FedProx,
+    FedXgbBagging,
+    FedXgbCyclic,
+)
 
 from dagc.errors import BudgetWarning, InvalidInput, TooFewNodes
 from dagc.flower import DataAware, compress, compress_with
@@ -167,6 +173,37 @@ def test_with_0_nodes_needed_a_run_without_any_goes_on(states):
 def test_numbers_that_cannot_be_are_refused(options, words):
     with pytest.raises(InvalidInput, match=words):
         DataAware(fed_avg(), ratio=0.02, **options)
+
+
+class Own(FedAvg):
+    """It hands on what it does not know."""
+
+    def __init__(self, path="", **options):
+        super().__init__(**options)
+
+
+def clipped(inner):
+    return DifferentialPrivacyServerSideFixedClipping(inner, 1.0, 10.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "named", "words"),
+    [
+        (FedAvg(), {"fraction_evaluate": 0.0}, r"of FedAvg.*: write DataAware\(FedAvg\(fraction_evaluate=0.0, "),
+        (FedAvg(), {"plan": Plan(), "fraction_evaluate": 0.0}, "fraction_evaluate is a keyword of FedAvg"),
+        (FedProx(proximal_mu=0.1), {"proximal_mu": 0.1}, "proximal_mu is a keyword of FedProx"),
+        (Own(), {"fraction_train": 0.5}, "fraction_train is a keyword of Own"),
+        (Own(), {"path": "here"}, r"DataAware\(Own\(path='here'"),
+        (clipped(FedAvg()), {"fraction_train": 0.5}, "fraction_train is a keyword of FedAvg"),
+        (FedAvg(), {"nope": 1}, "no setting 'nope': choose one of method, .*, seed, plan, whole, run, folder, "),
+        (FedAvg(), {"options_": 1}, "there is no setting 'options_': did you mean 'options'?"),
+        (FedAvg(), {"ratoi": 0.1}, "there is no setting 'ratoi': did you mean 'ratio'?"),
+        (FedAvg(), {"foldre": "here"}, "there is no setting 'foldre': did you mean 'folder'?"),
+    ],
+)
+def test_a_keyword_that_dataaware_does_not_have_is_answered_with_whose_it_is(strategy, named, words):
+    with pytest.raises(InvalidInput, match=words):
+        DataAware(strategy, **named)
 
 
 def test_a_strategy_is_wrapped_once():
@@ -380,3 +417,13 @@ def test_a_train_loss_of_another_model_than_the_servers_is_named(caplog, setting
 def test_a_mod_with_parentheses_is_answered_with_what_to_write():
     with pytest.raises(InvalidInput, match=r"write ClientApp\(mods=\[compress\]\), without parentheses"):
         ClientApp(mods=[compress()])
+
+
+def test_settings_of_the_mod_are_answered_with_where_they_belong():
+    words = r"ClientApp\(mods=\[compress\]\), without parentheses; ratio belongs to DataAware\(strategy, ratio=0.1\)"
+    with pytest.raises(InvalidInput, match=words):
+        ClientApp(mods=[compress(ratio=0.1)])
+    with pytest.raises(InvalidInput, match=r"values, down belong to DataAware\(strategy, values='int8', down='same'\)"):
+        compress(values="int8", down="same")
+    with pytest.raises(InvalidInput, match="without parentheses"):
+        compress(0.1)

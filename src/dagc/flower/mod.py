@@ -2,17 +2,19 @@
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 
-from dagc.errors import InvalidInput, MalformedPayload, OutOfSync
+from dagc.errors import InvalidInput, MalformedPayload, OutOfSync, shown
 from dagc.flower import messages
 from dagc.flower.layout import AppModel
 from dagc.flower.logs import log
 from dagc.flower.messages import RECORD, Answer, Instruction, payload_of, record_of
 from dagc.flower.node import Node, Place, node_name
+from dagc.flower.watch import also_kept
 from dagc.protocol import Order
 
 App = Callable[[Message, Context], Message]
@@ -21,15 +23,23 @@ FirstModel = Callable[[Context], ArrayRecord]
 Examples = Callable[[Context], float]
 BITS = 2  # a whole model takes at least so many bits per entry, however it is rounded
 COMPUTED = "dagc-computed."  # in the context's state: what the app answered when the node was asked for its examples
+NAMED = "dagc-named"  # there, too: arrays that were found next to it, and that the log has named
 
 
 def _uncalled(mod: Mod) -> Mod:
-    """The mod itself; called without anything, as in `mods=[compress()]`, it says what to write."""
+    """The mod itself; called without a message, as in `mods=[compress()]`, it says what to write."""
 
     @wraps(mod)
     def checked(*arguments: Any, **named: Any) -> Message:
-        if not arguments and not named:
-            raise InvalidInput("compress is the mod itself: write ClientApp(mods=[compress]), without parentheses")
+        try:
+            signature(mod).bind(*arguments, **named)
+        except TypeError:
+            words = "compress is the mod itself: write ClientApp(mods=[compress]), without parentheses"
+            if named:
+                settings = ", ".join(f"{name}={shown(value)}" for name, value in named.items())
+                belong = "belongs" if len(named) == 1 else "belong"
+                words += f"; {', '.join(named)} {belong} to DataAware(strategy, {settings}) on the server"
+            raise InvalidInput(words) from None
         return mod(*arguments, **named)
 
     return checked
@@ -122,7 +132,7 @@ def _work(
     norm, others = None, {arrays: record_of(b"")}  # an outer mod notices that it cannot read this
     if instruction.order is not None:
         assert content is not None
-        norm, others = _train(node, instruction.order, content, start)
+        norm, others = _train(node, instruction.order, content, start, context.state)
     place.write(node)
     answer = Answer(instruction.kind, instruction.round, node.owner, node.examples, norm)
     return Message(RecordDict({**others, RECORD: answer.write()}), reply_to=message)
@@ -171,7 +181,9 @@ def _moment(instruction: Instruction) -> dict[str, Any]:
     return {name: getattr(instruction, name) for name in ("lineage", "server", "round")}
 
 
-def _train(node: Node, order: Order, content: RecordDict, start: torch.Tensor) -> tuple[float | None, dict[str, Any]]:
+def _train(
+    node: Node, order: Order, content: RecordDict, start: torch.Tensor, state: RecordDict
+) -> tuple[float | None, dict[str, Any]]:
     """Select what to send of what the app has learned: the norm that is reported, and the records to send."""
     records = list(content.array_records.items())
     if len(records) != 1:
@@ -179,6 +191,7 @@ def _train(node: Node, order: Order, content: RecordDict, start: torch.Tensor) -
     name, arrays = records[0]
     change = node.layout.split(arrays, start)
     upload = node.uplink.upload(node.layout.parts(change.vector), order)
+    _warn_of_kept(node, arrays, change.vector, state)
     tensors = node.watch.look(start, change.vector)
     if tensors:
         log.warning(
@@ -190,6 +203,21 @@ def _train(node: Node, order: Order, content: RecordDict, start: torch.Tensor) -
     node.answered = order.round
     others = {key: record for key, record in content.items() if key != name}
     return upload.norm, {**others, name: record_of(node.layout.pack(upload.frame, change.whole))}
+
+
+def _warn_of_kept(node: Node, arrays: ArrayRecord, change: torch.Tensor, state: RecordDict) -> None:
+    """Name once the arrays that the app has trained and keeps for itself. Our own state holds no float arrays now."""
+    kept = [] if NAMED in state else also_kept(state, arrays)
+    parts = dict(zip((piece.name for piece in node.layout.compressed), node.layout.parts(change), strict=True))
+    names = [name for name in kept if name in parts and parts[name].any()]
+    if names:
+        state[NAMED] = ConfigRecord({"arrays": names})
+        log.warning(
+            "dagc: %s: the app keeps %s in context.state: if it starts from these instead of the model it was "
+            "sent, what was not sent counts again in every round, and training diverges. Start from the message, or "
+            "leave these out of the ArrayRecord on both sides",
+            node.owner, ", ".join(names),
+        )  # fmt: skip
 
 
 def _examples(content: RecordDict, metric: str) -> float:

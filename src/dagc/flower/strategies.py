@@ -1,12 +1,13 @@
 """What is known about Flower's strategies: which ones average, which compare nodes, what each keeps between rounds."""
 
 from collections.abc import Collection, Iterator, Mapping
+from inspect import Parameter, signature
 from typing import Any
 
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from dagc.errors import InvalidInput, shown
+from dagc.errors import InvalidInput, shown, unknown
 from dagc.policies import Plan
 from dagc.state import plain
 
@@ -19,6 +20,7 @@ BY_ENTRY, BY_NODE = (flower.FedMedian, flower.FedTrimmedAvg, flower.Bulyan), (fl
 COMPARING = BY_ENTRY + BY_NODE
 # Strategies that divide by the length of what each node sends.
 CLIPPING = (flower.DifferentialPrivacyServerSideFixedClipping, flower.DifferentialPrivacyServerSideAdaptiveClipping)
+NAMEABLE = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 LEAST_RATIO = 0.1  # with 2 % of the entries from each of seven nodes a median learned nothing, with 20 % it did
 ADAPTIVE = (flower.FedAdam, flower.FedYogi, flower.FedAdagrad)
 STATE: dict[type[Strategy], tuple[str, ...]] = {
@@ -55,6 +57,33 @@ def check_kind(strategy: object) -> None:
         )
     if includes(strategy, (flower.FedXgbBagging, flower.FedXgbCyclic)):
         raise InvalidInput(f"{name} trains trees, which have no entries to compress: use it without DataAware")
+
+
+def check_names(outer: type[Strategy], strategy: object, settings: Mapping[str, Any]) -> None:
+    """Refuse what is no setting of a plan: it may be a keyword of the inner strategy, or misspelled."""
+    strange = [name for name in settings if name not in Plan.schema()]
+    for each in chain_of(strategy):
+        names = [name for name in strange if name in _keywords(type(each))]
+        if names:
+            name = type(each).__name__
+            inside = ", ".join(f"{one}={shown(settings[one])}" for one in names)
+            raise InvalidInput(
+                f"{', '.join(names)} {'is a keyword' if len(names) == 1 else 'are keywords'} of {name}, not of "
+                f"{outer.__name__}: write {outer.__name__}({name}({inside}, …), …)"
+            )
+    for one in strange:
+        raise unknown("setting", one, [*Plan.schema(), *_keywords(outer)])
+
+
+def _keywords(strategy: type[Strategy]) -> list[str]:
+    """What it can be made with besides a strategy, in order; classes that hand on `**options` take those of others."""
+    names: list[str] = []
+    for each in strategy.__mro__:
+        kinds = {name: one.kind for name, one in signature(each.__init__).parameters.items()}  # type: ignore[misc]
+        names += [name for name, kind in kinds.items() if kind in NAMEABLE]
+        if Parameter.VAR_KEYWORD not in kinds.values():
+            break
+    return [name for name in dict.fromkeys(names) if name not in ("self", "strategy")]
 
 
 def includes(strategy: object, kinds: tuple[type[Strategy], ...]) -> bool:

@@ -98,6 +98,7 @@ class DataAware(Strategy):
         if isinstance(strategy, DataAware):
             raise InvalidInput("DataAware is given a DataAware: wrap the strategy once, with all settings")
         strategies.check_kind(strategy)
+        strategies.check_names(DataAware, strategy, settings)
         if run and not (isinstance(run, str) and FILE_NAME.fullmatch(run)):
             raise InvalidInput(f"run is {run!r}: name it with letters, digits, '-', '_' and '.'")
         if isinstance(whole, str):

@@ -2,12 +2,15 @@
 
 What such an app returns depends on what it has returned before, not on the model that it was given. The difference
 between the two, which dagc sends, grows round by round with everything that was not sent before, and counts it again.
+What an app keeps in Flower's context is seen there at once; of what it keeps elsewhere, only this growth is seen.
 """
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from dagc.state import Stateful, fields, flag, like
@@ -17,6 +20,20 @@ ROUNDS = 5  # so many rounds in a row must look like it; `tests/flower/test_watc
 # What comes back is this close to what came back in the last round, in units of the difference to the given model, and
 # that difference is this many times the first one. In apps that take the model, one or the other was not so.
 CLOSE, FAR = 0.3, 2.0
+
+
+def also_kept(state: RecordDict, arrays: ArrayRecord) -> list[str]:
+    """Which of these arrays are in an app's state, bit for bit, whatever they are called there.
+
+    A layer's own `state_dict` calls them otherwise than the model's.
+    """
+    own = [array for record in state.array_records.values() for array in record.values()]
+    return [
+        name
+        for name, array in arrays.items()
+        if prod(array.shape) > 1
+        and any((each.dtype, each.shape) == (array.dtype, array.shape) and each.data == array.data for each in own)
+    ]
 
 
 class Watch(Stateful):
