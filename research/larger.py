@@ -183,13 +183,14 @@ TABLES: dict[str, Callable[[Sequence[Mapping[str, Any]]], Table]] = {"ends": end
 
 
 def _pairs(every: Sequence[Mapping[str, Any]], task: str, method: str) -> list[tuple[Any, Any]]:
-    """The runs of a method, each with the same without compression."""
+    """The runs of a method, each with the same without compression; that is shown with the seeds that dagc has."""
     plain = method.replace("dagc", "FedAvg")
-    runs, base = (
+    runs, base, ours = (
         {each["seed"]: each for each in every if (each["task"], each["method"]) == (task, name)}
-        for name in (method, plain)
+        for name in (method, plain, plain.replace("FedAvg", "dagc"))
     )
-    return [(runs[seed], base[seed]) for seed in sorted(runs.keys() & base.keys())]
+    shared = runs.keys() & base.keys()
+    return [(runs[seed], base[seed]) for seed in sorted(shared & ours.keys() or shared)]
 
 
 def _end(run: Mapping[str, Any], column: int) -> float:

@@ -35,6 +35,11 @@ def test_the_table_compares_seed_by_seed_with_the_same_without_compression():
     assert "two seeds" in source
 
 
+def test_ends_without_compression_are_of_the_seeds_that_are_compared():
+    every = [run("FedAvg", 0, 0.5, 10_000), run("FedAvg", 1, 0.7, 10_000), run("dagc", 1, 0.69, 200)]
+    assert [row[4:6] for row in TABLES["ends"](every)[1]] == [["70.0", ""], ["69.0", "−1.0"]]
+
+
 def test_a_table_without_records_is_empty():
     assert TABLES["ends"]([])[1] == []
 

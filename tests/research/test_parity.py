@@ -3,7 +3,7 @@
 import pytest
 
 from dagc import Plan
-from research.parity import FLOOR, curve_table
+from research.parity import BRIEF, FLOOR, brief_table, curve_table
 from research.shares import ByEnergy
 
 
@@ -33,6 +33,14 @@ def test_what_is_said_of_a_curve(ours, floor, figures, verdict):
     row = rows(*ours, floor=floor)
     assert [row[place] for place in range(1, 5)] == figures
     assert row[6] == verdict
+
+
+def test_the_end_is_the_mean_of_the_last_three_evaluations():
+    task = next(iter(BRIEF))
+    every = [trained("FedAvg", 0, 0.1, 0.7, 0.8, 0.9, task=task), trained("dagc", 0, 0.1, 0.8, 0.8, 0.5, task=task)]
+    _, (row,), source = brief_table([{**run, "bytes_up": 10, "bytes_down": 10} for run in every])
+    assert row[2:4] == ["80.0 %", "70.0 %"]
+    assert "the last three" in source
 
 
 def test_a_training_by_energy_takes_the_bytes_that_it_was_given():
