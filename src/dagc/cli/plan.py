@@ -29,8 +29,8 @@ MORE_ROUNDS = 30  # how many times as many rounds as no compression `thrifty` to
 UNKNOWN = "nobody knows how accurate: run dagc compare on a task like yours"
 EXPECTED = {
     "none": "the accuracy to compare with",
-    "dagc": "about the accuracy of none at the same rounds: docs/studies/results.md",
-    "thrifty": f"up to {MORE_ROUNDS} times the rounds of none, and often ends less accurate: docs/studies/thrifty.md",
+    "dagc": "about the accuracy of none at the same rounds: docs/studies/results.md in the repository",
+    "thrifty": f"up to {MORE_ROUNDS} times the rounds of none, and often ends less accurate: docs/studies/thrifty.md in the repository",
 }
 
 
