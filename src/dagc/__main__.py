@@ -3,6 +3,7 @@
 import sys
 
 from dagc.errors import MissingExtra, needs_extra
+from dagc_command import main as command
 from dagc_command import quiet
 
 
@@ -21,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command()

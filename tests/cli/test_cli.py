@@ -104,7 +104,10 @@ def test_help_lists_every_method_in_a_line(command):
         (["run", "own@digits", "--ratio", "0.1"], "pass your own model in Python, dagc.train(config, model=…)"),
         (["report", "no/such/folder"], "there is no folder"),
         (["run", "mlp@digits", "--method", "fedavg"], "there is no method 'fedavg': it is called none"),
-        (["run", "mlp@digits", "--method", "FedAdam"], "none without compression, and dagc with it; add the optimizer Adam"),
+        (
+            ["run", "mlp@digits", "--method", "FedAdam"],
+            "none without compression, and dagc with it; add the optimizer Adam",
+        ),
         (["run", "mlp@digits", "--method", "fedavgm"], "none without compression, and dagc with it; add momentum 0.9"),
         (["compare", "mlp@digits", "--methods", "fedavg"], "it is called none"),
         (["run", "mlp@digits", "--workers", "3"], "No such option"),

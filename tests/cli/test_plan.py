@@ -131,7 +131,9 @@ def test_a_plan_says_what_a_training_would_say_before_its_first_round():
     assert lean["accuracy"].startswith("has less than its own 2.00 kB per client and round, and nobody knows how")
     for more in ([], ["--bytes", 2000]):
         words = planned(*arguments, *more)[0]["accuracy"]
-        assert words.startswith("about the accuracy of none at the same rounds: docs/studies/results.md in the repo")
+        assert words.startswith(
+            "about the accuracy of none at the same rounds: in the repository, docs/studies/results"
+        )
 
 
 def test_caps_and_switches():

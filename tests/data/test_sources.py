@@ -281,7 +281,9 @@ def test_small_data_shrinks_the_defaults_and_says_so() -> None:
     federation = training.federation
     assert len(federation.names) == 4
     assert federation.partition.sizes.min() >= 2
-    assert federation.notes[-1] == "40 samples are few, so defaults are smaller: clients 4, skew ratio 10, batch size 10"
+    assert (
+        federation.notes[-1] == "40 samples are few, so defaults are smaller: clients 4, skew ratio 10, batch size 10"
+    )
     assert next(training).present == 4
     again = Federation(Config(**federation.config.as_dict()), federation.custom)  # as a run's folder has it
     assert again.partition.sizes.tolist() == federation.partition.sizes.tolist()
@@ -307,11 +309,11 @@ def test_what_is_chosen_is_not_shrunk() -> None:
 
 
 def test_only_what_became_smaller_is_listed() -> None:
-    data = torch.randn(300, 3), torch.arange(300) % 2
+    data = torch.randn(140, 3), torch.arange(140) % 2
     settings = {"task": "logistic@own", "method": "none", "rounds": 1}
     chosen = iterate(Config(**settings, clients=3), data=data).federation
     assert chosen.config.batch_size == 32
-    assert chosen.notes[-1] == "240 samples are few, so defaults are smaller: skew ratio 20"
+    assert chosen.notes[-1] == "112 samples are few, so defaults are smaller: skew ratio 20"
 
 
 def test_text_columns_that_may_name_the_clients_are_noted_unless_the_clients_are_known():

@@ -64,7 +64,7 @@ def test_a_bar_is_shown_on_a_terminal_only(monkeypatch, capsys):
 
 
 def test_a_notebook_without_widgets_shows_a_line_of_text(monkeypatch, capsys):
-    """rich's bar needs ipywidgets there: without them it warned twice and showed an empty box."""
+    """A bar of rich needs ipywidgets there: without them it warned twice and showed an empty box."""
     shown = []
 
     class ZMQInteractiveShell:

@@ -209,7 +209,11 @@ def test_built_in_models_do_not_take_several_tensors():
 @pytest.mark.parametrize(
     ("model", "labels", "says"),
     [
-        (nn.Linear(6, 1), LABELS, "1 output for 2 labels: give its last layer 2; with one output for labels of 0 and 1, "),
+        (
+            nn.Linear(6, 1),
+            LABELS,
+            "1 output for 2 labels: give its last layer 2; with one output for labels of 0 and 1, ",
+        ),
         (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), LABELS, "1 output for 2 labels: give its last layer 2; with"),
         (nn.Linear(6, 2), torch.arange(120) % 3, r"2 outputs for 3 labels: give its last layer 3(; note: .*|$)"),
     ],
