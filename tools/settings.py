@@ -1,6 +1,7 @@
 """Every flag in `docs/reference/flags.md`, and what the command knows before torch: `python -m tools.settings`.
 
-It writes both. The latter is the help of every command, in `dagc/cli/help`, and the names that a task may have, in `dagc_command`.
+It writes both. The latter is the help of every command, in `dagc/cli/help`, and the names that a task may have, in
+`dagc_command`.
 """
 
 import json

@@ -50,10 +50,10 @@ def test_every_command_is_listed_with_its_first_line():
         (["run", "--help"], 0, "Usage: dagc run [OPTIONS] [TASK]", ""),
         (["compare", "mlp@digits", "--help"], 0, "Usage: dagc compare [OPTIONS] [TASK]", ""),
         (
-            ["run", "mlp@digist", "--lr", "0.1"],
+            ["run", "mlp@digit", "--lr", "0.1"],
             2,
             "",
-            "error: task is 'mlp@digist': there is no data set or path 'digist': did you mean ",
+            "error: task is 'mlp@digit': there is no data set or path 'digit': did you mean ",
         ),
         (
             ["compare", "mpl@digits"],
@@ -93,7 +93,7 @@ def test_the_options_of_every_command_are_in_its_help():
 
 
 @pytest.mark.parametrize(
-    "task", ["mlp@digist", "mpl@digits", "mlp@nowhere.csv", "mlp@no/where", "xyzzy@digits", "mlp@xyzzy", "mlp@"]
+    "task", ["mlp@digit", "mpl@digits", "mlp@nowhere.csv", "mlp@no/where", "xyzzy@digits", "mlp@xyzzy", "mlp@"]
 )
 def test_a_task_that_does_not_exist_is_said_as_the_configuration_says_it(task):
     with pytest.raises(dagc.InvalidInput) as error:
@@ -106,7 +106,7 @@ def test_a_task_that_may_exist_is_left_to_the_commands(monkeypatch, tmp_path):
     for task in ("mlp@digits", "own-net@own", f"mlp@{tmp_path / 'mine.csv'}", f"mlp@{tmp_path}", "x" * 200 + "@digits"):
         assert dagc_command._wrong_task(task) is None
     monkeypatch.setattr(dagc_command, "_plugins", lambda: True)
-    for words in (["run", "mpl@digist"], ["run", "--help"]):
+    for words in (["run", "mpl@digit"], ["run", "--help"]):
         assert dagc_command.answered(words) is None
 
 
@@ -137,7 +137,7 @@ def test_everything_else_is_left_to_the_commands():
         ["rnu"],
         ["run", "mlp@digits", "--ruonds", "3"],
         ["run", "--help"],
-        ["run", "mlp@digist"],
+        ["run", "mlp@digit"],
         ["resume", "runs/a", "--rounds", "50"],
     ],
 )
