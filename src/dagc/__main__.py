@@ -3,7 +3,6 @@
 import sys
 
 from dagc.errors import MissingExtra, needs_extra
-from dagc_command import main as command
 from dagc_command import quiet
 
 
@@ -22,4 +21,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command()
+    main()
