@@ -212,9 +212,9 @@ def test_built_in_models_do_not_take_several_tensors():
         (
             nn.Linear(6, 1),
             LABELS,
-            "1 output for 2 labels: give its last layer 2; with one output for labels of 0 and 1, ",
+            "1 output for 2 labels: give its last layer 2, or pass y as floats, with a loss and a metric",
         ),
-        (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), LABELS, "1 output for 2 labels: give its last layer 2; with"),
+        (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), LABELS, "1 output for 2 labels: give its last layer 2, or"),
         (nn.Linear(6, 2), torch.arange(120) % 3, r"2 outputs for 3 labels: give its last layer 3(; note: .*|$)"),
     ],
 )

@@ -137,9 +137,7 @@ def with_enough_outputs(loss: Loss, data: Dataset) -> Loss:
         outputs = scores.shape[1 if data.objective == "classification" else -1] if needed and scores.ndim > 1 else 1
         if outputs < needed:
             what = "labels" if data.objective == "classification" else "tokens"
-            own = (
-                "; with one output for labels of 0 and 1, pass y as floats, a loss and a metric" if needed == 2 else ""
-            )
+            own = ", or pass y as floats, with a loss and a metric for one output" if needed == 2 else ""
             raise InvalidInput(
                 f"the model has {count(outputs, 'output')} for {needed:,} {what}: give its last layer {needed:,}{own}"
             )
