@@ -1,8 +1,9 @@
-"""nanoGPT with plain DDP, with the hook, and with `LocalSteps`, all at their defaults: the loss on held-out text.
+"""nanoGPT with plain DDP, with the hook, and with `LocalSteps`: the loss on held-out text.
 
     git clone https://github.com/karpathy/nanoGPT
     torchrun --nproc-per-node 2 -m benchmarks.nanogpt nanoGPT --exchange none       # or hook, local
     torchrun --nproc-per-node 2 -m benchmarks.nanogpt nanoGPT --exchange local --seed 1 --steps 1000
+    torchrun --nproc-per-node 2 -m benchmarks.nanogpt nanoGPT --exchange hook --ratio 0.05
 
 The model is nanoGPT's, with 156,160 parameters; each rank has as much of the text as every other. Rank 0 prints a line
 in the form of results/outside.jsonl. A run takes a minute.
@@ -23,6 +24,7 @@ from examples.internet import Text, windows
 
 BATCH, CONTEXT, WIDTH, LAYERS, HEADS, RATE = 12, 64, 64, 3, 4, 1e-3
 DECAY, BETAS = 0.1, (0.9, 0.95)  # as nanoGPT has them, and its clipping
+PROGRAM = "nanoGPT, its optimizer and clipping"
 EXCHANGES = {"none": "none", "hook": "the hook, every step", "local": "`LocalSteps`, every 30 steps"}
 
 
@@ -35,14 +37,14 @@ def network(folder: Path, letters: int) -> Any:
     return GPT(GPTConfig(**shape, dropout=0.0, bias=False))
 
 
-def train(model: Any, text: Text, exchange: str, steps: int, seed: int) -> int:
+def train(model: Any, text: Text, exchange: str, steps: int, seed: int, **budget: float) -> int:
     """Train; returns how many bytes this rank has sent."""
     rank, sent = dist.get_rank(), 0
     module: Any = model
     if exchange != "local":
         module = DistributedDataParallel(model)
-    hook = dagc.ddp.register(module, examples=1) if exchange == "hook" else None
-    local = dagc.ddp.LocalSteps(model, examples=1) if exchange == "local" else None
+    hook = dagc.ddp.register(module, examples=1, **budget) if exchange == "hook" else None
+    local = dagc.ddp.LocalSteps(model, examples=1, **budget) if exchange == "local" else None
     optimizer = model.configure_optimizers(DECAY, RATE, BETAS, "cpu")
     for step in range(steps):
         batch = windows(text.pieces[rank], BATCH, CONTEXT, seed=1_000_003 * step + 7919 * seed + rank)
@@ -53,7 +55,8 @@ def train(model: Any, text: Text, exchange: str, steps: int, seed: int) -> int:
         exchanged = local.step() if local is not None else hook.last if hook is not None else None
         sent += 0 if exchanged is None else exchanged.sent
     if local is not None:
-        local.finish()
+        last, end = exchanged, local.finish()
+        sent += end.sent if end is not None and end is not last else 0  # it may return what step() has returned
     world = dist.get_world_size()
     dense = steps * 4 * sum(parameter.numel() for parameter in model.parameters()) * 2 * (world - 1) // world
     return dense if exchange == "none" else sent
@@ -73,16 +76,19 @@ def main() -> None:
     parser.add_argument("--exchange", choices=list(EXCHANGES), default="local")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ratio", type=float, help="budget as a part of the model's bytes, not the default")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     text = Text(None, dist.get_world_size(), skew_ratio=1.0)
     torch.manual_seed(options.seed)
     model = network(options.folder, len(text.letters))
-    sent = train(model, text, options.exchange, options.steps, options.seed)
+    budget = {} if options.ratio is None else {"ratio": options.ratio}
+    sent = train(model, text, options.exchange, options.steps, options.seed, **budget)
     if dist.get_rank() == 0:
         loss = round(held_out(model, text), 4)
-        run = {"program": "nanoGPT", "variant": EXCHANGES[options.exchange], "seed": options.seed}
+        variant = EXCHANGES[options.exchange] + "".join(f", {name} {value:g}" for name, value in budget.items())
+        run = {"program": PROGRAM, "variant": variant, "seed": options.seed}
         print(json.dumps({**run, "steps": options.steps, "loss": loss, "bytes": sent}))
     dist.destroy_process_group()
 

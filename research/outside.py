@@ -1,6 +1,7 @@
 """Programs from elsewhere, without dagc and with it: tables of `docs/studies/results.md` from their records.
 
 `results/outside.jsonl` has a line for each training. No command adds to it: the programs are not in this repository.
+`benchmarks.nanogpt` prints lines that can be added.
 """
 
 import statistics
@@ -23,7 +24,7 @@ def apps_table(every: Records) -> Table:
     """For each Flower app: the accuracy of its last model without and with dagc, and the bytes of all messages."""
     heads = ["app", "rounds", "accuracy without", "with dagc", "difference, points", "bytes without", "with dagc"]
     rows, counts = [], []
-    for program in dict.fromkeys(each["program"] for each in every if each["program"] != GPT):
+    for program in dict.fromkeys(each["program"] for each in every if not each["program"].startswith(GPT)):
         runs = [{each["seed"]: each for each in _runs(every, program, variant)} for variant in (PLAIN, OURS)]
         seeds = sorted(runs[0].keys() & runs[1].keys())
         if not seeds:
@@ -44,10 +45,10 @@ def gpt_table(every: Records) -> Table:
     """For each way to exchange: the loss on held-out text, the difference from DDP's, and what a rank sends."""
     heads = ["steps", "exchange", "loss", "difference", "a rank sends", "times fewer"]
     rows, counts = [], []
-    lengths = dict.fromkeys(each["steps"] for each in every if each["program"] == GPT)
-    for steps in lengths:
-        some = [each for each in every if each["program"] == GPT and each["steps"] == steps]
-        first = f"{steps:,}"
+    kinds = dict.fromkeys((each["program"], each["steps"]) for each in every if each["program"].startswith(GPT))
+    for program, steps in kinds:
+        some = [each for each in _runs(every, program) if each["steps"] == steps]
+        first = f"{steps:,}{program.removeprefix(GPT)}"
         dense = {each["seed"]: each for each in some if each["variant"] == PLAIN}
         for variant in dict.fromkeys(each["variant"] for each in some):
             runs = [each for each in some if each["variant"] == variant and each["seed"] in dense]
@@ -66,8 +67,8 @@ TABLES: dict[str, Callable[[Records], Table]] = {"apps": apps_table, "gpt": gpt_
 """What documents may show: `<!-- begin: table outside NAME -->`."""
 
 
-def _runs(every: Records, program: str, variant: str) -> Records:
-    return [each for each in every if (each["program"], each["variant"]) == (program, variant)]
+def _runs(every: Records, program: str, variant: str | None = None) -> Records:
+    return [each for each in every if each["program"] == program and variant in (None, each["variant"])]
 
 
 def _source(counts: Sequence[int], more: str) -> str:

@@ -1,22 +1,31 @@
-"""Every flag in `docs/reference/flags.md` and `dagc_command.FLAGS`: `python -m tools.settings` writes both."""
+"""Every flag in `docs/reference/flags.md`, and what the command knows before torch: `python -m tools.settings`.
 
+It writes both. The latter is the help of every command, in `dagc/cli/help`, and the names that a task may have, in
+`dagc_command`.
+"""
+
+import json
 import re
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from typer.main import get_command
 
 from dagc.cli import app
 from dagc.cli.options import GROUPS
 from dagc.comparison import OBJECTS
+from dagc.data import CATALOGUE
+from dagc.models import MODELS
 from dagc.policies import METHODS
 from dagc.training import Config
+from dagc_command import HELP
 
-__all__ = ["COMMAND", "PAGE", "listed", "rewritten"]
+__all__ = ["COMMAND", "PAGE", "named", "rewritten", "stale"]
 
 ROOT = Path(__file__).parents[1]
 PAGE, COMMAND = ROOT / "docs" / "reference" / "flags.md", ROOT / "src" / "dagc_command.py"
-FLAGS = re.compile(r"(?<=^FLAGS = \(\n).*?(?=^\)$)", re.DOTALL | re.MULTILINE)
+NAMES = re.compile(r"^(MODELS|DATA) = .*$", re.MULTILINE)
 MARKED = re.compile(r"(<!-- begin: settings -->\n).*?(<!-- end: settings -->)", re.DOTALL)
 
 
@@ -56,15 +65,50 @@ def rewritten(text: str) -> str:
     return MARKED.sub(lambda marked: marked[1] + table() + marked[2], text)
 
 
-def listed(text: str) -> str:
-    """The module with the options of all commands, which it must know before it imports any."""
-    parameters = [each for command in get_command(app).commands.values() for each in command.params]
-    names = {name for each in parameters for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
-    words = " ".join(f'"{name}",' for name in sorted(names | {"--help", "--verbose", "--version"}))
-    lines = fill(words, 118, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
-    return FLAGS.sub(lines + "\n", text)
+def named(text: str) -> str:
+    """The module with the names of models and data sets, which it must know before it imports any."""
+    known = {"MODELS": MODELS, "DATA": CATALOGUE}
+    return NAMES.sub(lambda found: f"{found[1]} = {json.dumps(list(known[found[1]]))}", text)
+
+
+def helped(name: str, command: Any) -> str:
+    """The help of a command as plain text: its usage, what it does, and its options by group."""
+    words: list[str] = []
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for each in command.params:
+        if each.param_type_name == "argument":
+            term = each.name.upper() + "..." * (each.nargs < 0)
+            words.append(term if each.required else f"[{term}]")
+            sections["Arguments"].append((term, each.help))
+        else:
+            shown = each.show_default and each.default not in (None, False)
+            text = f"{each.help.rstrip('.')} (default: {each.default})." if shown else each.help
+            sections.setdefault(each.rich_help_panel or "Options", []).append((", ".join(each.opts), text))
+    sections["Options"].append(("--help", "Show this message."))
+    parts = [" ".join([f"Usage: dagc {name} [OPTIONS]", *words])]
+    parts += [part[2:] if part.startswith("\b\n") else fill(part, 78) for part in command.help.split("\n\n")]
+    for title, lines in sections.items():
+        width = max((len(term) for term, _ in lines), default=0) + 4
+        rows = [fill(f"  {term:{width - 2}}{text}", 78, subsequent_indent=" " * width) for term, text in lines]
+        parts += ["\n".join([f"{title}:", *rows])] if rows else []
+    return "\n\n".join(parts) + "\n"
+
+
+def files() -> dict[Path, str]:
+    """Every file that follows from the schema, the commands and the registries, and what it should hold."""
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    texts = {HELP / f"{name}.txt": helped(name, command) for name, command in commands.items()}
+    for path, change in ((PAGE, rewritten), (COMMAND, named)):
+        texts[path] = change(path.read_text(encoding="utf-8"))
+    return texts
+
+
+def stale() -> list[str]:
+    """The files that do not hold what they should."""
+    return [path.name for path, text in files().items() if not path.exists() or path.read_text("utf-8") != text]
 
 
 if __name__ == "__main__":
-    for path, change in ((PAGE, rewritten), (COMMAND, listed)):
-        path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+    HELP.mkdir(exist_ok=True)
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")

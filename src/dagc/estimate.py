@@ -42,7 +42,7 @@ def estimate(config: Config, size: int, examples: Mapping[str, float]) -> Estima
     full, rounds, network = config.plan().for_size(size), config.rounds, make_network(config.network)
     scale = max(1.0, size / LARGEST) if full.rate is None else 1.0
     budgets = {name: getattr(full, name) for name in ("bytes", "down") if isinstance(getattr(full, name), int | float)}
-    small = full.replaced(**{name: value / scale for name, value in budgets.items()})
+    small = config.plan() if scale == 1 else full.replaced(**{name: value / scale for name, value in budgets.items()})
     server = ModelServer(small, _random(0, round(size / scale)), rounds)
     first = len(server.introduction(-1).frame) * scale if full.first_model == "sent" else 0.0
     for name, count in examples.items():

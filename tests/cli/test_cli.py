@@ -104,8 +104,11 @@ def test_help_lists_every_method_in_a_line(command):
         (["run", "own@digits", "--ratio", "0.1"], "pass your own model in Python, dagc.train(config, model=…)"),
         (["report", "no/such/folder"], "there is no folder"),
         (["run", "mlp@digits", "--method", "fedavg"], "there is no method 'fedavg': it is called none"),
-        (["run", "mlp@digits", "--method", "FedAdam"], "it is called none with the optimizer Adam"),
-        (["run", "mlp@digits", "--method", "fedavgm"], "it is called none with momentum 0.9"),
+        (
+            ["run", "mlp@digits", "--method", "FedAdam"],
+            "none without compression, and dagc with it; add the optimizer Adam",
+        ),
+        (["run", "mlp@digits", "--method", "fedavgm"], "none without compression, and dagc with it; add momentum 0.9"),
         (["compare", "mlp@digits", "--methods", "fedavg"], "it is called none"),
         (["run", "mlp@digits", "--workers", "3"], "No such option"),
     ],
@@ -253,3 +256,12 @@ def test_the_final_score_is_one_short_row(command, tmp_path, monkeypatch, rounds
     assert head in row
     assert "otherwise" not in out
     assert row.rstrip(" │|").endswith("%")
+
+
+def test_the_folder_is_never_cut(command, tmp_path, monkeypatch):
+    """`report` and `resume` need it; a table of 80 columns cut it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = tmp_path / ("a-long-name-" * 8) / "run"
+    code, out, _ = command("run", "logistic@digits", "--rounds", "1", "--output", str(folder))
+    assert code == 0
+    assert f"folder: {folder}" in out.splitlines()

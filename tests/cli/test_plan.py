@@ -131,7 +131,10 @@ def test_a_plan_says_what_a_training_would_say_before_its_first_round():
         (lean,) = planned(*arguments, "--bytes", 20)
     assert lean["accuracy"].startswith("has less than its own 2.00 kB per client and round, and nobody knows how")
     for more in ([], ["--bytes", 2000]):
-        assert planned(*arguments, *more)[0]["accuracy"].startswith("about the accuracy of none at the same rounds")
+        words = planned(*arguments, *more)[0]["accuracy"]
+        assert words.startswith(
+            "about the accuracy of none at the same rounds: in the repository, docs/studies/results"
+        )
     (hourly,) = planned(*arguments, "--rate", "100 MB/hour", "--bytes", 5000)
     assert hourly["accuracy"].startswith("nobody knows how")
 

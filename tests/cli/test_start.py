@@ -47,6 +47,28 @@ def test_every_command_is_listed_with_its_first_line():
         (["run", "mlp", "digits"], 2, "", "error: The task is one word: write mlp@digits.\n"),
         (["compress"], 2, "", "error: No such command 'compress'. Did you mean 'compare'?\n"),
         (["train", "mlp@digits"], 2, "", "error: No such command 'train'. Did you mean 'run'?\n"),
+        (["run", "--help"], 0, "Usage: dagc run [OPTIONS] [TASK]", ""),
+        (["compare", "mlp@digits", "--help"], 0, "Usage: dagc compare [OPTIONS] [TASK]", ""),
+        (
+            ["run", "mlp@digit", "--lr", "0.1"],
+            2,
+            "",
+            "error: task is 'mlp@digit': there is no data set or path 'digit': did you mean ",
+        ),
+        (
+            ["compare", "mpl@digits"],
+            2,
+            "",
+            "error: task is 'mpl@digits': there is no model 'mpl': did you mean 'mlp'? Choose one of ",
+        ),
+        (["resume", "runs/a", "--outptu", "x"], 2, "", "error: No such option '--outptu'. Its command lists all"),
+        (["resume", "runs/a", "--jsno"], 2, "", "error: No such option '--jsno'. Did you mean '--json'?\n"),
+        (
+            ["resume", "runs/a", "--rounds", "50"],
+            2,
+            "",
+            "error: No such option '--rounds': the settings of a run cannot change. Start a new one with dagc run.\n",
+        ),
         (["-v", "xyzzy"], 2, "", "error: No such command 'xyzzy'. Choose one of run, "),
     ],
 )
@@ -64,10 +86,28 @@ def test_the_command_itself_needs_no_torch(words, code, out, err):
     assert bool(done.stderr) == bool(err)
 
 
-def test_the_options_of_all_commands_are_listed():
-    parameters = [each for command in typer.main.get_command(app).commands.values() for each in command.params]
-    options = {name for each in parameters for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
-    assert set(dagc_command.FLAGS) == options | {"--help", "--version", "--verbose"}, "make results"
+def test_the_options_of_every_command_are_in_its_help():
+    for name, command in typer.main.get_command(app).commands.items():
+        options = {each for part in command.params for each in (*part.opts, *part.secondary_opts) if each[:2] == "--"}
+        assert set(dagc_command.flags(name)) == options | {"--help"}, "make results"
+
+
+@pytest.mark.parametrize(
+    "task", ["mlp@digit", "mpl@digits", "mlp@nowhere.csv", "mlp@no/where", "xyzzy@digits", "mlp@xyzzy", "mlp@"]
+)
+def test_a_task_that_does_not_exist_is_said_as_the_configuration_says_it(task):
+    with pytest.raises(dagc.InvalidInput) as error:
+        Config(task=task)
+    assert dagc_command._wrong_task(task) == str(error.value)
+
+
+def test_a_task_that_may_exist_is_left_to_the_commands(monkeypatch, tmp_path):
+    (tmp_path / "mine.csv").touch()
+    for task in ("mlp@digits", "own-net@own", f"mlp@{tmp_path / 'mine.csv'}", f"mlp@{tmp_path}", "x" * 200 + "@digits"):
+        assert dagc_command._wrong_task(task) is None
+    monkeypatch.setattr(dagc_command, "_plugins", lambda: True)
+    for words in (["run", "mpl@digit"], ["run", "--help"]):
+        assert dagc_command.answered(words) is None
 
 
 def test_no_option_of_ours_is_called_something_else():
@@ -89,7 +129,18 @@ def test_everything_else_is_left_to_the_commands():
         assert dagc_command.answered(words) is None
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], ["rnu"], ["run", "mlp@digits", "--ruonds", "3"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--version"],
+        ["--help"],
+        ["rnu"],
+        ["run", "mlp@digits", "--ruonds", "3"],
+        ["run", "--help"],
+        ["run", "mlp@digit"],
+        ["resume", "runs/a", "--rounds", "50"],
+    ],
+)
 def test_an_answer_takes_no_longer_than_importing_numpy(words):
     resource = pytest.importorskip("resource")
 

@@ -281,7 +281,9 @@ def test_small_data_shrinks_the_defaults_and_says_so() -> None:
     federation = training.federation
     assert len(federation.names) == 4
     assert federation.partition.sizes.min() >= 2
-    assert federation.notes[-1].startswith("40 samples are few, so defaults are smaller: ")
+    assert (
+        federation.notes[-1] == "40 samples are few, so defaults are smaller: clients 4, skew ratio 10, batch size 10"
+    )
     assert next(training).present == 4
     again = Federation(Config(**federation.config.as_dict()), federation.custom)  # as a run's folder has it
     assert again.partition.sizes.tolist() == federation.partition.sizes.tolist()
@@ -306,6 +308,14 @@ def test_what_is_chosen_is_not_shrunk() -> None:
     plenty.close()
 
 
+def test_only_what_became_smaller_is_listed() -> None:
+    data = torch.randn(140, 3), torch.arange(140) % 2
+    settings = {"task": "logistic@own", "method": "none", "rounds": 1}
+    chosen = iterate(Config(**settings, clients=3), data=data).federation
+    assert chosen.config.batch_size == 32
+    assert chosen.notes[-1] == "112 samples are few, so defaults are smaller: skew ratio 20"
+
+
 def test_text_columns_that_may_name_the_clients_are_noted_unless_the_clients_are_known():
     words = "one per value: 'job' (2 values), 'hospital' (2 values); if one names the clients, give client= or --client"
     assert any(words in note for note in load(Frame(COLUMNS), label="income").notes)
@@ -320,3 +330,11 @@ def test_text_columns_that_may_name_the_clients_are_noted_unless_the_clients_are
     assert not any("client=" in note for note in load(unique).notes)
     with pytest.raises(InvalidInput, match=r"cannot train on a batch of .*; note: text columns .* give client="):
         iterate(model=torch.nn.Linear(3, 2), data=Frame(COLUMNS), label="income", ratio=0.5, clients=2)
+
+
+def test_a_model_for_tokens_is_told_that_its_text_is_none():
+    """Each sentence was one input of 0 or 1, and torch's own words about shapes were all there was."""
+    rows = {"text": np.array([f"sentence {row}" for row in range(ROWS)], dtype=object), "label": COLUMNS["income"]}
+    words = r"; note: the text column 'text' has 50 different values: tokenize the text first, or remove it: mat1"
+    with pytest.raises(InvalidInput, match=words):
+        iterate(model=torch.nn.Linear(3, 2), data=Frame(rows), clients=2)

@@ -56,3 +56,9 @@ def test_names_in_a_history_are_text():
     assert "<b>'x" not in text
     assert "\x1b" not in text
     ElementTree.fromstring(text)
+
+
+def test_notes_are_below_a_history():
+    for scores in ([0.5, 0.6], [None]):
+        text = history_html(rows(scores), notes=["a < b", "c"])
+        assert [each.text for each in ElementTree.fromstring(text).iter("p")][-2:] == ["Note: a < b", "Note: c"]

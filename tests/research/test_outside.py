@@ -29,3 +29,15 @@ def test_a_gpt_is_compared_with_plain_ddp():
         ["", "LocalSteps", "2.450", "−0.050", "187 kB", "1,000"],
     ]
     assert len(heads) == len(rows[0])
+
+
+def test_another_program_of_the_same_gpt_has_rows_of_its_own():
+    runs = [gpt("none", 0, 2.5, 1000), {**gpt("none", 0, 2.4, 1000), "program": "nanoGPT, its optimizer"}]
+    runs.append({**gpt("the hook", 0, 2.42, 10), "program": "nanoGPT, its optimizer"})
+    _, rows, _ = TABLES["gpt"](runs)
+    assert [row[:4] for row in rows] == [
+        ["300", "plain DDP", "2.500", ""],
+        ["300, its optimizer", "plain DDP", "2.400", ""],
+        ["", "the hook", "2.420", "+0.020"],
+    ]
+    assert TABLES["apps"](runs)[1] == []

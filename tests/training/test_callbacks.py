@@ -1,5 +1,8 @@
 """Callbacks: early stopping, and logs to other programs, whose packages are faked."""
 
+import builtins
+import sys
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -58,6 +61,36 @@ def test_a_bar_is_shown_on_a_terminal_only(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert len(train(**CONFIG).rounds) == 3
     assert "training" in capsys.readouterr().err
+
+
+def test_a_notebook_without_widgets_shows_a_line_of_text(monkeypatch, capsys):
+    """A bar of rich needs ipywidgets there: without them it warned twice and showed an empty box."""
+    shown = []
+
+    class ZMQInteractiveShell:
+        pass
+
+    class Line:
+        def update(self, data, raw):
+            shown.append((data["text/plain"], raw))
+
+    def display(data, raw, display_id):
+        shown.append((data["text/plain"], raw))
+        assert display_id is True
+        return Line()
+
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(train(**CONFIG).rounds) == 3
+    assert shown == [("training", True), *((f"training: round {each} of 3", True) for each in (1, 2, 3))]
+    shown.clear()
+    train(**{**CONFIG, "rounds": 450, "evaluate_every": 450})
+    assert len(shown) == 1 + 112 + 1
+    assert shown[-1][0] == "training: round 450 of 450"
+    assert capsys.readouterr().err == ""
 
 
 def test_a_result_is_a_table_in_a_notebook():

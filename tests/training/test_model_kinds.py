@@ -204,3 +204,47 @@ def test_a_model_that_changes_its_parameters_while_training_is_named(kind, after
 def test_built_in_models_do_not_take_several_tensors():
     with pytest.raises(InvalidInput, match="mlp takes one tensor, but own has input_ids, attention_mask"):
         build("mlp", load(BATCH))
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "says"),
+    [
+        (
+            nn.Linear(6, 1),
+            LABELS,
+            "1 output for 2 labels: give its last layer 2, or pass y as floats, with a loss and a metric",
+        ),
+        (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), LABELS, "1 output for 2 labels: give its last layer 2, or"),
+        (nn.Linear(6, 2), torch.arange(120) % 3, r"2 outputs for 3 labels: give its last layer 3(; note: .*|$)"),
+    ],
+)
+def test_a_model_with_too_few_outputs_is_told_how_many_it_needs(model, labels, says):
+    """It said `Target 1 is out of bounds.;`, or nothing, if the client that was tried has only the first label."""
+    with pytest.raises(InvalidInput, match=f"the model has {says}") as error:
+        train(config(), model=model, data=(X, labels))
+    assert ".;" not in str(error.value)
+
+
+def test_a_language_model_with_too_few_outputs_is_told_how_many_it_needs():
+    small = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 8))
+    with pytest.raises(InvalidInput, match="the model has 8 outputs for 9 tokens: give its last layer 9"):
+        train(config(), model=small, data=(IDS, IDS))
+
+
+def test_a_score_of_labels_that_are_floats_is_explained():
+    """A loss for labels was scored by R², without a word."""
+    words = "the score is R², because y is float, though it holds only 0 and 1: pass metric= for an accuracy"
+
+    def hits(output, y):
+        return ((output > 0) == (y > 0.5)).float().mean()
+
+    given = {"model": nn.Linear(6, 1), "loss": nn.functional.binary_cross_entropy_with_logits}
+    labels = LABELS.float()[:, None]
+    result = train(config(), data=(X, labels), **given)
+    assert (result.metric, result.notes[-1]) == ("R²", words)
+    assert words in result._repr_html_()
+    result = train(config(), data=(X, labels), metric=hits, **given)
+    assert (result.metric, result.score > 0.9) == ("hits", True)
+    assert words not in result.notes
+    assert words not in train(config(rounds=1), data=(X, X[:, :1]), model=nn.Linear(6, 1)).notes
+    assert words not in train(config(rounds=1, objective="regression"), data=(X, labels), **given).notes

@@ -84,6 +84,8 @@ def test_texts_with_other_characters_are_not_read_by_the_numbers_of_the_first(tm
         ({"metric": lambda output, y: "good"}, "the metric returns 'good': return one number for a batch, its mean"),
         ({"metric": lambda output, y: output}, "(?s)the metric returns .*: return one number for a batch, its mean"),
         ({"config": {"rounds": 2}}, r"config is \{'rounds': 2\}: write dagc.Config"),
+        ({"config": "mlp@digits"}, r"config is 'mlp@digits', a text: write task='mlp@digits'"),
+        ({"config": "mlp@digits", "rounds": 4}, r"config is 'mlp@digits', a text: write task='mlp@digits'"),
     ],
 )
 def test_what_is_given_wrongly_is_refused_with_what_to_give(changes, words):

@@ -26,11 +26,12 @@ CLOCK = ("network", "compute_seconds")
 LARGEST, RATIO = 1 << 30, 0.001
 """A model of so many entries takes 4 GB; the default budget of methods from the literature."""
 MORE_ROUNDS = 30  # how many times as many rounds as no compression `thrifty` took at most in `docs/studies/thrifty.md`
+STUDIES = "in the repository, docs/studies"  # which a wheel does not have
 UNKNOWN = "nobody knows how accurate: run dagc compare on a task like yours"
 EXPECTED = {
     "none": "the accuracy to compare with",
-    "dagc": "about the accuracy of none at the same rounds: docs/studies/results.md",
-    "thrifty": f"up to {MORE_ROUNDS} times the rounds of none, and often ends less accurate: docs/studies/thrifty.md",
+    "dagc": f"about the accuracy of none at the same rounds: {STUDIES}/results.md",
+    "thrifty": f"up to {MORE_ROUNDS} times the rounds of none, and often ends less accurate: {STUDIES}/thrifty.md",
 }
 
 

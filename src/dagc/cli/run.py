@@ -17,7 +17,7 @@ from dagc.cli.terminal import progress_of, say
 from dagc.comparison import stopping
 from dagc.errors import InvalidInput
 from dagc.folder import BEST, ENOUGH, FINAL, LAST, SCORE, read_settings
-from dagc.text import Spread, in_bytes, percent
+from dagc.text import Spread, in_bytes, percent, printable
 from dagc.training import Config, TensorBoard, iterate, read_metrics, summary
 
 Tensors = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs to the run's folder.")]
@@ -116,8 +116,9 @@ def _print(result: dict[str, Any], metric: str, network: str, target: float | No
             words = f"{way['round']:,} rounds, {_total(way)} in total, {way['seconds']:,.1f} s"
         table.add_row(f"to {100 * target:g} %", words)
     table.add_row("network's clock", f"{result['seconds']:,.1f} s on {network}")
-    table.add_row("folder", result["folder"])
-    Console(highlight=False, markup=False).print(table)
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    console.print(f"folder: {printable(result['folder'])}", soft_wrap=True)  # never cut: report and resume need it
 
 
 def _total(row: dict[str, Any]) -> str:

@@ -154,6 +154,11 @@ def _encoded(table: Samples, objective: str, alone: bool) -> Samples:
         notes += (
             f"text columns are inputs, one per value: {widths}; if one names the clients, give client= or --client",
         )
+    for name, (_, kinds) in codes.items():
+        if kinds > max(1, len(table.y) // 2):
+            notes += (
+                f"the text column {name!r} has {kinds:,} different values: tokenize the text first, or remove it",
+            )
     width = sum(kinds or 1 for _, kinds in codes.values())
     if table.file is not None:
         try:

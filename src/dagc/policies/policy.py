@@ -66,15 +66,18 @@ class Method(NamedTuple):
 METHODS: dict[str, Method] = {}
 """Every training method by name. Add yours, and every engine knows it."""
 ELSEWHERE = {
-    "fedavg": "none",
-    "fedsgd": "none with one local step",
-    "fedadam": "none with the optimizer Adam",
-    "fedavgm": "none with momentum 0.9",
     "topk": "top-k",
     "randomk": "random-k",
     "dgc": "top-k",
 }
 """What others call methods, in small letters without hyphens."""
+AVERAGING = {
+    "fedavg": "",
+    "fedsgd": "; leave local steps at 1",
+    "fedadam": "; add the optimizer Adam",
+    "fedavgm": "; add momentum 0.9",
+}
+"""How others call training, whether compressed or not, and what to set for it."""
 
 
 def unknown_method(name: object) -> InvalidInput:
@@ -82,9 +85,12 @@ def unknown_method(name: object) -> InvalidInput:
 
     Example:
         >>> print(unknown_method("FedAdam"))
-        there is no method 'FedAdam': it is called none with the optimizer Adam
+        there is no method 'FedAdam': it is called none without compression, and dagc with it; add the optimizer Adam
     """
-    called = ELSEWHERE.get(name.lower().replace("-", "").replace("_", "")) if isinstance(name, str) else None
+    plain = name.lower().replace("-", "").replace("_", "") if isinstance(name, str) else ""
+    called = ELSEWHERE.get(plain)
+    if plain in AVERAGING:
+        called = f"none without compression, and dagc with it{AVERAGING[plain]}"
     if called is None:
         return unknown("method", name, METHODS)
     return InvalidInput(f"there is no method {name!r}: it is called {called}")

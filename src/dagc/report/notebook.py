@@ -11,21 +11,23 @@ SHOWN = 10  # the table has about as many of the evaluations; the curve has all
 WIDTH, HEIGHT, EDGE = 420, 160, 6
 
 
-def history_html(rows: Sequence[Mapping[str, Any]], metric: str = "score") -> str:
+def history_html(rows: Sequence[Mapping[str, Any]], metric: str = "score", notes: Sequence[str] = ()) -> str:
     """The evaluated rounds of a run as a table, with the score against total bytes as an inline SVG.
 
     Args:
         rows: The rounds, with the fields of `metrics.jsonl`; those without a score are not shown.
         metric: What the score is called.
+        notes: What to know about the run, shown below.
 
     Example:
         >>> rows = [{"round": 1, "score": 0.5, "bytes_up": 10, "bytes_down": 90, "seconds": 2.0}]
         >>> history_html(rows, metric="accuracy").count("<tr>")
         2
     """
+    remarks = "".join(f"<p>Note: {to_html(note)}</p>" for note in notes)
     measured = [row for row in rows if row.get(SCORE) is not None]
     if not measured:
-        return f"<div><p>{len(rows):,} rounds, none of them evaluated yet.</p></div>"
+        return f"<div><p>{len(rows):,} rounds, none of them evaluated yet.</p>{remarks}</div>"
     step = -(-len(measured) // SHOWN)
     head = "".join(f"<th>{name}</th>" for name in ("Round", to_html(capital(metric)), "Up", "Down", "Network time"))
     body = ""
@@ -35,7 +37,7 @@ def history_html(rows: Sequence[Mapping[str, Any]], metric: str = "score") -> st
         body += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     final = percent(Spread(summary(measured)[FINAL]))
     caption = f"<p>Final {to_html(metric)}: {final} ({FINAL_RULE}).</p>"
-    return f"<div><table><tr>{head}</tr>{body}</table>{_curve(measured, metric)}{caption}</div>"
+    return f"<div><table><tr>{head}</tr>{body}</table>{_curve(measured, metric)}{caption}{remarks}</div>"
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], metric: str) -> str:

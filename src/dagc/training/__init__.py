@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 from inspect import signature
 from logging import DEBUG, INFO, getLogger
 from pathlib import Path
@@ -98,6 +99,8 @@ def iterate(
     """
     if isinstance(config, nn.Module):
         raise InvalidInput("the model is given without its keyword: write model=…, data=…")
+    if isinstance(config, str):
+        raise InvalidInput(f"config is {shown(config)}, a text: write task={shown(config)}")
     if plan is not None and config is not None:
         raise InvalidInput("give config or plan, not both")
     if plan is not None:
@@ -176,16 +179,28 @@ def train(*args: Any, **settings: Any) -> Result:
     rounds, folder = list(_shown(training)), training.folder
     if folder is not None:
         rounds = [Round(**{"loss": None, **row}) for row in read_metrics(folder)]  # what is None is not written
-    return Result(separate(training.model), rounds, training.federation.goal.metric)
+    federation = training.federation
+    return Result(separate(training.model), rounds, federation.goal.metric, federation.notes)
 
 
 def _shown(training: "Training") -> Iterable[Round]:
-    """The rounds of a training, with a bar while they are done, on a terminal or in a notebook."""
+    """The rounds of a training, with a bar while they are done on a terminal, and a line in a notebook."""
     console = Console(stderr=True)
     total, done = training.federation.config.rounds, training.federation.round
-    if not (console.is_terminal or console.is_jupyter):
+    if console.is_jupyter:
+        return _in_notebook(training, total)
+    if not console.is_terminal:
         return training
     return track(training, "training", total, done, console=console, transient=True)
+
+
+def _in_notebook(training: Iterable[Round], total: int) -> Iterator[Round]:
+    """The rounds, with a line of text that counts them: rich's bar needs ipywidgets in a notebook."""
+    line = import_module("IPython.display").display({"text/plain": "training"}, raw=True, display_id=True)
+    for result in training:
+        if result.round % max(1, total // 100) == 0 or result.round == total:
+            line.update({"text/plain": f"training: round {result.round:,} of {total:,}"}, raw=True)
+        yield result
 
 
 class Training(Iterator[Round]):

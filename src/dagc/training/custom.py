@@ -140,7 +140,8 @@ def _shrunk(config: Config, data: Dataset) -> tuple[Config, tuple[str, ...]]:
         changes: dict[str, Any] = {"clients": number, "skew_ratio": float(skew)}
         if "batch_size" not in chosen:
             changes["batch_size"] = min(config.batch_size, max(1, samples // number))
-        words = ", ".join(f"{name.replace('_', ' ')} {changes[name]:g}" for name in changes)
+        changed = [name for name in changes if changes[name] != getattr(config, name)]
+        words = ", ".join(f"{name.replace('_', ' ')} {changes[name]:g}" for name in changed)
         return config.replaced(**changes), (f"{samples:,} samples are few, so defaults are smaller: {words}",)
     return config, ()  # too few for what was asked: the error says so
 

@@ -22,7 +22,7 @@ from dagc.state import all_or_nothing, finite, whole
 from dagc.training.config import Config
 from dagc.training.custom import Custom, fit_to_data
 from dagc.training.gradients import Gradients, Traits, sharing, try_out
-from dagc.training.objective import forward, goal_of
+from dagc.training.objective import forward, goal_of, notes_of, with_enough_outputs
 from dagc.training.optimizer import as_one_vector, rate_at
 from dagc.training.parallel import Parallel, one_thread, return_memory
 from dagc.training.result import Round
@@ -73,6 +73,7 @@ class Federation:
             if name not in self.names:
                 raise unknown("client for the cap of", name, self.names)
         self.goal = goal_of(self.data, custom.loss, custom.metric)
+        self.notes += notes_of(self.data, custom.metric) if config.objective == "auto" else ()
         self.model = custom.model_of(config, self.data)
         self.vector = as_one_vector(self.model)
         self._tested = sharing(self.model).eval()
@@ -111,13 +112,16 @@ class Federation:
             return Traits()
         smallest = int(self.partition.sizes.argmin())
         x, y = batches.batch(smallest, 0)
+        loss = with_enough_outputs(self.goal.loss, self.data) if self.custom.loss is None else self.goal.loss
         try:
-            return try_out(self.model, self.goal.loss, x.to(self.config.device), y.to(self.config.device))
+            return try_out(self.model, loss, x.to(self.config.device), y.to(self.config.device))
         except Exception as error:  # whatever somebody's own model or loss may raise
             where = f"client {self.names[smallest]!r} with {len(y)} examples of shape {tuple(x.shape[1:])}"
-            why = str(error) or type(error).__name__
-            notes = "".join(f"; note: {note}" for note in self.data.notes)
-            raise InvalidInput(f"the model cannot train on a batch of {where}: {why}{notes}") from error
+            why = (str(error) or type(error).__name__).rstrip(".")
+            notes = [f"; note: {note}" for note in self.data.notes]
+            text = "".join(note for note in notes if "text column" in note)  # the likely reason
+            others = "".join(note for note in notes if "text column" not in note)
+            raise InvalidInput(f"the model cannot train on a batch of {where}{text}: {why}{others}") from error
 
     @property
     def round(self) -> int:

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from dagc.data import Dataset
 from dagc.data.dataset import IGNORED, Fields, Inputs
 from dagc.errors import InvalidInput, shown
+from dagc.text import count
 
 TARGETS = ("labels", "targets")  # a parameter of a model's `forward` with such a name gets what is to be predicted
 
@@ -118,6 +119,31 @@ def goal_of(data: Dataset, loss: Loss | None = None, metric: Metric | None = Non
     name = goal.metric if metric is None else getattr(metric, "__name__", type(metric).__name__).replace("_", " ")
     name = "score" if name == "<lambda>" else name
     return Goal(goal.loss if loss is None else loss, score, goal.count, name)
+
+
+def notes_of(data: Dataset, metric: Metric | None) -> tuple[str, ...]:
+    """What a user may not expect of the score: labels of 0 and 1 that are floats are numbers to predict."""
+    labels = data.objective == "regression" and bool(((data.train_y == 0) | (data.train_y == 1)).all())
+    words = "the score is R², because y is float, though it holds only 0 and 1: pass metric= for an accuracy"
+    return (words,) if labels and metric is None else ()
+
+
+def with_enough_outputs(loss: Loss, data: Dataset) -> Loss:
+    """The usual loss, which refuses a model with fewer outputs than there are labels or tokens."""
+
+    def checked(output: Any, y: Tensor) -> Tensor:
+        needed = len(data.classes) if computed_loss(output) is None else 0
+        scores = scores_of(output) if needed else output
+        outputs = scores.shape[1 if data.objective == "classification" else -1] if needed and scores.ndim > 1 else 1
+        if outputs < needed:
+            what = "labels" if data.objective == "classification" else "tokens"
+            own = ", or pass y as floats, with a loss and a metric for one output" if needed == 2 else ""
+            raise InvalidInput(
+                f"the model has {count(outputs, 'output')} for {needed:,} {what}: give its last layer {needed:,}{own}"
+            )
+        return loss(output, y)
+
+    return checked
 
 
 def _classification(data: Dataset) -> Goal:

@@ -44,7 +44,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished training: the clients' model, in training mode, every round in order, and what the score is.
+    """A finished training: the clients' model, in training mode, every round in order, what the score is, and notes.
 
     Its `score`, `bytes_up`, `bytes_down` and `seconds` are those at the end, as reports have them; the score is NaN if
     no round was evaluated.
@@ -53,6 +53,7 @@ class Result:
     model: nn.Module
     rounds: Sequence[Round]
     metric: str = "accuracy"
+    notes: Sequence[str] = ()
 
     @property
     def score(self) -> float:
@@ -90,7 +91,7 @@ class Result:
     def _repr_html_(self) -> str:
         """A table and a curve, for notebooks."""
         report = import_module("dagc.report")  # not above: reports are made of trainings
-        return str(report.history_html(self._rows(), metric=self.metric))
+        return str(report.history_html(self._rows(), metric=self.metric, notes=self.notes))
 
     def __repr__(self) -> str:
         up, down = self.bytes_up, self.bytes_down
