@@ -207,7 +207,7 @@ def brief_table(every: Sequence[Mapping[str, Any]]) -> Table:
             accuracies = [f"{100 * score:.1f} %" for score in scores]
             amounts = [*map(in_bytes, totals), f"**{totals[0] / totals[1]:.0f}**"]
             rows.append([BRIEF[task], rounds, *accuracies, *amounts])
-    return heads, rows, f"{_source(every, BRIEF, ('dagc',))} Accuracy is the mean of the last three evaluations."
+    return heads, rows, f"{_source(every, BRIEF, ('dagc',))} Accuracy: mean of the last three evaluations."
 
 
 def full_table(every: Sequence[Mapping[str, Any]]) -> Table:
@@ -295,8 +295,8 @@ def _source(every: Sequence[Mapping[str, Any]], tasks: Iterable[str], methods: I
     fewest, most = (min(counts), max(counts)) if counts else (0, 0)
     seeds = count(most, "seed", words=True) if fewest == most else f"{fewest} to {most} seeds"
     return (
-        f"Record: `results/parity.jsonl`; {seeds}. Bytes of all clients, both ways, the first model included. Flower's "
-        "own envelope, one to two kB per message, is not: models below about 10,000 parameters save less under Flower."
+        f"Record: `results/parity.jsonl`; {seeds}. Bytes of all clients, both ways, the first model included; not "
+        "included is Flower's envelope of one to two kB per message."
     )
 
 
