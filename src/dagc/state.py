@@ -268,7 +268,7 @@ def _brought_back(kept: Any) -> Any:
 
 
 @contextmanager
-def all_or_nothing(owner: Any, what: str, remedy: str = "") -> Iterator[None]:
+def all_or_nothing(owner: Any, what: str) -> Iterator[None]:
     """If the block fails, `owner` is rolled back, and the state does not fit `what`: `InvalidInput`, with a remedy."""
     before = owner.snapshot()
     try:
@@ -277,7 +277,7 @@ def all_or_nothing(owner: Any, what: str, remedy: str = "") -> Iterator[None]:
         owner.rollback(before)
         if isinstance(error, InvalidInput):
             raise
-        raise InvalidInput(f"the state does not fit {what}: {error!r}{remedy}") from error
+        raise InvalidInput(f"the state does not fit {what}: {error!r}{getattr(owner, 'REMEDY', '')}") from error
 
 
 def plain(value: Any) -> Any:

@@ -18,7 +18,7 @@ from dagc.training import Config, Federation
 from tests.flower.apps import NODES, client_app, start
 from tests.helpers.local_grid import LocalGrid
 
-ROUNDS = 8
+ROUNDS = 12  # of which the first eight broadcasts may be long
 SHARE = 0.4
 
 

@@ -181,15 +181,19 @@ def test_whoever_stops_listening_leaves_a_checkpoint(tmp_path, straight):
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     script = """
-import os, signal, sys
+import contextlib, os, signal, sys
 import dagc.cli
 commands = sys.modules["dagc.cli.run"]
-seen = commands._in_words
-def press(result):
-    if result.round == 9:
-        os.kill(os.getpid(), signal.SIGINT)
-    return seen(result)
-commands._in_words = press
+shown = commands.progress_of
+@contextlib.contextmanager
+def pressed(*arguments):
+    with shown(*arguments) as show:
+        def press(place, round, words):
+            if round == 9:
+                os.kill(os.getpid(), signal.SIGINT)
+            show(place, round, words)
+        yield press
+commands.progress_of = pressed
 from dagc.cli import main
 sys.argv = ["dagc", *sys.argv[1:]]
 main()

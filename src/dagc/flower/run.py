@@ -29,6 +29,7 @@ class FlowerRun(Stateful):
     """One start of the server; `state_dict` is what a checkpoint holds of it."""
 
     FITS = "this run"
+    REMEDY = ": choose another run name"
     STATE = fields(
         lineage=text, bytes_up=whole, bytes_down=whole, metrics=listed(text), evaluated=listed(text), server=nested
     )
@@ -106,7 +107,7 @@ class FlowerRun(Stateful):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with all_or_nothing(self, self.FITS, ": choose another run name"):
+        with all_or_nothing(self, self.FITS):
             if state["layout"] != self.layout.text:
                 raise ValueError("it is of a model with other arrays")
             if state["round"] and any(getattr(each, "accountant", None) for each in chain_of(self.strategy)):
