@@ -269,7 +269,7 @@ def _brought_back(kept: Any) -> Any:
 
 @contextmanager
 def all_or_nothing(owner: Any, what: str) -> Iterator[None]:
-    """If the block fails, `owner` is rolled back, and the state does not fit `what`: `InvalidInput`, with a remedy."""
+    """If the block fails, `owner` is rolled back, and the state does not fit `what`: `InvalidInput` with a remedy."""
     before = owner.snapshot()
     try:
         yield

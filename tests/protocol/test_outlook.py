@@ -1,4 +1,4 @@
-"""What is said of a plan before the first round."""
+"""A plan that cannot learn is refused before the first round, and others are not."""
 
 from dagc.policies import Plan
 from dagc.protocol.outlook import check_rounds

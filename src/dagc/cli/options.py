@@ -110,7 +110,7 @@ def targets(text: str | None) -> tuple[float, ...]:
 
 
 def amount(text: str) -> float:
-    """A number, perhaps with k, M or G, such as 11.2M."""
+    """A number, with or without k, M or G, such as 11.2M."""
     digits = text.strip()
     prefix = digits[-1:] if digits[-1:] in PREFIXES else ""
     number = _number(digits.removesuffix(prefix)) * PREFIXES.get(prefix, 1.0)

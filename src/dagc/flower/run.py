@@ -77,12 +77,12 @@ class FlowerRun(Stateful):
     def download(self, name: str | None, node: int, joins: bool = False) -> Download:
         """What a node must download. One that is not known yet may have created the first model itself.
 
-        One that joins where frames are coded begins anew: it must remember what the others do.
+        One that joins where frames are coded downloads the whole model: it must remember what the others do.
         """
         if name is not None:
             return self.server.download(name)
-        anew = joins and self.server.plan.frames == "coded"
-        return self.server.introduction(None if anew else self.strangers.get(node))
+        late = joins and self.server.plan.frames == "coded"
+        return self.server.introduction(None if late else self.strangers.get(node))
 
     def check_rounds(self, present: int) -> None:
         """Refuse a budget under which nobody would send anything, and warn about one with which little is learned."""
